@@ -1,0 +1,56 @@
+"""Where things lie: shipped profiles, experiments and texts, the user's cache, and whose files they are."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _shipped(name: str) -> Path:
+    """In a checkout the top-level folder, in an installed package the copy inside it."""
+    checkout = _PACKAGE.parent / name
+    return checkout if (_PACKAGE.parent / "pyproject.toml").is_file() else _PACKAGE / "_shipped" / name
+
+
+def _folders(name: str) -> list[Path]:
+    found = []
+    for folder in (Path.cwd() / name, _shipped(name)):
+        if folder.is_dir() and folder.resolve() not in (f.resolve() for f in found):
+            found.append(folder)
+    return found
+
+
+def profile_folders() -> list[Path]:
+    """Folders searched for profiles, first wins."""
+    return _folders("netem_profiles")
+
+
+def experiment_folders() -> list[Path]:
+    """Folders searched for experiments, first wins."""
+    return _folders("experiments")
+
+
+def invoking_user() -> tuple[int, int] | None:
+    """(uid, gid) of the person behind sudo, or None: results belong to them and stage hosts run as them."""
+    if os.geteuid() != 0 or not os.environ.get("SUDO_UID", "").isdigit():
+        return None
+    uid, gid = int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "0"))
+    return (uid, gid) if uid else None
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/testbed`, or `~/.cache/testbed` of the invoking user. Not created here."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "testbed"
+    user = invoking_user()
+    home = Path(pwd.getpwuid(user[0]).pw_dir) if user else Path.home()
+    return home / ".cache" / "testbed"
+
+
+def give_to_user(path: Path) -> None:
+    """Hand a file or folder that root made to the person behind sudo."""
+    if user := invoking_user():
+        os.chown(path, *user)

@@ -1,0 +1,77 @@
+"""Numbers with units, as files write them, to integers of the base unit, as code holds them, and back.
+
+Files: `80Mbit`, `25ms`, `256kB`, `64KiB`, `0.1%`. Code: bits per second, nanoseconds, bytes, a fraction 0..1.
+A bare number is refused: tc and its libraries read bare numbers in four different units.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from testbed.errors import SpecError
+
+_RATE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+_SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]+)\s*", re.ASCII)
+
+
+def _parse(text: object, units: dict[str, int], what: str, example: str, *, fold: bool) -> int:
+    if not isinstance(text, str) or not (match := _NUMBER.fullmatch(text)):
+        raise SpecError(f"{what} {text!r} is not a number with a unit; write for example {example!r}")
+    number, unit = match.groups()
+    if fold:
+        unit = unit.lower().removesuffix("/s")
+    if unit not in units:
+        raise SpecError(f"{what} {text!r} has the unit {match[2]!r}; known units: {', '.join(units)}")
+    value = Decimal(number) * units[unit]
+    if value != int(value):
+        raise SpecError(f"{what} {text!r} is not a whole number of {next(iter(units))}")
+    return int(value)
+
+
+def parse_rate(text: object) -> int:
+    """`80Mbit`, `1.5Mbit/s`, `9600bit` -> bits per second. Decimal prefixes; case does not matter. SpecError otherwise."""
+    return _parse(text, _RATE, "rate", "80Mbit", fold=True)
+
+
+def parse_time(text: object) -> int:
+    """`25ms`, `0.5us`, `2s` -> nanoseconds. SpecError otherwise."""
+    return _parse(text, _TIME, "time", "25ms", fold=False)
+
+
+def parse_size(text: object) -> int:
+    """`256kB`, `64KiB`, `1500B` -> bytes. Case matters: `kb` could mean bits. SpecError otherwise."""
+    return _parse(text, _SIZE, "size", "256kB", fold=False)
+
+
+def parse_fraction(text: object) -> float:
+    """`0.1%` -> 0.001. SpecError for anything that is not a percentage between 0 % and 100 %."""
+    if not isinstance(text, str) or not (match := _NUMBER.fullmatch(text)) or match[2] != "%":
+        raise SpecError(f"share {text!r} is not a percentage; write for example '0.1%'")
+    if (value := Decimal(match[1])) > 100:
+        raise SpecError(f"share {text!r} is more than 100%")
+    return float(value / 100)
+
+
+def _format(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    for size, unit in steps:
+        if abs(value) >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} {steps[-1][1]}" if value else f"0 {steps[-1][1]}"
+
+
+def format_rate(bps: float) -> str:
+    """80_000_000 -> '80 Mbit/s'."""
+    return _format(bps, ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1, "bit/s")))
+
+
+def format_time(ns: float) -> str:
+    """25_000_000 -> '25 ms'."""
+    return _format(ns, ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")))
+
+
+def format_size(count: float) -> str:
+    """262144 -> '262.1 kB' (decimal)."""
+    return _format(count, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))

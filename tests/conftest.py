@@ -1,0 +1,90 @@
+"""What this machine can do is found by trying; a marked test whose need is missing is skipped, or fails where it is required.
+
+TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import TestbedError
+
+
+def _try_root() -> None:
+    from testbed.net.namespace import Namespace
+    from testbed.net.relay.tun import open_tun
+
+    with Namespace("probe") as namespace, namespace.entered():
+        os.close(open_tun("probe0"))
+
+
+def _try_netem() -> None:
+    from testbed.net.capabilities import resolve_engine
+
+    resolve_engine("netem")
+
+
+def _try_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise OSError("torch finds no CUDA device")
+
+
+_NEEDS = {"root": _try_root, "netem": _try_netem, "gpu": _try_gpu}
+
+
+@functools.cache
+def missing(need: str) -> str | None:
+    """Why a need cannot be met here, or None."""
+    try:
+        _NEEDS[need]()
+    except (TestbedError, OSError) as error:
+        return str(error)
+    return None
+
+
+def required() -> set[str]:
+    return {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",") if name.strip()}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for need in _NEEDS:
+        if item.get_closest_marker(need) and (reason := missing(need)):
+            if need in required():
+                pytest.fail(f"TESTBED_REQUIRE names {need}, but: {reason}", pytrace=False)
+            pytest.skip(f"needs {need}: {reason}")
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """No test may leave a process of its own running. (Namespaces and TUN devices live by descriptors of processes.)"""
+    before = _children()
+    yield
+    deadline = time.monotonic() + 2
+    while (left := _children() - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left, f"processes left behind: {[(pid, _command(pid)) for pid in left]}"
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return "gone"

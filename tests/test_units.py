@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import units
+from testbed.errors import SpecError
+
+_PARSERS = (units.parse_rate, units.parse_time, units.parse_size, units.parse_fraction)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (units.parse_rate, "80Mbit", 80_000_000),
+        (units.parse_rate, "1.5mbit/s", 1_500_000),
+        (units.parse_rate, "18.88 Mbit", 18_880_000),
+        (units.parse_time, "0.5us", 500),
+        (units.parse_time, "25ms", 25_000_000),
+        (units.parse_size, "64KiB", 65536),
+        (units.parse_size, "256kB", 256_000),
+        (units.parse_fraction, "0.1%", 0.001),
+    ],
+)
+def test_reads_what_files_write(parse, text, value) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize("parse", _PARSERS)
+@pytest.mark.parametrize("text", ["", "80", "Mbit", "-3ms", "3 parsecs", "1e3ms", "٣ms", 80, None, True, 8.0, "nanms", "5 %%"])
+def test_refuses_what_has_no_unit_or_another(parse, text) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert repr(text) in str(caught.value)
+
+
+def test_refuses_parts_of_a_base_unit() -> None:
+    with pytest.raises(SpecError, match="whole number of ns"):
+        units.parse_time("0.5ns")
+    with pytest.raises(SpecError, match="more than 100%"):
+        units.parse_fraction("101%")
+
+
+@given(st.integers(1, 10**12))
+def test_a_formatted_rate_reads_back_within_its_digits(rate: int) -> None:
+    number, unit = units.format_rate(rate).split()
+    assert "e" in number or abs(units.parse_rate(f"{float(number):f}{unit}") - rate) <= rate * 1e-3 + 1
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_number_or_a_spec_error(text: str) -> None:
+    for parse in _PARSERS:
+        try:
+            assert parse(text) >= 0
+        except SpecError:
+            pass
