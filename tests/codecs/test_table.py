@@ -1,0 +1,321 @@
+"""Every codec of the table: its law, fresh instances from bytes alone, odd tensors, hostile bytes.
+
+A new entry is tested by being listed; it must state its law here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from testbed.codecs import table
+from testbed.codecs.base import Codec, Context, Slot
+from testbed.codecs.make import make
+from testbed.errors import CodecError, SpecError, UnknownNameError
+
+DIRECTIONS = ("forward", "backward")
+CASES = [(name, direction) for name in table.CODECS for direction in DIRECTIONS]
+FIRST = Slot("train", 0, 0, (0, 1))
+
+
+def _scale(x: Tensor) -> Tensor:
+    """A row's int8 scale, from the formula."""
+    return x.float().abs().amax(-1, keepdim=True).double() / 127 if x.numel() else torch.zeros(())
+
+
+def _within(share: float) -> Callable[[Tensor, Tensor], bool]:
+    def law(x: Tensor, decoded: Tensor) -> bool:
+        bound = share * _scale(x) * (1 + 2**-14) + torch.finfo(torch.float32).tiny
+        return bool(((x.double() - decoded.double()).abs() <= bound).all())
+
+    return law
+
+
+# What a first message keeps of its tensor, fp32 or bf16.
+LAWS: dict[tuple[str, str], Callable[[Tensor, Tensor], bool]] = {
+    **{("fp32", d): lambda x, y: torch.equal(x.float(), y) for d in DIRECTIONS},
+    **{("bf16", d): lambda x, y: torch.equal(x.to(torch.bfloat16).float(), y) for d in DIRECTIONS},
+    ("int8", "forward"): _within(0.5),
+    ("int8", "backward"): _within(1),
+    ("delta-int8", "forward"): _within(0.5),
+    ("delta-int8", "backward"): _within(1),
+}
+
+PASS_NOT_FINITE = {"fp32", "bf16"}
+
+
+def pair(name: str, direction: Any, seed: int = 0) -> tuple[Codec, Codec]:
+    context = Context(seed, 0, direction)
+    return make(name, context), make(name, context)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def state(codec: Codec) -> Any:
+    return copy.deepcopy(vars(codec))
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return isinstance(b, tuple) and len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def test_every_entry_has_a_law_and_no_law_is_left_over() -> None:
+    assert set(LAWS) == set(CASES)
+    assert all(name == entry.name for name, entry in table.CODECS.items())
+
+
+shapes = st.lists(st.integers(0, 9), min_size=0, max_size=5).map(tuple)
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@given(
+    shape=shapes, seed=st.integers(0, 2**31), power=st.integers(-30, 30), dtype=st.sampled_from([torch.float32, torch.bfloat16])
+)
+@settings(max_examples=60, deadline=None)
+def test_law(name: str, direction: str, shape: tuple[int, ...], seed: int, power: int, dtype: torch.dtype) -> None:
+    x = (normal(*shape, seed=seed) * 10.0**power).to(dtype)
+    sender, receiver = pair(name, direction)
+    decoded = receiver.decode(sender.encode(x, FIRST), FIRST)
+    assert decoded.shape == x.shape
+    assert decoded.dtype == torch.float32
+    assert decoded.is_contiguous()
+    assert LAWS[name, direction](x, decoded)
+
+
+ODD = {
+    "scalar": torch.tensor(-3.25),
+    "empty": torch.empty(2, 0, 5),
+    "no axis left": torch.empty(0),
+    "one value": torch.tensor([[7.0]]),
+    "transposed": normal(6, 10, 4).transpose(0, 2),
+    "strided": normal(8, 12)[::2, ::3],
+    "expanded": normal(1, 5).expand(4, 5),
+    "zeros": torch.zeros(3, 4, 8),
+    "a zero row": torch.cat([torch.zeros(1, 8), normal(2, 8)]),
+    "denormals": torch.tensor([[1e-45, -1e-45, 3e-42], [1e-39, -1e-40, 0.0]]),
+    "the largest": torch.tensor([[torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, 1.0]]),
+    "eight axes": normal(1, 2, 1, 3, 1, 2, 1, 2),
+    "bf16 transposed": normal(5, 7).to(torch.bfloat16).t(),
+    "wide range": torch.tensor([[1e30, 1.0, -1e-30], [0.0, -0.0, 127.0]]),
+}
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_tensors(name: str, direction: str, odd: str) -> None:
+    if name == "bf16" and odd == "the largest":
+        return  # rounds to infinity, as torch's own cast does
+    x, before = ODD[odd], ODD[odd].clone()
+    sender, receiver = pair(name, direction)
+    decoded = receiver.decode(sender.encode(x, FIRST), FIRST)
+    assert decoded.shape == x.shape
+    assert LAWS[name, direction](x, decoded)
+    assert torch.equal(x, before)
+    if not x.count_nonzero():
+        assert not decoded.count_nonzero()
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_two_instances_from_bytes_alone(name: str, direction: str) -> None:
+    sender, receiver = pair(name, direction)
+    x = normal(2, 8, 16)
+    for step in range(40):
+        for microbatch in range(3):
+            slot = Slot("train", step, microbatch, (step, microbatch))
+            x = x + 0.1 * normal(2, 8, 16, seed=100 * step + microbatch)
+            receiver.decode(bytes(sender.encode(x, slot)), slot)
+        if step % 10 == 0:
+            slot = Slot("evaluation", step, 0, (0,))
+            receiver.decode(bytes(sender.encode(x, slot)), slot)
+        assert same(state(sender), state(receiver))
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_deterministic_and_blind_to_global_generators(name: str, direction: str) -> None:
+    def run() -> list[bytes]:
+        sender, _ = pair(name, direction, seed=5)
+        return [bytes(sender.encode(normal(4, 32, seed=step), Slot("train", step, 0, ()))) for step in range(3)]
+
+    torch.manual_seed(1)
+    first = run()
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert run() == first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_payload_and_tensor_belong_to_the_caller(name: str, direction: str) -> None:
+    sender, receiver = pair(name, direction)
+    for step in range(3):
+        slot, x = Slot("train", step, 0, ()), normal(4, 32, seed=step)
+        payload = sender.encode(x, slot)
+        assert memoryview(payload).contiguous
+        kept = bytes(payload)
+        x.fill_(9)  # the caller's tensor may change while the payload is sent
+        sender.encode(normal(4, 32), Slot("evaluation", step, 0, ()))
+        assert bytes(payload) == kept
+        buffer = bytearray(payload)
+        decoded = receiver.decode(memoryview(buffer), slot)
+        copy_of_decoded, state_before = decoded.clone(), state(receiver)
+        buffer[:] = bytes(len(buffer))  # a receive buffer is used again
+        assert torch.equal(decoded, copy_of_decoded)
+        decoded.fill_(3)
+        assert same(state(receiver), state_before)
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_payload_at_any_address(name: str, direction: str) -> None:
+    x = normal(3, 5)
+    sender, _ = pair(name, direction)
+    payload = bytes(sender.encode(x, FIRST))
+    expected = pair(name, direction)[1].decode(payload, FIRST)
+    for shift in range(4):
+        shifted = memoryview(bytearray(shift) + payload)[shift:]
+        assert torch.equal(pair(name, direction)[1].decode(shifted, FIRST), expected)
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite_passes_or_is_refused_by_name(name: str, direction: str, bad: float) -> None:
+    sender, receiver = pair(name, direction)
+    slot = Slot("train", 17, 2, (5,))
+    x = normal(3, 8)
+    x[1, 4] = bad
+    before = state(sender)
+    if name in PASS_NOT_FINITE:
+        decoded = receiver.decode(sender.encode(x, slot), slot)
+        assert torch.equal(torch.isnan(decoded), torch.isnan(x))
+        assert torch.equal(torch.isinf(decoded), torch.isinf(x))
+    else:
+        with pytest.raises(CodecError, match="step=17"):
+            sender.encode(x, slot)
+        assert same(state(sender), before)
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize("x", [torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int32), torch.ones((1,) * 9)])
+def test_unfit_tensor(name: str, direction: str, x: Tensor) -> None:
+    with pytest.raises(CodecError):
+        pair(name, direction)[0].encode(x, FIRST)
+
+
+def _hostile(payload: bytes) -> st.SearchStrategy[bytes]:
+    size = len(payload)
+    head = st.tuples(st.integers(0, min(size, 24) - 1), st.integers(1, 255))
+    return st.one_of(
+        st.integers(0, size - 1).map(lambda n: payload[:n]),
+        st.binary(min_size=1, max_size=40).map(lambda tail: payload + tail),
+        head.map(lambda flip: payload[: flip[0]] + bytes([payload[flip[0]] ^ flip[1]]) + payload[flip[0] + 1 :]),
+        st.binary(max_size=60),
+        st.binary(min_size=28, max_size=28).map(lambda junk: payload[:4] + junk + payload[32:]),
+    )
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_hostile_bytes(name: str, direction: str, data: st.DataObject) -> None:
+    sender, receiver = pair(name, direction)
+    for step in range(2):
+        slot = Slot("train", step, 0, ())
+        receiver.decode(sender.encode(normal(3, 4, 8, seed=step), slot), slot)
+    slot = Slot("train", 2, 0, ())
+    good = bytes(sender.encode(normal(3, 4, 8, seed=2), slot))
+    before = state(receiver)
+    try:
+        decoded = receiver.decode(data.draw(_hostile(good)), slot)
+    except CodecError:
+        assert same(state(receiver), before)
+        receiver.decode(good, slot)
+        assert same(state(receiver), state(sender))
+    else:  # a changed value cannot be told from a value, but it can claim no more memory than it has bytes
+        assert decoded.numel() <= len(good) + 60
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_claims_of_huge_shapes_are_refused_at_once(name: str, direction: str) -> None:
+    sender, receiver = pair(name, direction)
+    code = bytes(sender.encode(torch.zeros(1), FIRST))[0]
+    for shape in ([2**32 - 1] * 8, [0, 2**32 - 1, 2**32 - 1], [2**32 - 1, 0], [2**31]):
+        claim = bytes([code, len(shape), 0, 0]) + b"".join(axis.to_bytes(4, "little") for axis in shape)
+        with contextlib.suppress(CodecError):
+            assert receiver.decode(claim, FIRST).numel() == 0
+
+
+# ------------------------------------------------------------------ names
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'int8'"):
+        table.find("int-8")
+
+
+@pytest.mark.parametrize(
+    "name", ["no_such_package:Codec", "testbed.codecs.nothing:Codec", "json.decoder.deeper:X", ":", "a b:C", "mod:"]
+)
+def test_unknown_module(name: str) -> None:
+    with pytest.raises(SpecError):
+        table.find(name)
+
+
+def test_find_runs_nobodys_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "strangers_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "module.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = table.find("strangers_package.module:Codec")
+    assert (entry.forward, entry.backward) == (entry.name, entry.name)
+    with pytest.raises(SpecError, match="RuntimeError: imported"):
+        make(entry.name, Context(0, 0, "forward"))
+
+
+@pytest.mark.parametrize("name", ["testbed.codecs.cast:Fp33", "testbed.codecs.base:Slot", "math:pi"])
+def test_a_class_that_is_no_codec(name: str) -> None:
+    with pytest.raises(SpecError):
+        make(name, Context(0, 0, "forward"))
+
+
+def test_the_table_needs_no_torch() -> None:
+    code = (
+        "import sys; from testbed.codecs import table; table.find('json.decoder:JSONDecoder'); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(table.__file__).parent / "README.md").read_text(encoding="utf8")
+    _, _, rest = readme.partition("```python\n")
+    example, end, _ = rest.partition("```")
+    assert end
+    (tmp_path / "halves.py").write_text(example, encoding="utf8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "halves", raising=False)
+    sender, receiver = (make("halves:Fp16", Context(0, 0, "forward")) for _ in range(2))
+    for x in (normal(2, 3, 4), normal(3, 4).t(), torch.empty(0, 3), torch.tensor(1.5)):
+        payload = sender.encode(x, FIRST)
+        assert torch.equal(receiver.decode(payload, FIRST), x.half().float())
+        assert len(payload) == 4 + 4 * x.ndim + 2 * x.numel()
+    with pytest.raises(CodecError):
+        receiver.decode(b"nonsense", FIRST)
+    with pytest.raises(CodecError):
+        sender.encode(torch.tensor([1e9]), FIRST)
+    sys.modules.pop("halves")
