@@ -1,17 +1,17 @@
 """Every error that testbed raises on purpose, in one tree. An error says what was attempted, what was found, what to do.
 
-    TestbedError                exit status 1: ours
-    +-- UserError               exit status 2: the user can mend it
-    |   +-- SpecError           a file, key, unit or value that cannot be accepted
-    |   +-- UnknownNameError    a name that is not in a table; the nearest is suggested
-    |   +-- CapabilityError     this machine cannot do what was asked
-    +-- LabError                the lab could not be built
-    |   +-- ShapingError        the kernel holds something other than what was asked
-    +-- CodecError              bytes that cannot be decoded, or a tensor that cannot be encoded
-    +-- TransportError          a peer was lost, or sent something that is not a frame of this run
-    +-- StageError              a stage host or its job ended before its time
-    +-- ResultsError            a result folder that cannot be read back
-    +-- GuestKernelError        the guest kernel could not be had or died
+TestbedError                exit status 1: ours
++-- UserError               exit status 2: the user can mend it
+|   +-- SpecError           a file, key, unit or value that cannot be accepted
+|   +-- UnknownNameError    a name that is not in a table; the nearest is suggested
+|   +-- CapabilityError     this machine cannot do what was asked
++-- LabError                the lab could not be built
+|   +-- ShapingError        the kernel holds something other than what was asked
++-- CodecError              bytes that cannot be decoded, or a tensor that cannot be encoded
++-- TransportError          a peer was lost, or sent something that is not a frame of this run
++-- StageError              a stage host or its job ended before its time
++-- ResultsError            a result folder that cannot be read back
++-- GuestKernelError        the guest kernel could not be had or died
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ def _shipped(name: str) -> Path:
 
 
 def _folders(name: str) -> list[Path]:
-    found = []
+    found: list[Path] = []
     for folder in (Path.cwd() / name, _shipped(name)):
         if folder.is_dir() and folder.resolve() not in (f.resolve() for f in found):
             found.append(folder)

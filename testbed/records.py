@@ -174,6 +174,8 @@ class LinkRecord(Frozen):
 
 
 class LabRecord(Frozen):
+    """A lab as it was built."""
+
     topology: str
     engine: Engine
     engine_reason: str

@@ -17,9 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from testbed import paths, units
 from testbed.errors import SpecError, UnknownNameError
 
-SCHEMA_VERSION = 1
-"""Goes into every cell's id: raise it when a field changes its meaning."""
-
 Engine = Literal["netem", "relay"]
 Direction = Literal["forward", "backward"]
 
@@ -118,6 +115,8 @@ class OptimiserSpec(Frozen):
 
 
 class TrainingSpec(Frozen):
+    """How long, and from which seed."""
+
     steps: int = Field(ge=1)
     warmup_steps: int = Field(ge=0)
     """First steps that are recorded, marked, and left out of timing statistics."""
@@ -128,14 +127,15 @@ class TrainingSpec(Frozen):
     @model_validator(mode="after")
     def _something_is_measured(self) -> TrainingSpec:
         if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps is {self.warmup_steps}, which leaves none of {self.steps} steps to be measured")
+            raise ValueError(f"warmup_steps is {self.warmup_steps}, which leaves none of {self.steps} steps")
         return self
 
 
 class Cell(Frozen):
     """One combination of a sweep: all that decides a run."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
+    """Raised when a field changes its meaning, so that old results are not taken for new ones."""
     codec: str
     """A name from `testbed codecs`, or 'pkg.mod:Class'."""
     profile: LinkProfile
@@ -150,9 +150,8 @@ class Cell(Frozen):
     @model_validator(mode="after")
     def _batch_divides(self) -> Cell:
         if self.workload.batch_size % self.pipeline.microbatches:
-            raise ValueError(
-                f"workload.batch_size {self.workload.batch_size} cannot be cut into {self.pipeline.microbatches} equal micro-batches"
-            )
+            batch, parts = self.workload.batch_size, self.pipeline.microbatches
+            raise ValueError(f"workload.batch_size {batch} cannot be cut into {parts} equal micro-batches")
         return self
 
     @property
@@ -191,7 +190,11 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> SpecE
             hint = f" (did you mean {'.'.join([*map(str, place), near[0]])!r}?)" if near else ""
             found.append(f"there is no key {key!r}{hint}; known here: {', '.join(known)}")
         elif item["type"] in ("missing", "value_error"):
-            found.append(f"{key}: {item['msg'].removeprefix('Value error, ')}" if item["loc"] else item["msg"].removeprefix("Value error, "))
+            found.append(
+                f"{key}: {item['msg'].removeprefix('Value error, ')}"
+                if item["loc"]
+                else item["msg"].removeprefix("Value error, ")
+            )
         else:
             found.append(f"{key}: {item['msg']}, found {item['input']!r}")
     return SpecError(f"{where}: " + "; ".join(found))
@@ -234,7 +237,7 @@ def read_profile(path: Path) -> LinkProfile:
             if key not in known:
                 raise UnknownNameError("key", key, known)
         pipes = {side: _read_pipe(side, table[side]) for side in ("up", "down") if side in table}
-        return LinkProfile(**{**table, **pipes, "name": path.stem})
+        return LinkProfile.model_validate(dict(table) | pipes | {"name": path.stem})
     except ValidationError as error:
         raise explain(error, LinkProfile, f"profile {path}") from None
     except (SpecError, UnknownNameError) as error:
@@ -253,7 +256,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def profile_files() -> dict[str, Path]:
     """Every profile by name: `./netem_profiles` before the shipped ones."""
-    return {path.stem: path for folder in reversed(paths.profile_folders()) for path in sorted(folder.glob("*.toml"))}
+    found: dict[str, Path] = {}
+    for folder in reversed(paths.profile_folders()):
+        found |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return found
 
 
 def load_profile(name: str) -> LinkProfile:
