@@ -1,0 +1,75 @@
+"""What a step moved: raw tensors, payloads, and what was counted on the wire.
+
+Counters and sockets count from their start, so a step's share is the difference to the record before; a step that has none
+before it is left out of those means. A missing count makes the number None, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from testbed.metrics.ideal import HEADER_BYTES
+from testbed.metrics.steps import Step
+from testbed.records import StepRecord
+
+
+class Traffic(NamedTuple):
+    """Means per step over all stages, boundaries and directions, in bytes."""
+
+    raw: float | None
+    payload: float | None
+    wire: float | None
+    """IP packets that the stages sent, by the interface counters."""
+    header: float | None
+    """52 bytes for each segment that the sockets count; what selective acknowledgements add after a loss is not in it."""
+    retransmitted: float | None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if not known or None in known else fmean(value for value in known if value is not None)
+
+
+def _wire(record: StepRecord, before: StepRecord) -> int | None:
+    if record.counters is None or before.counters is None:
+        return None
+    return record.counters.sent_bytes - before.counters.sent_bytes
+
+
+def _sockets(record: StepRecord, before: StepRecord, neighbours: int) -> tuple[int, int] | None:
+    """(segments sent, bytes sent again) by all sockets of a stage that has so many neighbours."""
+    old, new = ({socket.peer: socket for socket in one.sockets} for one in (before, record))
+    if len(new) != neighbours or old.keys() != new.keys():
+        return None
+    segments = sum(new[peer].segments_out - old[peer].segments_out for peer in new)
+    return segments, sum(new[peer].bytes_retransmitted - old[peer].bytes_retransmitted for peer in new)
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
+def traffic(steps: Sequence[Step]) -> Traffic:
+    """Means over these steps."""
+    sent = [[frame for record in step.records for frame in record.sent] for step in steps]
+    wire, header, again = [], [], []
+    for step in steps:
+        if step.before is None:
+            continue
+        last = len(step.records) - 1
+        pairs = list(zip(step.records, step.before, strict=True))
+        wire.append(_sum(_wire(record, before) for record, before in pairs))
+        counts = [_sockets(new, old, (stage > 0) + (stage < last)) for stage, (new, old) in enumerate(pairs)]
+        segments = _sum(None if count is None else count[0] for count in counts)
+        header.append(None if segments is None else segments * HEADER_BYTES)
+        again.append(_sum(None if count is None else count[1] for count in counts))
+    return Traffic(
+        raw=_mean(sum(frame.raw_bytes for frame in frames) for frames in sent),
+        payload=_mean(sum(frame.payload_bytes for frame in frames) for frames in sent),
+        wire=_mean(wire),
+        header=_mean(header),
+        retransmitted=_mean(again),
+    )

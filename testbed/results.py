@@ -1,0 +1,129 @@
+"""The result folders: `results/<experiment>/<cell id>/run-<k>/`. Written whole or not at all; read back as records.
+
+cell.json  environment.json  lab.json  certificate.json  steps-<stage>.jsonl  summary.json (last)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from testbed import paths
+from testbed.errors import ResultsError, SpecError
+from testbed.records import LabRecord, RunCertificates, StepRecord, Summary
+from testbed.spec import Cell, Frozen
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and its missing parents, owned by the invoking user. SpecError when that is not possible."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            paths.give_to_user(folder)
+    except OSError as error:
+        raise SpecError(f"cannot make the folder {path}: {error.strerror}; choose another with --results") from None
+    if not os.access(path, os.W_OK):
+        raise SpecError(f"cannot write to the folder {path}; choose another with --results")
+    return path
+
+
+def write_json(path: Path, content: BaseModel | dict[str, Any]) -> None:
+    """Write a record so that a reader sees the old file or the new one, never a part."""
+    text = content.model_dump_json(indent=1) if isinstance(content, BaseModel) else json.dumps(content, indent=1, sort_keys=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text + "\n", encoding="utf8")
+    paths.give_to_user(draft)
+    draft.replace(path)
+
+
+def read_json(path: Path, kind: type[Record]) -> Record:
+    """Read a record back. ResultsError names the file."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise ResultsError(
+            f"{path} is not a {kind.__name__} record: {error.error_count()} faults, first: {error.errors()[0]}"
+        ) from None
+
+
+class SweepRecord(Frozen):
+    """sweep.json: which cells the last sweep into a result folder asked for. The folder may hold others from before."""
+
+    question: str
+    cells: tuple[str, ...]
+    """Ids, in order."""
+
+
+def last_sweep(experiment: Path) -> SweepRecord:
+    """What the last sweep into this folder asked for; every cell in it where none was recorded."""
+    path = experiment / "sweep.json"
+    if path.exists():
+        return read_json(path, SweepRecord)
+    return SweepRecord(question="", cells=tuple(sorted(p.name for p in experiment.glob("*/") if any(p.glob("run-*")))))
+
+
+class Run(NamedTuple):
+    """One run's folder; files are read when asked for."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name.removeprefix("run-"))
+
+    @property
+    def cell(self) -> Cell:
+        return read_json(self.folder / "cell.json", Cell)
+
+    @property
+    def lab(self) -> LabRecord:
+        return read_json(self.folder / "lab.json", LabRecord)
+
+    @property
+    def certificates(self) -> RunCertificates:
+        return read_json(self.folder / "certificate.json", RunCertificates)
+
+    @property
+    def summary(self) -> Summary | None:
+        """None while the run has not ended."""
+        path = self.folder / "summary.json"
+        return read_json(path, Summary) if path.exists() else None
+
+    def steps(self, stage: int) -> list[StepRecord]:
+        """The records of one stage; a last line that was cut off by a crash is left out."""
+        path = self.folder / f"steps-{stage}.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")
+        return [StepRecord.model_validate_json(line) for line in lines[:-1]]
+
+
+def runs(experiment: Path, cell_id: str | None = None) -> Iterator[Run]:
+    """Every run below an experiment's result folder, by cell and number."""
+    cells = [experiment / cell_id] if cell_id else sorted(experiment.glob("*/"))
+    for cell in cells:
+        yield from sorted((Run(p) for p in cell.glob("run-*/")), key=lambda run: run.number)
+
+
+def finished(experiment: Path, cell_id: str) -> Run | None:
+    """The newest run of a cell that ended well, or None."""
+    done = [r for r in runs(experiment, cell_id) if (s := r.summary) is not None and s.status == "ok"]
+    return done[-1] if done else None
+
+
+def new_run(experiment: Path, cell: Cell) -> Run:
+    """A fresh folder for the next run of a cell, with cell.json in it."""
+    number = max((r.number for r in runs(experiment, cell.id)), default=0) + 1
+    run = Run(make_folder(experiment / cell.id / f"run-{number}"))
+    write_json(run.folder / "cell.json", cell)
+    return run

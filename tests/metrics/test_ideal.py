@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import Pipeline, pipe, profile
+
+from testbed.errors import ResultsError
+from testbed.metrics import align, ideal_step_s
+from testbed.metrics.ideal import wire_bytes
+from testbed.spec import LinkProfile
+
+UNSHAPED = profile("unshaped")
+CLOSE_S = 0.001
+"""Packets of 1500 bytes at the slowest rate below take 0.6 ms; a fluid may be early or late by about one of them."""
+
+rates = st.integers(20_000_000, 400_000_000)
+delays = st.integers(0, 30_000_000)
+links = st.builds(lambda u, d, a, b: profile("x", pipe(u, a), pipe(d, b)), rates, rates, delays, delays)
+shapes = st.fixed_dictionaries(
+    {
+        "stages": st.integers(1, 4),
+        "microbatches": st.integers(1, 5),
+        "forward_ns": st.integers(0, 5_000_000),
+        "backward_ns": st.integers(0, 9_000_000),
+        "codec_ns": st.integers(0, 500_000),
+        "payload_bytes": st.integers(1, 60_000),
+    }
+)
+
+
+def ideal_of(pipeline: Pipeline, link: LinkProfile | None = None) -> float:
+    """The ideal of the step after the first, on the pipeline's link or another one."""
+    if not pipeline.records[0]:
+        pipeline.run(0)
+        pipeline.run(1)
+    step = align(pipeline.records)[1]
+    return ideal_step_s(link or pipeline.link, step.records, step.free_ns)
+
+
+@given(stages=st.integers(1, 6), microbatches=st.integers(1, 8), f=st.integers(1, 9_000), b=st.integers(1, 9_000))
+def test_unshaped_equal_stages_take_the_closed_form(stages: int, microbatches: int, f: int, b: int) -> None:
+    pipeline = Pipeline(
+        UNSHAPED, stages=stages, microbatches=microbatches, forward_ns=f * 1000, backward_ns=b * 1000, codec_ns=0, update_ns=0
+    )
+    pipeline.run(0)
+    known = pipeline.records[0][0].synchronised_ns
+    ready = max(record[0].optimiser_start_ns or 0 for record in pipeline.records)
+    assert known is not None
+    expected = (microbatches + stages - 1) * (f + b) * 1000 + (known - ready)
+    assert ideal_step_s(UNSHAPED, [record[0] for record in pipeline.records]) * 1e9 == pytest.approx(expected)
+
+
+def test_one_message_each_way_takes_the_pipe_formula() -> None:
+    link = profile("x", pipe(80_000_000, 10_000_000), pipe(40_000_000, 3_000_000))
+    pipeline = Pipeline(link, stages=2, microbatches=1, codec_ns=0)
+    pipeline.run(0)
+    step = [records[0] for records in pipeline.records]
+    weight = wire_bytes(step[0].sent[0].frame_bytes, link) * 8
+    one_way_s = 1500 * 8 / 80e6 + weight / 40e6 + 0.013
+    compute_s = sum(a.encoded_ns - a.input_ns for record in step for a in record.actions) / 1e9
+    ends = [record.end_ns - (record.synchronised_ns or 0) for record in step]
+    norm = (step[0].synchronised_ns or 0) - max(record.optimiser_start_ns or 0 for record in step)
+    assert ideal_step_s(link, step) == pytest.approx(compute_s + 2 * one_way_s + (norm + max(ends)) / 1e9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, link=links)
+def test_fluid_and_packets_agree_where_one_neighbour_sends(shape: dict[str, int], link: LinkProfile) -> None:
+    pipeline = Pipeline(link, **{**shape, "stages": min(2, shape["stages"])})
+    assert ideal_of(pipeline) == pytest.approx(align(pipeline.records)[1].seconds, abs=CLOSE_S * 2 * shape["microbatches"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, link=links, jitter=st.floats(0.05, 1), seed=st.integers(0, 9))
+def test_ideal_is_never_above_what_was_measured(shape: dict[str, int], link: LinkProfile, jitter: float, seed: int) -> None:
+    pipeline = Pipeline(link, **{**shape, "stages": min(2, shape["stages"])}, jitter=jitter, seed=seed)
+    ideal = ideal_of(pipeline)
+    assert 0 < ideal <= align(pipeline.records)[1].seconds + CLOSE_S
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, up=st.integers(20_000_000, 100_000_000), delay=delays)
+def test_middle_stages_share_their_links_as_packets_do(shape: dict[str, int], up: int, delay: int) -> None:
+    """Cable-like: the downlink takes what two neighbours can send, so that only the uplink orders frames."""
+    pipeline = Pipeline(profile("x", pipe(up, delay), pipe(4 * up, delay)), **{**shape, "stages": 4})
+    ideal = ideal_of(pipeline)
+    measured = align(pipeline.records)[1].seconds
+    assert ideal == pytest.approx(measured, abs=2 * CLOSE_S * (shape["microbatches"] + 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, link=links, faster=st.floats(1, 5), nearer=st.floats(0, 1))
+def test_a_better_link_is_never_slower(shape: dict[str, int], link: LinkProfile, faster: float, nearer: float) -> None:
+    assert link.up is not None
+    assert link.down is not None
+    better = profile(
+        "better",
+        pipe(round(link.up.rate_bps * faster), round(link.up.delay_ns * nearer)),
+        pipe(round(link.down.rate_bps * faster), round(link.down.delay_ns * nearer)),
+    )
+    pipeline = Pipeline(link, **{**shape, "stages": min(2, shape["stages"])})
+    slow = ideal_of(pipeline)
+    assert ideal_of(pipeline, UNSHAPED) <= ideal_of(pipeline, better) + 1e-9 <= slow + 2e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, link=links)
+def test_no_link_carries_more_than_its_rate(shape: dict[str, int], link: LinkProfile) -> None:
+    """The bound that holds for every topology: a stage's bytes through its own pipes."""
+    pipeline = Pipeline(link, **{**shape, "stages": 4})
+    ideal = ideal_of(pipeline)
+    assert link.up is not None
+    for record in align(pipeline.records)[1].records:
+        bits = sum(wire_bytes(sent.frame_bytes, link) * 8 for sent in record.sent)
+        assert ideal >= bits / link.up.rate_bps
+
+
+def test_ethernet_counts_fourteen_bytes_a_packet_more() -> None:
+    assert wire_bytes(2 * 1448, profile(layer="ethernet")) == wire_bytes(2 * 1448, UNSHAPED) + 28 == 2 * 1514
+
+
+def test_a_missing_frame_is_named() -> None:
+    pipeline = Pipeline(UNSHAPED, stages=2)
+    pipeline.run(0)
+    step = [records[0] for records in pipeline.records]
+    with pytest.raises(ResultsError, match=r"stage 0.*micro-batch 1"):
+        ideal_step_s(UNSHAPED, [step[0].model_copy(update={"sent": step[0].sent[:1]}), step[1]])
+
+
+def test_an_impossible_order_is_an_error() -> None:
+    pipeline = Pipeline(UNSHAPED, stages=2)
+    pipeline.run(0)
+    step = [records[0] for records in pipeline.records]
+    with pytest.raises(ResultsError, match="never comes"):
+        ideal_step_s(UNSHAPED, [step[0].model_copy(update={"actions": step[0].actions[::-1]}), step[1]])

@@ -1,0 +1,361 @@
+"""Runs that never happened: records made by a packet-by-packet simulation, for the tests of metrics and report.
+
+The simulation obeys the pipe formula for every packet; `metrics.ideal` must agree with it although it knows no packets.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed import results
+from testbed.metrics import summarise
+from testbed.records import (
+    ActionRecord,
+    Certificate,
+    CountersRecord,
+    LabRecord,
+    LinkRecord,
+    Measurement,
+    ReceivedRecord,
+    RunCertificates,
+    SentRecord,
+    SocketRecord,
+    StepRecord,
+)
+from testbed.spec import Cell, LinkProfile, OptimiserSpec, Pipe, PipelineSpec, TrainingSpec, WorkloadSpec
+
+FRAME_HEADER = 64
+
+
+def pipe(rate_bps: int, delay_ns: int, seed: int = 1) -> Pipe:
+    return Pipe(rate_bps=rate_bps, delay_ns=delay_ns, buffer_bytes=10_000_000, loss=0.0, seed=seed)
+
+
+def profile(name: str = "test", up: Pipe | None = None, down: Pipe | None = None, **changes: Any) -> LinkProfile:
+    fields = {
+        "summary": "s",
+        "source": "s",
+        "layer": "ip",
+        "mtu": 1500,
+        "congestion_control": "cubic",
+        "slow_start_after_idle": False,
+    }
+    return LinkProfile(**{**fields, "name": name, "up": up, "down": down, **changes})
+
+
+def cell(
+    codec: str = "fp32",
+    link: LinkProfile | None = None,
+    *,
+    stages: int = 3,
+    microbatches: int = 4,
+    steps: int = 8,
+    **pipeline: Any,
+) -> Cell:
+    shape = {"schedule": "gpipe", "in_flight": microbatches, **pipeline}
+    return Cell(
+        codec=codec,
+        profile=link or profile(),
+        topology="star",
+        engine="relay",
+        compute="measured",
+        workload=WorkloadSpec(
+            family="gpt2", model="mini", text="bundled", sequence_length=64, batch_size=4 * microbatches, validation_batches=1
+        ),
+        pipeline=PipelineSpec(stages=stages, microbatches=microbatches, **shape),
+        optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
+        training=TrainingSpec(steps=steps, warmup_steps=2, seed=1, evaluate_every=4),
+    )
+
+
+@dataclass
+class Pipeline:
+    """The pipeline that is pretended: gpipe, durations in nanoseconds."""
+
+    link: LinkProfile
+    stages: int = 3
+    microbatches: int = 4
+    forward_ns: int = 2_000_000
+    backward_ns: int = 4_000_000
+    codec_ns: int = 300_000
+    update_ns: int = 5_000_000
+    payload_bytes: int = 32_768
+    raw_bytes: int = 131_072
+    jitter: float = 0.0
+    """Every action takes up to this share longer, and every input is noticed up to a millisecond times this later."""
+    seed: int = 1
+    now: list[int] = field(init=False)
+    records: list[list[StepRecord]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.now = [1_000_000_000] * self.stages
+        self.records = [[] for _ in range(self.stages)]
+        self.sent_bytes = [0] * self.stages
+        self.sent_packets = [0] * self.stages
+        self.segments: dict[tuple[int, str], int] = {}
+        self.tcp_bytes: dict[tuple[int, str], int] = {}
+
+    def _neighbours(self, stage: int) -> list[str]:
+        return ["upstream"] * (stage > 0) + ["downstream"] * (stage < self.stages - 1)
+
+    def _longer(self, duration: int) -> int:
+        return round(duration * (1 + self.jitter * self.random.random()))
+
+    def run(self, number: int, phase: str = "train", *, warmup: bool = False, loss: float = 5.0) -> None:
+        """One step or evaluation of all stages; appends a record to each."""
+        kinds = ["F"] * self.microbatches + (["B"] * self.microbatches if phase == "train" else [])
+        plan = [deque((kind, i % self.microbatches) for i, kind in enumerate(kinds)) for _ in range(self.stages)]
+        start = list(self.now)
+        inbox: dict[tuple[int, str, int], tuple[int, int]] = {}
+        up_free, down_free = [0.0] * self.stages, [0.0] * self.stages
+        events: list[tuple[float, int, str, int, Any]] = []
+        actions: list[list[ActionRecord]] = [[] for _ in plan]
+        sent: list[list[SentRecord]] = [[] for _ in plan]
+        received: list[list[ReceivedRecord]] = [[] for _ in plan]
+        count = 0
+
+        def at(time: float, kind: str, stage: int, detail: Any = None) -> None:
+            nonlocal count
+            count += 1
+            heapq.heappush(events, (time, count, kind, stage, detail))
+
+        def send(stage: int, direction: str, microbatch: int, now: int) -> None:
+            target = stage + 1 if direction == "forward" else stage - 1
+            frame = self.payload_bytes + FRAME_HEADER
+            left, peer = frame, "downstream" if target > stage else "upstream"
+            self.tcp_bytes[stage, peer] = self.tcp_bytes.get((stage, peer), 0) + frame
+            overhead = 66 if self.link.layer == "ethernet" else 52
+            while left > 0:
+                size = min(left, self.link.mtu - 52)
+                left -= size
+                self._count(stage, peer, size + 52)
+                due = float(now)
+                if self.link.up is not None:
+                    up_free[stage] = max(now, up_free[stage]) + (size + overhead) * 8e9 / self.link.up.rate_bps
+                    due = up_free[stage] + self.link.up.delay_ns
+                at(due, "packet", target, (direction, microbatch, size + overhead, left == 0, now))
+            self._count(target, "upstream" if peer == "downstream" else "downstream", 52)
+            sent[stage].append(
+                SentRecord(
+                    direction=direction,
+                    microbatch=microbatch,
+                    raw_bytes=self.raw_bytes,
+                    payload_bytes=self.payload_bytes,
+                    frame_bytes=frame,
+                    queued_ns=now,
+                    first_byte_ns=now,
+                    last_byte_ns=now,
+                )
+            )
+
+        def begin(stage: int, now: int) -> None:
+            if not plan[stage] or now < self.now[stage]:
+                return
+            kind, microbatch = plan[stage][0]
+            direction, source = ("forward", stage - 1) if kind == "F" else ("backward", stage + 1)
+            linked = 0 <= source < self.stages
+            if linked and (stage, direction, microbatch) not in inbox:
+                return
+            plan[stage].popleft()
+            asked = self.now[stage]
+            noticed = now + round(self.jitter * 1e6 * self.random.random()) if linked else now
+            decoded = noticed + (self._longer(self.codec_ns) if linked else 0)
+            computed = decoded + self._longer(self.forward_ns if kind == "F" else self.backward_ns)
+            outputs = 0 <= (stage + 1 if kind == "F" else stage - 1) < self.stages
+            encoded = computed + (self._longer(self.codec_ns) if outputs else 0)
+            if linked:
+                first, last = inbox[stage, direction, microbatch]
+                received[stage].append(
+                    ReceivedRecord(
+                        direction=direction,
+                        microbatch=microbatch,
+                        payload_bytes=self.payload_bytes,
+                        first_byte_ns=first,
+                        last_byte_ns=last,
+                    )
+                )
+            actions[stage].append(
+                ActionRecord(
+                    kind=kind,
+                    microbatch=microbatch,
+                    asked_ns=asked,
+                    input_ns=noticed,
+                    decoded_ns=decoded,
+                    computed_ns=computed,
+                    encoded_ns=encoded,
+                )
+            )
+            self.now[stage] = encoded
+            at(encoded, "done", stage, (direction, microbatch) if outputs else None)
+
+        for stage in range(self.stages):
+            at(start[stage], "done", stage)
+        while events:
+            time, _, what, stage, detail = heapq.heappop(events)
+            if what == "packet":
+                direction, microbatch, size, last, first_byte = detail
+                if self.link.down is not None:
+                    down_free[stage] = max(time, down_free[stage]) + size * 8e9 / self.link.down.rate_bps
+                    time = down_free[stage] + self.link.down.delay_ns
+                if last:
+                    at(math.ceil(time), "arrived", stage, (direction, microbatch, first_byte))
+                continue
+            if what == "arrived":
+                inbox[stage, detail[0], detail[1]] = (detail[2], int(time))
+            elif detail is not None:
+                send(stage, *detail, int(time))
+            begin(stage, int(time))
+        self._finish(number, phase, warmup, loss, start, actions, sent, received)
+
+    def _count(self, stage: int, peer: str, size: int) -> None:
+        self.sent_bytes[stage] += size
+        self.sent_packets[stage] += 1
+        self.segments[stage, peer] = self.segments.get((stage, peer), 0) + 1
+
+    def _finish(
+        self, number: int, phase: str, warmup: bool, loss: float, start: list[int], actions: Any, sent: Any, received: Any
+    ) -> None:
+        ends = list(self.now)
+        known = max(ends) + self._longer(200_000)
+        for stage in range(self.stages):
+            end = known + self._longer(self.update_ns) if phase == "train" else ends[stage]
+            sockets = [
+                SocketRecord(
+                    peer=peer,
+                    congestion_control="cubic",
+                    rtt_us=40_000,
+                    min_rtt_us=40_000,
+                    cwnd_packets=100,
+                    bytes_sent=self.tcp_bytes.get((stage, peer), 0),
+                    bytes_retransmitted=0,
+                    segments_out=self.segments.get((stage, peer), 0),
+                    segments_in=0,
+                    retransmits=0,
+                )
+                for peer in self._neighbours(stage)
+            ]
+            self.records[stage].append(
+                StepRecord(
+                    step=number,
+                    phase=phase,
+                    warmup=warmup,
+                    start_ns=start[stage],
+                    end_ns=end,
+                    optimiser_start_ns=ends[stage] if phase == "train" else None,
+                    synchronised_ns=known if phase == "train" else None,
+                    loss=loss if stage == self.stages - 1 else None,
+                    gradient_norm=1.0 if phase == "train" else None,
+                    tokens=1024,
+                    actions=actions[stage],
+                    sent=sent[stage],
+                    received=received[stage],
+                    counters=CountersRecord(
+                        sent_bytes=self.sent_bytes[stage],
+                        received_bytes=0,
+                        sent_packets=self.sent_packets[stage],
+                        received_packets=0,
+                    ),
+                    sockets=sockets,
+                )
+            )
+            self.now[stage] = end + 50_000
+
+
+def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepRecord]]:
+    """All steps and evaluations of a cell; `error` is what the codec adds to the loss. The same losses on every link."""
+    noise = random.Random(7)
+    training = what.training
+    for step in range(training.steps):
+        loss = 5.0 + 3.0 * math.exp(-step / 12) + noise.gauss(0, 0.03) + error * math.sin(step) ** 2
+        pipeline.run(step, warmup=step < training.warmup_steps, loss=loss)
+        done = step + 1
+        if done == training.steps or (training.evaluate_every and done % training.evaluate_every == 0):
+            pipeline.run(done, "evaluation", loss=5.05 + 3.0 * math.exp(-done / 12) + error)
+    return pipeline.records
+
+
+def _certificate(what: Cell, verdict: str) -> Certificate:
+    found = []
+    for stage in range(what.pipeline.stages):
+        for side, one in (("up", what.profile.up), ("down", what.profile.down)):
+            expected = None if one is None else one.rate_bps / 1e6
+            measured = 9_400.0 if one is None else one.rate_bps / 1e6 * (0.998 if verdict == "PASS" else 0.8)
+            found.append(
+                Measurement(
+                    link=f"n{stage}",
+                    direction=side,
+                    quantity="rate",
+                    detail="",
+                    unit="Mbit/s",
+                    expected=expected,
+                    measured=measured,
+                    tolerance=None if expected is None else expected / 100,
+                    samples=1,
+                    verdict="PASS" if one is None else verdict,
+                    note="" if verdict == "PASS" or one is None else "slower than asked",
+                )
+            )
+        found.append(
+            Measurement(
+                link=f"n{stage}",
+                direction="both",
+                quantity="rtt",
+                detail="idle",
+                unit="ms",
+                expected=20.0,
+                measured=20.1,
+                tolerance=0.3,
+                samples=20,
+                verdict="PASS",
+                note="",
+            )
+        )
+    return Certificate(form="quick", engine=what.engine, taken_at="2026-01-02T03:04:05Z", seconds=1.2, measurements=tuple(found))
+
+
+ENVIRONMENT = {
+    "cpu_model": "Example CPU @ 2.00GHz",
+    "cores": 2,
+    "kernel": "6.1.0-test",
+    "memory_bytes": 8_000_000_000,
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+}
+
+
+def write_run(
+    experiment: Path, what: Cell, pipeline: Pipeline, *, error: float = 0.0, verdict: str = "PASS", failure: str | None = None
+) -> results.Run:
+    """Pretend a run and leave its folder behind as the controller would."""
+    run = results.new_run(experiment, what)
+    stages = train(pipeline, what, error)
+    shaper = "none" if not what.profile.shaped else "relay"
+    lab = LabRecord(
+        topology="star",
+        engine=what.engine,
+        engine_reason="sch_netem is missing",
+        build_seconds=0.5,
+        links=tuple(
+            LinkRecord(
+                node=f"n{i}", address=f"10.77.{i + 1}.2", device="wan0", shaper=shaper, overhead_bytes=0, settings={"mtu": 1500}
+            )
+            for i in range(what.pipeline.stages)
+        ),
+    )
+    certificate = _certificate(what, verdict)
+    certificates = RunCertificates(before=certificate, after=None if failure else certificate)
+    results.write_json(run.folder / "environment.json", ENVIRONMENT)
+    results.write_json(run.folder / "lab.json", lab)
+    results.write_json(run.folder / "certificate.json", certificates)
+    for stage, records in enumerate(stages):
+        text = "".join(record.model_dump_json() + "\n" for record in records)
+        (run.folder / f"steps-{stage}.jsonl").write_text(text, encoding="utf8")
+    status = "failed" if failure else "ok"
+    results.write_json(run.folder / "summary.json", summarise(what, lab, certificates, stages, status=status, error=failure))
+    return run

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed import results
+from testbed.errors import ResultsError, SpecError
+from testbed.records import Summary
+from testbed.spec import Cell
+from testbed.sweep import plan
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return plan.cells(plan.load_experiment("default"), "relay")[0]
+
+
+def _summary(cell: Cell, status: str) -> Summary:
+    empty = {name: None for name, field in Summary.model_fields.items() if field.is_required()}
+    known = {"status": status, "cell_id": cell.id, "engine": "relay", "steps": 0, "measured_steps": 0}
+    return Summary.model_validate(empty | known)
+
+
+def test_only_a_run_that_ended_well_finishes_a_cell(tmp_path: Path, cell: Cell) -> None:
+    assert results.finished(tmp_path, cell.id) is None
+    for status, finished in (("failed", False), ("interrupted", False), ("ok", True)):
+        run = results.new_run(tmp_path, cell)
+        results.write_json(run.folder / "summary.json", _summary(cell, status))
+        assert (results.finished(tmp_path, cell.id) == run) is finished
+    unfinished = results.new_run(tmp_path, cell)
+    assert unfinished.summary is None
+    assert [run.number for run in results.runs(tmp_path)] == [1, 2, 3, 4]
+    found = results.finished(tmp_path, cell.id)
+    assert found is not None
+    assert found.number == 3
+
+
+def test_what_was_written_reads_back(tmp_path: Path, cell: Cell) -> None:
+    assert results.new_run(tmp_path, cell).cell == cell
+    assert not list(tmp_path.glob("**/.*"))
+
+
+def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cell: Cell) -> None:
+    run = results.new_run(tmp_path, cell)
+    (run.folder / "steps-0.jsonl").write_text('{"step": 0, "pha', encoding="utf8")
+    assert run.steps(0) == []
+    assert run.steps(1) == []
+
+
+def test_a_damaged_record_names_its_file(tmp_path: Path, cell: Cell) -> None:
+    run = results.new_run(tmp_path, cell)
+    (run.folder / "summary.json").write_text("{}", encoding="utf8")
+    with pytest.raises(ResultsError, match=r"summary\.json is not a Summary record"):
+        _ = run.summary
+    with pytest.raises(ResultsError, match=r"cannot read .*lab\.json"):
+        _ = run.lab
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf8")
+    with pytest.raises(SpecError, match="choose another with --results"):
+        results.make_folder(tmp_path / "file" / "results")
+
+
+def test_the_last_sweep_says_which_cells_it_asked_for(tmp_path: Path, cell: Cell) -> None:
+    results.new_run(tmp_path, cell)
+    assert results.last_sweep(tmp_path).cells == (cell.id,)
+    record = results.SweepRecord(question="why", cells=("a", "b"))
+    results.write_json(tmp_path / "sweep.json", record)
+    assert results.last_sweep(tmp_path) == record
