@@ -1,0 +1,66 @@
+"""Batches of a prepared text. Every stage derives the same order from the seed, so token ids never cross a link."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from testbed.workloads import windows
+
+
+class Batch(NamedTuple):
+    """One micro-batch of b sequences of n tokens."""
+
+    inputs: Tensor
+    """(b, n) int64: what the first stage reads."""
+    targets: Tensor
+    """(b, n) int64: the token after each input, for the last stage's loss."""
+    samples: tuple[int, ...]
+    """Ids of the sequences: where each begins in the text, in tokens; the same text has the same id in every epoch."""
+
+
+class Data:
+    """Training batches in a new order each epoch; validation batches always the same, whatever the seed."""
+
+    def __init__(self, tokens: npt.NDArray[np.unsignedinteger], sequence_length: int, batch_size: int, seed: int) -> None:
+        """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it holds no training batch."""
+        windows.check(len(tokens), sequence_length=sequence_length, batch_size=batch_size, validation_batches=0)
+        self._tokens, self._length, self._batch_size, self._seed = tokens, sequence_length, batch_size, seed
+        self._train, self._validation = windows.cut(len(tokens), sequence_length)
+        self._validation = self._validation[windows.shuffled(len(self._validation), "validation")]
+        self._epoch, self._order = -1, self._train
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """A remainder smaller than a batch is left out; another one each epoch."""
+        return len(self._train) // self._batch_size
+
+    @property
+    def validation_batches(self) -> int:
+        """How many there are at most."""
+        return len(self._validation) // self._batch_size
+
+    def train(self, step: int, microbatch: int, microbatches: int) -> Batch:
+        """Part `microbatch` of the batch for an optimiser step; together the parts are the batch, in order."""
+        epoch, index = divmod(step, self.batches_per_epoch)
+        if epoch != self._epoch:
+            order = windows.shuffled(len(self._train), f"train {self._seed} {epoch}")
+            self._epoch, self._order = epoch, self._train[order]
+        return self._part(self._order, index, microbatch, microbatches)
+
+    def validation(self, index: int, microbatch: int, microbatches: int) -> Batch:
+        """Part `microbatch` of validation batch `index`. IndexError past the last (`windows.check` says so earlier)."""
+        if not 0 <= index < self.validation_batches:
+            raise IndexError(f"validation batch {index} of {self.validation_batches}")
+        return self._part(self._validation, index, microbatch, microbatches)
+
+    def _part(self, order: windows.Starts, index: int, microbatch: int, microbatches: int) -> Batch:
+        size = self._batch_size // microbatches
+        first = index * self._batch_size + microbatch * size
+        starts = order[first : first + size]
+        tokens = torch.from_numpy(self._tokens[starts[:, None] + np.arange(self._length + 1)].astype(np.int64))
+        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), tuple(starts.tolist()))

@@ -1,0 +1,67 @@
+"""How a text of tokens is cut into sequences, which of them are for validation, and in which order they come. No torch.
+
+The text falls into stretches of 4,096 tokens; every 20th, beginning with the first, is for validation, whatever seed and
+sequence length are. A window is n inputs and, one token later, n targets; windows begin n tokens apart and never leave their
+stretch, so no token is learned that is validated on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.errors import SpecError
+from testbed.spec import WorkloadSpec
+
+STRETCH_TOKENS = 4096
+VALIDATION_EVERY = 20
+
+Starts = npt.NDArray[np.int64]
+
+
+class Windows(NamedTuple):
+    """Where each window begins, in tokens from the text's start, ascending."""
+
+    train: Starts
+    validation: Starts
+
+
+def cut(tokens: int, sequence_length: int) -> Windows:
+    """The windows of a text of so many tokens. SpecError when a stretch cannot hold one."""
+    fits = (STRETCH_TOKENS - 1) // sequence_length
+    if fits == 0:
+        raise SpecError(f"workload.sequence_length is {sequence_length}; at most {STRETCH_TOKENS - 1} can be cut from a text")
+    stretches = np.arange(0, tokens, STRETCH_TOKENS, dtype=np.int64)
+    starts = stretches[:, None] + np.arange(fits, dtype=np.int64) * sequence_length
+    whole = starts + sequence_length + 1 <= tokens
+    held_out = np.broadcast_to((np.arange(len(stretches)) % VALIDATION_EVERY == 0)[:, None], starts.shape)
+    return Windows(starts[whole & ~held_out], starts[whole & held_out])
+
+
+def shuffled(count: int, purpose: str) -> npt.NDArray[np.int64]:
+    """A permutation of 0..count-1 that depends on nothing but `purpose`: the order of Philox numbers keyed by its hash.
+
+    numpy promises this raw stream for good (NEP 19), not what `Generator.permutation` makes of it.
+    """
+    key = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=16).digest(), "little")
+    return np.argsort(np.asarray(np.random.Philox(key=key).random_raw(count)), kind="stable")
+
+
+def check(tokens: int, *, sequence_length: int, batch_size: int, validation_batches: int) -> None:
+    """SpecError when a text of so many tokens does not hold a training batch and the validation batches asked for."""
+    windows = cut(tokens, sequence_length)
+    wanted = {"training": batch_size, "validation": batch_size * validation_batches}
+    for (name, need), found in zip(wanted.items(), windows, strict=True):
+        if len(found) < need:
+            raise SpecError(
+                f"a text of {tokens} tokens has {len(found)} {name} sequences of {sequence_length}, and {need} are needed; "
+                "use a longer text, or a smaller sequence_length, batch_size or validation_batches"
+            )
+
+
+def check_workload(spec: WorkloadSpec, tokens: int) -> None:
+    """`check` for a workload."""
+    check(tokens, sequence_length=spec.sequence_length, batch_size=spec.batch_size, validation_batches=spec.validation_batches)

@@ -1,0 +1,142 @@
+"""Windows and batches: nothing leaks, nothing is lost, every stage and every cut into micro-batches sees the same."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError
+from testbed.workloads import table, windows
+from testbed.workloads.data import Data
+
+TOKENS = np.arange(60_000, dtype=np.uint16)  # a token's value is its place
+
+
+@given(tokens=st.integers(0, 300_000), length=st.integers(1, 2000))
+@settings(max_examples=60, deadline=None)
+def test_windows_fill_stretches_and_never_leave_them(tokens: int, length: int) -> None:
+    train, validation = windows.cut(tokens, length)
+    held_out = {int(s) // windows.STRETCH_TOKENS for s in validation}
+    assert all(stretch % windows.VALIDATION_EVERY == 0 for stretch in held_out)
+    assert held_out.isdisjoint(int(s) // windows.STRETCH_TOKENS for s in train)
+    every = np.sort(np.concatenate([train, validation]))
+    assert np.all(every // windows.STRETCH_TOKENS == (every + length) // windows.STRETCH_TOKENS)  # the last target too
+    assert np.all(every + length < tokens)
+    within = every[1:] // windows.STRETCH_TOKENS == every[:-1] // windows.STRETCH_TOKENS
+    assert np.all(np.diff(every)[within] == length)
+    whole = tokens // windows.STRETCH_TOKENS
+    assert len(every) >= whole * ((windows.STRETCH_TOKENS - 1) // length)
+
+
+def test_the_validation_split_depends_on_neither_length_nor_text_behind_it() -> None:
+    for length in (16, 100, 500):
+        _, validation = windows.cut(200_000, length)
+        assert {int(s) // windows.STRETCH_TOKENS for s in validation} == {0, 20, 40}
+        _, longer = windows.cut(240_000, length)
+        assert np.array_equal(longer[: len(validation)], validation)
+
+
+@given(count=st.integers(0, 500), purpose=st.text(max_size=10))
+@settings(max_examples=50, deadline=None)
+def test_shuffled_is_a_permutation_of_its_own(count: int, purpose: str) -> None:
+    order = windows.shuffled(count, purpose)
+    assert sorted(order.tolist()) == list(range(count))
+    assert np.array_equal(order, windows.shuffled(count, purpose))
+
+
+def test_targets_are_the_inputs_one_later() -> None:
+    batch = Data(TOKENS, 32, 8, 0).train(0, 0, 1)
+    assert batch.inputs.shape == batch.targets.shape == (8, 32)
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert torch.equal(batch.targets, batch.inputs + 1)
+    assert batch.inputs[:, 0].tolist() == list(batch.samples)
+
+
+def test_an_epoch_reads_every_sequence_at_most_once_and_the_next_in_another_order() -> None:
+    data = Data(TOKENS, 64, 8, 0)
+    epochs = [
+        [s for step in range(data.batches_per_epoch) for s in data.train(epoch * data.batches_per_epoch + step, 0, 1).samples]
+        for epoch in range(3)
+    ]
+    train, _ = windows.cut(len(TOKENS), 64)
+    for epoch in epochs:
+        assert len(set(epoch)) == len(epoch) > len(train) - 8
+        assert set(epoch) <= set(train.tolist())
+    assert all(a != b for a, b in itertools.combinations(epochs, 2))
+
+
+def test_every_stage_derives_the_same_in_whatever_order_it_asks() -> None:
+    one, two = Data(TOKENS, 64, 8, 3), Data(TOKENS, 64, 8, 3)
+    steps = [0, 1, 150, 40, 300, 2]
+    asked = {step: one.train(step, 1, 2) for step in steps}
+    for step in reversed(steps):
+        again = two.train(step, 1, 2)
+        assert again.samples == asked[step].samples
+        assert torch.equal(again.inputs, asked[step].inputs)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+def test_microbatches_together_are_the_batch(microbatches: int) -> None:
+    data = Data(TOKENS, 16, 8, 1)
+    for read in (data.train, data.validation):
+        whole = read(2, 0, 1)
+        parts = [read(2, m, microbatches) for m in range(microbatches)]
+        assert torch.equal(torch.cat([p.inputs for p in parts]), whole.inputs)
+        assert torch.equal(torch.cat([p.targets for p in parts]), whole.targets)
+        assert sum((p.samples for p in parts), ()) == whole.samples
+
+
+def test_seeds_change_training_and_not_validation() -> None:
+    one, two = Data(TOKENS, 32, 4, 0), Data(TOKENS, 32, 4, 1)
+    assert one.train(0, 0, 1).samples != two.train(0, 0, 1).samples
+    assert one.validation(3, 0, 1).samples == two.validation(3, 0, 1).samples
+
+
+def test_validation_is_held_out_and_ends() -> None:
+    data = Data(TOKENS, 32, 4, 0)
+    trained = {s for step in range(data.batches_per_epoch) for s in data.train(step, 0, 1).samples}
+    validated = [s for i in range(data.validation_batches) for s in data.validation(i, 0, 1).samples]
+    assert len(set(validated)) == len(validated)
+    assert trained.isdisjoint(validated)
+    with pytest.raises(IndexError):
+        data.validation(data.validation_batches, 0, 1)
+
+
+def test_a_text_too_short() -> None:
+    with pytest.raises(SpecError, match="0 training sequences"):
+        Data(TOKENS[:4096], 32, 4, 0)
+    with pytest.raises(SpecError, match="127 validation sequences of 32, and 160"):
+        windows.check(4097 + 4096, sequence_length=32, batch_size=4, validation_batches=40)
+    with pytest.raises(SpecError, match="at most 4095"):
+        windows.cut(10_000, 4096)
+
+
+@given(layers=st.integers(1, 100), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_split_covers_the_layers_evenly(layers: int, data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, layers))
+    parts = table.split(layers, stages)
+    assert [layer for part in parts for layer in part] == list(range(layers))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("stages", [-1, 0, 7])
+def test_split_that_leaves_a_stage_without_layers(stages: int) -> None:
+    with pytest.raises(SpecError):
+        table.split(6, stages)
+
+
+def test_table_and_windows_need_no_torch() -> None:
+    code = (
+        "import sys; from testbed.workloads import table, windows; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

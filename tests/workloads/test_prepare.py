@@ -1,0 +1,144 @@
+"""Token files: true to the text, made once, found again without the libraries, errors in one message."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from testbed.errors import SpecError
+from testbed.workloads import table
+from testbed.workloads.prepare import ASSETS, prepare
+
+TEXT = "One nation, «indivisible»,\nwith liberty\n\n\tand justice — for all. 日本語 🙂\n" * 300
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf8")
+    return path
+
+
+def run(*arguments: str, home: Path, code: str | None = None) -> subprocess.CompletedProcess[str]:
+    """In a fresh process with a home of its own."""
+    start = ["-c", code] if code else ["-m", "testbed.workloads.prepare"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG", "HF_"))} | {"HOME": str(home)}
+    return subprocess.run([sys.executable, *start, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+
+def bundled_tokenizer() -> Any:
+    return Tokenizer.from_file(str(ASSETS / "bpe4096.json"))
+
+
+def test_the_tokens_are_the_text(text: Path, tmp_path: Path) -> None:
+    made = prepare(str(text), "gpt2-mini", tmp_path / "cache")
+    ids = np.load(made.path)
+    assert ids.dtype == np.uint16
+    assert len(ids) == made.tokens
+    assert bundled_tokenizer().decode(ids.tolist()) == TEXT
+    assert ids.max() < made.vocabulary == 4096
+
+
+def test_nothing_but_the_token_file_is_kept(text: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    found = run("--text", str(text), "--model", "gpt2", home=home)
+    assert found.returncode == 0, found.stderr
+    path = Path(json.loads(found.stdout)["path"])
+    kept = [p for p in home.rglob("*") if p.is_file()]
+    assert sorted(kept) == [path.with_suffix(".json"), path]
+    assert path.parent == home / ".cache" / "testbed" / "tokens"
+    assert found.stderr == ""
+
+
+def test_the_name_follows_the_content(text: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = prepare(str(text), "gpt2-mini", cache)
+    assert prepare(str(text), "gpt2-nano", cache) == first  # the same tokenizer
+    shutil.copy(text, elsewhere := tmp_path / "copy.txt")
+    assert prepare(str(elsewhere), "gpt2-mini", cache) == first
+    elsewhere.write_text(TEXT + "more", encoding="utf8")
+    assert prepare(str(elsewhere), "gpt2-mini", cache).path != first.path
+    with lzma.open(packed := tmp_path / "text.xz", "wt", encoding="utf8") as file:
+        file.write(TEXT)
+    assert np.array_equal(np.load(prepare(str(packed), "gpt2-mini", cache).path), np.load(first.path))
+
+
+def test_a_second_call_needs_no_library(text: Path, tmp_path: Path) -> None:
+    first = prepare(str(text), "gpt2-mini", tmp_path)
+    heavy = ("torch", "transformers", "datasets", "tokenizers", "pyarrow")
+    code = (
+        f"import sys; from testbed.workloads.prepare import main; status = main(sys.argv[1:]); "
+        f"sys.exit(status or [m for m in {heavy} if m in sys.modules] or 0)"
+    )
+    found = run("--text", str(text), "--model", "gpt2-mini", "--cache", str(tmp_path), home=tmp_path, code=code)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout) == {"path": str(first.path), "tokens": first.tokens, "vocabulary": 4096}
+
+
+def test_a_token_file_without_its_description_is_made_again(text: Path, tmp_path: Path) -> None:
+    first = prepare(str(text), "gpt2-mini", tmp_path)
+    good = first.path.read_bytes()
+    first.path.with_suffix(".json").unlink()
+    first.path.write_bytes(b"cut off")
+    assert prepare(str(text), "gpt2-mini", tmp_path) == first
+    assert first.path.read_bytes() == good
+
+
+@pytest.mark.slow
+def test_the_bundled_text_in_chunks_is_the_text_in_one_piece(tmp_path: Path) -> None:
+    ids = np.load(prepare("bundled", "gpt2-mini", tmp_path).path)
+    whole = lzma.decompress((ASSETS / "sotu_half.txt.xz").read_bytes()).decode("utf8")
+    assert np.array_equal(ids, bundled_tokenizer().encode(whole).ids)
+
+
+def test_a_checkpoint_brings_its_tokenizer(text: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    with pytest.raises(SpecError, match=r"save_pretrained"):
+        prepare(str(text), str(checkpoint), tmp_path)
+    tokenizer = json.loads((ASSETS / "bpe4096.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 70_000, "content": "<|far|>"})
+    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
+    made = prepare(str(text), str(checkpoint), tmp_path)
+    assert np.load(made.path).dtype == (np.uint32 if made.vocabulary > 65536 else np.uint16)
+    assert made.path != prepare(str(text), "gpt2", tmp_path).path
+
+
+def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
+    (tmp_path / "latin1.txt").write_bytes("où\n".encode("latin1") * 10)
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "torn.xz").write_bytes((ASSETS / "sotu_half.txt.xz").read_bytes()[:5000])
+    (tmp_path / "short.txt").write_text("Too short.")
+    lengths = ("--sequence-length", "64", "--batch-size", "8", "--validation-batches", "1")
+    expected = {
+        "missing.txt": "no file",
+        "latin1.txt": "not UTF-8",
+        "empty.txt": "empty",
+        "torn.xz": "xz",
+        "short.txt": "longer text",
+    }
+    for name, message in expected.items():
+        found = run(
+            "--text", str(tmp_path / name), "--model", "gpt2-mini", "--cache", str(tmp_path / "c"), *lengths, home=tmp_path
+        )
+        assert found.returncode == 2, (name, found)
+        assert found.stderr.count("\n") == 1, found.stderr
+        assert message in found.stderr
+        assert found.stdout == ""
+    assert [p.name for p in (tmp_path / "c" / "tokens").iterdir() if p.name.startswith(".")] == []
+
+
+def test_every_named_size_knows_the_bundled_tokens() -> None:
+    tokens = bundled_tokenizer().get_vocab_size()
+    assert all(size.vocabulary >= tokens for size in table.SIZES.values())
