@@ -1,0 +1,153 @@
+"""Bars: where the time of a step goes, and the bytes that it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from testbed.report import tables
+from testbed.report.canvas import (
+    HOLLOW_DASH,
+    Drawing,
+    Handle,
+    columns_for,
+    group_looks,
+    hollow_patch,
+    profile_panels,
+    uncertified,
+)
+from testbed.report.collect import Group, Result
+from testbed.report.style import INK, MUTED, PAPER, Look
+
+_PARTS = (("compute", 1.0), ("encode and decode", 0.62), ("wire", 0.36), ("wait", 0.14))
+"""Name and opacity of the codec's colour, in the order of Split's fields."""
+_LONGEST_NAME = 20
+_ROOM_FOR_NUMBERS = 1.5
+"""Length of an axis over its longest bar."""
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+def _panel_height(group: Group) -> float:
+    return 0.35 + 0.34 * len(group.codecs)
+
+
+def _room_for_names(group: Group) -> float:
+    return 0.2 + 0.078 * min(_LONGEST_NAME, max(len(codec) for codec in group.codecs))
+
+
+def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Result | None]]]:
+    """Each panel with its bars from top to bottom: the same codecs everywhere, None where no run finished."""
+    names = [codec if len(codec) <= _LONGEST_NAME else "…" + codec[1 - _LONGEST_NAME :] for codec in group.codecs]
+    for index, (profile, axes) in enumerate(panels.items()):
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.set_yticks(range(len(names)), names if index % columns_for(len(panels)) == 0 else [""] * len(names))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        row = [group.cells.get((profile, codec)) for codec in group.codecs]
+        yield axes, profile, [result if result is not None and result.ok else None for result in row]
+
+
+def _bar(axes: Axes, y: int, ends: Sequence[float], opacities: Sequence[float], look: Look, *, hollow: bool) -> None:
+    """A stacked bar from 0; `ends` are where its parts end."""
+    for (begin, end), opacity in zip(pairwise((0.0, *ends)), opacities, strict=True):
+        if end <= begin:
+            continue
+        if hollow:
+            axes.barh(y, end - begin, 0.62, left=begin, fill=False, edgecolor=look.colour, lw=1.1, ls=HOLLOW_DASH)
+        else:
+            axes.barh(y, end - begin, 0.62, left=begin, color=look.colour, alpha=opacity, lw=0)
+    if not hollow:
+        for end in ends[:-1]:
+            axes.plot([end, end], [y - 0.31, y + 0.31], color=PAPER, lw=0.8, solid_capstyle="butt")
+
+
+def _number(axes: Axes, y: int, x: float, text: str) -> None:
+    note = axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", size=8.5)
+    note.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 1.0})
+
+
+def _no_run(axes: Axes, y: int) -> None:
+    axes.annotate(
+        "no finished run", (0, y), xytext=(4, 0), textcoords="offset points", va="center", size=8, color=MUTED, style="italic"
+    )
+
+
+def step_time(group: Group, settings: str) -> Drawing:
+    """Where the time of a step goes, one panel per profile."""
+    found, title = group_looks(group), "Where the time of a step goes"
+    legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=name) for name, opacity in _PARTS]
+    legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
+    if uncertified(group):
+        legend.append(hollow_patch())
+    figure, panels = profile_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    for axes, profile, row in _rows(group, panels):
+        longest = max((result.measured.step_s or 0.0 for result in row if result), default=0.0) or 1.0
+        unit, name = (1.0, "s") if longest >= 1 else (1e3, "ms")
+        for y, result in enumerate(row):
+            if result is None or result.measured.step_s is None:
+                _no_run(axes, y)
+                continue
+            summary, split = result.measured, result.measured.split
+            parts = (
+                (split.compute_s, split.codec_s, split.wire_s, split.wait_s) if split else (0.0, 0.0, 0.0, result.measured.step_s)
+            )
+            ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
+            _bar(axes, y, ends, [opacity for _, opacity in _PARTS], found[result.cell.codec], hollow=not result.certified)
+            if summary.ideal_step_s is not None:
+                axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
+            gain = tables.speed_up(summary, group.baseline(profile))
+            text = tables.three(ends[-1]) + ("" if gain is None else f"  ({gain:.2f}x)")
+            _number(axes, y, max(ends[-1], (summary.ideal_step_s or 0.0) * unit), text)
+        axes.set_xlim(0, longest * unit * _ROOM_FOR_NUMBERS)
+        axes.set_xlabel(f"step, {name}")
+    caption = (
+        "Bar: the median step, and in brackets the speed-up over fp32; its parts are the shares of all measured steps, averaged "
+        "over the stages. Wire: an input was waited for while it was on its way. Wait: the input had not been sent yet, or other "
+        "stages had not reached the end of the step. Upright line: the ideal step, which the same compute and bytes would take "
+        "if the links did exactly what the profile says. Each panel has its own time axis, from 0."
+    )
+    return Drawing("step-time", title, caption, figure)
+
+
+def bytes_per_step(group: Group, settings: str) -> Drawing:
+    """Payload and wire bytes of a step against the raw tensors, one panel per profile."""
+    found, title = group_looks(group), "Bytes moved in a step"
+    legend: list[Handle] = [
+        Patch(facecolor=INK, label="payload"),
+        Patch(facecolor=INK, alpha=0.36, label="added on the wire (headers, ACKs, resent)"),
+        Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="raw fp32 tensors"),
+    ]
+    if uncertified(group):
+        legend.append(hollow_patch())
+    figure, panels = profile_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    done = [result.measured for result in group.results if result.ok]
+    moved = [v for s in done for v in (s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step) if v is not None]
+    largest = max(moved, default=1.0) or 1.0
+    unit, name = next(((u, n) for u, n in _UNITS if largest >= u), _UNITS[-1])
+    for axes, _, row in _rows(group, panels):
+        for raw in {result.measured.raw_bytes_per_step for result in row if result}:
+            if raw:
+                axes.axvline(raw / unit, color=INK, ls=(0, (2, 2)), lw=1.2)
+        for y, result in enumerate(row):
+            if result is None or result.measured.payload_bytes_per_step is None:
+                _no_run(axes, y)
+                continue
+            summary, payload, wire = result.measured, result.measured.payload_bytes_per_step, result.measured.wire_bytes_per_step
+            ends = [payload / unit, (payload if wire is None else wire) / unit]
+            _bar(axes, y, ends, (1.0, 0.36), found[result.cell.codec], hollow=not result.certified)
+            ratio = "" if summary.compression_ratio is None else f"  ({tables.three(summary.compression_ratio)}x)"
+            _number(axes, y, max(ends), ("wire not counted" if wire is None else tables.three(wire / unit)) + ratio)
+        axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
+        axes.set_xlabel(f"{name} per step, all stages")
+    caption = (
+        "Means over the measured steps; all stages, both directions. The number is what the interface counters saw; in brackets "
+        "the compression ratio, raw fp32 tensors to payload. All panels have the same axis, from 0."
+    )
+    return Drawing("bytes", title, caption, figure)

@@ -1,0 +1,75 @@
+"""Every figure of a report: drawn, written as PNG and SVG, and prepared to stand inside a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from matplotlib.figure import Figure
+
+from testbed import paths
+from testbed.report import style
+from testbed.report.bars import bytes_per_step, step_time
+from testbed.report.canvas import Drawing
+from testbed.report.collect import Group
+from testbed.report.lines import AllCurves, loss_against_steps, loss_against_time
+
+_NO_DATE = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+
+
+def draw(group: Group, curves: AllCurves, settings: str, *, same_maths: bool) -> list[Drawing]:
+    """All figures of a group, in the order in which they are read.
+
+    `settings` stands below each picture: engine, schedule, transport, machine. `same_maths`: each codec's losses are the same
+    over every network.
+    """
+    with style.applied():
+        return [
+            step_time(group, settings),
+            loss_against_time(group, curves, settings),
+            loss_against_steps(group, curves, settings, same_maths=same_maths),
+            bytes_per_step(group, settings),
+        ]
+
+
+def _render(figure: Figure, kind: str) -> bytes:
+    target = io.BytesIO()
+    colour = style.PAPER if kind == "png" else "none"
+    figure.savefig(target, format=kind, facecolor=colour, metadata=_NO_DATE[kind])
+    return target.getvalue()
+
+
+def save(drawing: Drawing, folder: Path, stem: str) -> str:
+    """Write STEM.png and STEM.svg into an existing folder; returns the SVG. The same figure gives the same bytes."""
+    with style.applied():
+        pictures = {kind: _render(drawing.figure, kind) for kind in ("png", "svg")}
+    for kind, content in pictures.items():
+        path = folder / f"{stem}.{kind}"
+        path.write_bytes(content)
+        paths.give_to_user(path)
+    return pictures["svg"].decode()
+
+
+def inline(svg: str, prefix: str, title: str) -> str:
+    """An SVG file as an element of a page: no prologue, ids of its own, and colours that follow a dark page.
+
+    Ink becomes the colour of the page's text; paper and rules become the page's custom properties.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}-", body)
+    body = re.sub(r"url\(#", f"url(#{prefix}-", body)
+    for colour, name in (
+        (style.INK, "currentColor"),
+        (style.PAPER, "var(--paper)"),
+        (style.RULE, "var(--rule)"),
+        (style.MUTED, "var(--muted)"),
+    ):
+        body = body.replace(colour, name)
+    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    return body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)

@@ -1,0 +1,176 @@
+"""The report: one HTML page that needs nothing else, with its figures beside it as PNG and SVG. Reads results, starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from testbed import __version__, paths, results
+from testbed.errors import ResultsError
+from testbed.records import Measurement, RunCertificates
+from testbed.report import collect, figures, tables
+from testbed.report.canvas import link_words
+from testbed.report.collect import Group, Result
+from testbed.report.findings import findings, same_maths, settings
+
+
+class _Figure(NamedTuple):
+    stem: str
+    title: str
+    caption: str
+    svg: Markup
+
+
+class _Section(NamedTuple):
+    group: Group
+    sentences: list[str]
+    table: tables.ResultTable
+    figures: list[_Figure]
+
+
+class _Check(NamedTuple):
+    """One quantity of one link, before and after a run."""
+
+    link: str
+    quantity: str
+    asked: str
+    before: str
+    after: str
+    tolerance: str
+    verdict: str
+    note: str
+
+
+class _Certified(NamedTuple):
+    result: Result
+    checks: list[_Check]
+    verdict: str
+    missing: str
+    """'before', 'after', 'before or after' where the links were not measured; empty where they were both times."""
+
+
+def build(experiment: Path, page: Path) -> Path:
+    """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures` beside it.
+
+    `experiment` is a result folder. Of each cell the newest run that ended well counts; where none did, the newest is listed with
+    its error. Returns `page`. ResultsError when there is no run at all or a file cannot be read; SpecError when the page
+    cannot be written.
+    """
+    sweep = results.last_sweep(experiment)
+    found = collect.read(collect.latest(experiment, sweep.cells))
+    if not found:
+        raise ResultsError(f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again")
+    folder = results.make_folder(results.make_folder(page.parent) / "figures")
+    groups = collect.groups(found)
+    sections = [_section(group, folder, "" if len(groups) == 1 else f"{number}-") for number, group in enumerate(groups, 1)]
+    title = experiment.resolve().name
+    template = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html.j2")
+    text = template.render(
+        title=title,
+        question=sweep.question,
+        sections=sections,
+        certified=[_certified(result) for group in groups for result in group.results],
+        failed=[result for result in found if not result.ok],
+        environment=_environment(found),
+        engines=_engines(found),
+        profiles={name: (profile, link_words(profile)) for group in groups for name, profile in group.profiles.items()},
+        experiment=experiment,
+        taken=_taken(found),
+        version=__version__,
+    )
+    draft = page.with_name(f".{page.name}.draft")
+    draft.write_text(text, encoding="utf8")
+    paths.give_to_user(draft)
+    return draft.replace(page)
+
+
+def _section(group: Group, folder: Path, prefix: str) -> _Section:
+    curves = {key: collect.curves(result) for key, result in group.cells.items() if result.ok}
+    drawn = []
+    if curves:
+        for drawing in figures.draw(group, curves, settings(group), same_maths=same_maths(curves)):
+            stem = prefix + drawing.name
+            svg = figures.save(drawing, folder, stem)
+            drawn.append(_Figure(stem, drawing.title, drawing.caption, Markup(figures.inline(svg, stem, drawing.title))))
+    return _Section(group, findings(group, curves), tables.result_table(group), drawn)
+
+
+def _certified(result: Result) -> _Certified:
+    certificates = result.certificates
+    if certificates is None:
+        return _Certified(result, [], "none", "before or after")
+    missing = [when for when, one in (("before", certificates.before), ("after", certificates.after)) if one is None]
+    return _Certified(result, _checks(certificates), certificates.verdict, " or ".join(missing))
+
+
+def _checks(certificates: RunCertificates) -> list[_Check]:
+    """Quantities that were measured once only (the sizes of messages are known better after a run) have a '-' for the other."""
+    pairs: dict[tuple[str, str, str, str], dict[str, Measurement]] = {}
+    for when, certificate in (("before", certificates.before), ("after", certificates.after)):
+        for one in certificate.measurements if certificate else ():
+            pairs.setdefault((one.link, one.direction, one.quantity, one.detail), {})[when] = one
+    checks = []
+    for (link, direction, quantity, detail), pair in pairs.items():
+        one = next(iter(pair.values()))
+        asked, _, tolerance = tables.measurement_cells(one)
+        before, after = (tables.measurement_cells(pair[w])[1] if w in pair else tables.MISSING for w in ("before", "after"))
+        verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
+        notes = dict.fromkeys(m.note for m in pair.values() if m.note)
+        checks.append(
+            _Check(
+                f"{link} {direction}", f"{quantity} {detail}".strip(), asked, before, after, tolerance, verdict, "; ".join(notes)
+            )
+        )
+    return checks
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = tables.MISSING if item is None else str(item)
+    return flat
+
+
+def _environment(found: Sequence[Result]) -> dict[str, str]:
+    """Every key of the runs' environments; values that changed from run to run as 'first ... last'."""
+    values: dict[str, set[str]] = {}
+    for result in found:
+        for key, value in _flat(result.environment).items():
+            values.setdefault(key, set()).add(value)
+    shown = {}
+    for key, several in sorted(values.items()):
+        ordered = sorted(several)
+        more = f" ({len(ordered)} different)" if len(ordered) > 2 else ""
+        shown[key] = ordered[0] if len(ordered) == 1 else f"{ordered[0]} … {ordered[-1]}{more}"
+    return shown
+
+
+def _engines(found: Sequence[Result]) -> list[str]:
+    """'relay: why it was chosen', once each."""
+    records = [result.run.lab for result in found if (result.run.folder / "lab.json").exists()]
+    return list(dict.fromkeys(f"{record.engine}: {record.engine_reason}" for record in records))
+
+
+def _taken(found: Sequence[Result]) -> str:
+    """When the first and the last certificate were taken."""
+    moments = sorted(
+        certificate.taken_at
+        for result in found
+        if (both := result.certificates) is not None
+        for certificate in (both.before, both.after)
+        if certificate is not None
+    )
+    return f"{moments[0]} to {moments[-1]}" if moments else ""

@@ -1,0 +1,91 @@
+"""One look for every figure: a colour, a marker and a dash for each codec, and the few rules that all axes share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import matplotlib
+
+INK = "#1b1f24"
+MUTED = "#6b737d"
+RULE = "#d4d8dd"
+PAPER = "#ffffff"
+
+# Okabe and Ito's colours, which people with any colour vision tell apart; the baseline is grey.
+_KNOWN = {"fp32": "#767d86", "bf16": "#0072b2", "int8": "#d55e00", "delta-int8": "#009e73"}
+_OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c5a2b", "#b3a000")
+_MARKERS = {"fp32": "o", "bf16": "s", "int8": "D", "delta-int8": "^"}
+_OTHER_MARKERS = ("v", "P", "X", "<", ">", "h")
+_DASHES: dict[str, Any] = {"delta-int8": (0, (4, 1.6))}
+
+_RULES: Any = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica", "sans-serif"],
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 5.5,
+    "savefig.dpi": 160,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "testbed",
+}
+
+
+@contextmanager
+def applied() -> Iterator[None]:
+    """Figures that are drawn and saved inside follow the rules; matplotlib's own are as before afterwards."""
+    with matplotlib.rc_context(_RULES):
+        yield
+
+
+class Look(NamedTuple):
+    """How one codec is drawn, in every figure."""
+
+    colour: str
+    marker: str
+    dash: Any
+
+
+def looks(codecs: Iterable[str]) -> dict[str, Look]:
+    """The look of each codec: fixed for the known ones; another's follows from its name, and moves on where that is taken."""
+    found: dict[str, Look] = {}
+    taken: set[int] = set()
+    for codec in sorted(set(codecs)):
+        if codec in _KNOWN:
+            found[codec] = Look(_KNOWN[codec], _MARKERS[codec], _DASHES.get(codec, "-"))
+            continue
+        slot = hashlib.blake2b(codec.encode(), digest_size=2).digest()[0] % len(_OTHERS)
+        for move in range(len(_OTHERS)):
+            if (slot + move) % len(_OTHERS) not in taken:
+                slot = (slot + move) % len(_OTHERS)
+                break
+        again = len(taken) == len(_OTHERS)
+        taken.add(slot)
+        found[codec] = Look(_OTHERS[slot], _OTHER_MARKERS[slot], (0, (1.2, 1.2)) if again else "-")
+    return found

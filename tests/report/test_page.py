@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from synthetic import Pipeline, cell, pipe, profile, write_run
+
+from testbed.errors import ResultsError
+from testbed.report import build, collect, latest
+from testbed.report.findings import findings, same_maths, settings
+from testbed.results import last_sweep
+
+FIGURES = ("step-time", "loss-time", "loss-steps", "bytes")
+
+
+@pytest.fixture(scope="module")
+def page(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(experiment, tmp_path_factory.mktemp("report") / "out" / "report.html")
+
+
+class Reader(HTMLParser):
+    """Every attribute, and whether what was opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_every_figure_stands_in_the_page_and_beside_it(page: Path) -> None:
+    text = page.read_text()
+    for name in FIGURES:
+        assert f'<figure id="{name}">' in text
+        assert (page.parent / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (page.parent / "figures" / f"{name}.svg").read_text().count("<text") > 10
+    assert text.count("<svg") == len(FIGURES)
+
+
+def test_the_page_is_whole_and_needs_nothing_else(page: Path) -> None:
+    reader = Reader(page.read_text())
+    assert reader.open == []
+    ids = [value for _, key, value in reader.attributes if key == "id"]
+    assert len(ids) == len(set(ids))
+    for tag, key, value in reader.attributes:
+        assert tag != "script"
+        if key in ("src", "href", "xlink:href"):
+            inside = value.startswith("#") and value[1:] in ids
+            assert inside or value == "data:," or (tag == "a" and (page.parent / value).is_file()), (tag, key, value)
+    used = set(re.findall(r"url\(#([^)]+)\)", page.read_text()))
+    assert used
+    assert used <= set(ids)
+
+
+def test_the_page_says_what_was_found(page: Path) -> None:
+    text = page.read_text()
+    assert "What is it worth?" in text
+    assert "Over unshaped a step takes" in text
+    assert "no codec makes it clearly faster" in text
+    assert "delta-int8 moves as many bytes as int8" in text
+    assert "bit for bit the same over all 3 networks" in text
+    assert "drawn hollow and not to be relied on: int8 over cable" in text
+    assert "stage 1: &lt;the loss&gt; is not finite" in text
+    assert "engine relay; 3 stages, gpipe, 4 micro-batches a step, 4 in flight; TCP cubic" in text
+    assert "slower than asked" in text
+    assert "Example CPU" in text
+
+
+def test_a_slow_link_rewards_fewer_bytes(experiment: Path) -> None:
+    (group,) = collect.groups(collect.read(latest(experiment, last_sweep(experiment).cells)))
+    curves = {key: collect.curves(result) for key, result in group.cells.items() if result.ok}
+    (cable,) = [sentence for sentence in findings(group, curves) if sentence.startswith("Over cable")]
+    assert re.search(r"int8 \(not certified\) is \d\.\d\d times as fast", cable)
+    assert "bf16 is" in cable
+
+
+def test_losses_that_differ_between_networks_are_reported(experiment: Path) -> None:
+    (group,) = collect.groups(collect.read(latest(experiment, last_sweep(experiment).cells)))
+    curves = {key: collect.curves(result) for key, result in group.cells.items() if result.ok}
+    assert same_maths(curves)
+    key = next(key for key in curves if key[1] == "fp32")
+    train = curves[key].train
+    curves[key] = curves[key]._replace(train=[*train[:-1], train[-1]._replace(loss=train[-1].loss + 1e-9)])
+    assert not same_maths(curves)
+    assert any("must not" in sentence for sentence in findings(group, curves))
+
+
+def test_unequal_compute_is_reported(tmp_path: Path) -> None:
+    what = cell("fp32")
+    write_run(tmp_path, what, Pipeline(what.profile))
+    write_run(tmp_path, cell("int8"), Pipeline(what.profile, forward_ns=3_000_000, backward_ns=6_000_000))
+    (group,) = collect.groups(collect.read(latest(tmp_path)))
+    (sentence,) = [s for s in findings(group, {}) if s.startswith("The machine was not equally fast")]
+    assert "with int8 and" in sentence
+
+
+def test_the_same_results_give_the_same_bytes(experiment: Path, page: Path, tmp_path: Path) -> None:
+    again = build(experiment, tmp_path / "report.html")
+    assert again.read_bytes() == page.read_bytes()
+    for name in FIGURES:
+        for kind in ("svg", "png"):
+            assert (tmp_path / "figures" / f"{name}.{kind}").read_bytes() == (
+                page.parent / "figures" / f"{name}.{kind}"
+            ).read_bytes()
+    assert not list(tmp_path.glob("**/.*"))
+
+
+def test_a_sweep_of_failures_is_a_page_without_figures(tmp_path: Path) -> None:
+    what = cell()
+    write_run(tmp_path, what, Pipeline(what.profile), failure="stage 0 died")
+    text = build(tmp_path, tmp_path / "report.html").read_text()
+    assert "stage 0 died" in text
+    assert "<svg" not in text
+
+
+def test_nothing_to_report_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no run"):
+        build(tmp_path, tmp_path / "report.html")
+
+
+def test_one_cell_is_a_report(tmp_path: Path) -> None:
+    what = cell("acme.codecs:VeryLongNameOfACodec", stages=1)
+    write_run(tmp_path, what, Pipeline(what.profile, stages=1))
+    assert "acme.codecs:VeryLongNameOfACodec" in build(tmp_path, tmp_path / "report.html").read_text()
+
+
+def test_settings_name_the_transport_of_each_network(tmp_path: Path) -> None:
+    for name, control in (("a", "cubic"), ("b", "cubic"), ("c", "bbr")):
+        link = profile(name, pipe(80_000_000, 0), pipe(80_000_000, 0), congestion_control=control)
+        write_run(tmp_path, cell("fp32", link), Pipeline(link))
+    (group,) = collect.groups(collect.read(latest(tmp_path)))
+    assert "TCP cubic, slow start after idle off; over c bbr, slow start after idle off\nExample CPU" in settings(group)
+
+
+def test_the_report_needs_no_torch() -> None:
+    program = "import sys, testbed.report, testbed.metrics; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from synthetic import Pipeline, cell, pipe, profile, write_run
+
+from testbed import results
+from testbed.report import certificate_table, collect, latest, tables, terminal_table
+from testbed.report.style import looks
+
+
+def printed(table: object, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().splitlines()
+
+
+@pytest.fixture
+def runs(experiment: Path) -> list[results.Run]:
+    return latest(experiment, results.last_sweep(experiment).cells)
+
+
+@given(st.floats(1e-4, 1e9))
+def test_three_digits_are_within_half_of_the_last(value: float) -> None:
+    text = tables.three(value)
+    assert "e" not in text
+    assert float(text) == pytest.approx(value, rel=0.006, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_what_is_not_known_is_a_dash(value: float | None) -> None:
+    assert tables.three(value) == "-"
+    assert tables.seconds(None) == tables.size(None) == "-"
+
+
+def test_the_table_shows_every_cell_of_the_last_sweep(runs: list[results.Run]) -> None:
+    assert len(runs) == 12
+    lines = printed(terminal_table(runs), 120)
+    profiles = [line.split()[0] for line in lines if line.split() and line.split()[0] in ("unshaped", "home", "cable")]
+    assert profiles == ["unshaped", "home", "cable"]
+    rows = [line for line in lines if line.rstrip().endswith(("pass", "FAIL"))]
+    assert len(rows) == 11
+    assert [row.split()[1] for row in rows if row.startswith("○")] == ["int8"]
+    assert any("is not finite" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits(runs: list[results.Run], width: int) -> None:
+    rows = [line for line in printed(terminal_table(runs), width) if line.strip().startswith("fp32")]
+    assert len(rows) == 3
+    for row in rows:
+        assert len(row.rstrip()) <= width
+        assert row.rstrip().endswith("pass")
+        assert len(row.split()) == 10
+
+
+def test_rows_of_numbers_end_below_each_other(runs: list[results.Run]) -> None:
+    rows = [line for line in printed(terminal_table(runs), 120) if "x " in line and line.rstrip().endswith("pass")]
+    ends = [[i for i, (a, b) in enumerate(zip(row, row[1:] + " ", strict=True)) if a.isalnum() and b == " "] for row in rows]
+    assert len({tuple(row[1:-1]) for row in ends}) == 1
+
+
+def test_missing_numbers_are_dashes(tmp_path: Path) -> None:
+    what = cell("int8")
+    run = write_run(tmp_path, what, Pipeline(what.profile))
+    assert run.summary is not None
+    results.write_json(
+        run.folder / "summary.json", run.summary.model_copy(update={"wire_bytes_per_step": None, "efficiency": None})
+    )
+    (row,) = [line for line in printed(terminal_table([run]), 100) if " int8 " in line]
+    assert row.split().count("-") == 3  # no fp32 to compare with, either
+
+
+def test_other_settings_are_not_compared(tmp_path: Path) -> None:
+    link = profile("home", pipe(80_000_000, 1_000_000), pipe(80_000_000, 1_000_000))
+    for depth in (1, 3):
+        for codec in ("fp32", "int8"):
+            write_run(tmp_path, cell(codec, link, schedule="1f1b", in_flight=depth), Pipeline(link))
+    groups = collect.groups(collect.read(latest(tmp_path)))
+    assert [group.label for group in groups] == ["pipeline.in_flight = 1", "pipeline.in_flight = 3"]
+    assert all(group.codecs == ("fp32", "int8") for group in groups)
+
+
+def test_two_profiles_of_one_name_stay_apart(tmp_path: Path) -> None:
+    for delay in (1, 2):
+        link = profile("home", pipe(80_000_000, delay), pipe(80_000_000, delay))
+        write_run(tmp_path, cell("fp32", link), Pipeline(link))
+    (group,) = collect.groups(collect.read(latest(tmp_path)))
+    assert len(group.profiles) == 2
+    assert all(name.startswith("home [") for name in group.profiles)
+
+
+def test_the_newest_run_that_ended_well_counts(tmp_path: Path) -> None:
+    what = cell()
+    good = write_run(tmp_path, what, Pipeline(what.profile))
+    write_run(tmp_path, what, Pipeline(what.profile), failure="lost")
+    assert latest(tmp_path) == [good]
+    assert latest(tmp_path, cell_ids=()) == []
+
+
+def test_a_certificate_is_shown_with_its_units(runs: list[results.Run]) -> None:
+    certificate = runs[0].certificates.before
+    assert certificate is not None
+    text = "\n".join(printed(certificate_table(certificate), 120))
+    assert all(word in text for word in ("Mbit/s", "rtt idle", "PASS", "tolerance"))
+
+
+@given(st.lists(st.text("abcdefgh-:.", min_size=1, max_size=8), max_size=20))
+def test_every_codec_has_a_look_of_its_own(names: list[str]) -> None:
+    found = looks([*names, "fp32", "int8"])
+    known = {"fp32", "int8"} & set(found)
+    assert len({found[name].colour for name in known}) == len(known)
+    assert found["fp32"] == looks(["fp32"])["fp32"]
+    others = set(names) - {"fp32", "int8", "bf16", "delta-int8"}
+    assert len({found[name].colour for name in others}) == min(len(others), 6)
