@@ -60,6 +60,8 @@ class SweepRecord(Frozen):
     """sweep.json: which cells the last sweep into a result folder asked for. The folder may hold others from before."""
 
     question: str
+    command: str
+    """What was typed, to be typed again."""
     cells: tuple[str, ...]
     """Ids, in order."""
 
@@ -69,7 +71,7 @@ def last_sweep(experiment: Path) -> SweepRecord:
     path = experiment / "sweep.json"
     if path.exists():
         return read_json(path, SweepRecord)
-    return SweepRecord(question="", cells=tuple(sorted(p.name for p in experiment.glob("*/") if any(p.glob("run-*")))))
+    return SweepRecord(question="", command="", cells=tuple(sorted(p.name for p in experiment.glob("*/") if any(p.glob("run-*")))))
 
 
 class Run(NamedTuple):

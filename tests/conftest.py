@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from testbed.errors import TestbedError
@@ -36,6 +37,11 @@ def _try_gpu() -> None:
     if not torch.cuda.is_available():
         raise OSError("torch finds no CUDA device")
 
+
+# Examples are drawn at random where people work, and are the same every time where a red build would only be noise.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 _NEEDS = {"root": _try_root, "netem": _try_netem, "gpu": _try_gpu}
 

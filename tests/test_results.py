@@ -66,6 +66,6 @@ def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> No
 def test_the_last_sweep_says_which_cells_it_asked_for(tmp_path: Path, cell: Cell) -> None:
     results.new_run(tmp_path, cell)
     assert results.last_sweep(tmp_path).cells == (cell.id,)
-    record = results.SweepRecord(question="why", cells=("a", "b"))
+    record = results.SweepRecord(question="why", command="testbed sweep", cells=("a", "b"))
     results.write_json(tmp_path / "sweep.json", record)
     assert results.last_sweep(tmp_path) == record

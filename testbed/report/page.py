@@ -78,6 +78,7 @@ def build(experiment: Path, page: Path) -> Path:
     text = template.render(
         title=title,
         question=sweep.question,
+        command=sweep.command,
         sections=sections,
         certified=[_certified(result) for group in groups for result in group.results],
         failed=[result for result in found if not result.ok],

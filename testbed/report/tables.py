@@ -186,13 +186,20 @@ def _notes(found: Sequence[Group]) -> list[str]:
     return notes
 
 
+_SHOWN = {"bit/s": (1e-6, "Mbit/s"), "share": (100.0, "%")}
+"""Unit of a record -> how it is shown."""
+
+
 def measurement_cells(one: Measurement) -> tuple[str, str, str]:
     """(asked, measured, tolerance) with the unit; '-' where nothing was asked or found."""
 
-    def text(value: float | None) -> str:
-        return MISSING if value is None else f"{value:.4g} {one.unit}"
+    factor, unit = _SHOWN.get(one.unit, (1.0, one.unit))
 
-    return text(one.expected), text(one.measured), MISSING if one.tolerance is None else f"±{one.tolerance:.2g} {one.unit}"
+    def text(value: float | None, digits: int) -> str:
+        return MISSING if value is None else f"{value * factor:.{digits}g} {unit}"
+
+    tolerance = text(one.tolerance, 2)
+    return text(one.expected, 4), text(one.measured, 4), tolerance if tolerance == MISSING else f"±{tolerance}"
 
 
 def certificate_table(certificate: Certificate) -> Table:
