@@ -1,0 +1,225 @@
+"""The control plane between the controller and a stage host: messages, and the controller's end (`Host`). No torch.
+
+One JSON message is one packet of a Unix SOCK_SEQPACKET pair, so a process killed while it writes leaves no half of one;
+the sockets of a job travel with its message (SCM_RIGHTS).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from testbed.errors import StageError
+from testbed.pipeline.job import StageJob
+from testbed.spec import Frozen
+
+LARGEST_BYTES = 64 * 1024
+_MOST_SOCKETS = 64
+_KILL_AFTER_S = 2.0
+
+
+# ------------------------------------------------------------------ controller -> host
+class Start(Frozen):
+    """Run a job; the sockets of its `Gather` come with the message."""
+
+    kind: Literal["start"] = "start"
+    job: StageJob
+
+
+class Stop(Frozen):
+    """Kill the job that runs, if one does; the answer is `Stopped`."""
+
+    kind: Literal["stop"] = "stop"
+
+
+# ------------------------------------------------------------------ host -> controller
+class Ready(Frozen):
+    """The host has loaded what every job needs."""
+
+    kind: Literal["ready"] = "ready"
+    pid: int
+    uid: int
+    seconds: float
+    """From the start of the program."""
+
+
+class Step(Frozen):
+    """A training step is done; from the last stage only."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    loss: float
+    seconds: float
+    tokens: int
+
+
+class Evaluated(Frozen):
+    """An evaluation is done; from the last stage only."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    step: int
+    """Optimiser steps done before it."""
+    loss: float
+    seconds: float
+
+
+class Done(Frozen):
+    """The job ended well."""
+
+    kind: Literal["done"] = "done"
+
+
+class Failed(Frozen):
+    """The job ended badly; the host is ready for the next."""
+
+    kind: Literal["failed"] = "failed"
+    error: str
+    """Class name. A lost neighbour is a TransportError: another stage's failure is then the cause."""
+    message: str
+    traceback: str
+    """Empty when the process was killed."""
+
+
+class Stopped(Frozen):
+    """Answer to `Stop`: no job runs."""
+
+    kind: Literal["stopped"] = "stopped"
+
+
+Order = Annotated[Start | Stop, Field(discriminator="kind")]
+Message = Annotated[Ready | Step | Evaluated | Done | Failed | Stopped, Field(discriminator="kind")]
+_ORDER: TypeAdapter[Start | Stop] = TypeAdapter(Order)
+_MESSAGE: TypeAdapter[Ready | Step | Evaluated | Done | Failed | Stopped] = TypeAdapter(Message)
+
+
+def send(channel: socket.socket, message: Frozen, sockets: Sequence[socket.socket] = ()) -> None:
+    """One message, and sockets with it. OSError when the other end is gone."""
+    socket.send_fds(channel, [message.model_dump_json().encode()], [sock.fileno() for sock in sockets])
+
+
+def receive_order(channel: socket.socket) -> tuple[Start | Stop, list[socket.socket]] | None:
+    """The host's end: one order and its sockets; None when the controller is gone."""
+    data, fds, _, _ = socket.recv_fds(channel, LARGEST_BYTES, _MOST_SOCKETS)
+    return (_ORDER.validate_json(data), [socket.socket(fileno=fd) for fd in fds]) if data else None
+
+
+# ------------------------------------------------------------------ the controller's end
+class Host:
+    """A stage host, started and spoken to by the controller. A context manager that ends it."""
+
+    def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
+        """Start the program; `popen`, called like subprocess.Popen, decides where and as whom. `name` is for messages.
+
+        For a lab: `functools.partial(node.namespace.popen, user=paths.invoking_user())`.
+        """
+        self.name = name
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        number = str(theirs.fileno())
+        try:
+            self.process = popen(
+                [sys.executable, "-m", "testbed.pipeline.host", "--control-fd", number, "--parent", str(os.getpid())],
+                pass_fds=(theirs.fileno(),),
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+        except BaseException:
+            self._channel.close()
+            self._log.close()
+            raise
+        finally:
+            theirs.close()
+
+    def fileno(self) -> int:
+        """For select: readable when `messages` has something."""
+        return self._channel.fileno()
+
+    def wait_ready(self, timeout_s: float) -> Ready:
+        """Wait until the host has loaded everything. StageError with its last words when it cannot."""
+        message = self._next(timeout_s)
+        if not isinstance(message, Ready):
+            raise StageError(f"{self.name}: not ready within {timeout_s:g} s: found {message}; {self._words()}")
+        return message
+
+    def start(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
+        """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host is gone."""
+        try:
+            send(self._channel, Start(job=job), sockets)
+        except OSError as error:
+            raise StageError(f"{self.name}: cannot start a job: {error.strerror}; {self._words()}") from None
+        finally:
+            for sock in sockets:
+                sock.close()
+
+    def messages(self) -> Iterator[Ready | Step | Evaluated | Done | Failed | Stopped]:
+        """What has come in, without waiting. StageError when the host is gone."""
+        while (message := self._next(0)) is not None:
+            yield message
+
+    def stop_job(self, timeout_s: float) -> None:
+        """Kill the job that runs, if one does; messages that it left are dropped. StageError when the host does not answer."""
+        with contextlib.suppress(OSError):  # a host that is gone is found by the reading below
+            send(self._channel, Stop())
+        deadline = time.monotonic() + timeout_s
+        while not isinstance(message := self._next(max(0.0, deadline - time.monotonic())), Stopped):
+            if message is None:
+                raise StageError(f"{self.name}: the host did not stop its job within {timeout_s:g} s")
+
+    def close(self) -> None:
+        """End the host, and with it its job. Safe to call twice."""
+        self._channel.close()
+        try:
+            self.process.wait(_KILL_AFTER_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _next(self, timeout_s: float) -> Ready | Step | Evaluated | Done | Failed | Stopped | None:
+        if not select.select([self._channel], [], [], timeout_s)[0]:
+            return None
+        try:
+            data = self._channel.recv(LARGEST_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise StageError(f"{self.name}: the stage host is gone; {self._words()}")
+        try:
+            return _MESSAGE.validate_json(data)
+        except ValidationError as error:
+            raise StageError(f"{self.name}: a message that cannot be read: {error}") from None
+
+    def _words(self) -> str:
+        """How the host ended and the last lines that it wrote."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(0.2)
+        status = self.process.returncode
+        ended = "it still runs" if status is None else f"it ended with status {status}"
+        text = os.pread(self._log.fileno(), 1 << 20, 0).decode(errors="replace").strip()
+        return f"{ended}; it wrote: {text[-2000:] or 'nothing'}"
+
+
+def environment() -> dict[str, str]:
+    """The controller's environment, with one thread a process: two on two cores are many times slower, and sums would differ."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # else glibc hands the memory of each tensor back and has it zeroed again: thousands of page faults a micro-batch
+    memory = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+    return {**os.environ, **threads, **memory, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

@@ -1,0 +1,149 @@
+"""The stage host, `python -m testbed.pipeline.host`: lives in a stage's namespace without privileges, with torch loaded, and
+forks one child per job, so that a job starts in milliseconds and takes nothing but itself along when it crashes.
+
+The controller starts one per stage and speaks to it through `control.Host`; when the controller goes, so do host and child.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from testbed.errors import StageError
+from testbed.pipeline.control import Done, Failed, Ready, Start, Stopped, receive_order, send
+from testbed.pipeline.job import StageJob
+from testbed.process import die_with_parent, drop_capabilities
+
+_PRELOADED = (
+    "testbed.pipeline.run",
+    "testbed.codecs.cast",
+    "testbed.codecs.quantise",
+    "testbed.codecs.delta",
+)
+_LONGEST_TEXT = 8_000
+
+
+class _Child:
+    """A forked job. Its only link to the host is a pipe: what it says there is why it failed, its end is the child's."""
+
+    def __init__(self, job: StageJob, sockets: list[socket.socket], channel: socket.socket) -> None:
+        host = os.getpid()
+        self._stage = job.stage
+        self.pipe, theirs = os.pipe()
+        self._text = b""
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.pipe)
+            _work(job, sockets, channel, theirs, host)
+        os.close(theirs)
+
+    def read(self) -> Done | Failed | None:
+        """Called when the pipe has something. The outcome once the child is gone, None before."""
+        if part := os.read(self.pipe, 1 << 16):
+            self._text += part
+            return None
+        status = self._reap()
+        if status == 0:
+            return Done()
+        if self._text:
+            return Failed.model_validate_json(self._text)
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return Failed(error="StageError", message=f"the process of stage {self._stage} {how}", traceback="")
+
+    def kill(self) -> None:
+        """End it now."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._reap()
+
+    def _reap(self) -> int:
+        os.close(self.pipe)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _work(job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, host: int) -> NoReturn:
+    """In the child: do the job, say on the pipe why if it fails, and never return into the host's code."""
+    status = 1
+    try:
+        die_with_parent(host)
+        log = os.open(Path(job.folder) / f"stage-{job.stage}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        from testbed.pipeline.run import run
+
+        run(job, sockets, lambda message: send(channel, message))
+        status = 0
+    except BaseException as error:
+        traceback.print_exc()
+        text = "".join(traceback.format_exception(error))[-_LONGEST_TEXT:]
+        failed = Failed(error=type(error).__name__, message=str(error)[:_LONGEST_TEXT], traceback=text)
+        os.write(pipe, failed.model_dump_json().encode())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def serve(channel: socket.socket) -> None:
+    """Obey orders until the controller is gone."""
+    child: _Child | None = None
+    while True:
+        ready, _, _ = select.select([channel.fileno(), *([child.pipe] if child is not None else [])], [], [])
+        if child is not None and child.pipe in ready and (outcome := child.read()) is not None:
+            child = None
+            send(channel, outcome)
+        if channel.fileno() not in ready:
+            continue
+        received = receive_order(channel)
+        if received is None:
+            if child is not None:
+                child.kill()
+            return
+        order, sockets = received
+        if isinstance(order, Start):
+            if child is not None:
+                raise StageError(f"stage {order.job.stage}: asked to start a job while another one runs")
+            child = _Child(order.job, sockets, channel)
+            for sock in sockets:
+                sock.close()
+        else:
+            if child is not None:
+                child.kill()
+                child = None
+            send(channel, Stopped())
+
+
+def main() -> None:
+    """Load, say so, and serve."""
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(description="A stage host; started by the controller, not by hand.")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    drop_capabilities()
+    die_with_parent(arguments.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what a Ctrl-C ends
+    channel = socket.socket(fileno=arguments.control_fd)
+    channel.set_inheritable(False)
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is loaded stays shared with the children
+    send(channel, Ready(pid=os.getpid(), uid=os.getuid(), seconds=time.monotonic() - began))
+    with contextlib.suppress(ConnectionError):  # the controller left while it was being told something
+        serve(channel)
+    os._exit(0)  # at once: taking an interpreter with torch apart needs half a second
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""What a stage is told: one frozen record, sent over the control socket. The profile is not in it, on purpose."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from testbed.spec import Cell, Frozen, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+
+
+class Endpoint(Frozen):
+    """Where a stage listens for the stage before it."""
+
+    address: str
+    """IPv4."""
+    port: int = Field(ge=1, le=65535)
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+class Limits(Frozen):
+    """How long a stage waits before it gives up, in seconds."""
+
+    connect_s: float = Field(gt=0)
+    """For the neighbours: the slowest stage must have built its model by then."""
+    message_s: float = Field(gt=0)
+    """For one frame, and for the other stages at the end of a step: a step on the slowest link, outages included."""
+
+
+class StageJob(Frozen):
+    """One stage of one run."""
+
+    stage: int = Field(ge=0)
+    """0-based."""
+    codec: str
+    workload: WorkloadSpec
+    pipeline: PipelineSpec
+    optimiser: OptimiserSpec
+    training: TrainingSpec
+    vocabulary: int = Field(ge=2)
+    """Size of the tokenizer's vocabulary."""
+    tokens: str
+    """Path of the prepared text, a .npy of token ids."""
+    listen: Endpoint | None
+    """Where the stage before this one will connect; None for the first stage."""
+    downstream: Endpoint | None
+    """Where the stage after this one listens; None for the last."""
+    token: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """The run's token, in every frame: a frame of another run is an error, not data."""
+    device: str | None
+    """The stage's access link, whose counters go into every step; None without a lab."""
+    overhead_bytes: int = Field(ge=0)
+    """What that device counts on top of each IP packet."""
+    folder: str
+    """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
+    limits: Limits
+
+    @model_validator(mode="after")
+    def _ends_fit(self) -> StageJob:
+        last = self.pipeline.stages - 1
+        if self.stage > last:
+            raise ValueError(f"stage {self.stage} of a pipeline of {last + 1} stages")
+        if (self.listen is None) != (self.stage == 0) or (self.downstream is None) != (self.stage == last):
+            raise ValueError(f"stage {self.stage} of {last + 1}: the first stage does not listen, the last has no stage after it")
+        return self
+
+
+def jobs(
+    cell: Cell,
+    *,
+    addresses: tuple[str, ...],
+    port: int,
+    token: str,
+    vocabulary: int,
+    tokens: str,
+    folder: str,
+    device: str | None,
+    overhead_bytes: tuple[int, ...],
+    limits: Limits,
+) -> tuple[StageJob, ...]:
+    """One job a stage of `cell`; `addresses` and `overhead_bytes` by stage."""
+    stages = cell.pipeline.stages
+    assert len(addresses) == len(overhead_bytes) == stages
+    ends = (None, *(Endpoint(address=address, port=port) for address in addresses[1:]), None)
+    return tuple(
+        StageJob(
+            stage=stage,
+            codec=cell.codec,
+            workload=cell.workload,
+            pipeline=cell.pipeline,
+            optimiser=cell.optimiser,
+            training=cell.training,
+            vocabulary=vocabulary,
+            tokens=tokens,
+            listen=ends[stage],
+            downstream=ends[stage + 1],
+            token=token,
+            device=device,
+            overhead_bytes=overhead_bytes[stage],
+            folder=folder,
+            limits=limits,
+        )
+        for stage in range(stages)
+    )

@@ -1,0 +1,47 @@
+"""The order in which one stage works: a pure function from numbers to a list of actions. `stage.Stage` obeys the list.
+
+Backwards run in the order 0..M-1 under every schedule, so gradients are added up in one order and training comes out
+bit-identical whatever the schedule and the depth.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+
+class Action(NamedTuple):
+    """One forward (F) or backward (B) of one micro-batch."""
+
+    kind: Literal["F", "B"]
+    microbatch: int
+
+
+def depth(schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microbatches: int, in_flight: int) -> int:
+    """Micro-batches that a stage holds at most between their forward and their backward.
+
+    gpipe: all of them; `in_flight` is not read. 1f1b: `1 + ceil((in_flight - 1) * (stages - 1 - stage) / (stages - 1))`, and
+    never more than there are micro-batches: `in_flight` at the first stage, 1 at the last, and in between in proportion to
+    the distance from the last, as the round trip to the last stage and back is. `in_flight == stages` is the classic 1F1B
+    (PipeDream-Flush, Narayanan et al. 2021, section 2.2): depth `stages - stage`. More hides the latency of slow links and
+    costs memory; less is allowed and leaves stages idle. Depths never grow from a stage to the next, hence no deadlock.
+    """
+    if schedule == "gpipe":
+        return microbatches
+    ahead = (in_flight - 1) * (stages - 1 - stage)
+    return min(microbatches, 1 + -(-ahead // max(1, stages - 1)))
+
+
+def actions(
+    schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microbatches: int, in_flight: int
+) -> tuple[Action, ...]:
+    """All actions of one step at one stage (0-based), in order."""
+    assert 0 <= stage < stages
+    assert microbatches >= 1
+    assert in_flight >= 1
+    ahead = depth(schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight)
+    order = [Action("F", m) for m in range(ahead)]
+    for m in range(microbatches):
+        order.append(Action("B", m))
+        if m + ahead < microbatches:
+            order.append(Action("F", m + ahead))
+    return tuple(order)

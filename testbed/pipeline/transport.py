@@ -1,0 +1,229 @@
+"""Framed TCP between two neighbouring stages: one duplex connection, a thread that sends and a thread that receives.
+
+The receiving thread takes what arrives at once, so the link never waits for the maths; it blocks inside the kernel
+(MSG_WAITALL), where it needs no interpreter lock. A connection that fails is done for: whoever waits on it gets a
+TransportError at once, and so does everyone after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import NamedTuple
+
+from testbed.errors import TransportError
+from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
+from testbed.spec import Direction
+
+Payload = bytes | bytearray | memoryview
+
+
+class Arrival(NamedTuple):
+    """A frame received."""
+
+    payload: memoryview
+    first_byte_ns: int
+    last_byte_ns: int
+
+
+class Departure(NamedTuple):
+    """A frame sent."""
+
+    key: Key
+    payload_bytes: int
+    queued_ns: int
+    first_byte_ns: int
+    last_byte_ns: int
+
+
+class Connection:
+    """Frames to and from one neighbour. Leave it with `close` when all is well, with `abort` when it is not."""
+
+    def __init__(
+        self, sock: socket.socket, *, name: str, token: bytes, incoming: Direction, max_payload_bytes: int, max_frames: int
+    ) -> None:
+        """Own a connected blocking socket. `name` is for messages: who talks to whom.
+
+        `max_frames` bounds what waits unsent and what waits untaken: past it `send` blocks, and the receiving thread leaves
+        the rest to the kernel, so that TCP holds the sender back. A step must fit: its micro-batches, or more.
+        """
+        sock.setblocking(True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self._name, self._token, self._incoming = name, token, incoming
+        self._max_payload_bytes, self._max_frames = max_payload_bytes, max_frames
+        self._changed = threading.Condition()
+        self._outbox: SimpleQueue[tuple[Key, memoryview, int] | None] = SimpleQueue()
+        self._unsent = 0
+        self._departures: list[Departure] = []
+        self._inbox: dict[Key, Arrival] = {}
+        self._failure: TransportError | None = None
+        self._ended = False
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=f"{name}: {loop.__name__}", daemon=True)
+            for loop in (self._send_all, self._receive_all)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # -------------------------------------------------------------- for the stage
+    def send(self, key: Key, payload: Payload) -> int:
+        """Queue a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of queueing."""
+        view = memoryview(payload)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+        if view.nbytes > self._max_payload_bytes:
+            raise TransportError(
+                f"{self._name}: the {key} has {view.nbytes} bytes; this job takes {self._max_payload_bytes} at most"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self._unsent < self._max_frames)
+            self._raise_failure(f"cannot send the {key}")
+            self._unsent += 1
+        queued_ns = time.monotonic_ns()
+        self._outbox.put((key, view, queued_ns))
+        return queued_ns
+
+    def take(self, key: Key, timeout_s: float) -> Arrival:
+        """Wait for one frame. TransportError when the peer is lost, sends something else, or `timeout_s` pass."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: key in self._inbox or self._failure or self._ended or len(self._inbox) >= self._max_frames, timeout_s
+            )
+            if key in self._inbox:
+                arrival = self._inbox.pop(key)
+                self._changed.notify_all()
+                return arrival
+            self._raise_failure(f"waiting for the {key}")
+            if self._ended:
+                raise TransportError(f"{self._name}: the peer closed the connection before it sent the {key}")
+            if self._inbox:
+                raise TransportError(f"{self._name}: waited for the {key}, but the peer sent the {next(iter(self._inbox))}")
+            raise TransportError(f"{self._name}: waited {timeout_s:g} s for the {key} and nothing came")
+
+    def departures(self, timeout_s: float) -> list[Departure]:
+        """All frames sent since the last call, in order, once nothing waits unsent. TransportError after `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or self._unsent == 0, timeout_s)
+            self._raise_failure("waiting for the last frame to be sent")
+            if self._unsent:
+                raise TransportError(f"{self._name}: {self._unsent} frames were still unsent after {timeout_s:g} s")
+            done, self._departures = self._departures, []
+            return done
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is queued, say the end, wait for the peer's, then for the acknowledgement of the last byte.
+
+        Both neighbours must do it. (Closing a socket that holds unread bytes would send a reset instead, which destroys
+        what is still on its way.) TransportError when the peer is lost or `timeout_s` pass.
+        """
+        try:
+            self._outbox.put(None)
+            with self._changed:
+                self._changed.wait_for(lambda: self._failure or (self._ended and self._unsent == 0), timeout_s)
+                self._raise_failure("closing")
+                if not self._ended:
+                    raise TransportError(f"{self._name}: the peer did not close within {timeout_s:g} s")
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, math.ceil(timeout_s)))
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection, whatever is on its way, and end both threads. Safe to call twice."""
+        with contextlib.suppress(OSError):  # not connected any more: the threads are awake already
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._fail(TransportError(f"{self._name}: the connection was dropped by this stage"))
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        self.socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.abort()
+
+    # -------------------------------------------------------------- the threads
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except TransportError as error:
+            self._fail(TransportError(f"{self._name}: {error}"))
+        except OSError as error:
+            self._fail(TransportError(f"{self._name}: the connection was lost: {error.strerror}"))
+        except BaseException as error:
+            self._fail(TransportError(f"{self._name}: {type(error).__name__} in the transport: {error}"))
+            raise
+
+    def _fail(self, error: TransportError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def _raise_failure(self, doing: str) -> None:
+        if self._failure is not None:
+            raise TransportError(f"{self._failure} ({doing})") from self._failure
+
+    def _send_all(self) -> None:
+        while (item := self._outbox.get()) is not None:
+            key, payload, queued_ns = item
+            crc = zlib.crc32(payload)
+            first_byte_ns = time.monotonic_ns()
+            header = pack(Header(key, payload.nbytes, first_byte_ns, crc), self._token)
+            rest = [memoryview(header), payload]
+            while rest:  # a blocking call may still be cut short
+                done = self.socket.sendmsg(rest)
+                while rest and done >= rest[0].nbytes:
+                    done -= rest.pop(0).nbytes
+                if rest:
+                    rest[0] = rest[0][done:]
+            departure = Departure(key, payload.nbytes, queued_ns, first_byte_ns, time.monotonic_ns())
+            with self._changed:
+                self._departures.append(departure)
+                self._unsent -= 1
+                self._changed.notify_all()
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def _receive_all(self) -> None:
+        header = bytearray(HEADER_BYTES)
+        while self._fill(memoryview(header), may_end=True):
+            found = parse(header, token=self._token, max_payload_bytes=self._max_payload_bytes)
+            if found.key.direction != self._incoming:
+                raise TransportError(f"the peer sent the {found.key}; from there come {self._incoming} tensors only")
+            # fresh each time: it costs less than the copy out of a shared buffer would
+            payload = memoryview(bytearray(found.payload_bytes))
+            self._fill(payload, may_end=False)
+            last_byte_ns = time.monotonic_ns()
+            if zlib.crc32(payload) != found.payload_crc:
+                raise TransportError(f"the payload of the {found.key} is damaged: its CRC does not match")
+            with self._changed:
+                self._changed.wait_for(lambda: self._failure or len(self._inbox) < self._max_frames)
+                if self._failure:
+                    return
+                if found.key in self._inbox:
+                    raise TransportError(f"the peer sent the {found.key} twice")
+                self._inbox[found.key] = Arrival(payload, found.first_byte_ns, last_byte_ns)
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _fill(self, buffer: memoryview, *, may_end: bool) -> bool:
+        """Receive exactly `buffer`. False when the peer closed before its first byte, which only `may_end` allows."""
+        done = 0
+        while done < buffer.nbytes:
+            count = self.socket.recv_into(buffer[done:], 0, socket.MSG_WAITALL)
+            if count == 0:
+                if may_end and done == 0:
+                    return False
+                raise TransportError(f"the peer closed the connection after {done} of {buffer.nbytes} bytes")
+            done += count
+        return True

@@ -1,0 +1,48 @@
+"""Any bytes are a header of this run or a TransportError."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import TransportError
+from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
+
+TOKEN = bytes(range(16))
+words = st.integers(0, 2**32 - 1)
+keys = st.builds(Key, st.sampled_from(["train", "evaluation"]), words, st.sampled_from(["forward", "backward"]), words)
+headers = st.builds(Header, keys, st.integers(0, 10**6), st.integers(0, 2**63), words)
+
+
+@given(headers)
+def test_what_is_packed_is_parsed(header: Header) -> None:
+    data = pack(header, TOKEN)
+    assert len(data) == HEADER_BYTES
+    assert parse(data, token=TOKEN, max_payload_bytes=10**6) == header
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(TransportError):
+        parse(data, token=TOKEN, max_payload_bytes=10**6)
+
+
+@given(headers, st.integers(0, HEADER_BYTES * 8 - 1))
+def test_one_wrong_bit_is_found(header: Header, bit: int) -> None:
+    data = bytearray(pack(header, TOKEN))
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(TransportError):
+        parse(data, token=TOKEN, max_payload_bytes=10**6)
+
+
+@given(headers)
+def test_another_run_is_refused(header: Header) -> None:
+    with pytest.raises(TransportError, match="another run"):
+        parse(pack(header, bytes(16)), token=TOKEN, max_payload_bytes=10**6)
+
+
+def test_a_length_past_the_limit_is_refused() -> None:
+    data = pack(Header(Key("train", 0, "forward", 0), 101, 0, 0), TOKEN)
+    with pytest.raises(TransportError, match="announces 101 bytes; this job takes 100"):
+        parse(data, token=TOKEN, max_payload_bytes=100)

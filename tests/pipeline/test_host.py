@@ -1,0 +1,363 @@
+"""Stage hosts as processes, with the real GPT-2: the same training in every cut, and nothing that outlives its parent."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.errors import StageError
+from testbed.pipeline.control import Done, Evaluated, Failed, Host, Ready, Start, Step
+from testbed.pipeline.gather import make_sockets
+from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.records import StepRecord
+from testbed.spec import Cell, LinkProfile, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+SOON_S = 60.0
+VOCABULARY = 96
+STEPS = 4
+
+
+def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str = "fp32", **training: Any) -> Cell:
+    link = LinkProfile(
+        name="none",
+        summary="",
+        source="",
+        layer="ip",
+        mtu=1500,
+        congestion_control="cubic",
+        slow_start_after_idle=False,
+        up=None,
+        down=None,
+    )
+    return Cell(
+        codec=codec,
+        profile=link,
+        topology="star",
+        engine="relay",
+        compute="measured",
+        workload=WorkloadSpec(
+            family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
+        ),
+        pipeline=PipelineSpec(stages=stages, microbatches=2, schedule=schedule, in_flight=in_flight),
+        optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
+        training=TrainingSpec(**{"steps": STEPS, "warmup_steps": 1, "seed": 3, "evaluate_every": 2, **training}),
+    )
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "tokens.npy"
+    np.save(path, np.random.default_rng(0).integers(VOCABULARY, size=20_000).astype(np.uint16))
+    return path
+
+
+def popen(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    return subprocess.Popen(command, env={**env, "PYTHONPATH": path}, start_new_session=True, **options)
+
+
+def a_host(stage: int) -> Host:
+    return Host(popen, f"stage {stage}")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[list[Host]]:
+    """Three hosts for every test that leaves them alive: each does one job after another."""
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(a_host(stage)) for stage in range(3)]
+        for host in hosts:
+            host.wait_ready(SOON_S)
+        yield hosts
+
+
+@pytest.fixture
+def own() -> Iterator[Host]:
+    """One host to be killed."""
+    with a_host(0) as host:
+        host.wait_ready(SOON_S)
+        yield host
+
+
+def jobs_of(cell: Cell, folder: Path, tokens: Path, limit_s: float = 30.0) -> tuple[StageJob, ...]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stages = cell.pipeline.stages
+    return jobs(
+        cell,
+        addresses=tuple(f"127.0.0.{stage + 1}" for stage in range(stages)),
+        port=port,
+        token=os.urandom(16).hex(),
+        vocabulary=VOCABULARY,
+        tokens=str(tokens),
+        folder=str(folder),
+        device="lo",
+        overhead_bytes=(0,) * stages,
+        limits=Limits(connect_s=limit_s, message_s=limit_s),
+    )
+
+
+def start(hosts: list[Host], all_jobs: tuple[StageJob, ...]) -> None:
+    for host, job, sockets in zip(hosts, all_jobs, make_sockets(len(all_jobs)), strict=False):
+        host.start(job, sockets)
+
+
+def finish(hosts: list[Host]) -> list[list[Any]]:
+    """Every host's messages, up to and with its last word."""
+    heard: list[list[Any]] = [[] for _ in hosts]
+    deadline = time.monotonic() + SOON_S
+    while open_ := [h for h, said in zip(hosts, heard, strict=True) if not said or not isinstance(said[-1], Done | Failed)]:
+        ready = select.select(open_, [], [], max(0.0, deadline - time.monotonic()))[0]
+        assert ready, f"silence from {[host.name for host in open_]}; heard {heard}"
+        for host in ready:
+            heard[hosts.index(host)].extend(host.messages())
+    return heard
+
+
+def read(folder: Path, stage: int) -> list[StepRecord]:
+    return [StepRecord.model_validate_json(line) for line in (folder / f"steps-{stage}.jsonl").read_bytes().splitlines()]
+
+
+def is_gone(pid: int, within_s: float = 2.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for_step(host: Host) -> None:
+    """Until the last stage has said that a step is done."""
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        select.select([host], [], [], 1)
+        for message in host.messages():
+            if isinstance(message, Step):
+                return
+            assert isinstance(message, Evaluated), message
+    raise AssertionError("no step was done")
+
+
+# ------------------------------------------------------------------ training
+UNSPLIT = """
+import sys, numpy as np, torch
+from testbed.workloads.data import Data
+from testbed.workloads.gpt2 import configuration
+from testbed.workloads.table import SIZES
+from transformers import GPT2LMHeadModel
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(3)
+model = GPT2LMHeadModel(configuration(SIZES["gpt2-nano"]))
+adamw = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
+data = Data(np.load(sys.argv[1]), 16, 4, 3)
+for step in range(int(sys.argv[2])):
+    losses = []
+    for m in range(2):
+        batch = data.train(step, m, 2)
+        logits = model(input_ids=batch.inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), batch.targets.view(-1))
+        losses.append(loss.item())
+        (loss / 2).backward()
+    import math
+    norm = math.sqrt(math.fsum(torch.linalg.vector_norm(p.grad).item() ** 2 for p in model.parameters()))
+    for p in model.parameters():
+        p.grad.mul_(min(1.0, 1.0 / (norm + 1e-6)))
+    adamw.step()
+    adamw.zero_grad()
+    print((math.fsum(losses) / 2).hex(), norm.hex())
+"""
+
+
+@pytest.fixture(scope="module")
+def unsplit(tokens: Path) -> list[tuple[float, float]]:
+    """(loss, gradient norm) of each step of transformers' own GPT2LMHeadModel in a plain training loop."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", UNSPLIT, str(tokens), str(STEPS)]
+    text = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [(float.fromhex(loss), float.fromhex(norm)) for loss, norm in (line.split() for line in text.splitlines())]
+
+
+def test_every_cut_and_schedule_is_the_unsplit_model(
+    shared: list[Host], tokens: Path, tmp_path: Path, unsplit: list[tuple[float, float]]
+) -> None:
+    started = shared[:3]
+    evaluations = []
+    for number, (stages, schedule, in_flight) in enumerate([(1, "gpipe", 1), (2, "1f1b", 2), (3, "1f1b", 5), (3, "gpipe", 1)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        start(started, jobs_of(a_cell(stages, schedule, in_flight), folder, tokens))
+        heard = finish(started[:stages])
+        assert [said[-1] for said in heard] == [Done()] * stages
+        kinds = [type(message) for message in heard[-1]]
+        assert kinds == [Step, Step, Evaluated, Step, Step, Evaluated, Done]
+        last = read(folder, stages - 1)
+        assert [(r.loss, r.gradient_norm) for r in last if r.phase == "train"] == unsplit
+        evaluations.append([r.loss for r in last if r.phase == "evaluation"])
+        assert sorted(path.name for path in folder.iterdir()) == sorted(
+            [f"stage-{s}.log" for s in range(stages)] + [f"steps-{s}.jsonl" for s in range(stages)]
+        )
+    assert all(losses == evaluations[0] for losses in evaluations)
+
+
+def test_counters_and_sockets_are_recorded(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    started = shared[:2]
+    start(started, jobs_of(a_cell(2), tmp_path, tokens))
+    finish(started)
+    for stage in range(2):
+        records = read(tmp_path, stage)
+        assert all(r.counters is not None and len(r.sockets) == 1 for r in records)
+        sent = [r.sockets[0].bytes_sent for r in records]
+        assert sent == sorted(sent)
+        assert sent[-1] - sum(f.frame_bytes for r in records for f in r.sent) == records[-1].sockets[0].bytes_retransmitted == 0
+
+
+# ------------------------------------------------------------------ failures
+def test_a_job_that_cannot_be_done_says_why_and_the_host_goes_on(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    started = shared[:1]
+    start(started, jobs_of(a_cell(1), tmp_path, tmp_path / "missing.npy"))
+    (said,) = finish(started)
+    assert said[-1].error == "FileNotFoundError"
+    assert "missing.npy" in said[-1].message
+    assert "np.load" in said[-1].traceback
+    assert "Traceback" in (tmp_path / "stage-0.log").read_text()
+    start(started, jobs_of(a_cell(1), tmp_path, tokens))
+    assert finish(started)[0][-1] == Done()
+
+
+def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    started = shared[:3]
+    start(started, jobs_of(a_cell(3, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(started[2])
+    (victim,) = children(started[1].process.pid)
+    os.kill(victim, signal.SIGKILL)
+    heard = finish(started)
+    assert heard[1][-1].error == "StageError"
+    assert heard[1][-1].message == "the process of stage 1 was killed by SIGKILL"
+    assert [heard[stage][-1].error for stage in (0, 2)] == ["TransportError"] * 2
+    (tmp_path / "again").mkdir()
+    start(started, jobs_of(a_cell(3), tmp_path / "again", tokens))
+    assert [said[-1] for said in finish(started)] == [Done()] * 3
+
+
+def test_stop_kills_the_job_and_not_the_host(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    host = shared[0]
+    host.stop_job(SOON_S)
+    start([host], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(host)
+    (child,) = children(host.process.pid)
+    host.stop_job(SOON_S)
+    assert is_gone(child)
+    assert list(host.messages()) == []
+    (tmp_path / "again").mkdir()
+    start([host], jobs_of(a_cell(1), tmp_path / "again", tokens))
+    assert finish([host])[0][-1] == Done()
+
+
+def test_a_host_that_is_killed_takes_its_job_along(own: Host, tokens: Path, tmp_path: Path) -> None:
+    start([own], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(own)
+    (child,) = children(own.process.pid)
+    own.process.kill()
+    assert is_gone(child)
+    with pytest.raises(StageError, match="stage 0: the stage host is gone; it ended with status -9"):
+        list(itertools.chain.from_iterable(own.messages() for _ in itertools.count()))
+
+
+def test_closing_ends_host_and_job(own: Host, tokens: Path, tmp_path: Path) -> None:
+    start([own], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(own)
+    (child,) = children(own.process.pid)
+    own.close()
+    assert own.process.returncode == 0
+    assert is_gone(child)
+    own.close()
+
+
+CONTROLLER = """
+import sys, subprocess, time
+from testbed.pipeline.control import Host
+host = Host(subprocess.Popen, "stage 0")
+print(host.wait_ready(60).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_when_the_controller_is_killed_nothing_remains() -> None:
+    command = [sys.executable, "-c", CONTROLLER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as controller:
+        assert controller.stdout is not None
+        pid = int(controller.stdout.readline())
+        controller.kill()
+    assert is_gone(pid)
+
+
+def test_ctrl_c_is_the_controller_s_business_and_privileges_are_gone(shared: list[Host]) -> None:
+    host = shared[0]
+    os.kill(host.process.pid, signal.SIGINT)
+    host.stop_job(SOON_S)
+    status = Path(f"/proc/{host.process.pid}/status").read_text()
+    fields = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("Cap", "NoNew", "Threads")))
+    assert {int(value, 16) for name, value in fields.items() if name in ("CapPrm", "CapEff", "CapBnd", "CapInh")} == {0}
+    assert fields["NoNewPrivs"] == "1"
+    assert fields["Threads"] == "1", "a host that forks must have one thread"
+
+
+def test_a_host_that_cannot_load_says_why() -> None:
+    def broken(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        return popen([command[0], "-c", "raise SystemExit('no torch on this machine')"], env=env, **options)
+
+    with (
+        Host(broken, "stage 3") as host,
+        pytest.raises(StageError, match=r"stage 3: .*status 1; it wrote: no torch on this machine"),
+    ):
+        host.wait_ready(SOON_S)
+
+
+def test_one_thread_is_insisted_on(tokens: Path, tmp_path: Path) -> None:
+    def many(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        return popen(command, env={**env, "OMP_NUM_THREADS": "2"}, **options)
+
+    with Host(many, "stage 0") as host:
+        assert isinstance(host.wait_ready(SOON_S), Ready)
+        start([host], jobs_of(a_cell(1), tmp_path, tokens))
+        failed = finish([host])[0][-1]
+    assert failed.error == "StageError"
+    assert "OMP_NUM_THREADS=1" in failed.message
+
+
+def test_the_controller_s_end_imports_no_torch() -> None:
+    code = (
+        "import sys, testbed.pipeline.control, testbed.pipeline.gather, testbed.pipeline.schedule; print('torch' in sys.modules)"
+    )
+    run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert run([sys.executable, "-c", code]).stdout.strip() == "False"
+
+
+def test_a_job_is_told_no_profile() -> None:
+    assert "profile" not in StageJob.model_fields
+    assert set(Start.model_fields) == {"kind", "job"}

@@ -1,0 +1,105 @@
+"""Laws of schedules: completeness, order, depth, no deadlock, and the step time that the literature gives."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.pipeline.schedule import Action, actions, depth
+
+Name = Literal["gpipe", "1f1b"]
+NAMES: tuple[Name, ...] = ("gpipe", "1f1b")
+names = st.sampled_from(NAMES)
+small = st.integers(1, 9)
+
+
+def all_stages(name: Name, stages: int, microbatches: int, in_flight: int) -> list[tuple[Action, ...]]:
+    return [actions(name, stage=s, stages=stages, microbatches=microbatches, in_flight=in_flight) for s in range(stages)]
+
+
+def simulate(orders: list[tuple[Action, ...]], forward: float = 1, backward: float = 1, latency: float = 0) -> float:
+    """Time of one step where sends never block. Fails when nobody can go on."""
+    stages = len(orders)
+    done: dict[tuple[str, int, int], float] = {}
+    clock, position = [0.0] * stages, [0] * stages
+    while any(position[s] < len(orders[s]) for s in range(stages)):
+        moved = False
+        for s in range(stages):
+            while position[s] < len(orders[s]):
+                kind, m = orders[s][position[s]]
+                source = s - 1 if kind == "F" else s + 1
+                ready = 0.0
+                if 0 <= source < stages:
+                    if (kind, source, m) not in done:
+                        break
+                    ready = done[kind, source, m] + latency
+                clock[s] = max(clock[s], ready) + (forward if kind == "F" else backward)
+                done[kind, s, m] = clock[s]
+                position[s] += 1
+                moved = True
+        assert moved, "deadlock"
+    return max(clock)
+
+
+@given(names, small, small, small)
+def test_every_action_once_and_in_order(name: Name, stages: int, microbatches: int, in_flight: int) -> None:
+    for order in all_stages(name, stages, microbatches, in_flight):
+        assert [a.microbatch for a in order if a.kind == "F"] == list(range(microbatches))
+        assert [a.microbatch for a in order if a.kind == "B"] == list(range(microbatches))
+        for m in range(microbatches):
+            assert order.index(Action("F", m)) < order.index(Action("B", m))
+
+
+@given(names, small, small, small)
+def test_depth_is_reached_and_never_passed(name: Name, stages: int, microbatches: int, in_flight: int) -> None:
+    for stage, order in enumerate(all_stages(name, stages, microbatches, in_flight)):
+        held = most = 0
+        for action in order:
+            held += 1 if action.kind == "F" else -1
+            most = max(most, held)
+        assert most == depth(name, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight)
+
+
+@given(small, small, small)
+def test_depth_of_1f1b_falls_from_in_flight_to_one(stages: int, microbatches: int, in_flight: int) -> None:
+    def at(stage: int, flight: int) -> int:
+        return depth("1f1b", stage=stage, stages=stages, microbatches=microbatches, in_flight=flight)
+
+    depths = [at(stage, in_flight) for stage in range(stages)]
+    assert depths == sorted(depths, reverse=True)
+    assert depths[-1] == 1
+    if stages > 1:
+        assert depths[0] == min(in_flight, microbatches)
+    assert [at(stage, stages) for stage in range(stages)] == [min(microbatches, stages - stage) for stage in range(stages)]
+
+
+@given(names, small, small, small, st.integers(0, 5))
+def test_no_deadlock(name: Name, stages: int, microbatches: int, in_flight: int, latency: int) -> None:
+    simulate(all_stages(name, stages, microbatches, in_flight), latency=latency)
+
+
+@given(names, small, small, st.integers(1, 4), st.integers(1, 4))
+def test_step_time_without_latency(name: Name, stages: int, microbatches: int, forward: int, backward: int) -> None:
+    """(M + S - 1)(f + b) for both: 1F1B saves memory, not time (Narayanan et al. 2021)."""
+    orders = all_stages(name, stages, microbatches, stages)
+    assert simulate(orders, forward, backward) == (microbatches + stages - 1) * (forward + backward)
+
+
+@given(st.integers(2, 6), small, st.integers(0, 5))
+def test_more_in_flight_hides_latency_until_it_is_gpipe_s_time(stages: int, microbatches: int, latency: int) -> None:
+    times = [simulate(all_stages("1f1b", stages, microbatches, flight), latency=latency) for flight in range(1, 60)]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] <= simulate(all_stages("gpipe", stages, microbatches, 1), latency=latency)
+
+
+def test_the_classic_example() -> None:
+    text = ["".join(f"{a.kind}{a.microbatch} " for a in order).strip() for order in all_stages("1f1b", 3, 4, 3)]
+    assert text == ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_stage_needs_no_depth(name: Name) -> None:
+    assert len(actions(name, stage=0, stages=1, microbatches=4, in_flight=7)) == 8

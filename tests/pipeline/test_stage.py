@@ -1,0 +1,376 @@
+"""Stages in threads over loopback, with a toy model: every cut, schedule and depth is the same training, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from testbed.codecs.base import Codec, Context, Slot
+from testbed.errors import StageError, TestbedError, TransportError
+from testbed.pipeline.boundary import Boundary
+from testbed.pipeline.control import Evaluated, Step
+from testbed.pipeline.frame import HEADER_BYTES
+from testbed.pipeline.gather import Gather, make_sockets
+from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.pipeline.stage import Stage
+from testbed.pipeline.transport import Connection
+from testbed.records import StepRecord
+from testbed.spec import Cell, LinkProfile, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+
+TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
+
+
+def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: Any) -> Cell:
+    link = LinkProfile(
+        name="none",
+        summary="",
+        source="",
+        layer="ip",
+        mtu=1500,
+        congestion_control="cubic",
+        slow_start_after_idle=False,
+        up=None,
+        down=None,
+    )
+    return Cell(
+        codec="fp32",
+        profile=link,
+        topology="star",
+        engine="relay",
+        compute="measured",
+        workload=WorkloadSpec(
+            family="gpt2", model="toy", text="none", sequence_length=LENGTH, batch_size=BATCH, validation_batches=2
+        ),
+        pipeline=PipelineSpec(stages=stages, microbatches=MICROBATCHES, schedule=schedule, in_flight=in_flight),
+        optimiser=OptimiserSpec(learning_rate=0.01, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=0.3),
+        training=TrainingSpec(**{"steps": 6, "warmup_steps": 1, "seed": 5, "evaluate_every": 2, **training}),
+    )
+
+
+class Toy(nn.Module):
+    """Six residual layers; every stage builds them all from one seed and keeps its own."""
+
+    def __init__(self, stage: int, stages: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            embed, head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+            layers = [nn.Linear(WIDTH, WIDTH) for _ in range(6)]
+        self.embed = embed if stage == 0 else None
+        self.layers = nn.ModuleList(layers[stage * 6 // stages : (stage + 1) * 6 // stages])
+        self.head = head if stage == stages - 1 else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.embed(inputs) if self.embed is not None else inputs
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden))
+        return self.head(hidden) if self.head is not None else hidden
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class ToyBatch(NamedTuple):
+    inputs: Tensor
+    targets: Tensor
+    samples: tuple[int, ...]
+
+
+class ToyData:
+    def train(self, step: int, microbatch: int, microbatches: int) -> ToyBatch:
+        draw = torch.Generator().manual_seed(1000 * step + microbatch)
+        text = torch.randint(TOKENS, (BATCH // microbatches, LENGTH + 1), generator=draw)
+        return ToyBatch(text[:, :-1], text[:, 1:], tuple(range(BATCH // microbatches)))
+
+    def validation(self, index: int, microbatch: int, microbatches: int) -> ToyBatch:
+        return self.train(10_000 + index, microbatch, microbatches)
+
+
+class Plain:
+    """The identity as a codec; its tensors lie in the payload's memory, wherever that begins."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def encode(self, tensor: Tensor, slot: Slot) -> bytes:
+        return tensor.contiguous().numpy().tobytes()
+
+    def decode(self, payload: Any, slot: Slot) -> Tensor:
+        return torch.frombuffer(bytearray(payload), dtype=torch.float32).view(len(slot.samples), LENGTH, WIDTH)
+
+
+class Result(NamedTuple):
+    records: list[list[StepRecord]]
+    told: list[Step | Evaluated]
+    parameters: list[Tensor]
+    errors: list[BaseException | None]
+
+    def losses(self, phase: str = "train") -> list[float | None]:
+        return [r.loss for r in self.records[-1] if r.phase == phase]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+def train(cell: Cell, make: Callable[[Context], Codec] = Plain, data: Callable[[int], Any] = lambda stage: ToyData()) -> Result:
+    """Run every stage of a cell in a thread of its own, connected over loopback."""
+    stages = cell.pipeline.stages
+    told: list[Step | Evaluated] = []
+    models = [Toy(stage, stages) for stage in range(stages)]
+    outputs = [io.StringIO() for _ in range(stages)]
+    errors: list[BaseException | None] = [None] * stages
+    all_jobs = jobs(
+        cell,
+        addresses=("127.0.0.1",) * stages,
+        port=7000,
+        token="0" * 32,
+        vocabulary=TOKENS,
+        tokens="",
+        folder="",
+        device=None,
+        overhead_bytes=(0,) * stages,
+        limits=Limits(connect_s=20, message_s=20),
+    )
+    links = [tcp_pair() for _ in range(stages - 1)]
+    gathers = make_sockets(stages)
+
+    def boundary(stack: ExitStack, job: StageJob, side: Any, sock: socket.socket) -> Boundary:
+        incoming: Any = "backward" if side == "downstream" else "forward"
+        connection = stack.enter_context(
+            Connection(
+                sock, name=f"stage {job.stage}", token=bytes(16), incoming=incoming, max_payload_bytes=1 << 20, max_frames=8
+            )
+        )
+        index = job.stage - (side == "upstream")
+        return Boundary(side, index=index, seed=5, make=make, connection=connection, timeout_s=20)
+
+    def work(job: StageJob) -> None:
+        s = job.stage
+        torch.set_num_threads(1)  # the BLAS keeps a number for each thread, and starts with all cores
+        try:
+            with ExitStack() as stack:
+                gather = Gather(s, gathers[s], 20)
+                stack.callback(gather.close)
+                upstream = boundary(stack, job, "upstream", links[s - 1][1]) if s > 0 else None
+                downstream = boundary(stack, job, "downstream", links[s][0]) if s < stages - 1 else None
+                Stage(
+                    job,
+                    model=models[s],
+                    data=data(s),
+                    upstream=upstream,
+                    downstream=downstream,
+                    gather=gather,
+                    counters=None,
+                    report=told.append,
+                ).run(outputs[s])
+                for end in (upstream, downstream):
+                    if end is not None:
+                        end.connection.close(20)
+        except TestbedError as error:
+            errors[s] = error
+
+    threads = [threading.Thread(target=work, args=(job,)) for job in all_jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
+    return Result(records, told, [p for model in models for p in model.parameters()], errors)
+
+
+def reference(cell: Cell) -> tuple[list[float], list[Tensor]]:
+    """The same training in twenty lines, of the whole model at once."""
+    model, data, spec = Toy(0, 1), ToyData(), cell.optimiser
+    adamw = torch.optim.AdamW(
+        model.parameters(),
+        lr=spec.learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        weight_decay=spec.weight_decay,
+        foreach=False,
+    )
+    losses = []
+    for step in range(cell.training.steps):
+        total = 0.0
+        for microbatch in range(MICROBATCHES):
+            batch = data.train(step, microbatch, MICROBATCHES)
+            loss = model.loss(model(batch.inputs), batch.targets)
+            total += loss.item()
+            (loss / MICROBATCHES).backward()
+        norm = sum(p.grad.double().square().sum().item() for p in model.parameters() if p.grad is not None) ** 0.5
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad *= min(1.0, spec.clip_norm / (norm + 1e-6))
+        adamw.step()
+        adamw.zero_grad()
+        losses.append(total / MICROBATCHES)
+    return losses, list(model.parameters())
+
+
+# ------------------------------------------------------------------ the maths
+def test_one_stage_is_the_whole_model() -> None:
+    cell = a_cell(1)
+    result = train(cell)
+    losses, parameters = reference(cell)
+    assert result.losses() == pytest.approx(losses, rel=1e-7)
+    for found, expected in zip(result.parameters, parameters, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("stages", "schedule", "in_flight"),
+    [
+        (1, "gpipe", 1),
+        (2, "gpipe", 1),
+        (3, "gpipe", 1),
+        (2, "1f1b", 2),
+        (3, "1f1b", 1),
+        (3, "1f1b", 3),
+        (3, "1f1b", 9),
+        (6, "1f1b", 6),
+    ],
+)
+def test_cut_schedule_and_depth_do_not_touch_the_numbers(stages: int, schedule: str, in_flight: int) -> None:
+    whole, cut = train(a_cell(1)), train(a_cell(stages, schedule, in_flight))
+    assert cut.errors == [None] * stages
+    assert cut.losses() == whole.losses()
+    assert cut.losses("evaluation") == whole.losses("evaluation")
+    assert [r.gradient_norm for r in cut.records[0]] == [r.gradient_norm for r in whole.records[0]]
+    for found, expected in zip(cut.parameters, whole.parameters, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_clipping_is_active_in_these_tests() -> None:
+    cell = a_cell(1)
+    assert any((r.gradient_norm or 0) > cell.optimiser.clip_norm for r in train(cell).records[0])
+
+
+# ------------------------------------------------------------------ the records
+def test_evaluations_come_when_asked_and_at_the_end() -> None:
+    def phases(every: int, steps: int) -> list[tuple[str, int]]:
+        return [(r.phase, r.step) for r in train(a_cell(2, evaluate_every=every, steps=steps)).records[0]]
+
+    assert phases(0, 2) == [("train", 0), ("train", 1), ("evaluation", 2)]
+    assert phases(2, 3) == [("train", 0), ("train", 1), ("evaluation", 2), ("train", 2), ("evaluation", 3)]
+    assert phases(1, 2) == [("train", 0), ("evaluation", 1), ("train", 1), ("evaluation", 2)]
+
+
+def test_records_hold_together() -> None:
+    stages = 3
+    result = train(a_cell(stages))
+    raw = BATCH // MICROBATCHES * LENGTH * WIDTH * 4
+    for stage, records in enumerate(result.records):
+        boundaries = (stage > 0) + (stage < stages - 1)
+        for record in records:
+            training = record.phase == "train"
+            count = MICROBATCHES * (1 if training else 2)
+            assert record.warmup == (training and record.step == 0)
+            assert record.tokens == count * (BATCH // MICROBATCHES) * LENGTH
+            assert (record.loss is None) == (stage < stages - 1)
+            assert len(record.actions) == count * (2 if training else 1)
+            assert len(record.sockets) == boundaries
+            for action in record.actions:
+                times = (action.asked_ns, action.input_ns, action.decoded_ns, action.computed_ns, action.encoded_ns)
+                assert list(times) == sorted(times)
+            flat = [(a.asked_ns, a.encoded_ns) for a in record.actions]
+            assert all(one[1] <= two[0] for one, two in itertools.pairwise(flat))
+            assert record.start_ns <= flat[0][0] <= flat[-1][1] <= record.end_ns
+            if training:
+                assert record.optimiser_start_ns is not None
+                assert record.synchronised_ns is not None
+                assert flat[-1][1] <= record.optimiser_start_ns <= record.synchronised_ns <= record.end_ns
+            assert len(record.sent) == (count * boundaries if training else count * (stage < stages - 1))
+            assert all(f.raw_bytes == f.payload_bytes == raw and f.frame_bytes == raw + HEADER_BYTES for f in record.sent)
+    for step in range(6):
+        sent = {(s, f.direction, f.microbatch): f for s in range(stages) for f in trained(result, s, step).sent}
+        received = {(s, f.direction, f.microbatch): f for s in range(stages) for f in trained(result, s, step).received}
+        assert len(sent) == len(received) == 2 * (stages - 1) * MICROBATCHES
+        for (stage, direction, microbatch), frame in received.items():
+            origin = sent[stage - 1 if direction == "forward" else stage + 1, direction, microbatch]
+            assert frame.payload_bytes == origin.payload_bytes
+            assert origin.queued_ns <= origin.first_byte_ns == frame.first_byte_ns <= frame.last_byte_ns
+
+
+def trained(result: Result, stage: int, step: int) -> StepRecord:
+    return next(r for r in result.records[stage] if r.phase == "train" and r.step == step)
+
+
+def test_only_the_last_stage_reports() -> None:
+    result = train(a_cell(3, steps=3, evaluate_every=0))
+    assert [(m.kind, m.step) for m in result.told] == [("step", 0), ("step", 1), ("step", 2), ("evaluated", 3)]
+    assert [m.loss for m in result.told] == result.losses() + result.losses("evaluation")
+
+
+def test_a_codec_s_two_ends_get_the_same_context_and_slots() -> None:
+    seen: dict[tuple[int, str, str], list[Slot]] = {}
+
+    class Spy(Plain):
+        def encode(self, tensor: Tensor, slot: Slot) -> bytes:
+            seen.setdefault((self.context.boundary, self.context.direction, "out"), []).append(slot)
+            return super().encode(tensor, slot)
+
+        def decode(self, payload: Any, slot: Slot) -> Tensor:
+            seen.setdefault((self.context.boundary, self.context.direction, "in"), []).append(slot)
+            return super().decode(payload, slot)
+
+    train(a_cell(3), Spy)
+    assert sorted(seen) == sorted(itertools.product((0, 1), ("backward", "forward"), ("in", "out")))
+    for boundary, direction in itertools.product((0, 1), ("forward", "backward")):
+        assert seen[boundary, direction, "in"] == seen[boundary, direction, "out"]
+
+
+# ------------------------------------------------------------------ failures
+class Broken(ToyData):
+    def train(self, step: int, microbatch: int, microbatches: int) -> ToyBatch:
+        if step == 2:
+            raise StageError("told to fail at step 2")
+        return super().train(step, microbatch, microbatches)
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_when_one_stage_fails_the_others_are_told_by_their_connections(broken: int) -> None:
+    result = train(a_cell(3), data=lambda stage: Broken() if stage == broken else ToyData())
+    assert str(result.errors[broken]) == "told to fail at step 2"
+    others = [error for stage, error in enumerate(result.errors) if stage != broken]
+    assert all(isinstance(error, TransportError) for error in others), others
+    assert [len([r for r in records if r.phase == "train"]) for records in result.records] == [2, 2, 2]
+
+
+def test_a_loss_that_is_no_number_names_the_step() -> None:
+    class Poison(Plain):
+        def decode(self, payload: Any, slot: Slot) -> Tensor:
+            tensor = super().decode(payload, slot)
+            return tensor * float("nan") if slot.step == 3 and self.context.direction == "forward" else tensor
+
+    result = train(a_cell(2, evaluate_every=0), Poison)
+    assert isinstance(result.errors[1], StageError)
+    assert "the loss is nan at train step 3, micro-batch 0" in str(result.errors[1])
+
+
+def test_a_gradient_that_is_no_number_stops_every_stage() -> None:
+    class Poison(Plain):
+        def decode(self, payload: Any, slot: Slot) -> Tensor:
+            tensor = super().decode(payload, slot)
+            return tensor * float("inf") if slot.step == 3 and self.context.direction == "backward" else tensor
+
+    result = train(a_cell(2, evaluate_every=0), Poison)
+    assert all(isinstance(error, StageError) and "at step 3" in str(error) for error in result.errors)
