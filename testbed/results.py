@@ -71,7 +71,8 @@ def last_sweep(experiment: Path) -> SweepRecord:
     path = experiment / "sweep.json"
     if path.exists():
         return read_json(path, SweepRecord)
-    return SweepRecord(question="", command="", cells=tuple(sorted(p.name for p in experiment.glob("*/") if any(p.glob("run-*")))))
+    cells = sorted(folder.name for folder in experiment.glob("*/") if any(folder.glob("run-*")))
+    return SweepRecord(question="", command="", cells=tuple(cells))
 
 
 class Run(NamedTuple):

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from testbed.codecs.make import make
+from testbed.counters import DeviceCounters
 from testbed.errors import StageError
 from testbed.pipeline import connect
 from testbed.pipeline.boundary import Boundary, Side, sends
 from testbed.pipeline.control import Evaluated, Step
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import StageJob
-from testbed.pipeline.sockinfo import DeviceCounters
 from testbed.pipeline.stage import Stage
 from testbed.pipeline.transport import Connection
 from testbed.workloads.data import Data

@@ -1,14 +1,13 @@
-"""What the kernel counts: TCP_INFO of a socket, and the bytes of a device. Both cost microseconds and touch no packet."""
+"""What the kernel knows of a socket: TCP_INFO, read in a microsecond, touching no packet."""
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from testbed.errors import CapabilityError, StageError
-from testbed.records import CountersRecord, SocketRecord
+from testbed.errors import CapabilityError
+from testbed.records import SocketRecord
 
 # struct tcp_info of <linux/tcp.h>, up to tcpi_bytes_retrans (Linux 4.19): 8 bytes, 24 words from tcpi_rto to
 # tcpi_total_retrans, 4 long words, 6 words, 4 long words, 2 words, 2 long words.
@@ -41,51 +40,3 @@ def read_socket(sock: socket.socket, peer: Literal["upstream", "downstream"]) ->
         segments_in=info[_SEGMENTS_IN],
         retransmits=info[_RETRANSMITS],
     )
-
-
-class _Counts(NamedTuple):
-    sent_bytes: int
-    received_bytes: int
-    sent_packets: int
-    received_packets: int
-
-
-class DeviceCounters:
-    """The counters of one device in this process's network namespace, from the moment that this object was made."""
-
-    def __init__(self, device: str, overhead_bytes: int) -> None:
-        """`overhead_bytes` is what the device counts on top of each IP packet. StageError where there is no such device."""
-        self._device, self._overhead_bytes = device, overhead_bytes
-        self._file = os.open("/proc/self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._base = self._read()
-        except StageError:
-            self.close()
-            raise
-
-    def _read(self) -> _Counts:
-        text = os.pread(self._file, 1 << 16, 0)
-        for line in text.splitlines()[2:]:
-            name, _, numbers = line.partition(b":")
-            if name.strip() == self._device.encode():
-                field = [int(number) for number in numbers.split()]
-                received_bytes, received_packets, sent_bytes, sent_packets = field[0], field[1], field[8], field[9]
-                return _Counts(
-                    sent_bytes - sent_packets * self._overhead_bytes,
-                    received_bytes - received_packets * self._overhead_bytes,
-                    sent_packets,
-                    received_packets,
-                )
-        names = [line.partition(b":")[0].strip().decode() for line in text.splitlines()[2:]]
-        raise StageError(f"there is no device {self._device} in the stage's namespace; found: {', '.join(names) or 'none'}")
-
-    def read(self) -> CountersRecord:
-        """Bytes of IP packets and packets, each way."""
-        now = self._read()
-        return CountersRecord(**{name: getattr(now, name) - getattr(self._base, name) for name in _Counts._fields})
-
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1

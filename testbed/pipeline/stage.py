@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.base import Slot
+from testbed.counters import DeviceCounters
 from testbed.errors import StageError
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Evaluated, Step
@@ -22,7 +23,6 @@ from testbed.pipeline.gather import Gather, global_norm
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.optimise import Optimiser
 from testbed.pipeline.schedule import Action, actions
-from testbed.pipeline.sockinfo import DeviceCounters
 from testbed.records import ActionRecord, CountersRecord, Phase, SocketRecord, StepRecord
 
 

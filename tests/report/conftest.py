@@ -33,5 +33,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             ids.append(what.id)
     write_run(folder, cell("int8", LINKS[1], steps=5), Pipeline(LINKS[1]))  # of an earlier sweep
-    results.write_json(folder / "sweep.json", results.SweepRecord(question="What is it worth?", command="python -m testbed sweep mine", cells=tuple(ids)))
+    results.write_json(
+        folder / "sweep.json", results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids))
+    )
     return folder

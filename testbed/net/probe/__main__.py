@@ -1,0 +1,77 @@
+"""The probe program: jobs as JSON on standard input, readings as JSON on standard output, one forked process per link.
+
+Started by `testbed.net.certify`. The processes are forks so that scapy, the slowest thing to import, is imported once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+from testbed.net.probe import Job, Readings
+from testbed.net.probe.session import measure
+from testbed.process import die_with_parent
+
+
+class Turns:
+    """Tokens in a pipe, shared by forks: who moves bulk holds one."""
+
+    def __init__(self, count: int) -> None:
+        self._taken_from, self._given_to = os.pipe()
+        os.write(self._given_to, b"." * count)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a token, and give it back."""
+        token = os.read(self._taken_from, 1)
+        try:
+            yield
+        finally:
+            os.write(self._given_to, token)
+
+
+def _start(job: Job, turns: Turns) -> tuple[int, int]:
+    """Measure one link in a process of its own; its pid, and where its readings can be read."""
+    parent = os.getpid()
+    reader, writer = os.pipe()
+    if pid := os.fork():
+        os.close(writer)
+        return pid, reader
+    status = 1
+    try:
+        die_with_parent(parent)
+        os.close(reader)
+        with os.fdopen(writer, "w", encoding="utf8") as answer:
+            json.dump(measure(job, turns.turn).as_dict(), answer)
+        status = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)  # never into the parent's code
+
+
+def _finish(job: Job, pid: int, reader: int) -> Readings:
+    with os.fdopen(reader, encoding="utf8") as answer:
+        text = answer.read()
+    _, status = os.waitpid(pid, 0)
+    if status:
+        sys.exit(f"the probe of {job.link} ended with status {os.waitstatus_to_exitcode(status)}")
+    return Readings.from_dict(json.loads(text))
+
+
+def main() -> None:
+    """All jobs at once, taking turns where CPUs are few."""
+    asked = json.load(sys.stdin)
+    die_with_parent(asked["parent"])
+    jobs = [Job.from_dict(job) for job in asked["jobs"]]
+    turns = Turns(len(os.sched_getaffinity(0)))
+    started = [_start(job, turns) for job in jobs]
+    readings = [_finish(job, *child) for job, child in zip(jobs, started, strict=True)]
+    json.dump([reading.as_dict() for reading in readings], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The relay process on packet sockets, which read and write like TUN devices and need no privilege; and on real devices."""
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import LabError
+from testbed.net.namespace import Namespace
+from testbed.net.relay import Port, Relay, lateness_percentile
+from testbed.net.relay.tun import open_tun
+from testbed.spec import Pipe
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def pipe(*, rate_bps=10**8, delay_ns=0, buffer_bytes=10**6, loss=0.0, seed=1):
+    return Pipe(rate_bps=rate_bps, delay_ns=delay_ns, buffer_bytes=buffer_bytes, loss=loss, seed=seed)
+
+
+def packet(target, number, length=100):
+    """An IPv4 packet to 10.77.<target>.2 as far as the relay looks at it, numbered."""
+    return struct.pack(">B15x4sI", 0x45, socket.inet_aton(f"10.77.{target}.2"), number).ljust(length, b"\0")
+
+
+def number(content):
+    return struct.unpack_from(">I", content, 20)[0]
+
+
+class Star:
+    """A relay with one socket pair a port; `ends[k]` is what port k's device would be to its network."""
+
+    def __init__(self, stack, pipes, overhead_bytes=0):
+        self.ends, ports = [], []
+        for index, (up, down) in enumerate(pipes):
+            ours, its = (stack.enter_context(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            its.setblocking(False)
+            ours.settimeout(20)
+            self.ends.append(ours)
+            ports.append(
+                Port(
+                    name=f"port{index}",
+                    address=f"10.77.{index}.2",
+                    tun_fd=its.fileno(),
+                    up=up,
+                    down=down,
+                    overhead_bytes=overhead_bytes,
+                )
+            )
+        self.relay = stack.enter_context(Relay(ports))
+
+    def settled(self, port, way, packets):
+        """The counters, once so many packets have been offered to a direction."""
+        deadline = time.monotonic() + 20
+        while (found := self.relay.counters())[port][way]["packets_in"] < packets and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found
+
+
+@pytest.fixture
+def star():
+    with contextlib.ExitStack() as stack:
+        yield lambda *pipes, **options: Star(stack, pipes, **options)
+
+
+def test_a_packet_goes_where_it_is_addressed_and_arrives_unchanged(star):
+    lab = star((None, None), (pipe(), pipe()), (pipe(), None))
+    for source, target in ((0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 2)):
+        sent = packet(target, 7, 1500)
+        lab.ends[source].send(sent)
+        assert lab.ends[target].recv(2000) == sent
+
+
+def test_order_is_kept(star):
+    lab = star((None, None), (pipe(delay_ns=3_000_000), pipe(delay_ns=2_000_000)))
+    for n in range(200):
+        lab.ends[1].send(packet(0, n))
+    assert [number(lab.ends[0].recv(2000)) for _ in range(200)] == list(range(200))
+
+
+def test_no_packet_is_early_over_both_pipes(star):
+    up, down = pipe(rate_bps=2 * 10**6, delay_ns=20_000_000), pipe(rate_bps=10**6, delay_ns=30_000_000)
+    lab = star((None, None), (up, None), (None, down))
+    start = time.monotonic_ns()
+    for n in range(5):
+        lab.ends[1].send(packet(2, n, 1000))
+    for n in range(5):
+        lab.ends[2].recv(2000)
+        # The first bytes through the fast pipe, then all through the slow one: 4 ms and 8 ms a packet.
+        assert time.monotonic_ns() - start >= 50_000_000 + 4_000_000 + 8_000_000 * (n + 1)
+
+
+def test_the_rate_counts_frames_where_it_is_told_to(star):
+    lab = star((None, None), (pipe(rate_bps=80_000), None), overhead_bytes=100)
+    start = time.monotonic_ns()
+    lab.ends[1].send(packet(0, 0, 100))
+    lab.ends[0].recv(2000)
+    assert time.monotonic_ns() - start >= 20_000_000
+
+
+def test_what_cannot_be_delivered_is_counted(star):
+    lab = star((None, None), (None, None))
+    lab.ends[0].send(b"\x60" + bytes(39))
+    lab.ends[0].send(packet(9, 0))
+    lab.ends[0].send(packet(1, 1))
+    assert number(lab.ends[1].recv(2000)) == 1
+    assert lab.relay.counters()["process"]["undeliverable_packets"] == 2
+
+
+def test_a_full_buffer_drops_the_tail_and_the_books_close(star):
+    lab = star((None, None), (pipe(rate_bps=10**6, buffer_bytes=5_000), None))
+    for n in range(50):
+        lab.ends[1].send(packet(0, n, 1000))
+    up = lab.settled("port1", "up", 50)["port1"]["up"]
+    assert up["packets_in"] == 50
+    assert up["bytes_in"] == 50_000
+    assert up["dropped_buffer"] > 0
+    assert up["packets_out"] + up["dropped_buffer"] == 50
+    assert 0 <= up["backlog_bytes"] <= 6_000
+    arrived = [number(lab.ends[0].recv(2000)) for _ in range(up["packets_out"])]
+    assert arrived[:6] == [0, 1, 2, 3, 4, 5]  # one on the wire, five waiting
+    assert arrived == sorted(arrived)
+
+
+def test_the_same_seed_loses_the_same_packets_and_directions_differ():
+    def survivors(stack):
+        lab = Star(stack, [(None, None), (pipe(loss=0.3, seed=11), pipe(loss=0.3, seed=11))])
+        found = []
+        for source, target, name, way in ((1, 0, "port1", "up"), (0, 1, "port1", "down")):
+            for n in range(100):
+                lab.ends[source].send(packet(target, n))
+            out = lab.settled(name, way, 100)[name][way]
+            assert out["packets_out"] + out["dropped_loss"] == 100
+            found.append([number(lab.ends[target].recv(2000)) for _ in range(out["packets_out"])])
+        return found
+
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        one, other = survivors(first), survivors(second)
+    assert one == other
+    assert one[0] != one[1]
+
+
+def test_lateness_counts_every_delivered_packet(star):
+    lab = star((None, None), (pipe(), pipe()))
+    for n in range(30):
+        lab.ends[1].send(packet(0, n))
+        lab.ends[0].recv(2000)
+    process = lab.settled("port0", "down", 30)["process"]
+    assert sum(process["lateness"]) == 30
+    assert process["lateness_max_ns"] > 0
+    assert process["cpu_s"] > 0
+
+
+def test_the_settings_are_what_was_asked_for(star):
+    asked = pipe(rate_bps=5 * 10**6, delay_ns=7, buffer_bytes=9_000, loss=0.125)
+    settings = star((None, None), (asked, None), overhead_bytes=14).relay.settings
+    assert settings["ports"] == {
+        "port0": {"up": None, "down": None},
+        "port1": {
+            "up": {"rate_bps": 5 * 10**6, "delay_ns": 7, "buffer_ns": asked.buffer_ns, "loss": 0.125, "overhead_bytes": 14},
+            "down": None,
+        },
+    }
+    assert settings["scheduling"] in ("SCHED_FIFO", "SCHED_OTHER")
+
+
+def test_ports_must_differ(star):
+    with socket.socket() as end:
+        port = Port(name="a", address="10.77.0.1", tun_fd=end.fileno(), up=None, down=None, overhead_bytes=0)
+        with pytest.raises(LabError, match="same name"):
+            Relay([port, port])
+
+
+def test_a_dead_relay_is_an_error_that_says_so(star):
+    lab = star((None, None), (None, None))
+    os.kill(lab.relay.pid, signal.SIGKILL)
+    with pytest.raises(LabError, match="status -9"):
+        lab.relay.counters()
+
+
+def test_a_relay_that_cannot_start_says_why():
+    with pytest.raises(LabError, match="illegal IP address"):
+        Relay([Port(name="a", address="nowhere", tun_fd=0, up=None, down=None, overhead_bytes=0)])
+
+
+def test_the_relay_ends_when_it_is_closed():
+    with Relay([]) as relay:
+        assert Path(f"/proc/{relay.pid}").exists()
+    assert not Path(f"/proc/{relay.pid}").exists()
+
+
+def test_the_relay_dies_with_a_killed_parent():
+    program = "from testbed.net.relay import Relay; import time; print(Relay([]).pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_percentile_lies_in_its_bucket():
+    buckets = [10, 0, 0, 80, 10]  # under 1 us, 4 to 8 us, 8 to 16 us
+    assert 0 < lateness_percentile(buckets, 0.05) < 1
+    assert 4 <= lateness_percentile(buckets, 0.5) <= 8
+    assert 8 <= lateness_percentile(buckets, 0.99) <= 16
+    assert lateness_percentile(buckets, 0.95) <= lateness_percentile(buckets, 0.99)
+    assert lateness_percentile([0, 0], 0.5) is None
+
+
+@pytest.mark.root
+def test_a_tun_device_lives_as_long_as_its_descriptor():
+    def devices():
+        return [line.split(":")[0].strip() for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]]
+
+    with Namespace("tun test") as namespace, namespace.entered():
+        fd = open_tun("wan0")
+        assert "wan0" in devices()
+        with pytest.raises(BlockingIOError):
+            os.read(fd, 2000)
+        with pytest.raises(LabError, match="wan0"):
+            open_tun("wan0")
+        os.close(fd)
+        assert "wan0" not in devices()
+
+
+@pytest.mark.parametrize("name", ["", "a-name-that-is-too-long"])
+def test_a_name_that_no_device_can_have_is_refused(name):
+    with pytest.raises(LabError, match="1 to 15 bytes"):
+        open_tun(name)

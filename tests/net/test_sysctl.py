@@ -1,0 +1,69 @@
+"""Kernel parameters follow the calling thread's namespace, and are what was asked or an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed.errors import CapabilityError, ShapingError
+from testbed.net import sysctl
+from testbed.net.namespace import Namespace
+
+IDLE = "net.ipv4.tcp_slow_start_after_idle"
+DEFAULT = "net.ipv4.tcp_congestion_control"
+ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
+
+
+@pytest.mark.root
+def test_a_parameter_is_set_in_the_entered_namespace_alone() -> None:
+    outside = sysctl.read(IDLE)
+    with Namespace("a") as a, Namespace("b") as b:
+        with a.entered():
+            assert sysctl.write(IDLE, "0") == "0"
+        with b.entered():
+            assert sysctl.write(IDLE, "1") == "1"
+        with a.entered():
+            assert sysctl.read(IDLE) == "0"
+    assert sysctl.read(IDLE) == outside
+
+
+@pytest.mark.root
+def test_what_the_kernel_refuses_or_lacks_is_an_error() -> None:
+    with Namespace("a") as a, a.entered():
+        with pytest.raises(ShapingError, match=r"ip_forward = nonsense"):
+            sysctl.write("net.ipv4.ip_forward", "nonsense")
+        with pytest.raises(CapabilityError, match="no such parameter"):
+            sysctl.write("net.ipv4.nonesuch", "1")
+        assert sysctl.read("net.ipv4.nonesuch") is None
+
+
+@pytest.mark.root
+def test_white_space_makes_no_difference() -> None:
+    with Namespace("a") as a, a.entered():
+        assert sysctl.write("net.ipv4.tcp_rmem", "4096  131072\t33554432") == "4096 131072 33554432"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("algorithm", ["cubic", "reno"])
+def test_a_congestion_control_is_allowed_for_the_moment_only(algorithm: str) -> None:
+    before, default = sysctl.read(ALLOWED), sysctl.read(DEFAULT)
+    with Namespace("a") as a:
+        with sysctl.congestion_control_allowed(algorithm), a.entered():
+            assert sysctl.set_congestion_control(algorithm) == {DEFAULT: algorithm}
+        assert sysctl.read(ALLOWED) == before
+        assert sysctl.read(DEFAULT) == default
+        with a.entered():
+            assert sysctl.read(DEFAULT) == algorithm
+
+
+@pytest.mark.root
+def test_the_list_is_restored_after_a_failure() -> None:
+    before = sysctl.read(ALLOWED)
+    with pytest.raises(ZeroDivisionError), sysctl.congestion_control_allowed("cubic"):
+        raise ZeroDivisionError
+    assert sysctl.read(ALLOWED) == before
+
+
+@pytest.mark.root
+def test_an_unknown_congestion_control_names_those_that_there_are() -> None:
+    with pytest.raises(CapabilityError, match=r"'nonesuch'; it has: .*reno.*modprobe tcp_nonesuch"):
+        sysctl.congestion_control_allowed("nonesuch").__enter__()

@@ -1,0 +1,65 @@
+"""Counters of the access link: the table is read right, and bytes are those of IP packets, counted from the start."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import counters
+from testbed.counters import DeviceCounters
+from testbed.errors import LabError
+from testbed.net.namespace import Namespace
+from testbed.net.netlink import Netlink
+
+HEADER = b"Inter-|   Receive    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes packets\n"
+NAMES = st.text("abcdefghijklmnop0123456789-.", min_size=1, max_size=15)
+COUNTS = st.lists(st.integers(0, 2**64 - 1), min_size=16, max_size=16)
+
+
+@given(st.dictionaries(NAMES, COUNTS, min_size=1, max_size=5))
+def test_the_table_is_read_by_its_columns(devices: dict[str, list[int]]) -> None:
+    table = HEADER + b"".join(f"{name:>6}: {' '.join(map(str, counts))}\n".encode() for name, counts in devices.items())
+    for name, counts in devices.items():
+        assert counters.parse(table, name) == (counts[0], counts[1], counts[8], counts[9])
+    assert counters.parse(table, "absent") is None
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(LabError, match="wan7"):
+        DeviceCounters("wan7", 0)
+
+
+@pytest.mark.root
+def test_bytes_are_those_of_ip_packets_from_the_start() -> None:
+    macs = ("02:77:00:00:00:00", "02:77:00:00:00:01")
+    with Namespace("a") as a, Namespace("b") as b, Netlink(a) as here, Netlink(b) as there:
+        here.add_veth("x", macs[0], 1500, b, "y", macs[1])
+        for netlink, device, own, other, mac in (
+            (here, "x", "10.0.0.1", "10.0.0.2", macs[1]),
+            (there, "y", "10.0.0.2", "10.0.0.1", macs[0]),
+        ):
+            netlink.set_up(device)
+            netlink.add_address(device, own)
+            netlink.add_neighbour(device, other, mac)
+            netlink.add_route(f"{other}/32", device, via=None, source=own)
+        with a.entered():
+            sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with b.entered():
+            receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with sender, receiver:
+            receiver.bind(("10.0.0.2", 9))
+            sender.sendto(bytes(500), ("10.0.0.2", 9))  # before the start: not counted
+            with a.entered(), DeviceCounters("x", 14) as sent, b.entered(), DeviceCounters("y", 14) as received:
+                before = sent.read()
+                sizes = [0, 1, 700, 1472]
+                for size in sizes:
+                    sender.sendto(bytes(size), ("10.0.0.2", 9))
+                    receiver.recv(2000)
+                after, arrived = sent.read(), received.read()
+    expected = sum(size + 28 for size in sizes)  # IP and UDP headers
+    assert (after.sent_bytes - before.sent_bytes, after.sent_packets - before.sent_packets) == (expected, len(sizes))
+    assert (arrived.received_bytes, arrived.received_packets) == (expected, len(sizes))
+    assert before.sent_bytes < 500
