@@ -1,0 +1,125 @@
+"""Run cells: certify, train, certify, summarise; whatever happens, a summary is written and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from testbed import paths, results
+from testbed.errors import SpecError, StageError, TestbedError
+from testbed.metrics import summarise
+from testbed.records import Certificate, LabRecord, RunCertificates, Summary
+from testbed.spec import Cell, WorkloadSpec
+from testbed.sweep import environment
+from testbed.sweep.machine import machine
+from testbed.sweep.progress import Watch
+from testbed.sweep.session import Session, Tokens, network_of
+from testbed.workloads import table as workloads
+
+_NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
+Status = Literal["ok", "failed", "interrupted"]
+
+
+def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch) -> int:
+    """Run each cell once, into `folder`; returns how many failed. One that fails does not stop the others.
+
+    KeyboardInterrupt ends it, after the running cell is closed and its summary says `interrupted`.
+    """
+    failed = 0
+    session: Session | None = None
+    tokens: dict[WorkloadSpec, Tokens] = {}
+    with machine():
+        try:
+            for cell in cells:
+                watch.begin(cell)
+                run = results.new_run(folder, cell)
+                runner = _Runner(run, cell, watch)
+                try:
+                    if session is not None and session.network != network_of(cell):
+                        session.close()
+                        session = None
+                    if cell.workload not in tokens:
+                        watch.phase("preparing the text")
+                        tokens[cell.workload] = prepare(cell.workload)
+                    if session is None:
+                        watch.phase("building the lab")
+                        session = Session(cell, engine_reason)
+                    runner.run(session, tokens[cell.workload])
+                except BaseException as error:
+                    summary = runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+                    watch.end(cell, summary)
+                    if session is not None:  # its hosts and links are in an unknown state
+                        session.close()
+                        session = None
+                    if not isinstance(error, TestbedError):
+                        raise
+                    failed += 1
+                else:
+                    watch.end(cell, runner.close("ok", None))
+        finally:
+            if session is not None:
+                session.close()
+    return failed
+
+
+class _Runner:
+    """One run of one cell: fills its folder."""
+
+    def __init__(self, run: results.Run, cell: Cell, watch: Watch) -> None:
+        self._run, self._cell, self._watch = run, cell, watch
+        self._lab: LabRecord | None = None
+        self._before: Certificate | None = None
+        self._after: Certificate | None = None
+        results.write_json(run.folder / "environment.json", environment.snapshot())
+
+    def run(self, session: Session, tokens: Tokens) -> None:
+        """Certify, train, certify."""
+        cell, folder = self._cell, self._run.folder
+        self._lab = session.lab.record
+        results.write_json(folder / "lab.json", self._lab)
+        self._watch.phase("certifying the links")
+        self._before = session.lab.certify("quick", self._message_bytes())
+        results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))
+        self._watch.phase("starting")
+        session.train(cell, tokens, folder, self._watch.step)
+        self._watch.phase("certifying the links again")
+        self._after = session.lab.certify("quick", self._message_bytes())
+        results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=self._after))
+
+    def close(self, status: Status, error: BaseException | None) -> Summary:
+        """Write summary.json, the last file of a run, from what the other files hold."""
+        stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
+        certificates = RunCertificates(before=self._before, after=self._after) if self._before else None
+        message = None if error is None else str(error) or _NAMES.get(type(error), type(error).__name__)
+        summary = summarise(self._cell, self._lab, certificates, stages, status=status, error=message)
+        results.write_json(self._run.folder / "summary.json", summary)
+        return summary
+
+    def _message_bytes(self) -> tuple[int, ...]:
+        """One micro-batch's tensor as fp32, and a quarter of it: between them lie the messages of most codecs."""
+        spec, pipeline = self._cell.workload, self._cell.pipeline
+        values = spec.batch_size // pipeline.microbatches * spec.sequence_length * workloads.width(spec)
+        return (values, 4 * values)
+
+
+def prepare(workload: WorkloadSpec) -> Tokens:
+    """Have the text tokenised, as the invoking user and in a process of its own: this one imports no torch."""
+    user = paths.invoking_user()
+    identity = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
+    results.make_folder(paths.cache_folder())
+    command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
+    command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]
+    command += ["--batch-size", str(workload.batch_size), "--validation-batches", str(workload.validation_batches)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True, **identity)  # type: ignore[call-overload]
+    if done.returncode == 2:
+        raise SpecError(done.stderr.strip().removeprefix("testbed: error: "))
+    if done.returncode != 0:
+        raise StageError(
+            f"preparing the text {workload.text!r} failed with status {done.returncode}: {done.stderr.strip()[-2000:]}"
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return Tokens(Path(found["path"]), int(found["vocabulary"]))

@@ -1,0 +1,74 @@
+"""What machine and software a run was made on: environment.json. Read, never guessed; what cannot be read is None."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import testbed
+
+_PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "numpy", "pyroute2", "scapy", "pydantic")
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf8").strip()
+    except OSError:
+        return None
+
+
+def _field(path: str, name: str) -> str | None:
+    for line in (_read(path) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """Of testbed's own checkout; None for an installed package or where git is missing."""
+    folder = Path(testbed.__file__).resolve().parent.parent
+    if not (folder / ".git").exists():
+        return None
+    command = ["git", "-c", f"safe.directory={folder}", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def snapshot() -> dict[str, Any]:
+    """The machine and software at this moment."""
+    changed = _git("status", "--porcelain")
+    memory = _field("/proc/meminfo", "MemTotal")
+    return {
+        "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "testbed": testbed.__version__,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_changed_files": None if changed is None else len(changed.splitlines()),
+        "python": platform.python_version(),
+        "versions": {package: _version(package) for package in _PACKAGES},
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "guest_kernel": os.environ.get("TESTBED_GUEST") == "1",
+        "cpu_model": _field("/proc/cpuinfo", "model name"),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": int(memory.split()[0]) * 1024 if memory else None,
+        "load_average": list(os.getloadavg()),
+        "clock_source": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "psched": _read("/proc/net/psched"),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    }

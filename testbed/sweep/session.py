@@ -1,0 +1,150 @@
+"""A lab with a stage host in every node. Cells that share a network share a session, so torch is imported once for them."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import selectors
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from testbed import paths
+from testbed.errors import StageError
+from testbed.net.lab import Lab, LabSpec
+from testbed.pipeline.control import Done, Failed, Host, Step
+from testbed.pipeline.gather import make_sockets
+from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.spec import Cell, Pipe
+from testbed.workloads import table as workloads
+
+_DATA_PORT = 29500
+_LOADING_S = 120.0
+"""For importing torch on a slow, busy machine."""
+_PATIENCE_S = 60.0
+"""How long a stage may be silent beyond what its link explains."""
+_GRACE_S = 2.0
+"""After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its cause."""
+
+Observe = Callable[[int, float | None, float], None]
+"""Called at each training step of the last stage with (steps done, loss, seconds)."""
+
+
+class Tokens(NamedTuple):
+    """The prepared text."""
+
+    path: Path
+    vocabulary: int
+
+
+class Session:
+    """Namespaces, links and stage hosts for one network; a context manager."""
+
+    def __init__(self, cell: Cell, engine_reason: str) -> None:
+        self.network = network_of(cell)
+        with ExitStack() as stack:
+            spec = LabSpec(
+                topology=cell.topology,
+                profile=cell.profile,
+                nodes=cell.pipeline.stages,
+                engine=cell.engine,
+                engine_reason=engine_reason,
+            )
+            self.lab = stack.enter_context(Lab(spec))
+            self.hosts = [
+                stack.enter_context(
+                    Host(functools.partial(node.namespace.popen, user=paths.invoking_user()), name=f"stage {node.index}")
+                )
+                for node in self.lab.nodes
+            ]
+            for host in self.hosts:
+                host.wait_ready(_LOADING_S)
+            self._stack = stack.pop_all()
+
+    def train(self, cell: Cell, tokens: Tokens, folder: Path, observe: Observe) -> None:
+        """Run one cell's jobs to their end. StageError names the stage at fault and says what it said.
+
+        After an error the session's state is unknown: close it.
+        """
+        patience_s = _PATIENCE_S + 10 * _transfer_s(cell)
+        work = jobs(
+            cell,
+            addresses=tuple(node.address for node in self.lab.nodes),
+            port=_DATA_PORT,
+            token=secrets.token_hex(16),
+            vocabulary=tokens.vocabulary,
+            tokens=str(tokens.path),
+            folder=str(folder.resolve()),
+            device=self.lab.nodes[0].device,
+            overhead_bytes=tuple(link.overhead_bytes for link in self.lab.record.links),
+            limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
+        )
+        for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
+            host.start(job, sockets)
+        self._follow(work, observe, patience_s)
+
+    def _follow(self, work: tuple[StageJob, ...], observe: Observe, patience_s: float) -> None:
+        """Read what the stages say until each has said that it is done."""
+        running = set(range(len(work)))
+        failures: dict[int, Failed] = {}
+        deadline = time.monotonic() + _LOADING_S + patience_s
+        with selectors.DefaultSelector() as selector:
+            for stage, host in enumerate(self.hosts):
+                selector.register(host, selectors.EVENT_READ, stage)
+            while running - failures.keys():
+                ready = selector.select(0.5)
+                self.lab.check()
+                for key, _ in ready:
+                    for message in self.hosts[key.data].messages():
+                        match message:
+                            case Step():
+                                observe(message.step + 1, message.loss, message.seconds)
+                                deadline = time.monotonic() + patience_s
+                            case Done():
+                                running.discard(key.data)
+                            case Failed():
+                                failures[key.data] = message
+                                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                            case _:  # an evaluation is news too
+                                deadline = time.monotonic() + patience_s
+                if time.monotonic() > deadline:
+                    break
+        if failures:
+            raise StageError(_cause(failures))
+        if running:
+            raise StageError(f"stages {sorted(running)} said nothing for {patience_s:.0f} s and were stopped")
+
+    def close(self) -> None:
+        """End the stage hosts, then take down the links."""
+        self._stack.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def network_of(cell: Cell) -> tuple[object, ...]:
+    """Cells for which this is equal can share a session."""
+    return (cell.topology, cell.profile, cell.engine, cell.pipeline.stages)
+
+
+def _transfer_s(cell: Cell) -> float:
+    """How long all fp32 tensors of one step need on the slower direction of one access link, delays included."""
+    values = cell.workload.batch_size * cell.workload.sequence_length * workloads.width(cell.workload)
+
+    def seconds(pipe: Pipe | None) -> float:
+        return 0.0 if pipe is None else 2 * 4 * values * 8 / pipe.rate_bps + pipe.delay_ns / 1e9 * cell.pipeline.stages
+
+    return max(seconds(cell.profile.up), seconds(cell.profile.down))
+
+
+def _cause(failures: dict[int, Failed]) -> str:
+    """The failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
+    stage, failed = next(((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items())))
+    named = failed.message if failed.message.startswith(f"stage {stage}") else f"stage {stage}: {failed.message}"
+    return named if failed.error.endswith("Error") else f"{named} ({failed.error})"

@@ -1,0 +1,286 @@
+"""Whole runs: lab, stage hosts, training, certificates, results. The laws that make the instrument trustworthy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed import results
+from testbed.net.capabilities import resolve_engine
+from testbed.records import Summary
+from testbed.results import Run
+
+_SMALL = ["workload.model=gpt2-nano", "workload.sequence_length=32", "workload.batch_size=8", "workload.validation_batches=1"]
+
+
+class Command:
+    """`python -m testbed ...` in a folder of its own; every process that it starts carries a mark in its environment."""
+
+    def __init__(self, folder: Path, engine: str) -> None:
+        self.folder, self.engine, self.mark = folder, engine, f"TESTBED_TEST_MARK={uuid.uuid4().hex}"
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        name, _, value = self.mark.partition("=")
+        return subprocess.Popen(
+            [sys.executable, "-m", "testbed", *arguments],
+            cwd=self.folder,
+            env={**os.environ, name: value, "PYTHONPATH": os.pathsep.join([str(self.folder), *sys.path[:1]])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def cell(self, *fields: str, steps: int, codec: str = "fp32", profile: str = "datacenter") -> list[str]:
+        sets = [
+            part
+            for field in (*_SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
+            for part in ("--set", field)
+        ]
+        return ["run", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
+
+    def finish(self, *arguments: str, status: int = 0) -> str:
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=170)
+        assert process.returncode == status, output
+        assert self.left() == []
+        return output
+
+    def left(self) -> list[str]:
+        """Command lines of processes that carry the mark."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode() or process.name)
+            except OSError:
+                continue
+        return found
+
+    def runs(self) -> list[Run]:
+        return sorted(results.runs(self.folder / "results" / "run"), key=lambda run: run.folder.stat().st_ctime)
+
+    def last(self) -> tuple[Run, Summary]:
+        run = self.runs()[-1]
+        summary = run.summary
+        assert summary is not None
+        return run, summary
+
+
+def _outside() -> tuple[object, ...]:
+    """What a lab could leave behind in the machine."""
+    devices = sorted(path.name for path in Path("/sys/class/net").iterdir())
+    named = sorted(path.name for path in Path("/run/netns").glob("*"))
+    return devices, named, Path("/proc/self/mountinfo").read_text(encoding="utf8")
+
+
+@pytest.fixture
+def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
+    engine = "netem" if request.node.get_closest_marker("netem") else "relay"
+    before = _outside()
+    yield Command(tmp_path, engine)
+    assert _outside() == before
+
+
+def _losses(run: Run) -> list[float | None]:
+    stages = run.cell.pipeline.stages
+    return [step.loss for step in run.steps(stages - 1)]
+
+
+def _check_same_maths(command: Command) -> None:
+    """Losses of 30 steps and of the evaluations, bit for bit: on every number of stages, over every network."""
+    curves = {}
+    for stages, profile in ((1, "datacenter"), (2, "datacenter"), (3, "datacenter"), (3, "consumer-80mbps"), (3, "lossy-80mbps")):
+        command.finish(*command.cell(f"pipeline.stages={stages}", "training.evaluate_every=15", steps=30, profile=profile))
+        run, summary = command.last()
+        assert summary.status == "ok"
+        assert summary.steps == 30
+        curves[stages, profile] = _losses(run)
+    first = curves[1, "datacenter"]
+    assert len(first) == 32
+    assert None not in first
+    assert first[-1] < first[0]  # type: ignore[operator]
+    for key, curve in curves.items():
+        assert curve == first, key
+
+
+@pytest.mark.root
+@pytest.mark.slow
+def test_the_network_never_changes_the_maths(command: Command) -> None:
+    _check_same_maths(command)
+
+
+@pytest.mark.root
+@pytest.mark.netem
+@pytest.mark.slow
+def test_the_network_never_changes_the_maths_netem(command: Command) -> None:
+    _check_same_maths(command)
+
+
+def _check_bytes(command: Command) -> None:
+    """fp32: what the interfaces counted is payload, frame headers and TCP/IP headers, and nothing else."""
+    command.finish(*command.cell(steps=6, profile="consumer-80mbps"))
+    run, summary = command.last()
+    assert summary.compression_ratio == pytest.approx(1, rel=1e-2)
+    assert summary.payload_bytes_per_step is not None
+    assert summary.header_bytes_per_step is not None
+    assert summary.wire_bytes_per_step == pytest.approx(summary.payload_bytes_per_step + summary.header_bytes_per_step, rel=1e-2)
+    assert {socket.congestion_control for step in run.steps(1) for socket in step.sockets} == {"cubic"}
+
+
+@pytest.mark.root
+def test_every_byte_on_the_wire_is_accounted_for(command: Command) -> None:
+    _check_bytes(command)
+
+
+@pytest.mark.root
+@pytest.mark.netem
+def test_every_byte_on_the_wire_is_accounted_for_netem(command: Command) -> None:
+    _check_bytes(command)
+
+
+@pytest.mark.root
+def test_a_run_leaves_records_that_describe_themselves(command: Command) -> None:
+    command.finish(*command.cell(steps=4, codec="int8", profile="consumer-80mbps"))
+    run, summary = command.last()
+    assert summary.engine == run.lab.engine == command.engine == resolve_engine(command.engine)[0]  # type: ignore[arg-type]
+    assert {link.shaper for link in run.lab.links} == {command.engine}
+    assert run.certificates.before is not None
+    assert run.certificates.after is not None
+    assert {m.quantity for m in run.certificates.before.measurements} >= {"rtt", "rate", "message"}
+    assert summary.ideal_step_s is not None
+    assert summary.step_s is not None
+    assert 0 < summary.ideal_step_s <= summary.step_s * 1.02
+    assert (run.folder / "environment.json").exists()
+
+
+_OWN_CODECS = """
+import os, time
+from testbed.codecs.cast import Fp32
+
+class Mine(Fp32):
+    pass
+
+class Crashes(Fp32):
+    def encode(self, tensor, slot):
+        if slot.step == 2:
+            os.abort()
+        return super().encode(tensor, slot)
+
+class Raises(Fp32):
+    def decode(self, payload, slot):
+        if slot.step == 2:
+            raise ValueError("this codec is broken")
+        return super().decode(payload, slot)
+"""
+
+
+@pytest.mark.root
+def test_a_strangers_codec_runs_and_a_broken_one_fails_with_its_reason(command: Command) -> None:
+    (command.folder / "mycodecs.py").write_text(_OWN_CODECS, encoding="utf8")
+    command.finish(*command.cell(steps=3, codec="mycodecs:Mine"))
+    assert command.last()[1].status == "ok"
+    output = command.finish(*command.cell(steps=4, codec="mycodecs:Raises"), status=1)
+    assert "this codec is broken" in output
+    assert command.last()[1].status == "failed"
+    output = command.finish(*command.cell(steps=4, codec="mycodecs:Crashes"), status=1)
+    assert "SIGABRT" in output
+    assert "Traceback" not in output
+    assert command.last()[1].steps == 2
+
+
+def _wait_for_steps(command: Command, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(run.steps(0) for run in results.runs(command.folder / "results" / "run")):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"no step was done: {process.communicate()[0] if process.poll() is not None else 'still running'}")
+
+
+def _wait_until_nothing_is_left(command: Command) -> float:
+    began = time.monotonic()
+    while command.left() and time.monotonic() < began + 10:
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+@pytest.mark.root
+def test_a_killed_controller_leaves_nothing(command: Command) -> None:
+    process = command.start(*command.cell(steps=500, profile="consumer-80mbps"))
+    _wait_for_steps(command, process)
+    assert len(command.left()) >= 7  # controller, relay, three hosts, three jobs
+    process.kill()
+    process.communicate()
+    assert _wait_until_nothing_is_left(command) < 2
+    assert command.runs()[-1].summary is None
+
+
+@pytest.mark.root
+def test_ctrl_c_tidies_up_and_says_how_to_go_on(command: Command) -> None:
+    process = command.start(*command.cell(steps=500, profile="consumer-80mbps"))
+    _wait_for_steps(command, process)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output
+    assert "goes on with what is missing" in output
+    assert "Traceback" not in output
+    assert _wait_until_nothing_is_left(command) < 2
+    assert command.last()[1].status == "interrupted"
+
+
+@pytest.mark.root
+def test_a_killed_stage_fails_the_run_and_is_named(command: Command) -> None:
+    process = command.start(*command.cell(steps=500, profile="consumer-80mbps"))
+    _wait_for_steps(command, process)
+    hosts = [int(p.name) for p in Path("/proc").glob("[0-9]*") if _is_job(p, command)]
+    os.kill(max(hosts), signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    assert "SIGKILL" in output
+    assert _wait_until_nothing_is_left(command) < 2
+    assert command.last()[1].status == "failed"
+
+
+def _is_job(process: Path, command: Command) -> bool:
+    try:
+        return (
+            command.mark.encode() in (process / "environ").read_bytes()
+            and b"testbed.pipeline.host" in (process / "cmdline").read_bytes()
+        )
+    except OSError:
+        return False
+
+
+@pytest.mark.root
+def test_a_sweep_goes_on_past_a_failed_cell_and_the_next_one_does_only_what_is_missing(command: Command) -> None:
+    (command.folder / "mycodecs.py").write_text(_OWN_CODECS, encoding="utf8")
+    sets = [
+        *_SMALL,
+        "training.steps=4",
+        "training.warmup_steps=1",
+        "profile=datacenter",
+        "pipeline.stages=2",
+        "pipeline.in_flight=2",
+    ]
+    flags = [part for field in [*sets, 'codec=["mycodecs:Raises","int8","fp32"]'] for part in ("--set", field)]
+    first = command.finish("sweep", "--engine", command.engine, *flags, status=1)
+    assert "this codec is broken" in first
+    second = command.finish("sweep", "--engine", command.engine, *flags, status=1)
+    assert "2 of 3 cells are finished already" in second
+    folder = command.folder / "results" / "default"
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert sorted((run.folder.parent.name[:4], run.number) for run in results.runs(folder)) == [
+        ("fp32", 1),
+        ("int8", 1),
+        ("myco", 1),
+        ("myco", 2),
+    ]
