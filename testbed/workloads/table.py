@@ -31,7 +31,7 @@ class Size:
 SIZES: dict[str, Size] = {
     # Randomly initialised, for the bundled tokenizer of 4,096 tokens.
     "gpt2-nano": Size(layers=3, width=64, heads=2, context=128, vocabulary=4096),
-    "gpt2-mini": Size(layers=6, width=128, heads=4, context=256, vocabulary=4096),
+    "gpt2-mini": Size(layers=4, width=256, heads=4, context=256, vocabulary=4096),
     "gpt2-midi": Size(layers=8, width=256, heads=8, context=512, vocabulary=4096),
     # The published small model's shapes, random: the bundled tokenizer leaves most rows of its embedding unused.
     # The published weights are 'openai-community/gpt2', where they are cached.

@@ -59,7 +59,7 @@ def test_a_cell_that_was_written_reads_back_with_the_same_id(default: plan.Exper
         ("training.steps=many", "training.steps: Input should be a valid integer, found 'many'"),
         ("training.steps=1.5", "training.steps: Input should be a valid integer"),
         ("training.steps=true", "training.steps: Input should be a valid integer"),
-        ("training.steps=2", "warmup_steps is 5, which leaves none of 2 steps"),
+        ("training.steps=2", "warmup_steps is 4, which leaves none of 2 steps"),
         ("codec=int9", "did you mean 'int8'?"),
         ("codec=nowhere.codecs:Mine", "nowhere"),
         ("profile=kable", "did you mean 'cable'?"),

@@ -28,7 +28,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def workload(model: str = "gpt2-mini", sequence_length: int = 24) -> WorkloadSpec:
+def workload(model: str = "gpt2-midi", sequence_length: int = 24) -> WorkloadSpec:
     return WorkloadSpec(
         family="gpt2", model=model, text="bundled", sequence_length=sequence_length, batch_size=4, validation_batches=1
     )
@@ -80,7 +80,7 @@ def train_stages(stages: list[StageModel]) -> tuple[list[Tensor], dict[str, Tens
     return losses, {name: value for stage in stages for name, value in stage.named_parameters()}
 
 
-def reference(size: str = "gpt2-mini") -> Any:
+def reference(size: str = "gpt2-midi") -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return GPT2LMHeadModel(configuration(table.SIZES[size]))
@@ -111,7 +111,7 @@ def test_a_stage_holds_its_own_parameters_and_no_others() -> None:
     assert set.union(*owned) == set(dict(reference().named_parameters()))
     assert {"transformer.wte.weight", "transformer.wpe.weight"} <= owned[0]
     assert {"transformer.ln_f.weight", "lm_head.weight"} <= owned[2]
-    assert {name.split(".")[2] for name in owned[1]} == {"2", "3"}
+    assert {name.split(".")[2] for name in owned[1]} == {"3", "4", "5"}
 
 
 def test_parameters_follow_the_seed_and_leave_global_generators_alone() -> None:
@@ -206,10 +206,10 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 def test_what_cannot_be_built() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'gpt2-mini'"):
         table.check(workload("gpt2-mimi"), 1)
-    with pytest.raises(SpecError, match="6 layers cannot be cut into 7"):
-        table.check(workload(), 7)
-    with pytest.raises(SpecError, match="at most 256"):
-        table.check(workload(sequence_length=257), 1)
+    with pytest.raises(SpecError, match="8 layers cannot be cut into 9"):
+        table.check(workload(), 9)
+    with pytest.raises(SpecError, match="at most 512"):
+        table.check(workload(sequence_length=513), 1)
     with pytest.raises(SpecError, match="no such folder"):
         table.check(workload("./nowhere"), 1)
     with pytest.raises(SpecError, match="do not belong together"):
