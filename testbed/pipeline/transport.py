@@ -137,9 +137,9 @@ class Connection:
 
     def abort(self) -> None:
         """Drop the connection, whatever is on its way, and end both threads. Safe to call twice."""
+        self._fail(TransportError(f"{self._name}: the connection was dropped by this stage"))  # before the threads find out
         with contextlib.suppress(OSError):  # not connected any more: the threads are awake already
             self.socket.shutdown(socket.SHUT_RDWR)
-        self._fail(TransportError(f"{self._name}: the connection was dropped by this stage"))
         self._outbox.put(None)
         for thread in self._threads:
             thread.join()
