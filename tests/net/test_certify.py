@@ -50,7 +50,7 @@ PROFILES = st.builds(
 
 
 def train(way, span_ns, offer_ns):
-    return Train(way=way, sent=1051, offer_ns=round(offer_ns), received=1001, span_ns=span_ns)
+    return Train(way=way, sent=1051, offer_ns=round(offer_ns), received=1001, span_ns=round(span_ns))
 
 
 def ideal(link, *, stretch=1.0, size=100_000, **changes):
@@ -77,7 +77,7 @@ def ideal(link, *, stretch=1.0, size=100_000, **changes):
             for way in WAYS
         ],
         "rate": [
-            Train(way=way, sent=1001, received=1001, span_ns=round(1000 * packet * 1e9 / pipes[way].rate_bps * stretch))
+            train(way, 1000 * packet * 1e9 / pipes[way].rate_bps * stretch, 1000 * packet * 1e9 / pipes[way].rate_bps)
             for way in WAYS
         ],
         "loss": [Train(way=way, sent=1000, offer_ns=10**9, received=1000, span_ns=10**9) for way in WAYS],

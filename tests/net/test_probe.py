@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP
 
 from testbed.net.probe import WAYS, Bulk, Job, Line, Message, Readings, Train, datagrams, echo
+from testbed.net.probe.__main__ import Turns
 from testbed.net.probe.stream import Stream, warm
 
 WORDS = st.integers(0, 0xFFFF)
@@ -133,5 +135,26 @@ def test_a_train_counts_what_was_sent_and_what_arrived():
         train = flow.train(1.0, 0.2)
         assert train.sent == train.received > 1
         assert 0 < train.span_ns <= time.monotonic_ns() - before
-        # Never more than the load asked for: 10 Mbit/s in packets of 1500 bytes, and the one that is begun.
+        # Never more than the load asked for: 10 Mbit/s in packets of 1500 bytes, and the burst that is begun.
         assert train.sent <= 10**7 * train.offer_ns * 1e-9 / (1500 * 8) + 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_more_than_so_many_take_a_turn_at_once(count):
+    turns, inside, most = Turns(count), [], []
+
+    def worker(n):
+        for _ in range(20):
+            with turns.turn():
+                inside.append(n)
+                most.append(len(inside))
+                time.sleep(0.0002)
+                inside.remove(n)
+
+    threads = [threading.Thread(target=worker, args=(n,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 100
+    assert 1 <= max(most) <= count

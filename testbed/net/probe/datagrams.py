@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import time
@@ -9,8 +10,11 @@ import time
 from testbed.net.probe import Job, Train, Way
 
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
+_UDP_SEGMENT = 103
+_UDP_BYTES = 65_507  # the most that one call can send
 _BUFFER_BYTES = 16 << 20
 _HEADERS = 28  # IPv4 and UDP
+_UNREAD_PACKETS = 4_000  # stay in the receiver's buffer while packets are offered: reading takes CPU time from sending
 _TICK_NS = 1_000_000
 _TIMESPEC = struct.Struct("@qq")
 
@@ -24,8 +28,12 @@ class Flow:
         assert line is not None
         self._way, self._line = way, line
         self._packet_bits = (job.mtu + line.overhead_bytes) * 8
-        self._payload = bytes(job.mtu - _HEADERS)
+        self._packet_payload = job.mtu - _HEADERS
         self._sender, self._receiver = sender, receiver
+        # One call sends what is due in a tick, and the kernel cuts it into packets before they reach the device: a tenth of
+        # the CPU time, or slow machines could not offer enough. Not so much at once that the link's buffer would notice.
+        tick_packets = line.rate_bps * _TICK_NS // (self._packet_bits * 1_000_000_000)
+        self._together(min(tick_packets, _UDP_BYTES // self._packet_payload, line.buffer_bytes // job.mtu // 4))
         sender.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
         receiver.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         # Stamped by the kernel on arrival: the probe may sleep, and reads several at once.
@@ -33,6 +41,11 @@ class Flow:
         for end in (sender, receiver):
             end.setblocking(False)
         self._reset()
+
+    def _together(self, packets: int) -> None:
+        self._burst = max(1, packets)
+        self._payload = bytes(self._burst * self._packet_payload)
+        self._sender.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, self._packet_payload if self._burst > 1 else 0)
 
     @property
     def loss(self) -> float:
@@ -59,7 +72,12 @@ class Flow:
                 self._sender.send(self._payload)
             except BlockingIOError:
                 return
-            self._sent += 1
+            except OSError as error:
+                if error.errno != errno.EIO or self._burst == 1:
+                    raise
+                self._together(1)  # kernels before 6.11 cannot cut where the device computes no checksums
+                continue
+            self._sent += self._burst
 
     def _take(self) -> None:
         """Read all that has arrived."""
@@ -88,7 +106,8 @@ class Flow:
         end = start + round(seconds * 1e9)
         while (now := time.monotonic_ns()) < end:
             self._offer(now - start)
-            self._take()
+            if self._sent - self._received > _UNREAD_PACKETS:
+                self._take()
             time.sleep(_TICK_NS * 1e-9)
         offered = time.monotonic_ns()
         end = offered + self._drained_after_ns(offered - start) + 20 * _TICK_NS
