@@ -142,6 +142,9 @@ class Certificate(Frozen):
     """UTC, ISO 8601."""
     seconds: float
     measurements: tuple[Measurement, ...]
+    rejected: tuple[Measurement, ...]
+    """What failed in a first attempt that was then repeated, whole: a machine that looks elsewhere for 5 ms spoils a measurement.
+    Empty where the first attempt passed. There are two attempts at most."""
 
     @property
     def verdict(self) -> Verdict:

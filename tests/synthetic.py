@@ -317,7 +317,9 @@ def _certificate(what: Cell, verdict: str) -> Certificate:
                 note="",
             )
         )
-    return Certificate(form="quick", engine=what.engine, taken_at="2026-01-02T03:04:05Z", seconds=1.2, measurements=tuple(found))
+    return Certificate(
+        form="quick", engine=what.engine, taken_at="2026-01-02T03:04:05Z", seconds=1.2, measurements=tuple(found), rejected=()
+    )
 
 
 ENVIRONMENT = {

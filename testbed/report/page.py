@@ -51,6 +51,8 @@ class _Certified(NamedTuple):
     verdict: str
     missing: str
     """'before', 'after', 'before or after' where the links were not measured; empty where they were both times."""
+    again: str
+    """What failed in a first attempt that was repeated; empty where nothing did."""
 
 
 def build(experiment: Path, page: Path) -> Path:
@@ -109,9 +111,19 @@ def _section(group: Group, folder: Path, prefix: str) -> _Section:
 def _certified(result: Result) -> _Certified:
     certificates = result.certificates
     if certificates is None:
-        return _Certified(result, [], "none", "before or after")
-    missing = [when for when, one in (("before", certificates.before), ("after", certificates.after)) if one is None]
-    return _Certified(result, _checks(certificates), certificates.verdict, " or ".join(missing))
+        return _Certified(result, [], "none", "before or after", "")
+    both = (("before", certificates.before), ("after", certificates.after))
+    missing = [when for when, one in both if one is None]
+    again = [f"{when}: {_said(one.rejected)}" for when, one in both if one is not None and one.rejected]
+    return _Certified(result, _checks(certificates), certificates.verdict, " or ".join(missing), "; ".join(again))
+
+
+def _said(rejected: Sequence[Measurement]) -> str:
+    words = []
+    for one in rejected:
+        asked, measured, _ = tables.measurement_cells(one)
+        words.append(f"{one.link} {one.direction} {one.quantity} {measured} where {asked} was asked")
+    return ", ".join(words)
 
 
 def _checks(certificates: RunCertificates) -> list[_Check]:

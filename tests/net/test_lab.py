@@ -22,6 +22,7 @@ from testbed.net import sysctl, topology
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.namespace import Namespace
 from testbed.net.netlink import Netlink
+from testbed.records import Measurement
 
 ENGINES = [
     pytest.param("consumer-80mbps", "relay", id="relay", marks=pytest.mark.root),
@@ -241,3 +242,24 @@ def test_a_killed_controller_takes_its_relay_with_it() -> None:
     while relay.exists() and relay.read_bytes() and time.monotonic() < deadline:  # a zombie has no command line
         time.sleep(0.02)
     assert not relay.exists() or not relay.read_bytes()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "rejected"), [(["PASS"], "PASS", 0), (["FAIL", "PASS"], "PASS", 1), (["FAIL", "FAIL"], "FAIL", 1)]
+)
+def test_a_failed_certificate_is_tried_once_more_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[str], verdict: str, rejected: int
+) -> None:
+    def measure(*_: object, **__: object) -> tuple[Measurement, ...]:
+        found = Measurement(
+            link="node-0", direction="up", quantity="rate", detail="", unit="bit/s", expected=1.0, measured=1.0, tolerance=0.1,
+            samples=1, verdict=left.pop(0), note="",
+        )  # fmt: skip
+        return (found,)
+
+    left = list(outcomes)
+    monkeypatch.setattr("testbed.net.certify.certify", measure)
+    with Lab(_spec("datacenter", "relay", nodes=1)) as lab:
+        certificate = lab.certify("quick", (1000,))
+    assert (certificate.verdict, len(certificate.rejected), left) == (verdict, rejected, [])

@@ -16,6 +16,7 @@ _BUFFER_BYTES = 16 << 20
 _HEADERS = 28  # IPv4 and UDP
 _UNREAD_PACKETS = 4_000  # stay in the receiver's buffer while packets are offered: reading takes CPU time from sending
 _TICK_NS = 1_000_000
+_LEAD_NS = 20_000_000
 _TIMESPEC = struct.Struct("@qq")
 
 
@@ -60,8 +61,8 @@ class Flow:
         """Forget earlier trains; from now on offer `load` times the rate."""
         self._reset()
         self._offered_bps = self._line.rate_bps * load
-        # Ahead of time by what keeps the link's queue from running empty between two ticks, where there is a queue to hold it.
-        lead_ns = min(3 * _TICK_NS, self._line.buffer_bytes * 4e9 / self._line.rate_bps) if load > 1 else 0
+        # Ahead of time, where there is a queue to hold it: the link must not run dry while the machine looks elsewhere.
+        lead_ns = min(_LEAD_NS, self._line.buffer_bytes * 4e9 / self._line.rate_bps) if load > 1 else 0
         self._lead_bits = self._offered_bps * lead_ns * 1e-9
 
     def _offer(self, elapsed_ns: int) -> None:
