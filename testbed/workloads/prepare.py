@@ -14,7 +14,7 @@ import lzma
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -29,8 +29,9 @@ VERSION = 1
 """Part of every name: raise it when the same text would give other tokens."""
 ASSETS = Path(__file__).parent / "assets"
 _TEXT, _TOKENIZER = ASSETS / "sotu_half.txt.xz", ASSETS / "bpe4096.json"
-_LINES = 256
-"""A chunk that is tokenised as one: tokens never span the end of a line where one chunk follows another."""
+_CHUNK_CHARACTERS = 1 << 16
+"""Lines are tokenised together until they have so many: tokens never span the end of a line where one chunk follows another.
+Millions of characters at once, as in texts with long lines, never came to an end in user-mode Linux."""
 _BLOCK = 1 << 20
 
 
@@ -123,6 +124,19 @@ def _copy_checked(source: Path, target: Path) -> None:
 
 
 # ------------------------------------------------------------------ what is made
+def _chunks(lines: Iterable[str]) -> Iterator[str]:
+    waiting: list[str] = []
+    size = 0
+    for line in lines:
+        waiting.append(line)
+        size += len(line)
+        if size >= _CHUNK_CHARACTERS:
+            yield "".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield "".join(waiting)
+
+
 def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.NDArray[np.unsignedinteger], int]:
     """(ids, vocabulary). Everything that `datasets` keeps goes into `scratch`."""
     import datasets
@@ -142,8 +156,8 @@ def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.ND
         keep_linebreaks=True,
         cache_dir=os.fspath(scratch / "datasets"),
     )
-    chunks = ("".join(batch["text"]) for batch in lines.iter(batch_size=_LINES))
-    ids = [np.array(tokenizer.encode(chunk, add_special_tokens=False).ids, kind) for chunk in chunks]
+    texts = (line["text"] for line in lines)
+    ids = [np.array(tokenizer.encode(chunk, add_special_tokens=False).ids, kind) for chunk in _chunks(texts)]
     return np.concatenate(ids), vocabulary
 
 

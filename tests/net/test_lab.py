@@ -259,7 +259,7 @@ def test_a_failed_certificate_is_tried_once_more_and_says_so(
         return (found,)
 
     left = list(outcomes)
-    monkeypatch.setattr("testbed.net.certify.certify", measure)
+    monkeypatch.setattr("testbed.net.lab.certify", measure)
     with Lab(_spec("datacenter", "relay", nodes=1)) as lab:
         certificate = lab.certify("quick", (1000,))
     assert (certificate.verdict, len(certificate.rejected), left) == (verdict, rejected, [])
