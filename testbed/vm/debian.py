@@ -1,0 +1,160 @@
+"""Get a guest kernel: Debian's user-mode-linux and the C library that it needs, from the mirror that apt is set up with.
+
+apt runs with package lists of its own in a temporary folder: the system's sources, lists and libraries stay as they are, and no
+root is needed. The folder is filled aside and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from testbed import paths
+from testbed.errors import GuestKernelError
+from testbed.vm.kernel import GuestKernel, default_folder, find, seal, with_own_loader
+
+SUITES = ("forky", "sid")
+"""Debian suites, tried in this order. Older ones have kernels that fail on processors with AMX."""
+
+PACKAGES = ("user-mode-linux", "libc6")
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_INDEX = re.compile(r"'(?P<mirror>[^']+?)/+dists/[^']+/InRelease'")
+_INSTEAD = "use a machine whose kernel has sch_netem (README: Vagrant, or a Lima virtual machine), or --engine relay"
+
+
+def fetch(folder: Path | None = None) -> GuestKernel:
+    """The guest kernel in `folder` (default: the user's cache); fetched first (40 MB, about 10 s) unless it is there and whole.
+
+    GuestKernelError: this machine has no apt or is not x86-64, or no mirror has the packages.
+    """
+    folder = folder or default_folder()
+    if kernel := find(folder):
+        return kernel
+    _check_machine()
+    _make_folder(folder.parent)
+    with _locked(folder.with_name(folder.name + ".lock")):
+        if kernel := find(folder):  # another process fetched it while this one waited
+            return kernel
+        for left_behind in folder.parent.glob(f"{folder.name}.fetching-*"):  # by a fetch that was killed: we hold the lock
+            shutil.rmtree(left_behind)
+        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.fetching-", dir=folder.parent) as work:
+            _fill(Path(work), folder)
+    if kernel := find(folder):
+        return kernel
+    raise GuestKernelError(f"the guest kernel in {folder} was changed while it was being put there; fetch it again")
+
+
+def mirrors(listing: str) -> list[str]:
+    """Package archives in what `apt-get update --print-uris` prints, each once, in order; those for security updates left out."""
+    found = dict.fromkeys(match["mirror"] for match in _INDEX.finditer(listing))
+    return [mirror for mirror in found if "security" not in mirror]
+
+
+def _check_machine() -> None:
+    if platform.machine() != "x86_64":
+        raise GuestKernelError(f"the guest kernel exists for x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}")
+    if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
+        raise GuestKernelError(
+            f"the guest kernel is fetched from Debian's packages, and this machine has no {' and no '.join(missing)}; {_INSTEAD}"
+        )
+
+
+def _fill(work: Path, folder: Path) -> None:
+    debs = _download(work)
+    unpacked, fresh = work / "unpacked", work / "fresh"
+    packages = {}
+    for deb in debs:
+        name, version = _run(["dpkg-deb", "--show", "--showformat", "${Package} ${Version}", str(deb)]).split()
+        packages[name] = version
+        _run(["dpkg-deb", "--extract", str(deb), str(unpacked)])
+    try:
+        version = _arrange(unpacked, fresh)
+    except (OSError, ValueError) as error:
+        raise GuestKernelError(f"the packages {packages} are not laid out as expected: {error}; {_INSTEAD}") from None
+    seal(fresh, version, packages)
+    if user := paths.invoking_user():
+        for path in (fresh, *fresh.rglob("*")):
+            os.chown(path, *user, follow_symlinks=False)
+    if folder.exists():
+        folder.rename(work / "old")
+    fresh.rename(folder)
+
+
+def _download(work: Path) -> list[Path]:
+    for name in ("lists/partial", "cache/archives/partial", "debs", "unpacked", "fresh"):
+        (work / name).mkdir(parents=True)
+    # Settings of the machine's that would reach into these lists (pins, a default release, other sources) are put aside.
+    options = {
+        "Dir::Etc::sourceparts": "-",
+        "Dir::Etc::sourcelist": work / "sources.list",
+        "Dir::Etc::preferences": "-",
+        "Dir::Etc::preferencesparts": "-",
+        "Dir::State::lists": work / "lists",
+        "Dir::Cache": work / "cache",
+        "APT::Sandbox::User": "root",
+        "APT::Default-Release": "",
+        "Acquire::Languages": "none",
+        "Acquire::http::Timeout": "30",
+        "Acquire::Retries": "2",
+    }
+    apt = ["apt-get", "-qq", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
+    listing = _run(["apt-get", "update", "--print-uris", "-o", f"Dir::State::lists={work / 'lists'}"])
+    trust = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
+    attempts = []
+    for mirror in mirrors(listing):
+        for suite in SUITES:
+            (work / "sources.list").write_text(f"deb {trust}{mirror} {suite} main\n", "utf-8")
+            try:
+                _run([*apt, "update"])
+                _run([*apt, "download", *PACKAGES], folder=work / "debs")
+            except GuestKernelError as error:
+                attempts.append(f"{mirror} {suite}: {error}")
+                continue
+            return sorted((work / "debs").glob("*.deb"))
+    tried = "\n".join(attempts) or "apt is set up with no package archive"
+    raise GuestKernelError(f"cannot get {' and '.join(PACKAGES)} of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
+
+
+def _arrange(unpacked: Path, fresh: Path) -> str:
+    """Take from the packages what is needed. Returns the kernel's release."""
+    libraries = unpacked / "usr/lib/x86_64-linux-gnu"
+    shutil.copy(libraries / "libc.so.6", fresh / "libc.so.6")
+    shutil.copy(libraries / "ld-linux-x86-64.so.2", fresh / "ld.so")
+    (fresh / "linux").write_bytes(with_own_loader((unpacked / "usr/bin/linux.uml").read_bytes()))
+    (fresh / "linux").chmod(0o755)
+    (release,) = (unpacked / "usr/lib/uml/modules").iterdir()
+    (fresh / "modules").mkdir()
+    release.rename(fresh / "modules" / release.name)
+    return release.name
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> str:
+    environment = os.environ | {"LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()[-4:] or ["it said nothing"]
+        raise GuestKernelError(f"{command[0]} ended with status {done.returncode}: {' '.join(said)}")
+    return done.stdout
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        paths.give_to_user(folder)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        paths.give_to_user(path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

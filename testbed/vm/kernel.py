@@ -1,0 +1,106 @@
+"""What a fetched guest kernel consists of: five things in a folder, and a manifest by which they are known to be whole.
+
+linux (the kernel, an ordinary program), ld.so and libc.so.6 (it needs a newer C library than most machines have), modules/,
+and manifest.json: versions of the packages, size and SHA-256 of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed import paths
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Goes up when a folder made by an older testbed can no longer be used."""
+
+_PROGRAMS = ("linux", "ld.so", "libc.so.6")
+_OLD_INTERPRETER = b"/lib64/ld-linux-x86-64.so.2"
+
+LOADER_FD = 3
+"""Descriptor on which the kernel program finds its own ld.so when it starts; launch.py puts it there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuestKernel:
+    """A guest kernel that was whole when it was looked at."""
+
+    folder: Path
+    version: str
+    """Release of the kernel, as `uname -r` prints it inside."""
+    packages: Mapping[str, str]
+    """Debian package -> version."""
+
+    @property
+    def linux(self) -> Path:
+        """The kernel: a program that is started through launch.py."""
+        return self.folder / "linux"
+
+    @property
+    def loader(self) -> Path:
+        """The dynamic loader that goes with libc.so.6."""
+        return self.folder / "ld.so"
+
+    @property
+    def modules(self) -> Path:
+        """Folder with modules.dep, modules.alias and kernel/."""
+        return self.folder / "modules" / self.version
+
+
+def default_folder() -> Path:
+    """Where a fetched kernel lies: in the invoking user's cache."""
+    return paths.cache_folder() / "guest-kernel"
+
+
+def find(folder: Path | None = None) -> GuestKernel | None:
+    """The kernel in `folder` (default: the user's cache), or None when there is none or it is not whole.
+
+    Sizes of all files are compared with the manifest, and SHA-256 of the programs.
+    """
+    folder = folder or default_folder()
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        if manifest["format"] != FORMAT or not all(_same(folder / name, entry) for name, entry in manifest["files"].items()):
+            return None
+        if not set(_PROGRAMS) <= set(manifest["files"]):
+            return None
+        return GuestKernel(folder=folder.resolve(), version=manifest["version"], packages=manifest["packages"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def seal(folder: Path, version: str, packages: Mapping[str, str]) -> None:
+    """Write the manifest of a complete folder: the last step of a fetch."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    manifest = {"format": FORMAT, "version": version, "packages": dict(packages), "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+
+
+def with_own_loader(program: bytes) -> bytes:
+    """The kernel program, changed to take its dynamic loader from descriptor LOADER_FD. ValueError if it names no loader once.
+
+    The path of the loader stands in the file, in a field of 27 bytes; /proc/self/fd/3 fits wherever the cache lies, and unlike
+    a symbolic link with a short name it cannot be planted by another user. (`ld.so linux` does not work: user-mode Linux
+    lays out its memory behind its own break.)
+    """
+    if (found := program.count(_OLD_INTERPRETER + b"\0")) != 1:
+        raise ValueError(f"the loader's path {_OLD_INTERPRETER.decode()} stands in it {found} times instead of once")
+    new = f"/proc/self/fd/{LOADER_FD}".encode()
+    return program.replace(_OLD_INTERPRETER + b"\0", new.ljust(len(_OLD_INTERPRETER) + 1, b"\0"))
+
+
+def _same(path: Path, entry: Mapping[str, Any]) -> bool:
+    return path.stat().st_size == entry["bytes"] and (path.name not in _PROGRAMS or _sha256(path) == entry["sha256"])
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

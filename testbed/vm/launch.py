@@ -1,0 +1,56 @@
+"""Become the guest kernel: run as `python -m testbed.vm.launch PARENT LINUX MEMORY_FOLDER FD... -- ARGUMENT...` by guest.py.
+
+Dies with PARENT (a pid). The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and no other descriptor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import resource
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from testbed.process import die_with_parent
+
+_FIRST_FD = 3
+_ASIDE_FD = 64
+_LOOK_S = 0.1
+
+
+def main() -> None:
+    """Never returns: the kernel takes over this process."""
+    split = sys.argv.index("--")
+    parent, linux, memory_folder, *given = sys.argv[1:split]
+    die_with_parent(int(parent))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be as large as the guest's memory
+    # The guest has one processor, made of processes that take turns: on one of ours they run 2 to 3 times as fast as on two.
+    before = Path("/proc/stat").read_text("utf-8")
+    time.sleep(_LOOK_S)
+    os.sched_setaffinity(0, {idlest(before, Path("/proc/stat").read_text("utf-8"), os.sched_getaffinity(0))})
+    aside = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, _ASIDE_FD) for fd in given]
+    os.closerange(_FIRST_FD, _ASIDE_FD)
+    for number, fd in enumerate(aside, _FIRST_FD):
+        os.dup2(fd, number)
+    # The folder of libc.so.6 for the kernel itself, and where it puts the file that is the guest's memory (unlinked at once).
+    environment = {"LD_LIBRARY_PATH": str(Path(linux).parent), "TMPDIR": memory_folder}
+    os.execve(linux, [linux, *sys.argv[split + 1 :]], environment)
+
+
+def idlest(before: str, after: str, allowed: Collection[int]) -> int:
+    """The processor of `allowed` that idled most between two readings of /proc/stat; any of them when several did."""
+    idle = {cpu: ticks - _idle(before).get(cpu, 0) for cpu, ticks in _idle(after).items() if cpu in allowed}
+    most = max(idle.values())
+    return random.choice([cpu for cpu, ticks in idle.items() if ticks >= most])
+
+
+def _idle(stat: str) -> dict[int, int]:
+    rows = (line.split() for line in stat.splitlines() if line.startswith("cpu") and line[3].isdigit())
+    return {int(row[0][3:]): int(row[4]) for row in rows}
+
+
+if __name__ == "__main__":
+    main()

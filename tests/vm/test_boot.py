@@ -1,0 +1,198 @@
+"""Boot real guests: output, status, files and kernel are as promised, and nothing is left however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed import vm
+from testbed.errors import GuestKernelError
+from testbed.vm.guest import GUEST_VARIABLE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(vm.__file__).parents[2]
+RUN = """
+import json, sys
+from pathlib import Path
+from testbed import vm
+settings = json.loads(sys.argv[2])
+settings["share"] = [Path(folder) for folder in settings.get("share", [])]
+sys.exit(vm.run(vm.find(Path(sys.argv[1])), sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
+"""
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(scope="session")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> vm.GuestKernel:
+    """The kernel in the user's cache, else one fetched for this test run. Where netem is required, having none is a failure."""
+    if os.environ.get(GUEST_VARIABLE):
+        pytest.skip("a guest cannot run another")
+    if found := vm.find():
+        return found
+    try:
+        return vm.fetch(tmp_path_factory.mktemp("cache") / "guest-kernel")
+    except GuestKernelError as error:
+        if "netem" in os.environ.get("TESTBED_REQUIRE", ""):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def start(kernel: vm.GuestKernel, tmp_path: Path) -> Iterator[Start]:
+    """Start a runner in tmp_path; a runner that a failed test leaves is killed."""
+    runners = []
+
+    def popen(*command: str, settings: dict[str, object] | None = None, **options: object) -> subprocess.Popen[bytes]:
+        runner = [sys.executable, "-c", RUN, str(kernel.folder), json.dumps(settings or {}), *command]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "MARK": "a 'b' \"c\"\n$d"}
+        runners.append(subprocess.Popen(runner, cwd=tmp_path, env=environment, stdout=-1, stderr=-1, **options))  # type: ignore[call-overload]
+        return runners[-1]
+
+    yield popen
+    for runner in runners:
+        runner.kill()
+        runner.communicate()
+
+
+@pytest.fixture
+def guest(start: Start) -> Callable[..., tuple[int, bytes, bytes]]:
+    def run(*command: str, **settings: object) -> tuple[int, bytes, bytes]:
+        runner = start(*command, settings=settings)
+        stdout, stderr = runner.communicate(timeout=150)
+        return runner.returncode, stdout, stderr
+
+    return run
+
+
+Guest = Callable[..., tuple[int, bytes, bytes]]
+
+
+def test_output_and_status_are_carried_over_unchanged(guest: Guest) -> None:
+    script = "import os, sys; os.write(1, bytes(range(256)) * 2000); os.write(2, b'\\r\\n\\x04\\xff'); os._exit(7)"
+    status, stdout, stderr = guest(sys.executable, "-c", script)
+    assert status == 7
+    assert stdout == bytes(range(256)) * 2000
+    assert stderr == b"\r\n\x04\xff"
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (("sh", "-c", "kill -SEGV $$"), 128 + signal.SIGSEGV, b""),
+        (("no-such-program",), 127, b"cannot run no-such-program: No such file"),
+        (("/etc/passwd",), 126, b"cannot run /etc/passwd: Permission denied"),
+    ],
+)
+def test_a_command_that_does_not_end_well(guest: Guest, command: tuple[str, ...], status: int, said: bytes) -> None:
+    found, stdout, stderr = guest(*command)
+    assert (found, stdout) == (status, b"")
+    assert said in stderr
+
+
+def test_environment_directory_and_files(guest: Guest, tmp_path: Path) -> None:
+    inner, outer = tmp_path / "in,side=1 x", tmp_path.parent / f"{tmp_path.name}-outer"
+    inner.mkdir()
+    outer.mkdir()
+    try:
+        script = f"""
+import os, sys
+print(os.getcwd(), repr(os.environ["MARK"]), os.environ["{GUEST_VARIABLE}"], sys.stdin.read() == "", os.getuid())
+for folder in (".", {str(inner)!r}, {str(outer)!r}, "/usr"):
+    open(os.path.join(folder, "from-guest"), "w").write("written")
+"""
+        status, stdout, stderr = guest(sys.executable, "-c", script)
+        assert (status, stderr) == (0, b"")
+        marked = "a 'b' \"c\"\n$d"
+        assert stdout.decode() == f"{tmp_path} {marked!r} 1 True 0\n"
+        assert (tmp_path / "from-guest").read_text() == (inner / "from-guest").read_text() == "written"
+        assert not (outer / "from-guest").exists()
+        assert not Path("/usr/from-guest").exists()
+        assert guest("sh", "-c", "echo shared > file", share=[str(outer)])[0] == 0
+        assert (
+            guest("sh", "-c", f"echo shared > '{outer}/file' && echo shared > '{inner}/file'", share=[str(outer), str(inner)])[0]
+            == 0
+        )
+        assert (outer / "file").read_text() == (inner / "file").read_text() == "shared\n"
+    finally:
+        shutil.rmtree(outer)
+
+
+def test_it_has_netem_tun_namespaces_and_loads_modules_when_they_are_needed(guest: Guest) -> None:
+    script = """
+import os, socket
+from testbed.net.namespace import Namespace
+from testbed.net.relay.tun import open_tun
+with Namespace("inside") as namespace, namespace.entered():
+    os.close(open_tun("tun7"))
+with socket.socket() as one:
+    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+    assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
+from testbed.net.capabilities import resolve_engine
+print(resolve_engine("netem")[0])
+"""
+    status, stdout, stderr = guest(sys.executable, "-c", script)
+    assert (status, stdout) == (0, b"netem\n"), stderr.decode()
+
+
+def test_without_seccomp(guest: Guest) -> None:
+    assert guest("uname", "-m", seccomp=False) == (0, f"{platform.machine()}\n".encode(), b"")
+
+
+def test_a_daemon_that_holds_the_output_open_is_not_waited_for(guest: Guest) -> None:
+    assert guest("sh", "-c", "sleep 1000 & echo done") == (0, b"done\n", b"")
+
+
+def test_the_time_limit(guest: Guest) -> None:
+    status, _, stderr = guest("sleep", "1000", time_limit_s=5)
+    assert status == 124
+    assert b"time limit of 5 s" in stderr
+
+
+def test_a_guest_that_dies_shows_its_last_lines(guest: Guest) -> None:
+    status, _, stderr = guest("sh", "-c", "echo c > /proc/sysrq-trigger; sleep 60")
+    assert status == 1
+    assert b"GuestKernelError: the guest kernel died" in stderr
+    assert b"panic" in stderr
+
+
+def _processes(runner: int) -> set[int]:
+    """The guest of a runner: the process group of its child."""
+    groups = {int(pid) for pid in Path(f"/proc/{runner}/task/{runner}/children").read_text().split()}
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[2]) in groups and fields[0] != "Z":
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Signals) -> None:
+    # A shell without job control has its background programs ignore SIGINT, and with them their children.
+    runner = start("sh", "-c", "echo up; sleep 1000", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"up\n"
+    members = _processes(runner.pid)
+    assert len(members) > 1
+    runner.send_signal(ending)
+    runner.communicate(timeout=20)
+    assert runner.returncode in (-ending, 128 + ending)
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in members) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
