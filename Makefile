@@ -1,0 +1,70 @@
+# make sweep    run the default experiment and write its report     (make sweep ARGS=--quick)
+# make test     test everything that this machine can test          (make test ARGS='-k codecs')
+# make lint     check style, types and who imports whom
+# make clean    remove what these made; results stay
+#
+# PYTHON=...    the Python that .venv is made with (3.11 or newer)
+# PIP_TORCH=... options for the installation of torch alone, e.g. PIP_TORCH='--index-url URL' for another build of it
+
+ARGS ?=
+PYTHON ?=
+PIP_TORCH ?=
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# Networks need root: sudo where we are not root and there is a sudo. It forgets the environment, so what matters is repeated,
+# and what Python would leave in the checkout as root's is not written.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
+AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/root/.cache/hypothesis \
+  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)')
+CACHES := $(if $(SUDO),-p no:cacheprovider)
+CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12)
+BROKEN := $(shell [ ! -e .venv/.python ] || .venv/bin/python -c '' 2>/dev/null || echo yes)
+PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help sweep test lint clean FORCE
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+sweep: .venv/.test
+	$(AS_ROOT) .venv/bin/python -m testbed sweep $(ARGS)
+
+test: .venv/.test
+	$(AS_ROOT) .venv/bin/python -m pytest $(CACHES) $(ARGS)
+
+lint: .venv/.lint
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+# torch first and alone: it is by far the largest, and its constraint also fits a build of one's own (2.13.0+cpu).
+.venv/.test: .venv/.python pyproject.toml constraints.txt
+	@echo 'Installing into .venv (once; some minutes on a slow line) ...'
+	$(PIP) $(PIP_TORCH) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+.venv/.lint: .venv/.test
+	$(PIP) --editable '.[lint]'
+	@touch $@
+
+.venv/.python: $(if $(BROKEN),FORCE)
+	@python=''; \
+	for candidate in $(CANDIDATES); do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo 'testbed needs Python 3.11 or newer and found none ($(or $(PYTHON),python3.11, python3, ...)).' \
+	    'Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make PYTHON=/path/to/python3' >&2; exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "$$python cannot make a virtual environment: its venv module is missing." \
+	    "Debian, Ubuntu: apt install python3-venv" >&2; exit 1; \
+	fi; \
+	"$$python" -m venv --clear .venv
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find testbed tests -name __pycache__ -type d -prune -exec rm -rf {} +
