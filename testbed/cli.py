@@ -269,20 +269,19 @@ def _sweep(
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     if len(waiting) < len(cells):
         out.print(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished already", highlight=False)
-    failed = 0
+    failures: list[TestbedError] = []
     if waiting:
         with Watch(out, waiting) as watch:
-            failed = controller.sweep(waiting, folder, reason, watch)
+            failures = controller.sweep(waiting, folder, reason, watch)
     ids = [cell.id for cell in cells]
     stored.write_json(folder / "sweep.json", stored.SweepRecord(question=experiment.question, command=_typed(), cells=tuple(ids)))
     out.print(tables.terminal_table(collect.latest(folder, ids)))
     if report:
         _report(folder, folder / "report.html")
-    if failed:
-        err.print(
-            f"testbed: failed: {failed} of {len(waiting)} cells; the same command tries them again", style="red", highlight=False
-        )
-        raise typer.Exit(1)
+    if failures:
+        lost = f"{len(failures)} of {len(waiting)} cells; the same command tries them again"
+        err.print(f"testbed: failed: {lost}", style="red", highlight=False)
+        raise typer.Exit(min(error.exit_status for error in failures))
 
 
 @app.command()

@@ -19,13 +19,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from testbed.errors import StageError
+from testbed.errors import CapabilityError, StageError
 from testbed.pipeline.job import StageJob
 from testbed.spec import Frozen
 
 LARGEST_BYTES = 64 * 1024
 _MOST_SOCKETS = 64
 _KILL_AFTER_S = 2.0
+READABLE = "under sudo it runs as the person behind it, who must be able to read the checkout and its .venv"
 
 
 # ------------------------------------------------------------------ controller -> host
@@ -135,9 +136,11 @@ class Host:
                 stdout=self._log,
                 stderr=self._log,
             )
-        except BaseException:
+        except BaseException as error:
             self._channel.close()
             self._log.close()
+            if isinstance(error, OSError):  # in the child, before the program began: as a rule the user may not read it
+                raise CapabilityError(f"{name}: cannot start {sys.executable}: {error.strerror}; {READABLE}") from None
             raise
         finally:
             theirs.close()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from testbed import paths, results
-from testbed.errors import SpecError, StageError, TestbedError
+from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.metrics import summarise
+from testbed.pipeline.control import READABLE
 from testbed.records import Certificate, LabRecord, RunCertificates, Summary
 from testbed.spec import Cell, WorkloadSpec
 from testbed.sweep import environment
@@ -24,12 +25,12 @@ _NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
 Status = Literal["ok", "failed", "interrupted"]
 
 
-def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch) -> int:
-    """Run each cell once, into `folder`; returns how many failed. One that fails does not stop the others.
+def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch) -> list[TestbedError]:
+    """Run each cell once, into `folder`; returns why cells failed. One that fails does not stop the others.
 
     KeyboardInterrupt ends it, after the running cell is closed and its summary says `interrupted`.
     """
-    failed = 0
+    failures: list[TestbedError] = []
     session: Session | None = None
     tokens: dict[WorkloadSpec, Tokens] = {}
     with machine():
@@ -57,13 +58,13 @@ def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch)
                         session = None
                     if not isinstance(error, TestbedError):
                         raise
-                    failed += 1
+                    failures.append(error)
                 else:
                     watch.end(cell, runner.close("ok", None))
         finally:
             if session is not None:
                 session.close()
-    return failed
+    return failures
 
 
 class _Runner:
@@ -114,7 +115,10 @@ def prepare(workload: WorkloadSpec) -> Tokens:
     command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
     command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]
     command += ["--batch-size", str(workload.batch_size), "--validation-batches", str(workload.validation_batches)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True, **identity)  # type: ignore[call-overload]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True, **identity)  # type: ignore[call-overload]
+    except OSError as error:
+        raise CapabilityError(f"cannot prepare the text: cannot start {sys.executable}: {error.strerror}; {READABLE}") from None
     if done.returncode == 2:
         raise SpecError(done.stderr.strip().removeprefix("testbed: error: "))
     if done.returncode != 0:

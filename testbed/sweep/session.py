@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from testbed import paths
-from testbed.errors import StageError
+from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
 from testbed.pipeline.control import Done, Failed, Host, Step
 from testbed.pipeline.gather import make_sockets
@@ -22,6 +22,8 @@ from testbed.spec import Cell, Pipe
 from testbed.workloads import table as workloads
 
 _DATA_PORT = 29500
+_USERS = {kind.__name__ for kind in (SpecError, UnknownNameError, CapabilityError)}
+"""Errors of a stage that the user can mend, for example a codec's class that is not in its module."""
 _LOADING_S = 120.0
 """For importing torch on a slow, busy machine."""
 _PATIENCE_S = 60.0
@@ -113,7 +115,7 @@ class Session:
                 if time.monotonic() > deadline:
                     break
         if failures:
-            raise StageError(_cause(failures))
+            raise _cause(failures)
         if running:
             raise StageError(f"stages {sorted(running)} said nothing for {patience_s:.0f} s and were stopped")
 
@@ -143,8 +145,8 @@ def _transfer_s(cell: Cell) -> float:
     return max(seconds(cell.profile.up), seconds(cell.profile.down))
 
 
-def _cause(failures: dict[int, Failed]) -> str:
+def _cause(failures: dict[int, Failed]) -> StageError | SpecError:
     """The failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
     stage, failed = next(((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items())))
     named = failed.message if failed.message.startswith(f"stage {stage}") else f"stage {stage}: {failed.message}"
-    return named if failed.error.endswith("Error") else f"{named} ({failed.error})"
+    return (SpecError if failed.error in _USERS else StageError)(named)

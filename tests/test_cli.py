@@ -1,0 +1,89 @@
+"""The command line as its user meets it: one message for a mistake, the nearest name, exit status 2, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed import spec
+from testbed.codecs.table import CODECS
+
+
+def _testbed(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "testbed", *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def _refused(folder: Path, *arguments: str, **environment: str) -> str:
+    done = _testbed(*arguments, folder=folder, **environment)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_lists_are_complete(tmp_path: Path) -> None:
+    listed = _testbed("profiles", folder=tmp_path).stdout
+    assert all(name in listed for name in spec.profile_files())
+    listed = _testbed("codecs", folder=tmp_path).stdout
+    assert all(name in listed for name in CODECS)
+
+
+def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
+    assert "'sweep'" in _refused(tmp_path, "swep")
+    assert "--quick" in _refused(tmp_path, "sweep", "--qick")
+    assert "did you mean 'cable'?" in _refused(tmp_path, "link", "cabel")
+    assert "did you mean 'relay'?" in _refused(tmp_path, "plan", "--engine", "rely")
+    assert "did you mean 'default'?" in _refused(tmp_path, "plan", "defautl")
+
+
+@pytest.mark.root
+def test_a_bad_field_names_the_field(tmp_path: Path) -> None:
+    assert "did you mean 'training.steps'?" in _refused(tmp_path, "run", "--engine", "relay", "--set", "training.setps=3")
+    assert "did you mean 'int8'?" in _refused(tmp_path, "run", "--engine", "relay", "--codec", "int9")
+    assert "no file 'nowhere.txt'" in _refused(tmp_path, "run", "--engine", "relay", "--text", "nowhere.txt")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.root
+def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf8")
+    assert "choose another with --results" in _refused(tmp_path, "run", "--engine", "relay", "--results", "file/deeper")
+
+
+def test_what_is_not_there_yet_is_said_with_how_to_get_it(tmp_path: Path) -> None:
+    assert "run a sweep first" in _refused(tmp_path, "report")
+    assert "vm --fetch" in _refused(tmp_path, "vm", "--", "true", XDG_CACHE_HOME=str(tmp_path))
+
+
+@pytest.mark.root
+def test_a_user_who_cannot_read_the_program_is_told_so(tmp_path: Path) -> None:
+    nobody = 65534
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o700)
+    python = locked / "python"
+    python.symlink_to(sys.executable)
+    code = f"import sys; sys.executable = {str(python)!r}; from testbed.cli import main; sys.argv[1:] = ['run', '--engine', 'relay', '--set', 'training.steps=5']; main()"  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "SUDO_UID": str(nobody), "SUDO_GID": str(nobody), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 2, output
+    assert "must be able to read the checkout and its .venv" in output
+    assert "Traceback" not in output
