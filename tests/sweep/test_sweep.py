@@ -37,6 +37,8 @@ class Command:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A shell starts background jobs with SIGINT ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def cell(self, *fields: str, steps: int, codec: str = "fp32", profile: str = "datacenter") -> list[str]:
@@ -51,16 +53,16 @@ class Command:
         process = self.start(*arguments)
         output, _ = process.communicate(timeout=170)
         assert process.returncode == status, output
-        assert self.left() == []
+        assert self.left() == {}
         return output
 
-    def left(self) -> list[str]:
-        """Command lines of processes that carry the mark."""
-        found = []
+    def left(self) -> dict[int, str]:
+        """Processes that carry the mark, with their command lines."""
+        found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
                 if self.mark.encode() in (process / "environ").read_bytes():
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode() or process.name)
+                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
         return found
@@ -86,7 +88,10 @@ def _outside() -> tuple[object, ...]:
 def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
     engine = "netem" if request.node.get_closest_marker("netem") else "relay"
     before = _outside()
-    yield Command(tmp_path, engine)
+    command = Command(tmp_path, engine)
+    yield command
+    for pid in command.left():  # of a test that failed: the next one must not suffer
+        os.kill(pid, signal.SIGKILL)
     assert _outside() == before
 
 
@@ -241,23 +246,13 @@ def test_ctrl_c_tidies_up_and_says_how_to_go_on(command: Command) -> None:
 def test_a_killed_stage_fails_the_run_and_is_named(command: Command) -> None:
     process = command.start(*command.cell(steps=500, profile="consumer-80mbps"))
     _wait_for_steps(command, process)
-    hosts = [int(p.name) for p in Path("/proc").glob("[0-9]*") if _is_job(p, command)]
-    os.kill(max(hosts), signal.SIGKILL)
+    jobs = [pid for pid, line in command.left().items() if "testbed.pipeline.host" in line]
+    os.kill(max(jobs), signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
     assert "SIGKILL" in output
     assert _wait_until_nothing_is_left(command) < 2
     assert command.last()[1].status == "failed"
-
-
-def _is_job(process: Path, command: Command) -> bool:
-    try:
-        return (
-            command.mark.encode() in (process / "environ").read_bytes()
-            and b"testbed.pipeline.host" in (process / "cmdline").read_bytes()
-        )
-    except OSError:
-        return False
 
 
 @pytest.mark.root
