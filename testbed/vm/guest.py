@@ -34,6 +34,9 @@ GUEST_VARIABLE = "TESTBED_GUEST"
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LEFT_OUT = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK")  # all lie in /run, which is empty inside
+# A page fault costs 10 us inside. C library: keep freed memory instead of giving it back to be faulted in again; with it a
+# training step takes a quarter of the time.
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_MAX_": "0"}
 _MEMORY = re.compile(r"(\d+)([MG])", re.ASCII)
 _CONSOLE_BYTES = 8192
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
@@ -66,7 +69,7 @@ def run(
     plan = {
         "command": list(command),
         "directory": str(Path.cwd()),
-        "environment": {key: value for key, value in os.environ.items() if key not in _LEFT_OUT} | {GUEST_VARIABLE: "1"},
+        "environment": _environment(),
         "one_output": os.path.sameopenfile(1, 2),
         "shares": [str(path) for path in shared_folders([Path.cwd(), *share])],
         "modules": str(kernel.modules),
@@ -153,6 +156,11 @@ def kernel_arguments(memory: str, seccomp: bool) -> list[str]:
         "-m",
         "testbed.vm.init",
     ]
+
+
+def _environment() -> dict[str, str]:
+    carried = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
+    return _KEEP_MEMORY | carried | {GUEST_VARIABLE: "1"}
 
 
 def _python() -> Path:

@@ -119,6 +119,7 @@ def _check_same_maths(command: Command) -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_network_never_changes_the_maths(command: Command) -> None:
     _check_same_maths(command)
 
@@ -126,6 +127,7 @@ def test_the_network_never_changes_the_maths(command: Command) -> None:
 @pytest.mark.root
 @pytest.mark.netem
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_network_never_changes_the_maths_netem(command: Command) -> None:
     _check_same_maths(command)
 
