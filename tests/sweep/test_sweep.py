@@ -100,16 +100,20 @@ def _losses(run: Run) -> list[float | None]:
     return [step.loss for step in run.steps(stages - 1)]
 
 
-def _check_same_maths(command: Command) -> None:
+_UNSPLIT = (1, "datacenter")
+_SHAPED = ((3, "consumer-80mbps"), (3, "lossy-80mbps"))
+
+
+def _check_same_maths(command: Command, *others: tuple[int, str]) -> None:
     """Losses of 30 steps and of the evaluations, bit for bit: on every number of stages, over every network."""
     curves = {}
-    for stages, profile in ((1, "datacenter"), (2, "datacenter"), (3, "datacenter"), (3, "consumer-80mbps"), (3, "lossy-80mbps")):
+    for stages, profile in (_UNSPLIT, *others):
         command.finish(*command.cell(f"pipeline.stages={stages}", "training.evaluate_every=15", steps=30, profile=profile))
         run, summary = command.last()
         assert summary.status == "ok"
         assert summary.steps == 30
         curves[stages, profile] = _losses(run)
-    first = curves[1, "datacenter"]
+    first = curves[_UNSPLIT]
     assert len(first) == 32
     assert None not in first
     assert first[-1] < first[0]  # type: ignore[operator]
@@ -121,7 +125,7 @@ def _check_same_maths(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_network_never_changes_the_maths(command: Command) -> None:
-    _check_same_maths(command)
+    _check_same_maths(command, (2, "datacenter"), (3, "datacenter"), *_SHAPED)
 
 
 @pytest.mark.root
@@ -129,7 +133,7 @@ def test_the_network_never_changes_the_maths(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_network_never_changes_the_maths_netem(command: Command) -> None:
-    _check_same_maths(command)
+    _check_same_maths(command, (3, "datacenter"), *_SHAPED)
 
 
 def _check_bytes(command: Command) -> None:
