@@ -55,7 +55,7 @@ lint: .venv/.lint
 	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python="$$candidate"; break; fi; \
 	done; \
 	if [ -z "$$python" ]; then \
-	  echo 'testbed needs Python 3.11 or newer and found none ($(or $(PYTHON),python3.11, python3, ...)).' \
+	  echo 'testbed needs Python 3.11 or newer and found none; tried: $(CANDIDATES).' \
 	    'Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make PYTHON=/path/to/python3' >&2; exit 1; \
 	fi; \
 	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
