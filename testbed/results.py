@@ -21,17 +21,17 @@ from testbed.spec import Cell, Frozen
 Record = TypeVar("Record", bound=BaseModel)
 
 
-def make_folder(path: Path) -> Path:
-    """Make a folder and its missing parents, owned by the invoking user. SpecError when that is not possible."""
+def make_folder(path: Path, remedy: str = "choose another with --results") -> Path:
+    """Make a folder and its missing parents, owned by the invoking user. SpecError, which ends with `remedy`, if it cannot be."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     try:
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
             paths.give_to_user(folder)
     except OSError as error:
-        raise SpecError(f"cannot make the folder {path}: {error.strerror}; choose another with --results") from None
+        raise SpecError(f"cannot make the folder {path}: {error.strerror}; {remedy}") from None
     if not os.access(path, os.W_OK):
-        raise SpecError(f"cannot write to the folder {path}; choose another with --results")
+        raise SpecError(f"cannot write to the folder {path}; {remedy}")
     return path
 
 

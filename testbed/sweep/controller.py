@@ -111,7 +111,6 @@ def prepare(workload: WorkloadSpec) -> Tokens:
     """Have the text tokenised, as the invoking user and in a process of its own: this one imports no torch."""
     user = paths.invoking_user()
     identity = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
-    results.make_folder(paths.cache_folder())
     command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
     command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]
     command += ["--batch-size", str(workload.batch_size), "--validation-batches", str(workload.validation_batches)]

@@ -14,7 +14,7 @@ from testbed.errors import UserError
 @contextmanager
 def machine() -> Iterator[None]:
     """Hold the machine. UserError when another testbed holds it."""
-    folder = results.make_folder(paths.cache_folder())
+    folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
     lock = FileLock(folder / "machine.lock", timeout=0)
     try:
         lock.acquire()

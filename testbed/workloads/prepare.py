@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from testbed import paths
+from testbed import paths, results
 from testbed.errors import SpecError, TestbedError
 from testbed.workloads import table, windows
 
@@ -56,7 +56,7 @@ def prepare(text: str, model: str, cache: Path) -> Prepared:
     folder = cache / "tokens"
     path, description = folder / f"{name}.npy", folder / f"{name}.json"
     if not (path.is_file() and description.is_file()):
-        _make(folder)
+        results.make_folder(folder, "set XDG_CACHE_HOME to a folder of yours")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
             ids, vocabulary = _tokenise(source, tokenizer, Path(scratch))
             np.save(draft := Path(scratch) / path.name, ids)
@@ -159,18 +159,6 @@ def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.ND
     texts = (line["text"] for line in lines)
     ids = [np.array(tokenizer.encode(chunk, add_special_tokens=False).ids, kind) for chunk in _chunks(texts)]
     return np.concatenate(ids), vocabulary
-
-
-def _make(folder: Path) -> None:
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    try:
-        for part in reversed(missing):
-            part.mkdir(exist_ok=True)
-            paths.give_to_user(part)
-    except OSError as error:
-        raise SpecError(f"cannot make the folder {folder}: {error.strerror}; set XDG_CACHE_HOME to a folder of yours") from None
-    if not os.access(folder, os.W_OK):
-        raise SpecError(f"cannot write to the folder {folder}; set XDG_CACHE_HOME to a folder of yours")
 
 
 def _place(draft: Path, path: Path) -> None:
