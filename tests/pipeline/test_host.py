@@ -24,7 +24,7 @@ from testbed.pipeline.control import Done, Evaluated, Failed, Host, Ready, Start
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.records import StepRecord
-from testbed.spec import Cell, LinkProfile, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 60.0
@@ -33,20 +33,9 @@ STEPS = 4
 
 
 def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str = "fp32", **training: Any) -> Cell:
-    link = LinkProfile(
-        name="none",
-        summary="",
-        source="",
-        layer="ip",
-        mtu=1500,
-        congestion_control="cubic",
-        slow_start_after_idle=False,
-        up=None,
-        down=None,
-    )
     return Cell(
         codec=codec,
-        profile=link,
+        profile=load_profile("datacenter"),
         topology="star",
         engine="relay",
         compute="measured",

@@ -24,26 +24,15 @@ from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.pipeline.stage import Stage
 from testbed.pipeline.transport import Connection
 from testbed.records import StepRecord
-from testbed.spec import Cell, LinkProfile, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, load_profile
 
 TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 
 
 def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: Any) -> Cell:
-    link = LinkProfile(
-        name="none",
-        summary="",
-        source="",
-        layer="ip",
-        mtu=1500,
-        congestion_control="cubic",
-        slow_start_after_idle=False,
-        up=None,
-        down=None,
-    )
     return Cell(
         codec="fp32",
-        profile=link,
+        profile=load_profile("datacenter"),
         topology="star",
         engine="relay",
         compute="measured",
