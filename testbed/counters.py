@@ -1,8 +1,9 @@
-"""Bytes on a stage's access link, as the network device counts them. Needs no privilege: the stage itself reads its own."""
+"""Bytes on a stage's links, as its network devices count them. Needs no privilege: the stage itself reads its own."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -29,14 +30,14 @@ def parse(table: bytes, device: str) -> _Raw | None:
 
 
 class DeviceCounters:
-    """Counters of one device in the network namespace of the thread that makes this, in bytes of IP packets."""
+    """Counters of devices in the network namespace of the thread that makes this, added up, in bytes of IP packets."""
 
-    def __init__(self, device: str, overhead_bytes: int) -> None:
-        """Count from now. `overhead_bytes` is what the device counts on top of each IP packet: 14 on veth, 0 on TUN.
+    def __init__(self, devices: Sequence[str], overhead_bytes: int) -> None:
+        """Count from now. `overhead_bytes` is what each device counts on top of each IP packet: 14 on veth, 0 on TUN.
 
-        LabError when the device is not there.
+        LabError when a device is not there.
         """
-        self.device, self.overhead_bytes = device, overhead_bytes
+        self.devices, self.overhead_bytes = tuple(devices), overhead_bytes
         # Of the thread, not of the process: a thread may have entered another namespace. The file stays bound to it.
         self._file = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -50,12 +51,15 @@ class DeviceCounters:
         while part := os.pread(self._file, 65536, at):
             parts.append(part)
             at += len(part)
-        if (found := parse(b"".join(parts), self.device)) is None:
-            raise LabError(f"cannot read the counters of {self.device}: there is no such device in this network namespace")
-        return found
+        table = b"".join(parts)
+        found = [parse(table, device) for device in self.devices]
+        if None in found:
+            missing = self.devices[found.index(None)]
+            raise LabError(f"cannot read the counters of {missing}: there is no such device in this network namespace")
+        return _Raw(*(sum(numbers) for numbers in zip(*filter(None, found), strict=True)))
 
     def read(self) -> CountersRecord:
-        """What has crossed the device since this object was made. LabError when the device has gone."""
+        """What has crossed the devices since this object was made. LabError when one has gone."""
         new = _Raw(*(now - then for now, then in zip(self._read(), self._base, strict=True)))
         return CountersRecord(
             sent_bytes=new.sent_bytes - self.overhead_bytes * new.sent_packets,

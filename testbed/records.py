@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from testbed.spec import Direction, Engine, Frozen
+from testbed.frozen import Frozen
+from testbed.spec import Direction, Engine, Topology
 
 Phase = Literal["train", "evaluation"]
 Verdict = Literal["PASS", "FAIL"]
@@ -118,7 +119,21 @@ class Measurement(Frozen):
 
     link: str
     direction: Literal["up", "down", "both"]
-    quantity: Literal["rtt", "rate", "message", "goodput", "loss", "lateness"]
+    quantity: Literal[
+        "rtt",
+        "delay",
+        "rate",
+        "message",
+        "goodput",
+        "queue",
+        "loss",
+        "burst",
+        "jitter",
+        "reordered",
+        "duplicated",
+        "schedule",
+        "lateness",
+    ]
     detail: str
     """For example the message size."""
     unit: str
@@ -164,14 +179,18 @@ class RunCertificates(Frozen):
 
 # ------------------------------------------------------------------ lab.json
 class LinkRecord(Frozen):
-    """One access link as the kernel says it is."""
+    """One shaped link as the kernel says it is. Its `up` leads from the near end to the far end."""
 
-    node: str
-    address: str
-    device: str
+    name: str
+    """`node-0` in a star, `boundary-0` in a line: what certificates and counters call it."""
+    profile: str
+    near: str
+    """The namespace at this end: a node."""
+    far: str
+    """The hub in a star, the next node in a line."""
+    near_address: str
+    far_address: str
     shaper: Literal["netem", "relay", "none"]
-    overhead_bytes: int
-    """What the device counts on top of each IP packet: 14 on veth, 0 on TUN."""
     settings: dict[str, Any]
     """What was read back: qdisc attributes, offloads, sysctls, congestion control, scheduling class."""
 
@@ -179,12 +198,57 @@ class LinkRecord(Frozen):
 class LabRecord(Frozen):
     """A lab as it was built."""
 
-    topology: str
+    topology: Topology
     engine: Engine
     engine_reason: str
     """Why `auto` chose it, or that it was asked for."""
+    rootless: bool
+    """Whether it stands in a user namespace: without real-time priorities."""
     build_seconds: float
+    overhead_bytes: int
+    """What the nodes' devices count on top of each IP packet: 14 on veth, 0 on TUN."""
     links: tuple[LinkRecord, ...]
+    played_at_ns: int | None
+    """When the run began and the links' schedules and traces with it; None where the lab was not played."""
+
+
+# ------------------------------------------------------------------ counters.jsonl
+class LinkCounters(Frozen):
+    """One direction of a link, counted from the lab's start, in IP packets."""
+
+    packets: int
+    """Carried: what was dropped is not among them."""
+    bytes: int
+    dropped_buffer: int
+    dropped_loss: int | None
+    """None where the kernel does not tell the reasons apart; then dropped_buffer counts both."""
+    backlog_bytes: int
+    """Held at this moment: waiting for the wire and, with netem, also under way."""
+
+
+class SocketSample(Frozen):
+    """TCP_INFO of one data-plane socket at one moment."""
+
+    node: str
+    local: str
+    """address:port"""
+    remote: str
+    congestion_control: str
+    rtt_us: int
+    cwnd_packets: int
+    unacked_packets: int
+    retransmits: int
+    delivery_rate_bps: int
+    bytes_acked: int
+    bytes_received: int
+
+
+class Sample(Frozen):
+    """Everything that can be counted on a lab's links, ten times a second while a run lasts."""
+
+    at_ns: int
+    links: dict[str, dict[Literal["up", "down"], LinkCounters]]
+    sockets: tuple[SocketSample, ...]
 
 
 # ------------------------------------------------------------------ summary.json

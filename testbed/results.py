@@ -1,6 +1,6 @@
 """The result folders: `results/<experiment>/<cell id>/run-<k>/`. Written whole or not at all; read back as records.
 
-cell.json  environment.json  lab.json  certificate.json  steps-<stage>.jsonl  summary.json (last)
+cell.json  environment.json  lab.json  certificate.json  steps-<stage>.jsonl  counters.jsonl  summary.json (last)
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from testbed import paths
 from testbed.errors import ResultsError, SpecError
-from testbed.records import LabRecord, RunCertificates, StepRecord, Summary
-from testbed.spec import Cell, Frozen
+from testbed.frozen import Frozen
+from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summary
+from testbed.spec import Cell
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -54,6 +55,20 @@ def read_json(path: Path, kind: type[Record]) -> Record:
         raise ResultsError(
             f"{path} is not a {kind.__name__} record: {error.error_count()} faults, first: {error.errors()[0]}"
         ) from None
+
+
+def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
+    """The records of a file that has one a line, without a last line that was cut off. ResultsError names file and line."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield kind.model_validate_json(line)
+            except ValidationError as error:
+                raise ResultsError(f"{path}, line {number}, is not a {kind.__name__} record: {error.errors()[0]}") from None
 
 
 class SweepRecord(Frozen):
@@ -104,11 +119,11 @@ class Run(NamedTuple):
 
     def steps(self, stage: int) -> list[StepRecord]:
         """The records of one stage; a last line that was cut off by a crash is left out."""
-        path = self.folder / f"steps-{stage}.jsonl"
-        if not path.exists():
-            return []
-        lines = path.read_bytes().split(b"\n")
-        return [StepRecord.model_validate_json(line) for line in lines[:-1]]
+        return list(_read_lines(self.folder / f"steps-{stage}.jsonl", StepRecord))
+
+    def samples(self) -> Iterator[Sample]:
+        """The lab's counters, ten times a second, oldest first; none where they were not taken."""
+        return _read_lines(self.folder / "counters.jsonl", Sample)
 
 
 def runs(experiment: Path, cell_id: str | None = None) -> Iterator[Run]:

@@ -1,6 +1,7 @@
 """Numbers with units, as files write them, to integers of the base unit, as code holds them, and back.
 
 Files: `80Mbit`, `25ms`, `256kB`, `64KiB`, `0.1%`. Code: bits per second, nanoseconds, bytes, a fraction 0..1.
+`parse_` reads what a file says, `write_` is its exact inverse, and `format_` is for people: four digits and a space.
 A bare number is refused: tc and its libraries read bare numbers in four different units.
 """
 
@@ -11,7 +12,7 @@ from decimal import Decimal
 
 from testbed.errors import SpecError
 
-_RATE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_RATE = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 _TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]+)\s*", re.ASCII)
@@ -22,12 +23,13 @@ def _parse(text: object, units: dict[str, int], what: str, example: str, *, fold
         raise SpecError(f"{what} {text!r} is not a number with a unit; write for example {example!r}")
     number, unit = match.groups()
     if fold:
-        unit = unit.lower().removesuffix("/s")
+        unit = {name.lower(): name for name in units}.get(unit.lower().removesuffix("/s"), unit)
     if unit not in units:
         raise SpecError(f"{what} {text!r} has the unit {match[2]!r}; known units: {', '.join(units)}")
     value = Decimal(number) * units[unit]
     if value != int(value):
-        raise SpecError(f"{what} {text!r} is not a whole number of {next(iter(units))}")
+        smallest = next(iter(units))
+        raise SpecError(f"{what} {text!r} is not a whole number of {smallest}, the smallest unit; write fewer digits")
     return int(value)
 
 
@@ -53,6 +55,35 @@ def parse_fraction(text: object) -> float:
     if (value := Decimal(match[1])) > 100:
         raise SpecError(f"share {text!r} is more than 100%")
     return float(value / 100)
+
+
+def _exact(value: int, units: dict[str, int]) -> str:
+    """In the largest unit that the value reaches, with as many digits as it needs. The units are powers of ten, so they end."""
+    unit = max((u for u in units if units[u] <= value), key=units.__getitem__, default=next(iter(units)))
+    return f"{(Decimal(value) / units[unit]).normalize():f}{unit}"
+
+
+_WRITTEN_SIZE = {unit: size for unit, size in _SIZE.items() if not unit.endswith("iB")}
+
+
+def write_rate(bps: int) -> str:
+    """18_880_000 -> '18.88Mbit'. What `parse_rate` reads back, to the bit."""
+    return _exact(bps, _RATE)
+
+
+def write_time(ns: int) -> str:
+    """500 -> '500ns', 12_500_000 -> '12.5ms'. What `parse_time` reads back, to the nanosecond."""
+    return _exact(ns, _TIME)
+
+
+def write_size(count: int) -> str:
+    """256_000 -> '256kB'. What `parse_size` reads back, to the byte."""
+    return _exact(count, _WRITTEN_SIZE)
+
+
+def write_fraction(share: float) -> str:
+    """0.001 -> '0.1%'. What `parse_fraction` reads back, to the last bit of the float."""
+    return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"
 
 
 def _format(value: float, steps: tuple[tuple[float, str], ...]) -> str:

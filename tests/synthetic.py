@@ -15,26 +15,42 @@ from typing import Any
 
 from testbed import results
 from testbed.metrics import summarise
+from testbed.profiles import LinkProfile, Pipe, Schedule
+from testbed.profiles.timeline import timeline
 from testbed.records import (
     ActionRecord,
     Certificate,
     CountersRecord,
     LabRecord,
+    LinkCounters,
     LinkRecord,
     Measurement,
     ReceivedRecord,
     RunCertificates,
+    Sample,
     SentRecord,
     SocketRecord,
+    SocketSample,
     StepRecord,
 )
-from testbed.spec import Cell, LinkProfile, OptimiserSpec, Pipe, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Hop, OptimiserSpec, PipelineSpec, Topology, TrainingSpec, WorkloadSpec, route
 
 FRAME_HEADER = 64
 
 
-def pipe(rate_bps: int, delay_ns: int, seed: int = 1) -> Pipe:
-    return Pipe(rate_bps=rate_bps, delay_ns=delay_ns, buffer_bytes=10_000_000, loss=0.0, seed=seed)
+def pipe(rate_bps: int, delay_ns: int, schedule: Schedule | None = None, **changes: Any) -> Pipe:
+    plain: dict[str, Any] = {
+        "jitter_ns": 0,
+        "buffer_bytes": 10_000_000,
+        "loss": None,
+        "reorder": 0.0,
+        "jitter_reorders": False,
+        "duplicate": 0.0,
+        "slot": None,
+        "seed": 1,
+        "trace": None,
+    }
+    return Pipe(**{**plain, "rate_bps": rate_bps, "delay_ns": delay_ns, "schedule": schedule, **changes})
 
 
 def profile(name: str = "test", up: Pipe | None = None, down: Pipe | None = None, **changes: Any) -> LinkProfile:
@@ -51,18 +67,20 @@ def profile(name: str = "test", up: Pipe | None = None, down: Pipe | None = None
 
 def cell(
     codec: str = "fp32",
-    link: LinkProfile | None = None,
+    links: LinkProfile | tuple[LinkProfile, ...] | None = None,
     *,
     stages: int = 3,
     microbatches: int = 4,
     steps: int = 8,
+    topology: Topology = "star",
     **pipeline: Any,
 ) -> Cell:
+    """`links`: one that all have, or one a link."""
     shape = {"schedule": "gpipe", "in_flight": microbatches, **pipeline}
     return Cell(
         codec=codec,
-        profile=link or profile(),
-        topology="star",
+        profiles=links if isinstance(links, tuple) else (links or profile(),),
+        topology=topology,
         engine="relay",
         compute="measured",
         workload=WorkloadSpec(
@@ -78,7 +96,7 @@ def cell(
 class Pipeline:
     """The pipeline that is pretended: gpipe, durations in nanoseconds."""
 
-    link: LinkProfile
+    links: LinkProfile | tuple[LinkProfile, ...]
     stages: int = 3
     microbatches: int = 4
     forward_ns: int = 2_000_000
@@ -90,11 +108,16 @@ class Pipeline:
     jitter: float = 0.0
     """Every action takes up to this share longer, and every input is noticed up to a millisecond times this later."""
     seed: int = 1
+    topology: Topology = "star"
+    played_at_ns: int | None = None
+    """None: varying links stay at their own numbers."""
     now: list[int] = field(init=False)
     records: list[list[StepRecord]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.cell = cell("fp32", self.links, stages=self.stages, microbatches=self.microbatches, topology=self.topology)
+        self.carried: list[tuple[int, Hop, int]] = []
         self.now = [1_000_000_000] * self.stages
         self.records = [[] for _ in range(self.stages)]
         self.sent_bytes = [0] * self.stages
@@ -114,7 +137,8 @@ class Pipeline:
         plan = [deque((kind, i % self.microbatches) for i, kind in enumerate(kinds)) for _ in range(self.stages)]
         start = list(self.now)
         inbox: dict[tuple[int, str, int], tuple[int, int]] = {}
-        up_free, down_free = [0.0] * self.stages, [0.0] * self.stages
+        free: dict[Any, float] = {}
+        reached: dict[Any, float] = {}
         events: list[tuple[float, int, str, int, Any]] = []
         actions: list[list[ActionRecord]] = [[] for _ in plan]
         sent: list[list[SentRecord]] = [[] for _ in plan]
@@ -131,16 +155,12 @@ class Pipeline:
             frame = self.payload_bytes + FRAME_HEADER
             left, peer = frame, "downstream" if target > stage else "upstream"
             self.tcp_bytes[stage, peer] = self.tcp_bytes.get((stage, peer), 0) + frame
-            overhead = 66 if self.link.layer == "ethernet" else 52
+            hops = route(self.cell, stage, target)
             while left > 0:
-                size = min(left, self.link.mtu - 52)
+                size = min(left, self.cell.profiles[0].mtu - 52)
                 left -= size
                 self._count(stage, peer, size + 52)
-                due = float(now)
-                if self.link.up is not None:
-                    up_free[stage] = max(now, up_free[stage]) + (size + overhead) * 8e9 / self.link.up.rate_bps
-                    due = up_free[stage] + self.link.up.delay_ns
-                at(due, "packet", target, (direction, microbatch, size + overhead, left == 0, now))
+                at(now, "packet", target, (direction, microbatch, size + 52, left == 0, now, hops))
             self._count(target, "upstream" if peer == "downstream" else "downstream", 52)
             sent[stage].append(
                 SentRecord(
@@ -200,11 +220,11 @@ class Pipeline:
         while events:
             time, _, what, stage, detail = heapq.heappop(events)
             if what == "packet":
-                direction, microbatch, size, last, first_byte = detail
-                if self.link.down is not None:
-                    down_free[stage] = max(time, down_free[stage]) + size * 8e9 / self.link.down.rate_bps
-                    time = down_free[stage] + self.link.down.delay_ns
-                if last:
+                direction, microbatch, size, last, first_byte, hops = detail
+                if hops:
+                    due = self._carry(time, size, hops[0], free, reached)
+                    at(due, "packet", stage, (direction, microbatch, size, last, first_byte, hops[1:]))
+                elif last:
                     at(math.ceil(time), "arrived", stage, (direction, microbatch, first_byte))
                 continue
             if what == "arrived":
@@ -213,6 +233,20 @@ class Pipeline:
                 send(stage, *detail, int(time))
             begin(stage, int(time))
         self._finish(number, phase, warmup, loss, start, actions, sent, received)
+
+    def _carry(self, now: float, ip_bytes: int, hop: Hop, free: dict[Any, float], reached: dict[Any, float]) -> float:
+        """The pipe formula, for one packet: when it leaves the hop. Order is kept."""
+        one = hop.pipe
+        if one is None:
+            self.carried.append((int(now), hop, ip_bytes))
+            return now
+        start = max(now, free.get(hop[:2], now))
+        held = timeline(one).at(0 if self.played_at_ns is None else int(start) - self.played_at_ns)
+        rate, delay = (one.rate_bps, one.delay_ns) if self.played_at_ns is None else (held.rate_bps, held.delay_ns)
+        free[hop[:2]] = start + (ip_bytes + hop.profile.overhead_bytes) * 8e9 / rate
+        self.carried.append((int(free[hop[:2]]), hop, ip_bytes))
+        reached[hop[:2]] = max(free[hop[:2]] + delay, reached.get(hop[:2], 0.0))
+        return reached[hop[:2]]
 
     def _count(self, stage: int, peer: str, size: int) -> None:
         self.sent_bytes[stage] += size
@@ -283,13 +317,15 @@ def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepR
 
 def _certificate(what: Cell, verdict: str) -> Certificate:
     found = []
-    for stage in range(what.pipeline.stages):
-        for side, one in (("up", what.profile.up), ("down", what.profile.down)):
+    for number, link in enumerate(what.links):
+        name = link_name(what, number)
+        for side in ("up", "down"):
+            one = link.pipe(side)
             expected = None if one is None else one.rate_bps / 1e6
             measured = 9_400.0 if one is None else one.rate_bps / 1e6 * (0.998 if verdict == "PASS" else 0.8)
             found.append(
                 Measurement(
-                    link=f"n{stage}",
+                    link=name,
                     direction=side,
                     quantity="rate",
                     detail="",
@@ -304,7 +340,7 @@ def _certificate(what: Cell, verdict: str) -> Certificate:
             )
         found.append(
             Measurement(
-                link=f"n{stage}",
+                link=name,
                 direction="both",
                 quantity="rtt",
                 detail="idle",
@@ -331,25 +367,67 @@ ENVIRONMENT = {
 }
 
 
+def link_name(what: Cell, number: int) -> str:
+    return f"node-{number}" if what.topology == "star" else f"boundary-{number}"
+
+
+def _lab(what: Cell, played_at_ns: int | None) -> LabRecord:
+    links = []
+    for number, link in enumerate(what.links):
+        star = what.topology == "star"
+        links.append(
+            LinkRecord(
+                name=link_name(what, number),
+                profile=link.name,
+                near=f"node-{number}",
+                far="hub" if star else f"node-{number + 1}",
+                near_address=f"10.77.{number + 1}.2",
+                far_address="10.77.0.1" if star else f"10.77.{number + 1}.3",
+                shaper="relay" if link.shaped else "none",
+                settings={"mtu": 1500},
+            )
+        )
+    return LabRecord(
+        topology=what.topology,
+        engine=what.engine,
+        engine_reason="sch_netem is missing",
+        rootless=False,
+        build_seconds=0.5,
+        overhead_bytes=0,
+        links=tuple(links),
+        played_at_ns=played_at_ns,
+    )
+
+
+def _samples(what: Cell, pipeline: Pipeline, period_ns: int = 100_000_000) -> list[Sample]:
+    """Ten a second; one packet of a hundred is said to have been dropped before it was sent again."""
+    zero = LinkCounters(packets=0, bytes=0, dropped_buffer=0, dropped_loss=0, backlog_bytes=0)
+    links: dict[str, Any] = {link_name(what, n): {"up": zero, "down": zero} for n in range(len(what.links))}
+    socket = SocketSample(
+        node="node-0", local="10.77.1.2:40000", remote="10.77.2.2:29500", congestion_control="cubic", rtt_us=40_000,
+        cwnd_packets=10, unacked_packets=0, retransmits=0, delivery_rate_bps=0, bytes_acked=0, bytes_received=0,
+    )  # fmt: skip
+    at = 1_000_000_000
+    found = []
+    for time, hop, size in sorted(pipeline.carried, key=lambda one: one[0]):
+        while time > at:
+            found.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
+            at += period_ns
+        pair = links[link_name(what, hop.link)]
+        old = pair[hop.side]
+        new = {"packets": old.packets + 1, "bytes": old.bytes + size, "dropped_buffer": (old.packets + 1) // 100}
+        pair[hop.side] = old.model_copy(update=new)
+    found.append(Sample(at_ns=at, links={name: dict(pair) for name, pair in links.items()}, sockets=(socket,)))
+    return found
+
+
 def write_run(
     experiment: Path, what: Cell, pipeline: Pipeline, *, error: float = 0.0, verdict: str = "PASS", failure: str | None = None
 ) -> results.Run:
     """Pretend a run and leave its folder behind as the controller would."""
     run = results.new_run(experiment, what)
     stages = train(pipeline, what, error)
-    shaper = "none" if not what.profile.shaped else "relay"
-    lab = LabRecord(
-        topology="star",
-        engine=what.engine,
-        engine_reason="sch_netem is missing",
-        build_seconds=0.5,
-        links=tuple(
-            LinkRecord(
-                node=f"n{i}", address=f"10.77.{i + 1}.2", device="wan0", shaper=shaper, overhead_bytes=0, settings={"mtu": 1500}
-            )
-            for i in range(what.pipeline.stages)
-        ),
-    )
+    lab = _lab(what, 1_000_000_000 if pipeline.played_at_ns is None else pipeline.played_at_ns)
     certificate = _certificate(what, verdict)
     certificates = RunCertificates(before=certificate, after=None if failure else certificate)
     results.write_json(run.folder / "environment.json", ENVIRONMENT)
@@ -358,6 +436,8 @@ def write_run(
     for stage, records in enumerate(stages):
         text = "".join(record.model_dump_json() + "\n" for record in records)
         (run.folder / f"steps-{stage}.jsonl").write_text(text, encoding="utf8")
+    text = "".join(sample.model_dump_json() + "\n" for sample in _samples(what, pipeline))
+    (run.folder / "counters.jsonl").write_text(text, encoding="utf8")
     status = "failed" if failure else "ok"
     results.write_json(run.folder / "summary.json", summarise(what, lab, certificates, stages, status=status, error=failure))
     return run

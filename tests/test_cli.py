@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed import spec
+from testbed import profiles
 from testbed.codecs.table import CODECS
 
 
@@ -34,7 +34,7 @@ def _refused(folder: Path, *arguments: str, **environment: str) -> str:
 
 def test_lists_are_complete(tmp_path: Path) -> None:
     listed = _testbed("profiles", folder=tmp_path).stdout
-    assert all(name in listed for name in spec.profile_files())
+    assert all(name in listed for name in profiles.profile_files())
     listed = _testbed("codecs", folder=tmp_path).stdout
     assert all(name in listed for name in CODECS)
 

@@ -29,7 +29,7 @@ def test_the_table_is_read_by_its_columns(devices: dict[str, list[int]]) -> None
 
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(LabError, match="wan7"):
-        DeviceCounters("wan7", 0)
+        DeviceCounters(("lo", "wan7"), 0)
 
 
 @pytest.mark.root
@@ -52,7 +52,7 @@ def test_bytes_are_those_of_ip_packets_from_the_start() -> None:
         with sender, receiver:
             receiver.bind(("10.0.0.2", 9))
             sender.sendto(bytes(500), ("10.0.0.2", 9))  # before the start: not counted
-            with a.entered(), DeviceCounters("x", 14) as sent, b.entered(), DeviceCounters("y", 14) as received:
+            with a.entered(), DeviceCounters(("x", "lo"), 14) as sent, b.entered(), DeviceCounters(("y",), 14) as received:
                 before = sent.read()
                 sizes = [0, 1, 700, 1472]
                 for size in sizes:

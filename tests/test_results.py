@@ -6,7 +6,7 @@ import pytest
 
 from testbed import results
 from testbed.errors import ResultsError, SpecError
-from testbed.records import Summary
+from testbed.records import Sample, Summary
 from testbed.spec import Cell
 from testbed.sweep import plan
 
@@ -41,11 +41,24 @@ def test_what_was_written_reads_back(tmp_path: Path, cell: Cell) -> None:
     assert not list(tmp_path.glob("**/.*"))
 
 
+def test_a_network_of_many_links_has_a_folder(tmp_path: Path, cell: Cell) -> None:
+    shape = {"profiles": cell.profiles * 64, "pipeline": cell.pipeline.model_copy(update={"stages": 64})}
+    many = cell.model_copy(update=shape)
+    assert results.new_run(tmp_path, many).cell == many
+
+
 def test_a_line_cut_off_by_a_crash_is_left_out(tmp_path: Path, cell: Cell) -> None:
     run = results.new_run(tmp_path, cell)
     (run.folder / "steps-0.jsonl").write_text('{"step": 0, "pha', encoding="utf8")
     assert run.steps(0) == []
     assert run.steps(1) == []
+    sample = Sample(at_ns=1, links={}, sockets=())
+    assert list(run.samples()) == []
+    (run.folder / "counters.jsonl").write_text(f'{sample.model_dump_json()}\n{{"at_ns": 2', encoding="utf8")
+    assert list(run.samples()) == [sample]
+    (run.folder / "counters.jsonl").write_text('{"at_ns": 2}\n', encoding="utf8")
+    with pytest.raises(ResultsError, match=r"counters\.jsonl, line 1, is not a Sample record"):
+        list(run.samples())
 
 
 def test_a_damaged_record_names_its_file(tmp_path: Path, cell: Cell) -> None:

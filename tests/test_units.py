@@ -55,3 +55,26 @@ def test_any_text_is_a_number_or_a_spec_error(text: str) -> None:
     for parse in _PARSERS:
         with contextlib.suppress(SpecError):
             assert parse(text) >= 0
+
+
+@given(st.integers(0, 10**15))
+def test_what_is_written_reads_back_exactly(value: int) -> None:
+    for write, parse in (
+        (units.write_rate, units.parse_rate),
+        (units.write_time, units.parse_time),
+        (units.write_size, units.parse_size),
+    ):
+        assert parse(write(value)) == value
+
+
+@given(st.floats(0, 1))
+def test_a_written_fraction_reads_back_to_the_last_bit(share: float) -> None:
+    assert units.parse_fraction(units.write_fraction(share)) == share
+
+
+def test_numbers_are_written_in_the_unit_that_people_use() -> None:
+    assert units.write_rate(18_880_000) == "18.88Mbit"
+    assert units.write_time(12_500_000) == "12.5ms"
+    assert units.write_time(86_400_000_000_000) == "86400s"
+    assert units.write_size(1499) == "1.499kB"
+    assert units.write_fraction(0.001) == "0.1%"

@@ -4,33 +4,33 @@
 set -euo pipefail
 checkout=$1 user=$2 torch=${3:-}
 export DEBIAN_FRONTEND=noninteractive
+check=$checkout/vagrant/check_netem.sh # not beside $0: Vagrant runs a copy of this script that lies elsewhere
 
-# Proof by trying, in a namespace of its own: a module's file says little (containers, cloud kernels).
-has_netem() {
-  # shellcheck disable=SC2016 # expanded by the inner shell
-  unshare --net sh -c 'ip link add v0 type veth peer name v1 && tc qdisc add dev v0 root netem delay 5ms' 2>/dev/null
-}
-
+if ! command -v apt-get >/dev/null; then
+  echo 'provision: this machine has no apt-get; take a box with Debian 12, Ubuntu 24.04 or later (TESTBED_BOX).' >&2
+  exit 1
+fi
 apt-get -qq update
-apt-get -qq install -y --no-install-recommends make iproute2 kmod python3 python3-venv
+apt-get -qq install -y --no-install-recommends make iproute2 kmod util-linux python3 python3-venv
 if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "testbed needs Python 3.11 or newer, and this box has $(python3 --version); take Debian 12, Ubuntu 24.04 or later." >&2
+  echo "provision: testbed needs Python 3.11 or newer, and this box has $(python3 --version);" \
+    'take a box with Debian 12, Ubuntu 24.04 or later (TESTBED_BOX).' >&2
   exit 1
 fi
 
-if ! has_netem; then
-  architecture=$(dpkg --print-architecture)
+if ! "$check"; then
   if grep -q '^ID=ubuntu' /etc/os-release; then
     apt-get -qq install -y --no-install-recommends "linux-modules-extra-$(uname -r)"
   else # Debian's cloud kernels come without sch_netem, its standard kernel has it
-    apt-get -qq install -y --no-install-recommends "linux-image-$architecture"
+    apt-get -qq install -y --no-install-recommends "linux-image-$(dpkg --print-architecture)"
     # The boot menu would go on preferring the cloud kernel; removing the running one is a question with the default no.
     echo 'linux-base linux-base/removing-running-kernel boolean false' | debconf-set-selections
     mapfile -t cloud < <(dpkg-query --show --showformat '${Package}\n' 'linux-image*-cloud-*' 2>/dev/null)
     [ ${#cloud[@]} = 0 ] || apt-get -qq remove -y "${cloud[@]}"
   fi
-  if ! has_netem; then
-    echo "A kernel with sch_netem is installed and runs after a restart: vagrant reload --provision" >&2
+  if ! "$check"; then
+    echo 'provision: a kernel with sch_netem is installed and runs after a restart:' \
+      'vagrant reload --provision (elsewhere: restart, and run this script again)' >&2
     exit 1
   fi
 fi

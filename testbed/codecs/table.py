@@ -24,6 +24,8 @@ class Entry:
     summary: str
     bits_per_element: str
     """On the wire, without the payload's header of 4 bytes and 4 an axis."""
+    nominal_bits: int
+    """The same as a round number: links are certified with messages of about this size before a codec has sent any."""
     state: str
     """What each end remembers."""
     source: str
@@ -40,6 +42,7 @@ CODECS: dict[str, Entry] = {
             backward="testbed.codecs.cast:Fp32",
             summary="the tensor as it is: the reference of every ratio",
             bits_per_element="32",
+            nominal_bits=32,
             state="none",
             source="IEEE 754 binary32",
         ),
@@ -49,6 +52,7 @@ CODECS: dict[str, Entry] = {
             backward="testbed.codecs.cast:Bf16",
             summary="rounded to bfloat16, both directions",
             bits_per_element="16",
+            nominal_bits=16,
             state="none",
             source="torch.bfloat16, round to nearest even",
         ),
@@ -58,6 +62,7 @@ CODECS: dict[str, Entry] = {
             backward=_INT8_BACKWARD,
             summary="8 bits and a scale per token; gradients rounded stochastically",
             bits_per_element="8 + 32/d",
+            nominal_bits=8,
             state="none",
             source="symmetric absmax quantisation; stochastic rounding: Gupta et al., ICML 2015",
         ),
@@ -67,6 +72,7 @@ CODECS: dict[str, Entry] = {
             backward=_INT8_BACKWARD,
             summary="difference from the previous step's tensor of the same micro-batch, as int8; gradients as int8",
             bits_per_element="8 + 32/d",
+            nominal_bits=8,
             state="one fp32 tensor per micro-batch and phase, forward",
             source="activation delta (Bedoya and Zhang), closed loop",
         ),
@@ -94,6 +100,7 @@ def find(name: str) -> Entry:
         backward=name,
         summary="not one of ours",
         bits_per_element="see its documentation",
+        nominal_bits=8,
         state="see its documentation",
         source=name,
     )

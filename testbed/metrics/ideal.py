@@ -1,35 +1,25 @@
 """How long a step would take if the links did exactly what the profile says: an event simulation of one step.
 
-Taken from the records: the order and the durations of every stage's actions (decode, compute, encode, update) and the bytes
-of every frame. Replaced by the profile's pipe formula: all waiting for input. Left out: losses, TCP's windows, queues inside
-the machine.
+Taken from the records: the order and the durations of every stage's actions (decode, compute, encode, update), the bytes of every
+frame, and when it was, which matters where links vary. Replaced by the profile's pipe formula: all waiting for input. Left out:
+losses, jitter, TCP's windows, queues inside the machine.
 
-A frame crosses the sender's uplink and then the receiver's downlink. The uplink sends one frame after the other, in the order
-in which the stage made them. The downlink is a fluid queue, because the frames of two neighbours arrive there interleaved: the
-last bit of a frame leaves when what was queued on its arrival has drained. Between the two links, the first packet is stored
-and forwarded.
+A wire sends one frame after the other, in the order in which the stage made them. In a line that is all. In a star the frame
+then crosses the receiver's downlink, a fluid queue, because the frames of two neighbours arrive there interleaved: the last bit
+of a frame leaves when what was queued on its arrival has drained. Between the links, the first packet is stored and forwarded.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from testbed.errors import ResultsError
+from testbed.metrics.wires import Wire, Wires
 from testbed.records import StepRecord
-from testbed.spec import Direction, LinkProfile, Pipe
-
-HEADER_BYTES = 52
-"""IPv4 (20) and TCP with timestamps (32), on every packet."""
-ETHERNET_BYTES = 14
-"""What a profile whose layer is `ethernet` counts on top of each packet."""
-
-
-def wire_bytes(frame_bytes: int, profile: LinkProfile) -> int:
-    """What a frame weighs on the profile's layer: the frame and the headers of its packets."""
-    packets = -(-frame_bytes // (profile.mtu - HEADER_BYTES))
-    return frame_bytes + packets * (HEADER_BYTES + (ETHERNET_BYTES if profile.layer == "ethernet" else 0))
+from testbed.spec import Direction
 
 
 class _Frame(NamedTuple):
@@ -37,7 +27,7 @@ class _Frame(NamedTuple):
     """The receiving stage."""
     direction: Direction
     microbatch: int
-    bits: int
+    frame_bytes: int
 
 
 class _Action(NamedTuple):
@@ -46,7 +36,7 @@ class _Action(NamedTuple):
     sends: _Frame | None
 
 
-def _actions(step: Sequence[StepRecord], profile: LinkProfile) -> list[list[_Action]]:
+def _actions(step: Sequence[StepRecord]) -> list[list[_Action]]:
     """The recorded actions of each stage with what they need and send."""
     inside = range(len(step))
     found: list[list[_Action]] = []
@@ -62,67 +52,78 @@ def _actions(step: Sequence[StepRecord], profile: LinkProfile) -> list[list[_Act
                     f"stage {stage}, {record.phase} step {record.step}: there is no record of the {way} frame of micro-batch "
                     f"{action.microbatch}, so the step's ideal duration cannot be computed"
                 )
-            sends = _Frame(target, *key, 8 * wire_bytes(frames[key], profile)) if target in inside else None
+            sends = _Frame(target, *key, frames[key]) if target in inside else None
             found[-1].append(_Action(key if source in inside else None, action.encoded_ns - action.input_ns, sends))
     return found
 
 
 class _Downlink:
-    """A fluid queue that drains at the pipe's rate. Times in nanoseconds."""
+    """A fluid queue that drains at the wire's rate."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
-        self._now = 0.0
+    def __init__(self, wire: Wire, now: float) -> None:
+        self.wire = wire
+        self._now = now
         self._bits = 0.0
-        self._inflow_bps = 0
+        self._inflow_bps = 0.0
 
-    def _advance(self, now: float) -> None:
-        gained = (self._inflow_bps - self.pipe.rate_bps) * (now - self._now) / 1e9
-        self._bits, self._now = max(0.0, self._bits + gained), now
-
-    def change(self, now: float, *, inflow_bps: int = 0, bits: int = 0) -> float:
+    def change(self, now: float, *, inflow_bps: float = 0.0, bits: int = 0) -> float:
         """An inflow begins or (negative) ends, or bits arrive at once. Returns when all that is queued now will have left."""
-        self._advance(now)
+        for begin, end, rate_bps, _ in self.wire.flows(self._now, now):
+            self._bits = max(0.0, self._bits + (self._inflow_bps - rate_bps) * (end - begin) / 1e9)
+        self._now = now
         self._inflow_bps += inflow_bps
         self._bits += bits
-        return now + self._bits * 1e9 / self.pipe.rate_bps
+        return self.wire.carried_at(now, self._bits)
+
+
+_Kind = Literal["free", "done", "flow", "ends", "arrives"]
 
 
 class _Simulation:
-    """Events are (time, number, kind, stage, frame); the number keeps simultaneous events in the order of their making."""
+    """Events are (time, number, kind, stage, frame, change of the inflow); the number keeps simultaneous ones in their order.
 
-    def __init__(self, profile: LinkProfile, actions: list[list[_Action]], starts: Sequence[float]) -> None:
-        self.up = profile.up
-        self.packet_bits = 8 * (profile.mtu + (ETHERNET_BYTES if profile.layer == "ethernet" else 0))
+    Times are nanoseconds since the links were played, as those of the wires.
+    """
+
+    def __init__(self, wires: Wires, actions: list[list[_Action]], starts: Sequence[float]) -> None:
+        inside = range(len(actions))
+        neighbours = [(stage, other) for stage in inside for other in (stage - 1, stage + 1) if other in inside]
+        self.paths = {pair: wires.path(*pair) for pair in neighbours}
         self.actions = actions
-        self.uplink_free = list(starts)
-        self.downlinks = [None if profile.down is None else _Downlink(profile.down) for _ in actions]
+        self.free: dict[tuple[int, str], float] = {}
+        self.reached: dict[tuple[int, str], float] = {}
+        """When the last bit that was sent will reach the wire's end."""
+        self.downlinks: dict[tuple[int, str], _Downlink] = {}
         self.arrived: list[set[tuple[Direction, int]]] = [set() for _ in actions]
         self.done = [0] * len(actions)
         self.idle = [False] * len(actions)
         self.finished = list(starts)
-        self.events: list[tuple[float, int, Literal["free", "done", "begins", "ends", "arrives"], int, _Frame | None]] = []
+        self.events: list[tuple[float, int, _Kind, int, _Frame | None, float]] = []
         self._number = 0
+        self._start = min(starts, default=0.0)
         for stage, start in enumerate(starts):
             self._at(start, "free", stage, None)
 
-    def _at(
-        self, time: float, kind: Literal["free", "done", "begins", "ends", "arrives"], stage: int, frame: _Frame | None
-    ) -> None:
+    def _at(self, time: float, kind: _Kind, stage: int, frame: _Frame | None, change_bps: float = 0.0) -> None:
         self._number += 1
-        heapq.heappush(self.events, (time, self._number, kind, stage, frame))
+        heapq.heappush(self.events, (time, self._number, kind, stage, frame, change_bps))
 
     def run(self) -> list[float]:
         """When each stage has done its last action."""
         while self.events:
-            now, _, kind, stage, frame = heapq.heappop(self.events)
+            now, _, kind, stage, frame, change_bps = heapq.heappop(self.events)
             if kind in ("free", "done"):
                 self.idle[stage], self.finished[stage] = True, now
                 self.done[stage] += kind == "done"
                 if frame is not None:
                     self._send(now, stage, frame)
+            elif frame is not None and kind == "arrives":
+                self.arrived[frame.target].add((frame.direction, frame.microbatch))
+                self._work(now, frame.target)
+                continue
             elif frame is not None:
-                self._receive(now, kind, stage, frame)
+                self._forward(now, kind, stage, frame, change_bps)
+                continue
             self._work(now, stage)
         for stage, actions in enumerate(self.actions):
             if self.done[stage] < len(actions):
@@ -138,33 +139,47 @@ class _Simulation:
             self._at(now + action.duration_ns, "done", stage, action.sends)
 
     def _send(self, now: float, stage: int, frame: _Frame) -> None:
-        if self.up is None:
-            self._at(now, "ends", frame.target, frame)
-            return
-        begin = max(now, self.uplink_free[stage])
-        self.uplink_free[stage] = begin + frame.bits * 1e9 / self.up.rate_bps
-        self._at(begin + self.up.delay_ns, "begins", frame.target, frame)
-        self._at(self.uplink_free[stage] + self.up.delay_ns, "ends", frame.target, frame)
+        """The frame enters the first link of its path."""
+        wire, *others = self.paths[stage, frame.target]
+        if wire is None:
+            return self._at(now, "ends", stage, frame)
+        begin = max(now, self.free.get(wire.key, now))
+        bits = wire.bits(frame.frame_bytes)
+        free = self.free[wire.key] = wire.carried_at(begin, bits)
+        flows = list(wire.flows(begin, free))
+        # Order is kept where the delay falls, inside a frame too.
+        under_way = max(self.reached.get(wire.key, -math.inf) - free, *(flow.end_ns - free + flow.delay_ns for flow in flows))
+        end = self.reached[wire.key] = free + under_way
+        inflow_bps = 0.0
+        if others and others[0] is not None:
+            # In bits of the downlink: the two links may count different layers.
+            weight = others[0].bits(frame.frame_bytes) / bits
+            for flow in flows:
+                self._at(flow.begin_ns + under_way, "flow", stage, frame, flow.rate_bps * weight - inflow_bps)
+                inflow_bps = flow.rate_bps * weight
+        return self._at(end, "ends", stage, frame, -inflow_bps)
 
-    def _receive(self, now: float, kind: str, stage: int, frame: _Frame) -> None:
-        """The frame's first or last bit reaches the receiver's downlink, or the frame is there."""
-        downlink, up = self.downlinks[stage], self.up
-        if kind == "arrives":
-            self.arrived[stage].add((frame.direction, frame.microbatch))
-        elif kind == "begins":
-            if downlink is not None and up is not None:
-                downlink.change(now, inflow_bps=up.rate_bps)
-        elif downlink is None:
-            self._at(now, "arrives", stage, frame)
-        elif up is None:
-            self._at(downlink.change(now, bits=frame.bits) + downlink.pipe.delay_ns, "arrives", stage, frame)
+    def _forward(self, now: float, kind: _Kind, stage: int, frame: _Frame, change_bps: float) -> None:
+        """At the far end of the first link the frame's flow changes, or its last bit is there."""
+        first, *others = self.paths[stage, frame.target]
+        second = others[0] if others else None
+        if second is None:
+            return self._at(now, "arrives", stage, frame)
+        downlink = self.downlinks.setdefault(second.key, _Downlink(second, self._start))
+        if kind == "flow":
+            downlink.change(now, inflow_bps=change_bps)
+            return None
+        bits = second.bits(frame.frame_bytes)
+        if first is None:
+            served = downlink.change(now, bits=bits)
         else:
-            served = downlink.change(now, inflow_bps=-up.rate_bps)
-            forwarded = served + min(self.packet_bits, frame.bits) * 1e9 / max(up.rate_bps, downlink.pipe.rate_bps)
-            self._at(forwarded + downlink.pipe.delay_ns, "arrives", stage, frame)
+            served = downlink.change(now, inflow_bps=change_bps)
+            served += min(second.packet_bits, bits) * 1e9 / max(first.rate_at(now), second.rate_at(served))
+        end = self.reached[second.key] = max(served + second.delay_at(served), self.reached.get(second.key, -math.inf))
+        return self._at(end, "arrives", stage, frame)
 
 
-def ideal_step_s(profile: LinkProfile, step: Sequence[StepRecord], free_ns: Sequence[int] | None = None) -> float:
+def ideal_step_s(wires: Wires, step: Sequence[StepRecord], free_ns: Sequence[int] | None = None) -> float:
     """The ideal duration of one recorded step, in seconds.
 
     `step` holds one record per stage, first stage first. `free_ns` says when each stage could begin; the duration counts from
@@ -172,12 +187,15 @@ def ideal_step_s(profile: LinkProfile, step: Sequence[StepRecord], free_ns: Sequ
     After the actions comes the moment at which all stages know the gradient norm, as long after the last stage's actions as it
     was in the run, then each stage's own update. ResultsError when the records do not hold together.
     """
-    origin = 0 if free_ns is None else max(free_ns)
-    starts = [0.0] * len(step) if free_ns is None else [float(free - origin) for free in free_ns]
-    finished = _Simulation(profile, _actions(step, profile), starts).run()
+    free = [min(record.start_ns for record in step)] * len(step) if free_ns is None else free_ns
+    # Small numbers, so that floats are exact to a fraction of a nanosecond; from where the links were played, where they vary.
+    zero = max(free) if wires.played_at_ns is None else wires.played_at_ns
+    origin = float(max(free) - zero)
+    finished = _Simulation(wires, _actions(step), [float(one - zero) for one in free]).run()
+    last = max(finished) - origin
     actions_end = [record.optimiser_start_ns for record in step if record.optimiser_start_ns is not None]
     norm_known = [record.synchronised_ns for record in step if record.synchronised_ns is not None]
     if len(actions_end) < len(step) or len(norm_known) < len(step):
-        return max(finished) / 1e9
-    update_begins = max(finished) + max(0, min(norm_known) - max(actions_end))
+        return last / 1e9
+    update_begins = last + max(0, min(norm_known) - max(actions_end))
     return max(update_begins + record.end_ns - known for record, known in zip(step, norm_known, strict=True)) / 1e9

@@ -11,6 +11,7 @@ from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.split import split_shares
 from testbed.metrics.steps import Step, align, measured
 from testbed.metrics.traffic import traffic
+from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, Phase, RunCertificates, Split, StepRecord, Summary
 from testbed.spec import Cell
 
@@ -74,7 +75,8 @@ def summarise(
     chosen = measured(steps)
     moved = traffic(chosen)
     seconds = np.array([step.seconds for step in chosen])
-    ideals = np.array([ideal_step_s(cell.profile, step.records, step.free_ns) for step in chosen])
+    wires = Wires(cell, None if lab is None else lab.played_at_ns)
+    ideals = np.array([ideal_step_s(wires, step.records, step.free_ns) for step in chosen])
     step_s = float(np.median(seconds)) if chosen else None
     low_high = np.quantile(seconds, [0.25, 0.75]) if chosen else None
     losses = [step.loss for step in train if step.loss is not None]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from testbed.metrics.ideal import HEADER_BYTES
 from testbed.metrics.steps import Step
+from testbed.metrics.wires import HEADER_BYTES
 from testbed.records import StepRecord
 
 

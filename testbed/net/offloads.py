@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import struct
+from typing import NamedTuple
 
 from testbed.errors import CapabilityError, LabError, ShapingError
 
@@ -36,11 +37,20 @@ def _ioctl(sock: socket.socket, device: str, request: bytes) -> bytes:
     return buffer.tobytes()
 
 
-def _names(sock: socket.socket, device: str) -> list[str]:
+class _Features(NamedTuple):
+    """The kernel's table of features: the same for every device."""
+
+    total: int
+    unreal: dict[int, str]
+    """Those that make packets unreal, by place in the table."""
+
+
+def _features(sock: socket.socket, device: str) -> _Features:
     info = _ioctl(sock, device, struct.pack("=IIQI", _GSSET_INFO, 0, 1 << _FEATURES, 0))
     (count,) = struct.unpack_from("=I", info, 16)
     table = _ioctl(sock, device, struct.pack("=III", _GSTRINGS, _FEATURES, count) + bytes(count * _NAME_BYTES))[12:]
-    return [table[i * _NAME_BYTES :][:_NAME_BYTES].split(b"\0")[0].decode() for i in range(count)]
+    names = [table[i * _NAME_BYTES :][:_NAME_BYTES].split(b"\0")[0].decode() for i in range(count)]
+    return _Features(count, {i: name for i, name in enumerate(names) if any(part in name for part in _UNREAL)})
 
 
 def _bit(words: list[int], position: int) -> bool:
@@ -55,22 +65,34 @@ def _read(sock: socket.socket, device: str, count: int) -> tuple[list[int], list
     return [r[0] & ~r[3] for r in rows], [r[2] for r in rows], [r[3] for r in rows]
 
 
-def switch_off(device: str) -> dict[str, bool]:
-    """Switch off what makes packets unreal; returns every such feature as read back, all False.
+class Offloads:
+    """Switches the offloads of one device after another off; reads the kernel's table of features once."""
 
-    ShapingError when one stays on, CapabilityError when the caller may not switch them.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        names = _names(sock, device)
-        unreal = [i for i, name in enumerate(names) if any(part in name for part in _UNREAL)]
-        changeable, active, _ = _read(sock, device, len(names))
-        off = [i for i in unreal if _bit(changeable, i)]
-        request = b"".join(
-            struct.pack("=II", sum(1 << i % 32 for i in off if i // 32 == block), 0) for block in range(len(active))
-        )  # (valid, wanted) a block
-        _ioctl(sock, device, struct.pack("=II", _SFEATURES, len(active)) + request)
-        _, active, _ = _read(sock, device, len(names))
-    found = {names[i]: _bit(active, i) for i in unreal}
-    if still := [name for name, on in found.items() if on]:
-        raise ShapingError(f"{device}: asked for every offload to be off, the kernel keeps {', '.join(still)} on")
-    return found
+    def __init__(self) -> None:
+        self._known: _Features | None = None
+
+    def switch_off(self, device: str) -> dict[str, bool]:
+        """Switch off what makes packets unreal; returns every such feature as read back, all False.
+
+        ShapingError when one stays on, CapabilityError when the caller may not switch them.
+        """
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            if self._known is None:
+                self._known = _features(sock, device)
+            total, unreal = self._known
+            changeable, active, _ = _read(sock, device, total)
+            off = [i for i in unreal if _bit(changeable, i)]
+            request = b"".join(
+                struct.pack("=II", sum(1 << i % 32 for i in off if i // 32 == block), 0) for block in range(len(active))
+            )  # (valid, wanted) a block
+            _ioctl(sock, device, struct.pack("=II", _SFEATURES, len(active)) + request)
+            _, active, _ = _read(sock, device, total)
+        found = {name: _bit(active, i) for i, name in unreal.items()}
+        if still := [name for name, on in found.items() if on]:
+            raise ShapingError(f"{device}: asked for every offload to be off, the kernel keeps {', '.join(still)} on")
+        return found
+
+
+def switch_off(device: str) -> dict[str, bool]:
+    """One device's: see `Offloads.switch_off`."""
+    return Offloads().switch_off(device)

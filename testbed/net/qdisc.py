@@ -1,150 +1,151 @@
-"""What sch_netem is asked for. Pure: a pipe becomes a plan, a plan becomes netlink bytes, bytes become a plan again.
+"""What sch_netem is asked for. Pure: a pipe, or one step of a pipe that varies, becomes a plan in the kernel's own units.
 
-netem.py sends these bytes to the kernel, reads back what it holds and compares. The layout is that of linux/pkt_sched.h.
+tca.py turns a plan into netlink bytes and back; netem.py sends them to the kernel, reads back what it holds and compares.
 """
 
 from __future__ import annotations
 
-import struct
-import sys
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+import functools
+from typing import Any, Literal, NamedTuple
 
-from testbed.errors import ShapingError, SpecError
-from testbed.spec import Pipe
+from testbed.errors import SpecError
+from testbed.profiles import Bernoulli, GilbertElliott, Pipe
+from testbed.profiles.timeline import Step, timeline
 
 ETHERNET_HEADER_BYTES = 14
 """What a veth device, and so netem on it, counts on top of each IP packet."""
 
-_LOSS_SCALE = 2**32 - 1  # the kernel draws 32 bits and drops at or below the number given
-_RATE32_MAX = 2**32 - 1
+U32_MAX = 2**32 - 1
+"""The kernel's 1 for a share: it draws 32 bits and compares."""
+_JITTER_MAX_NS = 2**31 - 1  # the kernel cuts it there without a word
 
-_QOPT = struct.Struct("=6I")  # latency (ticks), limit, loss, gap, duplicate, jitter (ticks)
-_ATTRIBUTE = struct.Struct("=HH")  # length with this header, type
-_CORRELATION, _REORDER, _CORRUPT, _LOSS_MODEL, _RATE, _ECN, _RATE64 = 1, 3, 4, 5, 6, 7, 8
-_PAD, _LATENCY64, _JITTER64, _SLOT, _SEED = 9, 10, 11, 12, 14
-_NAMES = {
-    _CORRELATION: "correlation",
-    _REORDER: "reorder",
-    _CORRUPT: "corrupt",
-    _LOSS_MODEL: "loss model",
-    _ECN: "ecn",
-    _JITTER64: "jitter",
-    _SLOT: "slot",
-}
-_RATE_FIELDS = struct.Struct("=IiIi")  # bytes/s, packet overhead, cell size, cell overhead
+
+class Gemodel(NamedTuple):
+    """netem's Gilbert-Elliott model. A packet is drawn in the state in which it finds the model."""
+
+    p: int
+    """From good to bad."""
+    r: int
+    """From bad to good."""
+    h: int
+    """Share that *arrives* in the bad state. (tc is given 1-h, and turns it round as well.)"""
+    k1: int
+    """1-k: share that is lost in the good state."""
+
+
+class SlotPlan(NamedTuple):
+    """netem's slots: see `profiles.Slot`."""
+
+    min_ns: int
+    max_ns: int
+    max_packets: int
+    max_bytes: int
 
 
 class NetemPlan(NamedTuple):
-    """One direction of a link as sch_netem holds it, in the kernel's own units, so that equal means equal."""
+    """One direction of a link as sch_netem holds it, in the kernel's own units, so that equal means equal.
+
+    Shares (`*_u32` and those of `gemodel`) are in units of 1 / (2**32 - 1).
+    """
 
     rate_bytes: int
     """Bytes per second."""
     packet_overhead: int
     """Added to each packet's length before it is timed: -14 leaves the Ethernet header out."""
     latency_ns: int
+    jitter_ns: int
+    """Largest deviation from the latency: uniform, no distribution table. With a rate netem keeps the packets' order."""
     limit_packets: int
     """Packets that netem holds at most: on the delay line, waiting for the wire, and the one being sent."""
     loss_u32: int
-    """Probability that a packet is lost, in units of 1 / (2**32 - 1)."""
+    """Packets lost, each drawn by itself."""
+    gemodel: Gemodel | None
+    """Packets lost in bursts, in place of `loss_u32`."""
+    reorder_u32: int
+    """Packets that leave at once, before all that wait. Each packet is drawn (gap 1)."""
+    duplicate_u32: int
+    slot: SlotPlan | None
     seed: int | None
-    """Of the loss draws. None without loss: nothing is drawn, and kernels before 6.6 know no seed."""
+    """Of all these draws. In a plan None means that nothing is ever drawn; as read back, that this kernel knows no seed."""
 
-    def describe(self) -> dict[str, object]:
+    def describe(self) -> dict[str, Any]:
         """The plan for a result file."""
-        return {"kind": "netem", **self._asdict(), "loss": self.loss_u32 / _LOSS_SCALE}
+        nested = {"gemodel": self.gemodel and self.gemodel._asdict(), "slot": self.slot and self.slot._asdict()}
+        return {"kind": "netem", **self._asdict(), **nested, "loss": self.loss_u32 / U32_MAX}
 
 
-def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"]) -> NetemPlan:
-    """How sch_netem carries out `start = max(now, free); free = start + bytes * 8 / rate; due = free + delay`.
+def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: Step | None = None) -> NetemPlan:
+    """How sch_netem carries out `start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay`.
 
     netem times packets by exactly this formula, but bounds its queue by packets, not bytes. `limit_packets` is therefore what
     the pipe holds when every packet is as large as the MTU: packets in flight, packets in the buffer, and one being sent.
-    Smaller packets find a shorter queue in bytes than `buffer_bytes`. SpecError for a rate that is not whole bytes per second.
+    Smaller packets find a shorter queue in bytes than `buffer_bytes`. Where the pipe varies, the largest number in flight
+    counts at all times, or a step to a shorter delay would drop packets under way; in the other steps the difference is
+    buffer. `step` takes the place of the pipe's own rate, delay, jitter and loss.
+
+    SpecError for what netem cannot do at some time of the pipe: a rate that is not whole bytes per second, packets reordered
+    by jitter, a jitter beyond 2.1 s.
     """
-    if pipe.rate_bps % 8:
-        raise SpecError(
-            f"rate {pipe.rate_bps} bit/s is not a whole number of bytes per second, the kernel's unit; choose a multiple of 8"
-        )
+    extent = _extent(pipe)
+    now = step or _own(pipe)
     packet_bytes = mtu if layer == "ip" else mtu + ETHERNET_HEADER_BYTES
-    in_flight = -(-pipe.rate_bps * pipe.delay_ns // (8_000_000_000 * packet_bytes))
-    waiting = -(-pipe.buffer_bytes // packet_bytes)
-    loss_u32 = round(pipe.loss * _LOSS_SCALE)
+    in_flight, waiting = -(-extent.in_flight_bits // (8 * packet_bytes)), -(-pipe.buffer_bytes // packet_bytes)
     return NetemPlan(
-        rate_bytes=pipe.rate_bps // 8,
+        rate_bytes=now.rate_bps // 8,
         packet_overhead=-ETHERNET_HEADER_BYTES if layer == "ip" else 0,
-        latency_ns=pipe.delay_ns,
+        latency_ns=now.delay_ns,
+        jitter_ns=now.jitter_ns,
         limit_packets=in_flight + waiting + 1,
-        loss_u32=loss_u32,
-        seed=pipe.seed if loss_u32 else None,
+        loss_u32=share_u32(now.loss.probability) if isinstance(now.loss, Bernoulli) else 0,
+        gemodel=_gemodel(now.loss) if isinstance(now.loss, GilbertElliott) else None,
+        reorder_u32=share_u32(pipe.reorder),
+        duplicate_u32=share_u32(pipe.duplicate),
+        slot=SlotPlan(pipe.slot.wait_ns, pipe.slot.wait_max_ns, pipe.slot.packets, pipe.slot.max_bytes) if pipe.slot else None,
+        seed=pipe.seed if extent.draws else None,
     )
 
 
-def pack(wanted: NetemPlan) -> bytes:
-    """TCA_OPTIONS for a plan. Every attribute is written, also the zeros: the kernel keeps what a change leaves out."""
-    attributes = [
-        (_CORRELATION, bytes(12)),
-        (_REORDER, bytes(8)),
-        (_CORRUPT, bytes(8)),
-        (_RATE, _RATE_FIELDS.pack(min(wanted.rate_bytes, _RATE32_MAX), wanted.packet_overhead, 0, 0)),
-        (_RATE64, struct.pack("=Q", wanted.rate_bytes)),
-        (_LATENCY64, struct.pack("=q", wanted.latency_ns)),
-        (_JITTER64, bytes(8)),
-    ]
-    if wanted.seed is not None:
-        attributes.append((_SEED, struct.pack("=Q", wanted.seed)))
-    return _QOPT.pack(0, wanted.limit_packets, wanted.loss_u32, 0, 0, 0) + b"".join(_attribute(*a) for a in attributes)
+def share_u32(share: float) -> int:
+    """A share in the kernel's unit. One that is not 0 stays so."""
+    return max(1, round(share * U32_MAX)) if share else 0
 
 
-def unpack(options: bytes) -> NetemPlan:
-    """The plan behind TCA_OPTIONS as the kernel dumps them.
-
-    ShapingError where they hold an effect that no plan asks for (jitter, duplicates, reordering, bursts of loss, slots), or
-    are not netem options at all. The seed is None without loss, as in a plan.
-    """
-    if len(options) < _QOPT.size:
-        raise ShapingError(
-            f"netem options of {len(options)} bytes are shorter than {_QOPT.size}; is this kernel's netem another one?"
-        )
-    ticks, limit, loss_u32, gap, duplicate, jitter = _QOPT.unpack_from(options)
-    found = dict(_attributes(options))
-    extra = [name for kind, name in _NAMES.items() if any(found.get(kind, b""))]
-    extra += [name for name, value in (("gap", gap), ("duplicate", duplicate), ("jitter", jitter)) if value]
-    if extra:
-        raise ShapingError(f"netem does more than was asked: {', '.join(sorted(set(extra)))}")
-    rate_fields = found.get(_RATE, bytes(_RATE_FIELDS.size))
-    if len(rate_fields) != _RATE_FIELDS.size:
-        raise ShapingError(f"netem's rate attribute has {len(rate_fields)} bytes, expected {_RATE_FIELDS.size}")
-    rate32, overhead, cell_size, cell_overhead = _RATE_FIELDS.unpack(rate_fields)
-    if cell_size or cell_overhead:
-        raise ShapingError(f"netem cuts packets into cells of {cell_size} bytes, which was not asked for")
-    if _LATENCY64 not in found and ticks:
-        raise ShapingError(
-            "this kernel's netem states its delay only in ticks (Linux before 4.15), which is too coarse to compare"
-        )
-    return NetemPlan(
-        rate_bytes=_integer(found.get(_RATE64)) or rate32,
-        packet_overhead=overhead,
-        latency_ns=_integer(found.get(_LATENCY64)) or 0,
-        limit_packets=limit,
-        loss_u32=loss_u32,
-        seed=_integer(found.get(_SEED)) if loss_u32 else None,
+def _gemodel(loss: GilbertElliott) -> Gemodel:
+    return Gemodel(
+        p=share_u32(loss.enter_bad),
+        r=share_u32(loss.leave_bad),
+        h=U32_MAX - share_u32(loss.lost_in_bad),
+        k1=share_u32(loss.lost_in_good),
     )
 
 
-def _integer(content: bytes | None) -> int | None:
-    return None if content is None else int.from_bytes(content, sys.byteorder)
+def _own(pipe: Pipe) -> Step:
+    return Step(0, pipe.rate_bps, pipe.delay_ns, pipe.jitter_ns, pipe.loss)
 
 
-def _attribute(kind: int, content: bytes) -> bytes:
-    return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(content), kind) + content + bytes(-len(content) % 4)
+class _Extent(NamedTuple):
+    """A pipe over all of its time."""
+
+    in_flight_bits: int
+    """The most that is under way: sent, late by jitter or held back by a slot, and not yet arrived."""
+    draws: bool
+    """Whether anything is ever left to chance that a seed decides. (Slots are not: the kernel draws them from elsewhere.)"""
 
 
-def _attributes(options: bytes) -> Iterator[tuple[int, bytes]]:
-    at = _QOPT.size
-    while at + _ATTRIBUTE.size <= len(options):
-        length, kind = _ATTRIBUTE.unpack_from(options, at)
-        if not _ATTRIBUTE.size <= length <= len(options) - at:
-            raise ShapingError(f"netem attribute {kind} at byte {at} claims {length} bytes of {len(options) - at}")
-        yield kind & 0x3FFF, options[at + _ATTRIBUTE.size : at + length]  # without the nested and byte-order flags
-        at += length + -length % 4
+@functools.lru_cache(maxsize=512)
+def _extent(pipe: Pipe) -> _Extent:
+    if pipe.jitter_reorders:
+        raise SpecError("netem with a rate keeps the order of packets under jitter; for reorder 'by-jitter' use --engine relay")
+    steps: tuple[Step, ...] = (_own(pipe), *timeline(pipe).steps)
+    for step in steps:
+        if step.rate_bps % 8:
+            raise SpecError(
+                f"rate {step.rate_bps} bit/s is not a whole number of bytes per second, the kernel's unit; choose a multiple of 8"
+            )
+        if step.jitter_ns > _JITTER_MAX_NS:
+            raise SpecError(f"jitter {step.jitter_ns} ns is more than netem's largest, {_JITTER_MAX_NS} ns; use --engine relay")
+    slot_ns = pipe.slot.wait_max_ns if pipe.slot else 0
+    return _Extent(
+        in_flight_bits=max(-(-s.rate_bps * (s.delay_ns + s.jitter_ns + slot_ns) // 1_000_000_000) for s in steps),
+        draws=bool(pipe.reorder or pipe.duplicate or any(s.loss or s.jitter_ns for s in steps)),
+    )

@@ -1,254 +1,104 @@
-"""The star as a plan: which namespaces, cables, addresses, routes and shapers a lab is made of. Pure; lab.py obeys it.
+"""The two topologies as plans: which namespaces, links and addresses a lab is made of. Pure; lab.py obeys a plan.
 
-    node-0 --- wan0 [access link, shaped both ways] hub          node i: 10.77.<i+1>.2, hub: 10.77.0.1
-    node-1 --- wan0 [access link, shaped both ways] hub
+star    node-0 --- wan0 [access link node-0] hub           node i: 10.77.<i+1>.2, hub: 10.77.0.1
+        node-1 --- wan0 [access link node-1] hub           every pair of nodes is two links apart
 
-Engine netem lays each access link through a gateway namespace of its own, and shapes what leaves the gateway: `up` on its side
-towards the hub, `down` on its side towards the node. (On the sender's own device TCP small queues would keep the buffer empty.)
-Engine relay gives every node, and the hub, a TUN device and leaves routing and shaping to the relay process. An unshaped link is
-a cable straight from the node to the hub under either engine.
+line    node-0 next0 --- [boundary-0] --- prev0 node-1 next0 --- [boundary-1] --- prev0 node-2
+        boundary b: 10.78.<b>.1 at node b, 10.78.<b>.2 at node b+1; only neighbours reach each other
+
+Every link is shaped both ways. Engine netem lays it through a gateway namespace of its own, and shapes what leaves the gateway:
+`up` on its far side, `down` on its near side. (On the sender's own device TCP small queues would keep the buffer empty.)
+Engine relay gives each end of a link a TUN device (the hub has one for all) and leaves shaping to the relay process.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
 
 from testbed.errors import SpecError
-from testbed.net import qdisc
-from testbed.net.elements import Cable, Neighbour, Place, Plug, Role, Route, Shaper, Star, Tun
-from testbed.net.qdisc import ETHERNET_HEADER_BYTES
-from testbed.spec import Engine, LinkProfile, Pipe
+from testbed.net.arrange import Draft, one_a_link
+from testbed.net.elements import End, Meter, Plan
+from testbed.profiles import LinkProfile
+from testbed.spec import Engine
 
 HUB = "hub"
 HUB_ADDRESS = "10.77.0.1"
-NODE_DEVICE = "wan0"
-HUB_TUN = "hub0"
 MAX_NODES = 254
 
-_NETWORK = "10.77.0.0/16"
-_NEXT_SEED = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: seeds of neighbouring links lie far apart
-
-_SOCKET_BUFFERS = "4096 131072 33554432"
-"""Least, first and largest, in bytes: 32 MiB lets one connection fill 1 Gbit/s at 100 ms, and is the same on every machine."""
+_STAR_NETWORK = "10.77.0.0/16"
+_HUB_TUN = "hub0"
+_NODE_DEVICE, _NEXT, _PREVIOUS = "wan0", "next0", "prev0"
 
 
 def node_name(index: int) -> str:
-    """The namespace of a node, and the name of its link."""
+    """The namespace of a node; in a star also the name of its link."""
     return f"node-{index}"
 
 
-def gateway_name(index: int) -> str:
-    """The namespace between a node and the hub."""
-    return f"gateway-{index}"
+def boundary_name(index: int) -> str:
+    """The link between node `index` and the next one of a line."""
+    return f"boundary-{index}"
 
 
-def hub_device(index: int) -> str:
-    """The hub's end of a cabled access link."""
-    return f"link{index}"
+def gateway_name(link: int) -> str:
+    """The namespace in the middle of a link."""
+    return f"gateway-{link}"
 
 
-def node_address(index: int) -> str:
-    """The IPv4 address of a node."""
-    return f"10.77.{index + 1}.2"
+def star(profiles: Sequence[LinkProfile], nodes: int, engine: Engine) -> Plan:
+    """Plan a star of access links, with one profile for all or one a node. SpecError for what cannot be carried out."""
+    _refuse_too_many("star", nodes, least=1)
+    each = one_a_link(profiles, "star", nodes)
+    draft = Draft(each, engine)
+    draft.place(HUB, "hub")
+    names = [node_name(i) for i in range(nodes)]
+    for name in names:
+        draft.place(name, "node")
+    near = [End(name, f"10.77.{i + 1}.2", _NODE_DEVICE) for i, name in enumerate(names)]
+    for end in near:
+        draft.address(end)
+    if not draft.by_relay:
+        draft.address(End(HUB, HUB_ADDRESS, "lo"))
+        for i, end in enumerate(near):
+            far = End(HUB, HUB_ADDRESS, f"link{i}")
+            draft.cabled(end.place, end, far, near_to="default", gateway=gateway_name(i), gateway_address=f"10.77.{i + 1}.1")
+        return draft.plan()
+    hub = End(HUB, HUB_ADDRESS, _HUB_TUN)
+    draft.address(hub)
+    draft.route(hub, _STAR_NETWORK, profile=each[0])  # probes that end there choose for themselves
+    draft.tun(HUB, hub, None, None, 0)
+    for end, profile in zip(near, each, strict=True):
+        draft.route(end, "default", profile=profile)
+        # The relay draws the losses of each port from a stream of its own: no seed of its own is needed here.
+        draft.tun(end.place, end, profile.up, profile.down, profile.overhead_bytes)
+        draft.carried(end.place, end, hub, {"up": Meter("port", end.place, "up"), "down": Meter("port", end.place, "down")})
+    return draft.plan()
 
 
-def _gateway_address(index: int) -> str:
-    return f"10.77.{index + 1}.1"
-
-
-def _mac(index: int, end: int) -> str:
-    """A locally administered address; `end`: 0 node, 1 gateway's node side, 2 gateway's hub side, 3 hub."""
-    return f"02:77:00:00:{index:02x}:{end:02x}"
-
-
-def with_own_seed(pipe: Pipe | None, index: int) -> Pipe | None:
-    """The profile's pipe with a seed of the node's own, or every link would lose the same packets. Node 0 has the profile's."""
-    return pipe and pipe.model_copy(update={"seed": (pipe.seed + index * _NEXT_SEED) % 2**63})
-
-
-def base_sysctls(*, forward: bool) -> dict[str, str]:
-    """Of every namespace."""
-    return {
-        "net.ipv4.conf.all.rp_filter": "0",
-        "net.ipv4.conf.default.rp_filter": "0",
-        "net.ipv4.ip_forward": "1" if forward else "0",
-    }
-
-
-def tcp_sysctls(profile: LinkProfile) -> dict[str, str]:
-    """Of every namespace where TCP connections end: nothing that changes a measured number is left to the machine's defaults."""
-    return {
-        "net.ipv4.tcp_slow_start_after_idle": "1" if profile.slow_start_after_idle else "0",
-        "net.ipv4.tcp_no_metrics_save": "1",  # else a connection starts with what an earlier one learned
-        "net.ipv4.tcp_rmem": _SOCKET_BUFFERS,
-        "net.ipv4.tcp_wmem": _SOCKET_BUFFERS,
-        "net.ipv4.tcp_timestamps": "1",  # 12 bytes of each packet
-        "net.ipv4.tcp_sack": "1",
-        "net.ipv4.tcp_window_scaling": "1",
-        "net.ipv4.tcp_ecn": "0",
-        "net.ipv4.tcp_mtu_probing": "0",
-    }
-
-
-def star(profile: LinkProfile, nodes: int, engine: Engine) -> Star:
-    """Plan a star of `nodes` access links with one profile. SpecError for a profile that the engine cannot carry out."""
-    if not 1 <= nodes <= MAX_NODES:
-        raise SpecError(f"a star has 1 to {MAX_NODES} nodes, asked for {nodes}")
-    if not profile.shaped:
-        return _unshaped(profile, nodes)
-    return _netem(profile, nodes) if engine == "netem" else _relay(profile, nodes)
-
-
-def _place(
-    name: str,
-    role: Role,
-    profile: LinkProfile,
-    *,
-    addresses: list[tuple[str, str]],
-    routes: list[Route],
-    neighbours: list[Neighbour],
-    forward: bool = False,
-) -> Place:
-    ends_tcp = role != "gateway"
-    return Place(
-        name=name,
-        role=role,
-        addresses=tuple(addresses),
-        routes=tuple(routes),
-        neighbours=tuple(neighbours),
-        sysctls=base_sysctls(forward=forward) | (tcp_sysctls(profile) if ends_tcp else {}),
-        congestion_control=profile.congestion_control if ends_tcp else None,
-    )
-
-
-def _cabled_node(profile: LinkProfile, index: int, via: str, via_mac: str) -> Place:
-    return _place(
-        node_name(index),
-        "node",
-        profile,
-        addresses=[(NODE_DEVICE, node_address(index))],
-        routes=[Route(destination="default", device=NODE_DEVICE, via=via, source=node_address(index))],
-        neighbours=[Neighbour(device=NODE_DEVICE, address=via, mac=via_mac)],
-    )
-
-
-def _cabled_hub(profile: LinkProfile, next_hops: list[tuple[str, str]]) -> Place:
-    """`next_hops`: address and MAC at the other end of `link<i>`."""
-    return _place(
-        HUB,
-        "hub",
-        profile,
-        addresses=[("lo", HUB_ADDRESS)],
-        routes=[
-            Route(destination=f"{node_address(i)}/32", device=hub_device(i), via=address, source=HUB_ADDRESS)
-            for i, (address, _) in enumerate(next_hops)
-        ],
-        neighbours=[Neighbour(device=hub_device(i), address=address, mac=mac) for i, (address, mac) in enumerate(next_hops)],
-        forward=True,
-    )
-
-
-def _unshaped(profile: LinkProfile, nodes: int) -> Star:
-    return Star(
-        shaper="none",
-        mtu=profile.mtu,
-        overhead_bytes=ETHERNET_HEADER_BYTES,
-        nodes=tuple(node_name(i) for i in range(nodes)),
-        places=(
-            _cabled_hub(profile, [(node_address(i), _mac(i, 0)) for i in range(nodes)]),
-            *(_cabled_node(profile, i, HUB_ADDRESS, _mac(i, 3)) for i in range(nodes)),
-        ),
-        cables=tuple(
-            Cable(
-                near=Plug(place=HUB, device=hub_device(i), mac=_mac(i, 3)),
-                far=Plug(place=node_name(i), device=NODE_DEVICE, mac=_mac(i, 0)),
-            )
-            for i in range(nodes)
-        ),
-        tuns=(),
-        shapers=(),
-    )
-
-
-def _netem(profile: LinkProfile, nodes: int) -> Star:
-    gateways, cables, shapers = [], [], []
+def line(profiles: Sequence[LinkProfile], nodes: int, engine: Engine) -> Plan:
+    """Plan a line: a link between each node and the next, one profile for all or one a boundary. Errors as in `star`."""
+    _refuse_too_many("line", nodes, least=2)
+    each = one_a_link(profiles, "line", nodes)
+    draft = Draft(each, engine)
     for i in range(nodes):
-        gateway, node, address = gateway_name(i), node_name(i), _gateway_address(i)
-        gateways.append(
-            _place(
-                gateway,
-                "gateway",
-                profile,
-                addresses=[("lo", address)],
-                routes=[
-                    Route(destination="default", device="to-hub", via=HUB_ADDRESS, source=address),
-                    Route(destination=f"{node_address(i)}/32", device="to-node", source=address),
-                ],
-                neighbours=[
-                    Neighbour(device="to-hub", address=HUB_ADDRESS, mac=_mac(i, 3)),
-                    Neighbour(device="to-node", address=node_address(i), mac=_mac(i, 0)),
-                ],
-                forward=True,
-            )
-        )
-        cables += [
-            Cable(
-                near=Plug(place=gateway, device="to-node", mac=_mac(i, 1)),
-                far=Plug(place=node, device=NODE_DEVICE, mac=_mac(i, 0)),
-            ),
-            Cable(
-                near=Plug(place=gateway, device="to-hub", mac=_mac(i, 2)),
-                far=Plug(place=HUB, device=hub_device(i), mac=_mac(i, 3)),
-            ),
-        ]
-        sides: tuple[tuple[Literal["up", "down"], Pipe | None, str], ...] = (
-            ("up", with_own_seed(profile.up, i), "to-hub"),
-            ("down", with_own_seed(profile.down, i), "to-node"),
-        )
-        for direction, pipe, device in sides:
-            if pipe is not None:
-                plan = qdisc.plan(pipe, mtu=profile.mtu, layer=profile.layer)
-                shapers.append(Shaper(link=node, direction=direction, place=gateway, device=device, plan=plan))
-    return Star(
-        shaper="netem",
-        mtu=profile.mtu,
-        overhead_bytes=ETHERNET_HEADER_BYTES,
-        nodes=tuple(node_name(i) for i in range(nodes)),
-        places=(
-            _cabled_hub(profile, [(_gateway_address(i), _mac(i, 2)) for i in range(nodes)]),
-            *gateways,
-            *(_cabled_node(profile, i, _gateway_address(i), _mac(i, 1)) for i in range(nodes)),
-        ),
-        cables=tuple(cables),
-        tuns=(),
-        shapers=tuple(shapers),
-    )
+        draft.place(node_name(i), "node")
+    for i, profile in enumerate(each):
+        name = boundary_name(i)
+        near, far = End(node_name(i), f"10.78.{i}.1", _NEXT), End(node_name(i + 1), f"10.78.{i}.2", _PREVIOUS)
+        draft.address(near)
+        draft.address(far)
+        if not draft.by_relay:
+            to_far = f"{far.address}/32"
+            draft.cabled(name, near, far, near_to=to_far, gateway=gateway_name(i), gateway_address=f"10.78.{i}.3")
+            continue
+        ports = [(f"{name}-near", near, far, profile.up), (f"{name}-far", far, near, profile.down)]
+        for port, here, there, pipe in ports:
+            draft.route(here, f"{there.address}/32", profile=profile)
+            draft.tun(port, here, pipe, None, profile.overhead_bytes)
+        draft.carried(name, near, far, {"up": Meter("port", ports[0][0], "up"), "down": Meter("port", ports[1][0], "up")})
+    return draft.plan()
 
 
-def _relay(profile: LinkProfile, nodes: int) -> Star:
-    tuns = [Tun(place=HUB, device=HUB_TUN, address=HUB_ADDRESS, up=None, down=None)]
-    for i in range(nodes):  # the relay draws the losses of each port from a stream of its own: no own seed is needed
-        tuns.append(Tun(place=node_name(i), device=NODE_DEVICE, address=node_address(i), up=profile.up, down=profile.down))
-    places = []
-    for tun in tuns:
-        destination = _NETWORK if tun.place == HUB else "default"
-        places.append(
-            _place(
-                tun.place,
-                "hub" if tun.place == HUB else "node",
-                profile,
-                addresses=[(tun.device, tun.address)],
-                routes=[Route(destination=destination, device=tun.device, source=tun.address)],
-                neighbours=[],
-            )
-        )
-    return Star(
-        shaper="relay",
-        mtu=profile.mtu,
-        overhead_bytes=0,
-        nodes=tuple(node_name(i) for i in range(nodes)),
-        places=tuple(places),
-        cables=(),
-        tuns=tuple(tuns),
-        shapers=(),
-    )
+def _refuse_too_many(topology: str, nodes: int, *, least: int) -> None:
+    if not least <= nodes <= MAX_NODES:
+        raise SpecError(f"a {topology} has {least} to {MAX_NODES} nodes, asked for {nodes}")

@@ -20,8 +20,8 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from testbed.errors import CapabilityError, StageError
+from testbed.frozen import Frozen
 from testbed.pipeline.job import StageJob
-from testbed.spec import Frozen
 
 LARGEST_BYTES = 64 * 1024
 _MOST_SOCKETS = 64

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from testbed.spec import Cell, Frozen, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.frozen import Frozen
+from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
 
 
 class Endpoint(Frozen):
@@ -47,10 +48,10 @@ class StageJob(Frozen):
     """Where the stage after this one listens; None for the last."""
     token: str = Field(pattern=r"^[0-9a-f]{32}$")
     """The run's token, in every frame: a frame of another run is an error, not data."""
-    device: str | None
-    """The stage's access link, whose counters go into every step; None without a lab."""
+    devices: tuple[str, ...]
+    """Of the stage's links, one in a star and up to two in a line: their counters go into every step. Empty without a lab."""
     overhead_bytes: int = Field(ge=0)
-    """What that device counts on top of each IP packet."""
+    """What those devices count on top of each IP packet."""
     folder: str
     """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
     limits: Limits
@@ -74,13 +75,13 @@ def jobs(
     vocabulary: int,
     tokens: str,
     folder: str,
-    device: str | None,
-    overhead_bytes: tuple[int, ...],
+    devices: tuple[tuple[str, ...], ...],
+    overhead_bytes: int,
     limits: Limits,
 ) -> tuple[StageJob, ...]:
-    """One job a stage of `cell`; `addresses` and `overhead_bytes` by stage."""
+    """One job a stage of `cell`; `addresses` (where the stage before connects to) and `devices` by stage."""
     stages = cell.pipeline.stages
-    assert len(addresses) == len(overhead_bytes) == stages
+    assert len(addresses) == len(devices) == stages
     ends = (None, *(Endpoint(address=address, port=port) for address in addresses[1:]), None)
     return tuple(
         StageJob(
@@ -95,8 +96,8 @@ def jobs(
             listen=ends[stage],
             downstream=ends[stage + 1],
             token=token,
-            device=device,
-            overhead_bytes=overhead_bytes[stage],
+            devices=devices[stage],
+            overhead_bytes=overhead_bytes,
             folder=folder,
             limits=limits,
         )

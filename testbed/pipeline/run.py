@@ -23,8 +23,8 @@ from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.stage import Stage
 from testbed.pipeline.transport import Connection
+from testbed.workloads.build import build
 from testbed.workloads.data import Data
-from testbed.workloads.gpt2 import build
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message."""
@@ -50,8 +50,8 @@ def run(job: StageJob, sockets: Sequence[socket.socket], report: Callable[[Step 
         gather = Gather(job.stage, sockets, job.limits.message_s)
         stack.callback(gather.close)
         counters = None
-        if job.device is not None:
-            counters = DeviceCounters(job.device, job.overhead_bytes)
+        if job.devices:
+            counters = DeviceCounters(job.devices, job.overhead_bytes)
             stack.callback(counters.close)
         listener = stack.enter_context(connect.listen(job.listen, name)) if job.listen is not None else None
 

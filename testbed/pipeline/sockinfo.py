@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import socket
-import struct
 from typing import Literal
 
-from testbed.errors import CapabilityError
+from testbed import tcp_info
 from testbed.records import SocketRecord
-
-# struct tcp_info of <linux/tcp.h>, up to tcpi_bytes_retrans (Linux 4.19): 8 bytes, 24 words from tcpi_rto to
-# tcpi_total_retrans, 4 long words, 6 words, 4 long words, 2 words, 2 long words.
-_TCP_INFO = struct.Struct("=8B24I4Q6I4Q2I2Q")
-_RTT, _CWND, _RETRANSMITS = 8 + 15, 8 + 18, 8 + 23
-_SEGMENTS_OUT, _SEGMENTS_IN, _MIN_RTT = 36, 37, 39
-_BYTES_SENT, _BYTES_RETRANSMITTED = 48, 49
 
 
 def congestion_control(sock: socket.socket) -> str:
@@ -24,19 +16,16 @@ def congestion_control(sock: socket.socket) -> str:
 
 def read_socket(sock: socket.socket, peer: Literal["upstream", "downstream"]) -> SocketRecord:
     """TCP_INFO of a connected socket. CapabilityError on a kernel whose TCP_INFO is too short (before 4.19)."""
-    found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    if len(found) < _TCP_INFO.size:
-        raise CapabilityError(f"TCP_INFO of this kernel has {len(found)} bytes, not {_TCP_INFO.size}; use Linux 4.19 or newer")
-    info = _TCP_INFO.unpack_from(found)
+    info = tcp_info.parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
     return SocketRecord(
         peer=peer,
         congestion_control=congestion_control(sock),
-        rtt_us=info[_RTT],
-        min_rtt_us=info[_MIN_RTT],
-        cwnd_packets=info[_CWND],
-        bytes_sent=info[_BYTES_SENT],
-        bytes_retransmitted=info[_BYTES_RETRANSMITTED],
-        segments_out=info[_SEGMENTS_OUT],
-        segments_in=info[_SEGMENTS_IN],
-        retransmits=info[_RETRANSMITS],
+        rtt_us=info.rtt_us,
+        min_rtt_us=info.min_rtt_us,
+        cwnd_packets=info.cwnd_packets,
+        bytes_sent=info.bytes_sent,
+        bytes_retransmitted=info.bytes_retransmitted,
+        segments_out=info.segments_out,
+        segments_in=info.segments_in,
+        retransmits=info.retransmits,
     )

@@ -2,7 +2,8 @@
 
 collect   which runs stand side by side       tables   their numbers as text
 lines     loss figures                        bars     time and byte figures
-findings  sentences computed from numbers     page     the HTML page
+utilisation  what links carried over time     findings  sentences computed from numbers
+page      the HTML page
 """
 
 from testbed.report.collect import latest

@@ -18,7 +18,7 @@ from testbed.report.canvas import (
     columns_for,
     group_looks,
     hollow_patch,
-    profile_panels,
+    network_panels,
     uncertified,
 )
 from testbed.report.collect import Group, Result
@@ -43,15 +43,15 @@ def _room_for_names(group: Group) -> float:
 def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Result | None]]]:
     """Each panel with its bars from top to bottom: the same codecs everywhere, None where no run finished."""
     names = [codec if len(codec) <= _LONGEST_NAME else "…" + codec[1 - _LONGEST_NAME :] for codec in group.codecs]
-    for index, (profile, axes) in enumerate(panels.items()):
+    for index, (network, axes) in enumerate(panels.items()):
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_yticks(range(len(names)), names if index % columns_for(len(panels)) == 0 else [""] * len(names))
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        row = [group.cells.get((profile, codec)) for codec in group.codecs]
-        yield axes, profile, [result if result is not None and result.ok else None for result in row]
+        row = [group.cells.get((network, codec)) for codec in group.codecs]
+        yield axes, network, [result if result is not None and result.ok else None for result in row]
 
 
 def _bar(axes: Axes, y: int, ends: Sequence[float], opacities: Sequence[float], look: Look, *, hollow: bool) -> None:
@@ -80,14 +80,14 @@ def _no_run(axes: Axes, y: int) -> None:
 
 
 def step_time(group: Group, settings: str) -> Drawing:
-    """Where the time of a step goes, one panel per profile."""
+    """Where the time of a step goes, one panel per network."""
     found, title = group_looks(group), "Where the time of a step goes"
     legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=name) for name, opacity in _PARTS]
     legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
     if uncertified(group):
         legend.append(hollow_patch())
-    figure, panels = profile_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
-    for axes, profile, row in _rows(group, panels):
+    figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    for axes, network, row in _rows(group, panels):
         longest = max((result.measured.step_s or 0.0 for result in row if result), default=0.0) or 1.0
         unit, name = (1.0, "s") if longest >= 1 else (1e3, "ms")
         for y, result in enumerate(row):
@@ -102,7 +102,7 @@ def step_time(group: Group, settings: str) -> Drawing:
             _bar(axes, y, ends, [opacity for _, opacity in _PARTS], found[result.cell.codec], hollow=not result.certified)
             if summary.ideal_step_s is not None:
                 axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
-            gain = tables.speed_up(summary, group.baseline(profile))
+            gain = tables.speed_up(summary, group.baseline(network))
             text = tables.three(ends[-1]) + ("" if gain is None else f"  ({gain:.2f}x)")
             _number(axes, y, max(ends[-1], (summary.ideal_step_s or 0.0) * unit), text)
         axes.set_xlim(0, longest * unit * _ROOM_FOR_NUMBERS)
@@ -117,7 +117,7 @@ def step_time(group: Group, settings: str) -> Drawing:
 
 
 def bytes_per_step(group: Group, settings: str) -> Drawing:
-    """Payload and wire bytes of a step against the raw tensors, one panel per profile."""
+    """Payload and wire bytes of a step against the raw tensors, one panel per network."""
     found, title = group_looks(group), "Bytes moved in a step"
     legend: list[Handle] = [
         Patch(facecolor=INK, label="payload"),
@@ -126,7 +126,7 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
     ]
     if uncertified(group):
         legend.append(hollow_patch())
-    figure, panels = profile_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
     done = [result.measured for result in group.results if result.ok]
     moved = [v for s in done for v in (s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step) if v is not None]
     largest = max(moved, default=1.0) or 1.0

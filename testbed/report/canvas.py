@@ -6,8 +6,9 @@ Sizes are inches, whatever the number of panels, so that nothing collides.
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -16,9 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from testbed import units
-from testbed.report.collect import Group
+from testbed.report.collect import Group, Links
 from testbed.report.style import INK, MUTED, PAPER, Look, looks
-from testbed.spec import LinkProfile
 
 Handle = Line2D | Patch
 WIDTH = 10.0
@@ -26,6 +26,10 @@ _LEGEND_CHARACTERS = 125
 """What fits beside each other above the panels."""
 _SETTINGS_CHARACTERS = 160
 """What fits beside each other below the panels."""
+_PANEL_CHARACTERS = 156
+"""What fits above all panels of a row, small."""
+_TITLE_CHARACTERS = 114
+"""What fits above all panels of a row as titles."""
 _BETWEEN_ROWS = 0.95
 HOLLOW_DASH = (0, (3, 2))
 
@@ -67,15 +71,27 @@ def codec_legend(group: Group) -> list[Handle]:
     return handles
 
 
-def link_words(profile: LinkProfile) -> str:
-    """'↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms'."""
-    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
-    if not pipes:
+def link_words(links: Links) -> str:
+    """'↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s ↓9 to 80 Mbit/s, RTT 20 to 85 ms' where links differ."""
+    if not any(link.shaped for link in links):
         return "unshaped"
-    up, down = (units.format_rate(pipe.rate_bps) if pipe else "unshaped" for pipe in (profile.up, profile.down))
-    loss = max(pipe.loss for pipe in pipes)
-    round_trip = units.format_time(sum(pipe.delay_ns for pipe in pipes))
-    return f"↑{up} ↓{down}, RTT {round_trip}" + (f", loss {100 * loss:.2g} %" if loss else "")
+    up = _span([link.up.rate_bps if link.up else None for link in links], units.format_rate)
+    down = _span([link.down.rate_bps if link.down else None for link in links], units.format_rate)
+    pipes = [[pipe for pipe in (link.up, link.down) if pipe] for link in links]
+    round_trips = [sum(pipe.delay_ns for pipe in pair) for pair in pipes if pair]
+    words = f"↑{up} ↓{down}, RTT {_span(round_trips, units.format_time)}"
+    loss = max(pipe.mean_loss for pair in pipes for pipe in pair)
+    words += f", loss {'up to ' if len(links) > 1 else ''}{100 * loss:.2g} %" if loss else ""
+    return words + (", varying" if any(link.varies for link in links) else "")
+
+
+def _span(values: Sequence[int | None], text: Callable[[int], str]) -> str:
+    """From the least to the most, the unit once where it is the same; None is unshaped."""
+    known = sorted({value for value in values if value is not None})
+    shown = [text(value) for value in known[:1] + known[1:][-1:]]
+    if len(shown) == 2 and shown[0].split()[-1] == shown[1].split()[-1]:
+        shown[0] = shown[0].split()[0]
+    return " or ".join([" to ".join(shown)] * bool(shown) + ["unshaped"] * (None in values))
 
 
 def columns_for(panels: int) -> int:
@@ -83,17 +99,36 @@ def columns_for(panels: int) -> int:
     return 2 if panels == 4 else min(panels, 3)
 
 
+def shortened(name: str, characters: int) -> str:
+    """A network's name where there is little room: 'cable+lte+…+cable'."""
+    parts = name.split("+")
+    while len(name) > characters and len(parts) > 2:
+        del parts[len(parts) // 2]
+        name = "+".join([*parts[: len(parts) // 2], "…", *parts[len(parts) // 2 :]])
+    return name
+
+
 def canvas(
-    title: str, panel_height: float, legend: Sequence[Handle], settings: str, panels: int, *, columns: int, left: float = 0.7
+    title: str,
+    panel_height: float,
+    legend: Sequence[Handle],
+    settings: str,
+    panels: int,
+    *,
+    columns: int,
+    left: float = 0.7,
+    between: float = _BETWEEN_ROWS,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many empty panels, row by row; `left` is the room for the labels of the first column."""
+    """A figure with so many empty panels, row by row; `left` is the room for the labels of the first column, `between` that
+    between rows, for what stands below the one and above the other.
+    """
     rows = math.ceil(panels / columns)
     foot = [line for text in settings.splitlines() for line in textwrap.wrap(text, _SETTINGS_CHARACTERS)]
     widths = [len(str(handle.get_label())) + 7 for handle in legend]
     per_line = len(legend) if sum(widths) <= _LEGEND_CHARACTERS else max(1, _LEGEND_CHARACTERS // max(widths))
-    top = 0.88 + 0.22 * math.ceil(len(legend) / per_line)
+    top = 0.88 + 0.22 * math.ceil(len(legend) / per_line) + max(0.0, between - _BETWEEN_ROWS)
     bottom = 0.62 + 0.14 * len(foot)
-    height = top + bottom + rows * panel_height + (rows - 1) * _BETWEEN_ROWS
+    height = top + bottom + rows * panel_height + (rows - 1) * between
     figure = Figure(figsize=(WIDTH, height))
     figure.text(0.12 / WIDTH, 1 - 0.1 / height, title, size=12, weight="bold", va="top")
     figure.text(0.12 / WIDTH, 0.1 / height, "\n".join(foot), size=7.2, color=MUTED, va="bottom", linespacing=1.35)
@@ -103,19 +138,30 @@ def canvas(
     )  # fmt: skip
     grid = figure.add_gridspec(
         rows, columns, left=left / WIDTH, right=1 - 0.15 / WIDTH, top=1 - top / height, bottom=bottom / height,
-        wspace=0.24 if columns == 2 else 0.16, hspace=_BETWEEN_ROWS / panel_height,
+        wspace=0.24 if columns == 2 else 0.16, hspace=between / panel_height,
     )  # fmt: skip
     return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(panels)]
 
 
-def profile_panels(
+def _wrapped(words: str, characters: int) -> list[str]:
+    """Lines that never part a number from its unit."""
+    return textwrap.wrap(re.sub(r"(\d) (\D)", "\\1\u00a0\\2", words), characters)
+
+
+def network_panels(
     group: Group, title: str, panel_height: float, legend: Sequence[Handle], settings: str, *, left: float = 0.7
 ) -> tuple[Figure, dict[str, Axes]]:
-    """One panel per profile, with its name and numbers above it."""
-    names = list(group.profiles)
-    figure, axes = canvas(title, panel_height, legend, settings, len(names), columns=columns_for(len(names)), left=left)
-    for name, one in zip(names, axes, strict=True):
-        one.set_title(name, pad=18)
-        words = link_words(group.profiles[name])
-        one.annotate(words, (0, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points", size=7.8, color=MUTED)
+    """One panel per network, with its name and numbers above it."""
+    names = list(group.networks)
+    columns = columns_for(len(names))
+    words = [_wrapped(link_words(group.networks[name]), _PANEL_CHARACTERS // columns) for name in names]
+    more = max(map(len, words)) - 1
+    figure, axes = canvas(
+        title, panel_height, legend, settings, len(names), columns=columns, left=left, between=_BETWEEN_ROWS + 0.14 * more
+    )
+    for name, lines, one in zip(names, words, axes, strict=True):
+        one.set_title(shortened(name, _TITLE_CHARACTERS // columns), pad=18 + 10 * more)
+        one.annotate(
+            "\n".join(lines), (0, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points", size=7.8, color=MUTED
+        )
     return figure, dict(zip(names, axes, strict=True))

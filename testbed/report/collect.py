@@ -1,27 +1,34 @@
 """Result folders to comparable groups: which runs stand side by side, in which order, under which name.
 
-Runs are compared with each other when their cells differ in nothing but codec and profile; any other difference (engine,
-schedule, micro-batches in flight, seed) makes another group, which says what sets it apart.
+Runs are compared with each other when their cells differ in nothing but codec and the links' profiles; any other difference
+(engine, topology, schedule, micro-batches in flight, seed) makes another group, which says what sets it apart.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed import results
 from testbed.errors import ResultsError
+from testbed.frozen import canonical_json
 from testbed.metrics import LossPoint, loss_curve, validation_curve
+from testbed.profiles import LinkProfile
 from testbed.records import RunCertificates, Summary
 from testbed.results import Run
-from testbed.spec import Cell, LinkProfile, canonical_json
+from testbed.spec import Cell
 
 BASELINE = "fp32"
 """The codec that speed-ups and losses are compared with."""
 _CODEC_ORDER = (BASELINE, "bf16", "int8", "delta-int8")
+
+
+Links = tuple[LinkProfile, ...]
+"""The profiles of a network: one that all links have, or one a link."""
 
 
 class Result(NamedTuple):
@@ -84,31 +91,31 @@ class Curves(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ in codec and profile only."""
+    """Runs that differ in codec and network only."""
 
     label: str
     """What sets it apart from the other groups; empty when there is only one."""
-    profiles: dict[str, LinkProfile]
-    """Name to show -> profile, fastest uplink first."""
+    networks: dict[str, Links]
+    """Name to show -> profiles, fastest uplink first."""
     codecs: tuple[str, ...]
     cells: dict[tuple[str, str], Result]
-    """(name of the profile, codec) -> its run."""
+    """(name of the network, codec) -> its run."""
 
-    def row(self, profile: str) -> list[Result]:
-        """The runs over one profile, in the order of the codecs."""
-        return [self.cells[profile, codec] for codec in self.codecs if (profile, codec) in self.cells]
+    def row(self, network: str) -> list[Result]:
+        """The runs over one network, in the order of the codecs."""
+        return [self.cells[network, codec] for codec in self.codecs if (network, codec) in self.cells]
 
-    def finished(self, profile: str) -> list[Result]:
-        return [result for result in self.row(profile) if result.ok]
+    def finished(self, network: str) -> list[Result]:
+        return [result for result in self.row(network) if result.ok]
 
-    def baseline(self, profile: str) -> Summary | None:
-        """The fp32 run over the same profile, if it ended well."""
-        found = self.cells.get((profile, BASELINE))
+    def baseline(self, network: str) -> Summary | None:
+        """The fp32 run over the same network, if it ended well."""
+        found = self.cells.get((network, BASELINE))
         return found.summary if found is not None and found.ok else None
 
     @property
     def results(self) -> list[Result]:
-        return [result for profile in self.profiles for result in self.row(profile)]
+        return [result for network in self.networks for result in self.row(network)]
 
 
 def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Run]:
@@ -137,9 +144,10 @@ def codec_order(codec: str) -> tuple[int, str]:
     return (_CODEC_ORDER.index(codec) if codec in _CODEC_ORDER else len(_CODEC_ORDER), codec)
 
 
-def _profile_order(profile: LinkProfile) -> tuple[float, float, str]:
-    up = profile.up
-    return (-up.rate_bps if up else float("-inf"), up.delay_ns if up else 0, profile.name)
+def _network_order(links: Links) -> tuple[float, float, str]:
+    """By the slowest uplink."""
+    ups = [(-link.up.rate_bps, link.up.delay_ns) if link.up else (-math.inf, 0) for link in links]
+    return (*max(ups), links[0].name)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -152,9 +160,14 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _profile_names(results: Sequence[Result]) -> dict[str, str]:
-    """Text of each profile -> the name to show; a file that was changed between runs gets a mark."""
-    texts = {canonical_json(result.cell.profile): result.cell.profile.name for result in results}
+def _text(cell: Cell) -> str:
+    """All that decides a network, apart from its topology."""
+    return " ".join(map(canonical_json, cell.profiles))
+
+
+def _network_names(results: Sequence[Result]) -> dict[str, str]:
+    """Text of each network -> the name to show; a file that was changed between runs gets a mark."""
+    texts = {_text(result.cell): result.cell.network for result in results}
     names = list(texts.values())
     return {
         text: name if names.count(name) == 1 else f"{name} [{hashlib.blake2b(text.encode(), digest_size=2).hexdigest()}]"
@@ -164,8 +177,8 @@ def _profile_names(results: Sequence[Result]) -> dict[str, str]:
 
 def groups(results: Sequence[Result]) -> list[Group]:
     """Comparable runs together. The same cell twice: the later run in the list counts."""
-    names = _profile_names(results)
-    settings = [_flat(result.cell.model_dump(mode="json", exclude={"codec", "profile"})) for result in results]
+    names = _network_names(results)
+    settings = [_flat(result.cell.model_dump(mode="json", exclude={"codec", "profiles"})) for result in results]
     varying = sorted({key for one in settings for key in one if any(other.get(key) != one[key] for other in settings)})
     found: dict[tuple[Any, ...], list[Result]] = {}
     for result, setting in zip(results, settings, strict=True):
@@ -181,10 +194,10 @@ def _value_order(value: Any) -> tuple[float, str]:
 
 
 def _group(label: str, members: list[Result], names: Mapping[str, str]) -> Group:
-    profiles = {names[canonical_json(result.cell.profile)]: result.cell.profile for result in members}
+    networks = {names[_text(result.cell)]: result.cell.profiles for result in members}
     return Group(
         label=label,
-        profiles=dict(sorted(profiles.items(), key=lambda item: _profile_order(item[1]))),
+        networks=dict(sorted(networks.items(), key=lambda item: _network_order(item[1]))),
         codecs=tuple(sorted({result.cell.codec for result in members}, key=codec_order)),
-        cells={(names[canonical_json(result.cell.profile)], result.cell.codec): result for result in members},
+        cells={(names[_text(result.cell)], result.cell.codec): result for result in members},
     )

@@ -15,6 +15,7 @@ from testbed.report.bars import bytes_per_step, step_time
 from testbed.report.canvas import Drawing
 from testbed.report.collect import Group
 from testbed.report.lines import AllCurves, loss_against_steps, loss_against_time
+from testbed.report.utilisation import utilisation
 
 _NO_DATE = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
@@ -31,6 +32,7 @@ def draw(group: Group, curves: AllCurves, settings: str, *, same_maths: bool) ->
             loss_against_time(group, curves, settings),
             loss_against_steps(group, curves, settings, same_maths=same_maths),
             bytes_per_step(group, settings),
+            *utilisation(group, settings),
         ]
 
 

@@ -10,7 +10,7 @@ from testbed.report.collect import BASELINE, Curves, Group, codec_order
 _NAMED = 4
 """So many codecs are named in a sentence; of more, the fastest and the slowest."""
 _STEADY = 1.15
-"""Compute times over one profile that differ by more than this factor are worth a warning."""
+"""Compute times over one network that differ by more than this factor are worth a warning."""
 _SAME_BYTES = 0.005
 """Payloads that differ by less than this share are called the same."""
 
@@ -35,15 +35,15 @@ def same_maths(curves: Mapping[tuple[str, str], Curves]) -> bool:
 
 def findings(group: Group, curves: Mapping[tuple[str, str], Curves]) -> list[str]:
     """The sentences at the top of a report, the most important first."""
-    found = [sentence for profile in group.profiles if (sentence := _time(group, profile))]
+    found = [sentence for network in group.networks if (sentence := _time(group, network))]
     return found + [
         s for s in (_bytes(group), _twins(group), _loss(group, curves), _ideal(group), _busy(group), _unmeasured(group)) if s
     ]
 
 
-def _time(group: Group, profile: str) -> str | None:
-    base = group.baseline(profile)
-    others = [result for result in group.finished(profile) if result.cell.codec != BASELINE and result.measured.step_s]
+def _time(group: Group, network: str) -> str | None:
+    base = group.baseline(network)
+    others = [result for result in group.finished(network) if result.cell.codec != BASELINE and result.measured.step_s]
     if base is None or not base.step_s or not others:
         return None
     others.sort(key=lambda result: result.measured.step_s or 0.0)
@@ -63,7 +63,7 @@ def _time(group: Group, profile: str) -> str | None:
             slower.append(f"{codec} ({step_s / base.step_s:.2f} times as long)")
     doubt = " (not certified)" if marked and base.certificate != "PASS" else ""
     return (
-        f"Over {profile} a step takes {tables.seconds(base.step_s)} with fp32{doubt}; "
+        f"Over {network} a step takes {tables.seconds(base.step_s)} with fp32{doubt}; "
         + (f"{_join(faster)}." if faster else "no codec makes it clearly faster.")
         + (f" Within the spread of the steps: {_join(within)}." if within else "")
         + (f" Slower: {_join(slower)}." if slower else "")
@@ -72,7 +72,7 @@ def _time(group: Group, profile: str) -> str | None:
 
 
 def _payloads(group: Group) -> dict[str, float]:
-    """Codec -> payload of a step over the first profile that has it."""
+    """Codec -> payload of a step over the first network that has it."""
     found: dict[str, float] = {}
     for result in group.results:
         if result.ok and result.measured.payload_bytes_per_step:
@@ -116,9 +116,9 @@ def _loss(group: Group, curves: Mapping[tuple[str, str], Curves]) -> str | None:
         ]
         if parts:
             sentences.append(f"Validation loss after {step} steps: fp32 {base:.4f}; {_join(parts)}.")
-    if len(group.profiles) > 1 and curves:
+    if len(group.networks) > 1 and curves:
         if same_maths(curves):
-            sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.profiles)} networks.")
+            sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
         else:
             sentences.append(
                 "The losses of a codec differ between networks, which they must not: look at the runs before using them."
@@ -130,28 +130,28 @@ def _ideal(group: Group) -> str | None:
     shaped = [
         (result.measured.efficiency, result)
         for result in group.results
-        if result.ok and result.cell.profile.shaped and result.measured.efficiency
+        if result.ok and result.cell.shaped and result.measured.efficiency
     ]
     if not shaped:
         return None
     worst, at = min(shaped, key=lambda pair: pair[0])
     return (
         f"Over shaped links the median step takes at most {1 / worst:.2f} times the ideal that its compute and bytes allow "
-        f"({at.cell.codec}, {at.cell.profile.name})."
+        f"({at.cell.codec}, {at.cell.network})."
     )
 
 
 def _busy(group: Group) -> str | None:
-    """Codecs compute the same, so compute times that differ over one profile mean that the machine had other work to do."""
+    """Codecs compute the same, so compute times that differ over one network mean that the machine had other work to do."""
     worst = 1.0
     found = None
-    for profile in group.profiles:
-        times = {r.cell.codec: r.measured.split.compute_s for r in group.finished(profile) if r.measured.split}
+    for network in group.networks:
+        times = {r.cell.codec: r.measured.split.compute_s for r in group.finished(network) if r.measured.split}
         slow, fast = max(times, key=times.__getitem__, default=""), min(times, key=times.__getitem__, default="")
         if times and times[fast] > 0 and times[slow] / times[fast] > max(worst, _STEADY):
             worst = times[slow] / times[fast]
             found = (
-                f"The machine was not equally fast for all runs: over {profile} the compute part of a step took "
+                f"The machine was not equally fast for all runs: over {network} the compute part of a step took "
                 f"{tables.seconds(times[slow])} with {slow} and {tables.seconds(times[fast])} with {fast}, "
                 "though codecs do not change it. Step times differ by as much for that reason alone."
             )
@@ -160,8 +160,8 @@ def _busy(group: Group) -> str | None:
 
 def _unmeasured(group: Group) -> str | None:
     finished = [r for r in group.results if r.ok]
-    doubtful = [f"{r.cell.codec} over {r.cell.profile.name}" for r in finished if not r.certified]
-    failed = [f"{r.cell.codec} over {r.cell.profile.name}" for r in group.results if not r.ok]
+    doubtful = [f"{r.cell.codec} over {r.cell.network}" for r in finished if not r.certified]
+    failed = [f"{r.cell.codec} over {r.cell.network}" for r in group.results if not r.ok]
     sentences = []
     if doubtful and len(doubtful) == len(finished):
         sentences.append("No run has two passing certificates: all are drawn hollow, none is to be relied on.")
@@ -177,13 +177,15 @@ def settings(group: Group) -> str:
     cell = group.results[0].cell
     pipeline = cell.pipeline
     transports: dict[str, list[str]] = {}
-    for name, profile in group.profiles.items():
-        restart = "on" if profile.slow_start_after_idle else "off"
-        transports.setdefault(f"{profile.congestion_control}, slow start after idle {restart}", []).append(name)
+    for name, links in group.networks.items():
+        restart = "on" if links[0].slow_start_after_idle else "off"
+        control = "+".join(_distinct(link.congestion_control for link in links))
+        transports.setdefault(f"{control}, slow start after idle {restart}", []).append(name)
     usual = max(transports, key=lambda how: len(transports[how]))
     transport = f"TCP {usual}" + "".join(f"; over {_join(names)} {how}" for how, names in transports.items() if how != usual)
     in_flight = pipeline.microbatches if pipeline.schedule == "gpipe" else pipeline.in_flight
-    shape = f"{pipeline.stages} stages, {pipeline.schedule}, {pipeline.microbatches} micro-batches a step, {in_flight} in flight"
+    stages = f"{cell.topology} of {pipeline.stages} stages"
+    shape = f"{stages}, {pipeline.schedule}, {pipeline.microbatches} micro-batches a step, {in_flight} in flight"
     machines = _distinct(machine for result in group.results if (machine := _machine(result.environment)))
     return f"engine {cell.engine}; {shape}; {transport}\n{'; '.join(machines) or 'the machine was not recorded'}"
 
@@ -191,7 +193,7 @@ def settings(group: Group) -> str:
 def _machine(environment: Mapping[str, object]) -> str:
     words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
     if environment.get("cores"):
-        words.append(f"{environment['cores']} cores")
+        words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")
     memory = environment.get("memory_bytes")
     if isinstance(memory, int | float):
         words.append(f"{memory / 1e9:.0f} GB of memory")

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from testbed.metrics import LossPoint
-from testbed.report.canvas import Drawing, canvas, codec_legend, columns_for, group_looks, profile_panels
+from testbed.report.canvas import Drawing, canvas, codec_legend, columns_for, group_looks, network_panels
 from testbed.report.collect import BASELINE, Curves, Group, Result
 from testbed.report.style import MUTED, PAPER, Look
 
 AllCurves = Mapping[tuple[str, str], Curves]
-"""(profile, codec) -> the curves of its finished run."""
+"""(network, codec) -> the curves of its finished run."""
 
 
 def window(points: Sequence[LossPoint]) -> int:
@@ -52,13 +52,13 @@ def _mark(axes: Axes, x: Sequence[float], y: Sequence[float], result: Result, lo
 
 
 def loss_against_time(group: Group, curves: AllCurves, settings: str) -> Drawing:
-    """Loss against training time, one panel per profile."""
+    """Loss against training time, one panel per network."""
     found, title = group_looks(group), "Loss against training time"
-    figure, panels = profile_panels(group, title, 2.45, codec_legend(group), settings)
+    figure, panels = network_panels(group, title, 2.45, codec_legend(group), settings)
     losses = [point.loss for curve in curves.values() for point in (*curve.train, *curve.validation)]
-    for index, (profile, axes) in enumerate(panels.items()):
-        for result in group.finished(profile):
-            _plot(axes, curves[profile, result.cell.codec], result, found[result.cell.codec], time=True)
+    for index, (network, axes) in enumerate(panels.items()):
+        for result in group.finished(network):
+            _plot(axes, curves[network, result.cell.codec], result, found[result.cell.codec], time=True)
         axes.set_xlabel("training time, s")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -107,6 +107,6 @@ def loss_against_steps(group: Group, curves: AllCurves, settings: str, *, same_m
     networks = ""
     if not same_maths:
         networks = " The losses of a codec differ between networks, so every run is drawn."
-    elif len(group.profiles) > 1:
+    elif len(group.networks) > 1:
         networks = " The losses of a codec are bit for bit the same over every network, so each codec is drawn once."
     return Drawing("loss-steps", title, f"{_words(curves)} Markers: validation loss.{networks}", figure)

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from testbed import __version__, paths, results
 from testbed.errors import ResultsError
+from testbed.profiles import LinkProfile
 from testbed.records import Measurement, RunCertificates
 from testbed.report import collect, figures, tables
 from testbed.report.canvas import link_words
@@ -86,7 +87,8 @@ def build(experiment: Path, page: Path) -> Path:
         failed=[result for result in found if not result.ok],
         environment=_environment(found),
         engines=_engines(found),
-        profiles={name: (profile, link_words(profile)) for group in groups for name, profile in group.profiles.items()},
+        words={name: link_words(links) for group in groups for name, links in group.networks.items()},
+        profiles=_profiles(groups),
         experiment=experiment,
         taken=_taken(found),
         version=__version__,
@@ -155,6 +157,16 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + key] = tables.MISSING if item is None else str(item)
     return flat
+
+
+def _profiles(groups: Sequence[Group]) -> list[tuple[str, LinkProfile, str]]:
+    """Every profile of every network once, with the name to show and its numbers in words."""
+    found: dict[LinkProfile, str] = {}
+    for group in groups:
+        for name, links in group.networks.items():
+            for link in links:
+                found.setdefault(link, name if len(links) == 1 else link.name)
+    return [(name, link, link_words((link,))) for link, name in found.items()]
 
 
 def _environment(found: Sequence[Result]) -> dict[str, str]:

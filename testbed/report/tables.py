@@ -58,7 +58,7 @@ class Row(NamedTuple):
     result: Result
     cells: tuple[str, ...]
     best: bool
-    """Certified, and the shortest step of its profile by more than the spread of the steps."""
+    """Certified, and the shortest step of its network by more than the spread of the steps."""
 
 
 class ResultTable(NamedTuple):
@@ -66,7 +66,7 @@ class ResultTable(NamedTuple):
 
     columns: tuple[Column, ...]
     sections: dict[str, list[Row]]
-    """By profile."""
+    """By network."""
 
 
 def certificate_word(summary: Summary | None) -> str:
@@ -129,14 +129,14 @@ def result_table(group: Group) -> ResultTable:
         )
 
     sections: dict[str, list[Row]] = {}
-    for profile in group.profiles:
-        baseline, finished = group.baseline(profile), group.finished(profile)
-        sections[profile] = []
-        for result in group.row(profile):
+    for network in group.networks:
+        baseline, finished = group.baseline(network), group.finished(network)
+        sections[network] = []
+        for result in group.row(network):
             others = [other.measured for other in finished if other is not result]
             best = result.ok and result.certified and bool(others) and all(_beats(result.measured, other) for other in others)
             cells = texts(result.measured, baseline) if result.ok else ()
-            sections[profile].append(Row(result, cells, best))
+            sections[network].append(Row(result, cells, best))
     return ResultTable(columns, sections)
 
 
@@ -150,22 +150,22 @@ def _mark(row: Row) -> Text:
 
 
 def terminal_table(runs: Iterable[Run]) -> Table:
-    """Codecs by profile, for the end of a sweep. Runs that did not end well have a row that says why."""
+    """Codecs by network, for the end of a sweep. Runs that did not end well have a row that says why."""
     found = collect.groups(collect.read(runs))
     shown = [result_table(group) for group in found]
     columns = shown[0].columns if shown else ()
     table = Table(
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style="dim"
     )
-    table.add_column("profile\n  codec", overflow="fold", min_width=15)
+    table.add_column("network\n  codec", overflow="fold", min_width=15)
     for column in columns:
         table.add_column(column.short, justify="right" if column.numeric else "left", no_wrap=True)
     for group, one in zip(found, shown, strict=True):
         units = "" if one.columns == columns else f" (step in {one.columns[0].unit}, bytes in {one.columns[3].unit})"
         if group.label or units:
             table.add_row(Text(group.label + units, style="bold italic"))
-        for profile, rows in one.sections.items():
-            table.add_row(Text(profile, style="bold"))
+        for network, rows in one.sections.items():
+            table.add_row(Text(network, style="bold"))
             for row in rows:
                 if row.result.ok:
                     table.add_row(
@@ -203,12 +203,34 @@ def measurement_cells(one: Measurement) -> tuple[str, str, str]:
 
 
 def certificate_table(certificate: Certificate) -> Table:
-    """Asked against measured, one row a quantity, for the terminal."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("link", "direction", "quantity", "asked", "measured", "tolerance", "n", "verdict", "note"):
-        table.add_column(title, justify="right" if title in ("asked", "measured", "tolerance", "n") else "left", overflow="fold")
+    """Asked against measured, one row a quantity, for the terminal; what must be known about them stands below."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style="")
+    for title in ("link", "", "quantity", "asked", "measured", "tolerance", "n", "verdict"):
+        numeric = title in ("asked", "measured", "tolerance", "n")
+        # Only the quantity's detail gives way on a narrow terminal.
+        table.add_column(title, justify="right" if numeric else "left", overflow="fold", no_wrap=title != "quantity")
+    notes: dict[str, list[str]] = {}
     for one in certificate.measurements:
         verdict = Text(one.verdict, style="green" if one.verdict == "PASS" else "bold red")
-        quantity = f"{one.quantity} {one.detail}".strip()
-        table.add_row(one.link, one.direction, quantity, *measurement_cells(one), str(one.samples), verdict, Text(one.note))
+        quantity = f"{one.quantity}, {one.detail}" if one.detail else one.quantity
+        direction = "" if one.direction == "both" else one.direction
+        table.add_row(one.link, direction, Text(quantity), *measurement_cells(one), str(one.samples), verdict)
+        if one.note:
+            notes.setdefault(one.note, []).append(" ".join(part for part in (one.link, direction, one.quantity) if part))
+    if notes:
+        table.caption = Text("\n".join(f"{', '.join(dict.fromkeys(who))}: {note}" for note, who in notes.items()))
     return table
+
+
+def certificate_summary(name: str, certificate: Certificate) -> str:
+    """The verdict in a line, and why."""
+    failed = [one for one in certificate.measurements if one.verdict == "FAIL"]
+    measured = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
+    lines = [f"{name}: {certificate.verdict}, {measured}"]
+    for one in failed:
+        asked, found, tolerance = measurement_cells(one)
+        lines.append(f"  {one.link} {one.direction} {one.quantity}: asked {asked} {tolerance}, found {found}: {one.note}")
+    if certificate.rejected:
+        first = ", ".join(dict.fromkeys(f"{one.link} {one.direction} {one.quantity}" for one in certificate.rejected))
+        lines.append(f"  measured twice; out of tolerance the first time: {first}")
+    return "\n".join(lines)

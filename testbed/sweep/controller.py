@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from testbed import paths, results
+from testbed.codecs import table as codecs
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.metrics import summarise
 from testbed.pipeline.control import READABLE
-from testbed.records import Certificate, LabRecord, RunCertificates, Summary
+from testbed.records import Certificate, LabRecord, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, WorkloadSpec
 from testbed.sweep import environment
 from testbed.sweep.machine import machine
@@ -22,6 +23,8 @@ from testbed.sweep.session import Session, Tokens, network_of
 from testbed.workloads import table as workloads
 
 _NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
+_SAME_SIZE = 1.1
+"""Messages that differ by less than this factor are measured once: each costs a second of idling."""
 Status = Literal["ok", "failed", "interrupted"]
 
 
@@ -80,15 +83,15 @@ class _Runner:
     def run(self, session: Session, tokens: Tokens) -> None:
         """Certify, train, certify."""
         cell, folder = self._cell, self._run.folder
-        self._lab = session.lab.record
-        results.write_json(folder / "lab.json", self._lab)
+        self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))  # it may have been, for another run
         self._watch.phase("certifying the links")
-        self._before = session.lab.certify("quick", self._message_bytes())
+        self._before = session.lab.certify("quick", expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))
         self._watch.phase("starting")
-        session.train(cell, tokens, folder, self._watch.step)
+        session.train(cell, tokens, folder, self._watch.step, self._note_lab)
         self._watch.phase("certifying the links again")
-        self._after = session.lab.certify("quick", self._message_bytes())
+        sent = sent_messages(self._run.steps(stage) for stage in range(cell.pipeline.stages))
+        self._after = session.lab.certify("quick", sent or expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=self._after))
 
     def close(self, status: Status, error: BaseException | None) -> Summary:
@@ -100,11 +103,28 @@ class _Runner:
         results.write_json(self._run.folder / "summary.json", summary)
         return summary
 
-    def _message_bytes(self) -> tuple[int, ...]:
-        """One micro-batch's tensor as fp32, and a quarter of it: between them lie the messages of most codecs."""
-        spec, pipeline = self._cell.workload, self._cell.pipeline
-        values = spec.batch_size // pipeline.microbatches * spec.sequence_length * workloads.width(spec)
-        return (values, 4 * values)
+    def _note_lab(self, record: LabRecord) -> None:
+        self._lab = record
+        results.write_json(self._run.folder / "lab.json", record)
+
+
+def expected_messages(cell: Cell) -> tuple[int, ...]:
+    """Sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it, and as fp32."""
+    spec, pipeline = cell.workload, cell.pipeline
+    values = spec.batch_size // pipeline.microbatches * spec.sequence_length * workloads.width(spec)
+    return tuple(sorted({values * bits // 8 for bits in (codecs.find(cell.codec).nominal_bits, 32)}))
+
+
+def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
+    """Sizes in bytes to certify with after a run: the smallest, the median and the largest frame that it sent; those that are
+    about the same once; empty where nothing was sent.
+    """
+    sizes = sorted(sent.frame_bytes for records in stages for record in records for sent in record.sent)
+    chosen: list[int] = []
+    for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else ():
+        if not chosen or size > _SAME_SIZE * chosen[-1]:
+            chosen.append(size)
+    return tuple(chosen)
 
 
 def prepare(workload: WorkloadSpec) -> Tokens:

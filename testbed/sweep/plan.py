@@ -2,6 +2,7 @@
 
 [cell]    the fields that all cells share, as tables
 [axes]    dotted field name = list of values; the cells are the product, the first axis varying slowest
+          profile: the name of a profile, which all links have, or a list: one a stage in a star, one a boundary in a line
 [quick]   what --quick replaces, in the same layout
 """
 
@@ -20,7 +21,10 @@ from pydantic import ValidationError
 from testbed import paths
 from testbed.codecs import table as codecs
 from testbed.errors import SpecError, TestbedError, UnknownNameError
-from testbed.spec import Cell, Engine, Frozen, explain, load_profile, read_toml
+from testbed.frozen import Frozen, explain, read_toml
+from testbed.net import relay, topology
+from testbed.profiles import LinkProfile, load_profile
+from testbed.spec import Cell, Engine
 from testbed.workloads import table as workloads
 
 AskedEngine = Literal["auto", "netem", "relay"]
@@ -99,19 +103,19 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
-    """One cell from nested tables: profile by name, everything checked that can be checked without starting anything."""
+    """One cell from nested tables: profiles by name, everything checked that can be checked without starting anything."""
     content = dict(fields)
-    for name in ("profile", "codec"):
-        if not isinstance(content.get(name), str):
-            raise SpecError(f"{where}: {name} must be a name, found {content.get(name)!r}")
-    content["profile"] = load_profile(content["profile"])
+    if "profiles" in content:
+        raise UnknownNameError(f"key of {where}", "profiles", ("profile",))
+    if not isinstance(content.get("codec"), str):
+        raise SpecError(f"{where}: codec must be a name, found {content.get('codec')!r}")
+    content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where)]
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
-        cell = Cell.model_validate_json(
-            json.dumps({**content, "profile": content["profile"].model_dump(), "engine": engine}), strict=True
-        )
+        cell = Cell.model_validate_json(json.dumps({**content, "engine": engine}), strict=True)
     except ValidationError as error:
         raise explain(error, Cell, where) from None
+    _check_network(cell, where)
     codecs.find(cell.codec)
     workloads.check(cell.workload, cell.pipeline.stages)
     if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(cell.pipeline.stages, cell.pipeline.microbatches):
@@ -120,6 +124,27 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
             f"{min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches in flight to be busy at once"
         )
     return cell
+
+
+def _profiles(names: Any, where: str) -> list[LinkProfile]:
+    """The profiles of a cell's links: of one name, or of a list of names."""
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
+        raise SpecError(f"{where}: profile must be a name, or a list of names, one a link; found {names!r}")
+    known = {name: load_profile(name) for name in dict.fromkeys(listed)}
+    return [known[name] for name in listed]
+
+
+def _check_network(cell: Cell, where: str) -> None:
+    """What the lab itself would find out: that it can be laid out, and that its engine can carry out every pipe."""
+    lay_out = topology.star if cell.topology == "star" else topology.line
+    try:
+        lay_out(cell.profiles, cell.pipeline.stages, cell.engine)
+        for profile in cell.profiles if cell.engine == "relay" else ():
+            for pipe in (profile.up, profile.down):
+                relay.asked(pipe)
+    except SpecError as error:
+        raise SpecError(f"{where}: network {cell.network}: {error}") from None
 
 
 def cells(experiment: Experiment, engine: Engine, *, quick: bool = False, overrides: Sequence[str] = ()) -> tuple[Cell, ...]:

@@ -61,7 +61,7 @@ class Watch:
         self._waiting.remove(cell)
         self._began = time.monotonic()
         number = self._total - len(self._waiting)
-        self._label = f"[{number}/{self._total}] {cell.codec} on {cell.profile.name}"
+        self._label = f"[{number}/{self._total}] {cell.codec} on {cell.network}"
         if self._live:
             self._live.update(
                 self._task,
@@ -88,7 +88,7 @@ class Watch:
         took = time.monotonic() - self._began
         if summary.status != "ok":
             return self.note(f"{self._label}: {summary.status}: {summary.error}")
-        self._seconds.setdefault(cell.profile.name, []).append(took)
+        self._seconds.setdefault(cell.network, []).append(took)
         parts = [f"{took:.0f} s"]
         if summary.step_s is not None:
             parts.append(f"step {summary.step_s * 1e3:.0f} ms")
@@ -98,10 +98,10 @@ class Watch:
         return self.note(f"{self._label}: {', '.join(parts)}{self._left()}")
 
     def _left(self) -> str:
-        """Time left: the mean of the finished cells on the same profile, of all finished cells where there is none."""
+        """Time left: the mean of the finished cells over the same network, of all finished cells where there is none."""
         everything = [s for group in self._seconds.values() for s in group]
         if not self._waiting or not everything:
             return ""
         mean = sum(everything) / len(everything)
-        left = sum(sum(group) / len(group) if (group := self._seconds.get(cell.profile.name)) else mean for cell in self._waiting)
+        left = sum(sum(group) / len(group) if (group := self._seconds.get(cell.network)) else mean for cell in self._waiting)
         return f"; about {format_duration(left)} left"

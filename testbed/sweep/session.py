@@ -15,10 +15,14 @@ from typing import NamedTuple
 from testbed import paths
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
+from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Done, Failed, Host, Step
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
-from testbed.spec import Cell, Pipe
+from testbed.profiles import Pipe
+from testbed.profiles.timeline import timeline
+from testbed.records import LabRecord
+from testbed.spec import Cell
 from testbed.workloads import table as workloads
 
 _DATA_PORT = 29500
@@ -28,6 +32,8 @@ _LOADING_S = 120.0
 """For importing torch on a slow, busy machine."""
 _PATIENCE_S = 60.0
 """How long a stage may be silent beyond what its link explains."""
+_MOMENTS = 1000
+"""So many of a varying link's moments are tried when its worst is looked for."""
 _GRACE_S = 2.0
 """After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its cause."""
 
@@ -50,7 +56,7 @@ class Session:
         with ExitStack() as stack:
             spec = LabSpec(
                 topology=cell.topology,
-                profile=cell.profile,
+                profiles=cell.profiles,
                 nodes=cell.pipeline.stages,
                 engine=cell.engine,
                 engine_reason=engine_reason,
@@ -66,9 +72,11 @@ class Session:
                 host.wait_ready(_LOADING_S)
             self._stack = stack.pop_all()
 
-    def train(self, cell: Cell, tokens: Tokens, folder: Path, observe: Observe) -> None:
+    def train(self, cell: Cell, tokens: Tokens, folder: Path, observe: Observe, played: Callable[[LabRecord], None]) -> None:
         """Run one cell's jobs to their end. StageError names the stage at fault and says what it said.
 
+        Links that vary begin to when the jobs do: `played` is then called with the lab's record, which says when. Afterwards
+        they are held at their own numbers again. What the links carry meanwhile goes to counters.jsonl in the folder.
         After an error the session's state is unknown: close it.
         """
         patience_s = _PATIENCE_S + 10 * _transfer_s(cell)
@@ -80,15 +88,19 @@ class Session:
             vocabulary=tokens.vocabulary,
             tokens=str(tokens.path),
             folder=str(folder.resolve()),
-            device=self.lab.nodes[0].device,
-            overhead_bytes=tuple(link.overhead_bytes for link in self.lab.record.links),
+            devices=tuple(node.devices for node in self.lab.nodes),
+            overhead_bytes=self.lab.record.overhead_bytes,
             limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
         )
-        for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
-            host.start(job, sockets)
-        self._follow(work, observe, patience_s)
+        self.lab.play()
+        played(self.lab.record)
+        with Sampler(self.lab, folder / "counters.jsonl") as sampler:
+            for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
+                host.start(job, sockets)
+            self._follow(work, sampler, observe, patience_s)
+        self.lab.hold()
 
-    def _follow(self, work: tuple[StageJob, ...], observe: Observe, patience_s: float) -> None:
+    def _follow(self, work: tuple[StageJob, ...], sampler: Sampler, observe: Observe, patience_s: float) -> None:
         """Read what the stages say until each has said that it is done."""
         running = set(range(len(work)))
         failures: dict[int, Failed] = {}
@@ -98,7 +110,7 @@ class Session:
                 selector.register(host, selectors.EVENT_READ, stage)
             while running - failures.keys():
                 ready = selector.select(0.5)
-                self.lab.check()
+                sampler.check()
                 for key, _ in ready:
                     for message in self.hosts[key.data].messages():
                         match message:
@@ -132,17 +144,21 @@ class Session:
 
 def network_of(cell: Cell) -> tuple[object, ...]:
     """Cells for which this is equal can share a session."""
-    return (cell.topology, cell.profile, cell.engine, cell.pipeline.stages)
+    return (cell.topology, cell.links, cell.engine, cell.pipeline.stages)
 
 
 def _transfer_s(cell: Cell) -> float:
-    """How long all fp32 tensors of one step need on the slower direction of one access link, delays included."""
+    """How long all fp32 tensors of one step need on the slowest direction of any link, at its worst moment, delays included."""
     values = cell.workload.batch_size * cell.workload.sequence_length * workloads.width(cell.workload)
 
-    def seconds(pipe: Pipe | None) -> float:
-        return 0.0 if pipe is None else 2 * 4 * values * 8 / pipe.rate_bps + pipe.delay_ns / 1e9 * cell.pipeline.stages
+    def seconds(pipe: Pipe) -> float:
+        line = timeline(pipe)
+        starts = [step.at_ns for step in line.steps[:: 1 + len(line.steps) // _MOMENTS]]
+        wire_ns = max(line.carried_at(start, 2 * 4 * values * 8) - start for start in starts)
+        return (wire_ns + max(step.delay_ns for step in line.steps) * cell.pipeline.stages) / 1e9
 
-    return max(seconds(cell.profile.up), seconds(cell.profile.down))
+    pipes = {pipe for profile in cell.profiles for pipe in (profile.up, profile.down) if pipe is not None}
+    return max(map(seconds, pipes), default=0.0)
 
 
 def _cause(failures: dict[int, Failed]) -> StageError | SpecError:

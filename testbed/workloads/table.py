@@ -6,49 +6,91 @@ import itertools
 import json
 import os
 import pwd
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import WorkloadSpec
+from testbed.spec import Family, WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What decides the shapes of a GPT-2."""
+    """What decides the shapes of a causal language model."""
 
+    family: Family
     layers: int
     width: int
     """The hidden size: values of a token at a boundary."""
     heads: int
+    key_heads: int
+    """Heads of keys and values; fewer than `heads` where queries share them. GPT-2 has as many."""
+    inner: int
+    """Width between the two halves of a layer's feed-forward part."""
     context: int
     """Longest sequence, in tokens."""
     vocabulary: int
     """Rows of the token embedding; at least as many as the tokenizer has tokens."""
 
 
+def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int) -> Size:
+    return Size(
+        family="gpt2",
+        layers=layers,
+        width=width,
+        heads=heads,
+        key_heads=heads,
+        inner=4 * width,
+        context=context,
+        vocabulary=vocabulary,
+    )
+
+
+def _llama(*, layers: int, width: int, heads: int, key_heads: int, inner: int, context: int, vocabulary: int) -> Size:
+    return Size(
+        family="llama",
+        layers=layers,
+        width=width,
+        heads=heads,
+        key_heads=key_heads,
+        inner=inner,
+        context=context,
+        vocabulary=vocabulary,
+    )
+
+
 SIZES: dict[str, Size] = {
     # Randomly initialised, for the bundled tokenizer of 4,096 tokens.
-    "gpt2-nano": Size(layers=3, width=64, heads=2, context=128, vocabulary=4096),
-    "gpt2-mini": Size(layers=4, width=256, heads=4, context=256, vocabulary=4096),
-    "gpt2-midi": Size(layers=8, width=256, heads=8, context=512, vocabulary=4096),
+    "gpt2-nano": _gpt2(layers=3, width=64, heads=2, context=128, vocabulary=4096),
+    "gpt2-mini": _gpt2(layers=4, width=256, heads=4, context=256, vocabulary=4096),
+    "gpt2-midi": _gpt2(layers=8, width=256, heads=8, context=512, vocabulary=4096),
+    "llama-nano": _llama(layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
+    "llama-mini": _llama(layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),
     # The published small model's shapes, random: the bundled tokenizer leaves most rows of its embedding unused.
     # The published weights are 'openai-community/gpt2', where they are cached.
-    "gpt2": Size(layers=12, width=768, heads=12, context=1024, vocabulary=50257),
+    "gpt2": _gpt2(layers=12, width=768, heads=12, context=1024, vocabulary=50257),
 }
 
 
-def split(layers: int, stages: int) -> tuple[range, ...]:
-    """Consecutive layers for each stage, as even as can be; the first stages take one more where it does not divide.
+def split(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
+    """Consecutive layers for each stage: `shares` of them, or as even as can be, the first stages taking one more.
 
-    The last stage has the output layer besides, which for a small model costs as much as a few layers.
+    The last stage has the output layer besides, which for a small model costs as much as a few layers. SpecError when a stage
+    would have none, or the shares are not one a stage or do not add up.
     """
     if not 1 <= stages <= layers:
         raise SpecError(f"a model of {layers} layers cannot be cut into {stages} stages: each needs a layer")
-    even, more = divmod(layers, stages)
-    starts = [stage * even + min(stage, more) for stage in range(stages + 1)]
-    return tuple(range(a, b) for a, b in itertools.pairwise(starts))
+    if shares is None:
+        even, more = divmod(layers, stages)
+        shares = [even + (stage < more) for stage in range(stages)]
+    elif len(shares) != stages or min(shares) < 1 or sum(shares) != layers:
+        raise SpecError(
+            f"pipeline.layers is {list(shares)}; {stages} stages of a model of {layers} layers need {stages} numbers from 1 on "
+            f"that add up to {layers}"
+        )
+    return tuple(range(end - share, end) for share, end in zip(shares, itertools.accumulate(shares), strict=True))
 
 
 def size_of(model: str) -> Size:
@@ -58,21 +100,49 @@ def size_of(model: str) -> Size:
     path = checkpoint_folder(model) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf8"))
-        if config["model_type"] != "gpt2":
-            raise SpecError(
-                f"model {model!r} is a {config['model_type']}, found in {path}; only gpt2 checkpoints can be cut into stages"
-            )
-        return Size(
-            layers=int(config["n_layer"]),
-            width=int(config["n_embd"]),
-            heads=int(config["n_head"]),
-            context=int(config.get("n_positions", 1024)),
-            vocabulary=int(config["vocab_size"]),
-        )
+        kind = config["model_type"]
+        if kind not in _OF_CONFIG:
+            known = " and ".join(_OF_CONFIG)
+            raise SpecError(f"model {model!r} is a {kind}, found in {path}; only {known} checkpoints can be cut into stages")
+        return _OF_CONFIG[kind](config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
-            f"model {model!r}: {path} is not the config.json of a GPT-2 checkpoint: {type(error).__name__}: {error}"
+            f"model {model!r}: {path} is not the config.json of a checkpoint: {type(error).__name__}: {error}"
         ) from None
+
+
+def _gpt2_of(config: dict[str, Any]) -> Size:
+    return _gpt2(
+        layers=int(config["n_layer"]),
+        width=int(config["n_embd"]),
+        heads=int(config["n_head"]),
+        context=int(config.get("n_positions", 1024)),
+        vocabulary=int(config["vocab_size"]),
+    )
+
+
+def _llama_of(config: dict[str, Any]) -> Size:
+    heads = int(config["num_attention_heads"])
+    return _llama(
+        layers=int(config["num_hidden_layers"]),
+        width=int(config["hidden_size"]),
+        heads=heads,
+        key_heads=int(config.get("num_key_value_heads") or heads),
+        inner=int(config["intermediate_size"]),
+        context=int(config.get("max_position_embeddings", 2048)),
+        vocabulary=int(config["vocab_size"]),
+    )
+
+
+_OF_CONFIG: dict[str, Callable[[dict[str, Any]], Size]] = {"gpt2": _gpt2_of, "llama": _llama_of}
+
+
+def checked_size(spec: WorkloadSpec) -> Size:
+    """Of a workload's model. SpecError when that is of another family than the workload says, else as `size_of`."""
+    size = size_of(spec.model)
+    if size.family != spec.family:
+        raise SpecError(f"workload.family is {spec.family!r}, and the model {spec.model!r} is a {size.family}")
+    return size
 
 
 def width(spec: WorkloadSpec) -> int:
@@ -82,7 +152,7 @@ def width(spec: WorkloadSpec) -> int:
 
 def check(spec: WorkloadSpec, stages: int) -> None:
     """Everything that can be known before anything starts. SpecError or UnknownNameError."""
-    size = size_of(spec.model)
+    size = checked_size(spec)
     split(size.layers, stages)
     if spec.sequence_length > size.context:
         raise SpecError(

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from synthetic import Pipeline, pipe, profile
 
 from testbed.errors import ResultsError
-from testbed.metrics import align, ideal_step_s
-from testbed.metrics.ideal import wire_bytes
-from testbed.spec import LinkProfile
+from testbed.metrics import Wires, align, ideal_step_s
+from testbed.metrics.wires import wire_bytes
+from testbed.profiles import Change, LinkProfile, Schedule
 
 UNSHAPED = profile("unshaped")
 CLOSE_S = 0.001
@@ -29,13 +29,18 @@ shapes = st.fixed_dictionaries(
 )
 
 
+def wires(pipeline: Pipeline, link: LinkProfile | None = None) -> Wires:
+    what = pipeline.cell if link is None else pipeline.cell.model_copy(update={"profiles": (link,)})
+    return Wires(what, pipeline.played_at_ns)
+
+
 def ideal_of(pipeline: Pipeline, link: LinkProfile | None = None) -> float:
     """The ideal of the step after the first, on the pipeline's link or another one."""
     if not pipeline.records[0]:
         pipeline.run(0)
         pipeline.run(1)
     step = align(pipeline.records)[1]
-    return ideal_step_s(link or pipeline.link, step.records, step.free_ns)
+    return ideal_step_s(wires(pipeline, link), step.records, step.free_ns)
 
 
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 8), f=st.integers(1, 9_000), b=st.integers(1, 9_000))
@@ -48,7 +53,7 @@ def test_unshaped_equal_stages_take_the_closed_form(stages: int, microbatches: i
     ready = max(record[0].optimiser_start_ns or 0 for record in pipeline.records)
     assert known is not None
     expected = (microbatches + stages - 1) * (f + b) * 1000 + (known - ready)
-    assert ideal_step_s(UNSHAPED, [record[0] for record in pipeline.records]) * 1e9 == pytest.approx(expected)
+    assert ideal_step_s(wires(pipeline), [record[0] for record in pipeline.records]) * 1e9 == pytest.approx(expected)
 
 
 def test_one_message_each_way_takes_the_pipe_formula() -> None:
@@ -61,7 +66,7 @@ def test_one_message_each_way_takes_the_pipe_formula() -> None:
     compute_s = sum(a.encoded_ns - a.input_ns for record in step for a in record.actions) / 1e9
     ends = [record.end_ns - (record.synchronised_ns or 0) for record in step]
     norm = (step[0].synchronised_ns or 0) - max(record.optimiser_start_ns or 0 for record in step)
-    assert ideal_step_s(link, step) == pytest.approx(compute_s + 2 * one_way_s + (norm + max(ends)) / 1e9)
+    assert ideal_step_s(wires(pipeline), step) == pytest.approx(compute_s + 2 * one_way_s + (norm + max(ends)) / 1e9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,6 +121,86 @@ def test_no_link_carries_more_than_its_rate(shape: dict[str, int], link: LinkPro
         assert ideal >= bits / link.up.rate_bps
 
 
+def test_one_message_each_way_over_links_of_their_own() -> None:
+    slow, fast = profile("slow", pipe(10_000_000, 7_000_000), pipe(30_000_000, 2_000_000)), profile("fast", layer="ethernet")
+    fast = fast.model_copy(update={"down": pipe(300_000_000, 5_000_000)})
+    pipeline = Pipeline((slow, fast), stages=2, microbatches=1, codec_ns=0, forward_ns=0, backward_ns=0, update_ns=0)
+    pipeline.run(0)
+    frame = pipeline.records[0][0].sent[0].frame_bytes
+    there = wire_bytes(frame, slow) * 8 / 10e6 + 1514 * 8 / 300e6 + 0.012  # slow's uplink, then fast's downlink
+    back = wire_bytes(frame, slow) * 8 / 30e6 + 0.002  # fast's uplink is unshaped, then slow's downlink
+    assert ideal_step_s(wires(pipeline), [one[0] for one in pipeline.records]) == pytest.approx(there + back + 2e-4, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, first=links, second=links, third=links)
+def test_a_line_has_one_pipe_each_way_between_neighbours(
+    shape: dict[str, int], first: LinkProfile, second: LinkProfile, third: LinkProfile
+) -> None:
+    """No two senders share a pipe, so packets and bits agree, but for the 50 us that pass between two steps."""
+    pipeline = Pipeline((first, second, third), **{**shape, "stages": 4}, topology="line")
+    assert ideal_of(pipeline) == pytest.approx(align(pipeline.records)[1].seconds, abs=60e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, first=links, second=links)
+def test_a_star_of_different_links_is_what_its_packets_do(shape: dict[str, int], first: LinkProfile, second: LinkProfile) -> None:
+    pipeline = Pipeline((first, second), **{**shape, "stages": 2})
+    assert ideal_of(pipeline) == pytest.approx(align(pipeline.records)[1].seconds, abs=CLOSE_S * 2 * shape["microbatches"])
+
+
+def schedule(*steps: tuple[int, int, int], repeat_ms: int | None = None) -> Schedule:
+    """Of (at ms, Mbit/s, delay ms)."""
+    changes = [
+        Change(at_ns=at * 1_000_000, rate_bps=rate * 1_000_000, delay_ns=delay * 1_000_000, jitter_ns=0, loss=None)
+        for at, rate, delay in steps
+    ]
+    return Schedule(changes=tuple(changes), repeat_ns=None if repeat_ms is None else repeat_ms * 1_000_000)
+
+
+varying = st.builds(
+    lambda a, b, d, e, first, length: profile(
+        "varying",
+        pipe(50_000_000, 1_000_000, schedule((first, a, d), (first + length, b, e), repeat_ms=first + 2 * length)),
+        pipe(200_000_000, 2_000_000),
+    ),
+    *[st.integers(20, 400)] * 2,
+    *[st.integers(0, 30)] * 2,
+    st.integers(1, 40),
+    st.integers(1, 60),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shape=shapes, link=varying, topology=st.sampled_from(["star", "line"]), before_ms=st.integers(0, 200))
+def test_a_varying_link_is_followed_from_the_moment_it_was_played(
+    shape: dict[str, int], link: LinkProfile, topology: str, before_ms: int
+) -> None:
+    """Packets keep the rate and delay that they begin with, bits change at once: about a packet's time each step."""
+    shape = {**shape, "stages": 2}
+    played = 1_000_000_000 - before_ms * 1_000_000
+    pipeline = Pipeline(link, **shape, topology=topology, played_at_ns=played)
+    ideal = ideal_of(pipeline)
+    assert ideal == pytest.approx(align(pipeline.records)[1].seconds, abs=2 * CLOSE_S * (shape["microbatches"] + 4))
+
+
+def test_a_slower_hour_takes_longer() -> None:
+    """The same records: ideal while the link is slow against ideal while it is fast, by the ratio of the rates."""
+    link = profile(
+        "day",
+        pipe(80_000_000, 0, schedule((0, 80, 0), (60_000, 8, 0))),
+        pipe(80_000_000, 0, schedule((0, 80, 0), (60_000, 8, 0))),
+    )
+    pipeline = Pipeline(link, stages=2, microbatches=1, forward_ns=0, backward_ns=0, codec_ns=0, update_ns=0, topology="line")
+    pipeline.run(0)
+    step = [one[0] for one in pipeline.records]
+    start = step[0].start_ns
+    fast, slow = (ideal_step_s(Wires(pipeline.cell, start - after_s * 10**9), step) - 2e-4 for after_s in (0, 60))
+    assert slow == pytest.approx(10 * fast)
+    never_played = ideal_step_s(Wires(pipeline.cell, None), step) - 2e-4
+    assert never_played == pytest.approx(fast)
+
+
 def test_ethernet_counts_fourteen_bytes_a_packet_more() -> None:
     assert wire_bytes(2 * 1448, profile(layer="ethernet")) == wire_bytes(2 * 1448, UNSHAPED) + 28 == 2 * 1514
 
@@ -125,7 +210,7 @@ def test_a_missing_frame_is_named() -> None:
     pipeline.run(0)
     step = [records[0] for records in pipeline.records]
     with pytest.raises(ResultsError, match=r"stage 0.*micro-batch 1"):
-        ideal_step_s(UNSHAPED, [step[0].model_copy(update={"sent": step[0].sent[:1]}), step[1]])
+        ideal_step_s(wires(pipeline), [step[0].model_copy(update={"sent": step[0].sent[:1]}), step[1]])
 
 
 def test_an_impossible_order_is_an_error() -> None:
@@ -133,4 +218,4 @@ def test_an_impossible_order_is_an_error() -> None:
     pipeline.run(0)
     step = [records[0] for records in pipeline.records]
     with pytest.raises(ResultsError, match="never comes"):
-        ideal_step_s(UNSHAPED, [step[0].model_copy(update={"actions": step[0].actions[::-1]}), step[1]])
+        ideal_step_s(wires(pipeline), [step[0].model_copy(update={"actions": step[0].actions[::-1]}), step[1]])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed.errors import CapabilityError, ShapingError
-from testbed.net import capabilities
+from testbed.net import capabilities, timekeeping
+from testbed.net.timekeeping import Timekeeping
 
 
 def _refuses() -> str:
@@ -25,10 +28,97 @@ def test_findings_are_complete_and_say_what_to_do() -> None:
     for finding in found:
         assert finding.detail
         assert bool(finding.remedy) == (not finding.ok)
+        assert ";" not in finding.detail  # what an error advises is left to the remedy
     tried = {finding.name: finding for finding in found}
     assert tried["network namespaces"].ok
     assert tried["TUN device"].ok
-    assert not (tried["sch_netem"].ok and tried["TUN device"].needed)
+    assert not (tried["netem"].ok and tried["TUN device"].needed)
+    assert ("netem's other effects" in tried) == tried["netem"].ok
+    assert {"veth and offloads", "congestion control", "timers", "processors", "disk"} <= set(tried)
+
+
+@pytest.mark.netem
+def test_every_effect_of_netem_works_where_netem_does() -> None:
+    found = next(finding for finding in capabilities.findings() if finding.name == "netem's other effects")
+    assert found.ok, found.detail
+    assert "Gilbert-Elliott" in found.detail
+
+
+@pytest.mark.root
+def test_without_a_namespace_the_rest_is_not_tried_and_one_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str) -> None:
+        raise CapabilityError(f"cannot make a network namespace for {name}: not permitted; run as root")
+
+    monkeypatch.setattr(capabilities, "Namespace", refused)
+    tried = {finding.name: finding for finding in capabilities.findings()}
+    assert not tried["network namespaces"].ok
+    assert tried["network namespaces"].remedy
+    for name in ("veth and offloads", "netem", "TUN device"):
+        assert not tried[name].ok
+        assert tried[name].detail.startswith("not tried")
+        assert not tried[name].remedy
+
+
+@pytest.mark.root
+def test_an_effect_that_netem_refuses_is_named_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shape(netlink: object, **changes: object) -> None:
+        if "slot" in changes:
+            raise ShapingError("a scratch link: the kernel has no slot")
+
+    monkeypatch.setattr(capabilities, "_shape", shape)
+    found = next(finding for finding in capabilities.findings() if finding.name == "netem's other effects")
+    assert not found.ok
+    assert not found.needed
+    assert "slot (a scratch link: the kernel has no slot)" in found.detail
+    assert "jitter" not in found.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "timers_ok", "load_ok"),
+    [
+        ({}, True, True),
+        ({"late_p99_ms": 5.0}, False, True),
+        ({"fine_timers": False}, False, True),
+        ({"busy": 0.9}, True, False),
+        ({"busy": None}, True, True),
+    ],
+)
+def test_a_machine_that_keeps_no_time_is_told_apart_from_one_that_is_busy(
+    changes: dict[str, object], timers_ok: bool, load_ok: bool
+) -> None:
+    sound = Timekeeping(
+        sleep_ms=2,
+        late_p99_ms=0.1,
+        late_worst_ms=0.2,
+        real_time=True,
+        fine_timers=True,
+        processors=2,
+        busy=0.1,
+        load=0.3,
+    )
+    found = sound._replace(**changes)  # type: ignore[arg-type]
+    for judge, expected in ((timekeeping.judge_timers, timers_ok), (timekeeping.judge_load, load_ok)):
+        if expected:
+            assert judge(found)
+        else:
+            with pytest.raises(CapabilityError):
+                judge(found)
+
+
+def test_sleeps_are_measured_and_the_scheduling_class_is_put_back() -> None:
+    before = os.sched_getscheduler(0)
+    found = timekeeping.measure()
+    assert os.sched_getscheduler(0) == before
+    assert 0 <= found.late_p99_ms <= found.late_worst_ms
+    assert found.processors >= 1
+    assert found.busy is None or 0 <= found.busy <= 1
+
+
+@given(st.lists(st.integers(), min_size=1), st.floats(0, 1))
+def test_a_percentile_is_a_value_that_enough_others_do_not_exceed(values: list[int], share: float) -> None:
+    found = timekeeping.percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
 
 
 @pytest.mark.root
@@ -86,5 +176,5 @@ def test_without_the_right_to_make_namespaces_the_message_says_how(monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CapabilityError, match="sudo"):
         capabilities.resolve_engine("auto")
-    for finding in capabilities.findings():
-        assert finding.ok or "sudo" in finding.remedy or "readable" in finding.remedy
+    told = {finding.name: finding for finding in capabilities.findings()}
+    assert "sudo" in told["network namespaces"].remedy

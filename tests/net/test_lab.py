@@ -1,4 +1,4 @@
-"""A lab end to end: packets flow, the record says what the kernel has, and nothing is left of it, also when it fails half-way."""
+"""A lab end to end: packets flow, the record says what the kernel has, links change while they stand, counters count."""
 
 from __future__ import annotations
 
@@ -6,43 +6,30 @@ import os
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from labs import CASES, SHAPES, lab_spec
 
 from testbed import spec
 from testbed.counters import DeviceCounters
-from testbed.errors import CapabilityError, LabError, ShapingError
-from testbed.net import lab as lab_module
-from testbed.net import sysctl, topology
-from testbed.net.lab import Lab, LabSpec
+from testbed.errors import CapabilityError, LabError, ShapingError, SpecError, UnknownNameError
+from testbed.net import build, sysctl, topology
+from testbed.net.lab import Lab, LabLink
 from testbed.net.namespace import Namespace
 from testbed.net.netlink import Netlink
-from testbed.records import Measurement
-
-ENGINES = [
-    pytest.param("consumer-80mbps", "relay", id="relay", marks=pytest.mark.root),
-    pytest.param("consumer-80mbps", "netem", id="netem", marks=pytest.mark.netem),
-    pytest.param("datacenter", "relay", id="unshaped", marks=pytest.mark.root),
-]
-CASES = pytest.mark.parametrize(("profile", "engine"), ENGINES)
-
-
-def _spec(profile: str, engine: spec.Engine, nodes: int = 3, **changes: object) -> LabSpec:
-    changed = spec.load_profile(profile).model_copy(update=changes)
-    return LabSpec(topology="star", profile=changed, nodes=nodes, engine=engine, engine_reason="test")
+from testbed.profiles import LinkProfile
+from testbed.records import LinkCounters, Measurement
 
 
 def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def _round_trip_s(here: Namespace, there: Namespace, address: str, size: int = 100) -> float:
-    """The shortest of five, through an echo on UDP."""
+def _round_trip_s(here: Namespace, there: Namespace, address: str, size: int = 100, times: int = 5) -> float:
+    """The shortest of several, through an echo on UDP."""
     with here.entered():
         asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with there.entered():
@@ -51,43 +38,58 @@ def _round_trip_s(here: Namespace, there: Namespace, address: str, size: int = 1
         answering.bind((address, 9))
         asking.settimeout(5)
         answering.settimeout(5)
-        times = []
-        for _ in range(5):
+        found = []
+        for _ in range(times):
             start = time.monotonic()
             asking.sendto(bytes(size), (address, 9))
             content, peer = answering.recvfrom(65536)
             answering.sendto(content, peer)
             assert asking.recv(65536) == bytes(size)
-            times.append(time.monotonic() - start)
-    return min(times)
+            found.append(time.monotonic() - start)
+    return min(found)
+
+
+def _delay_s(profile: LinkProfile) -> float:
+    return sum(pipe.delay_ns for pipe in (profile.up, profile.down) if pipe) / 1e9
+
+
+@SHAPES
+@CASES
+def test_every_link_delays_as_its_own_profile_says(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine, shape)) as lab:
+        assert [link.profile.name for link in lab.links] == [names[i % len(names)] for i in range(len(lab.links))]
+        for link in lab.links:
+            for here, there, address in (
+                (link.near, link.far, link.far_address),
+                (link.far, link.near, link.near_address),
+            ):
+                assert _delay_s(link.profile) <= _round_trip_s(here, there, address) < _delay_s(link.profile) + 0.05
+        if shape == "star":
+            first, last = lab.links[0], lab.links[-1]
+            both = _delay_s(first.profile) + _delay_s(last.profile)
+            assert both <= _round_trip_s(first.near, last.near, last.near_address) < both + 0.05
 
 
 @CASES
-def test_every_pair_is_one_or_two_links_apart(profile: str, engine: spec.Engine) -> None:
-    with Lab(_spec(profile, engine)) as lab:
-        first, _, last = lab.nodes
-        pipe = lab.spec.profile.up
-        link_s = 2 * pipe.delay_ns / 1e9 if pipe else 0.0
-        for here, there, address, links in (
-            (first.namespace, lab.hub, topology.HUB_ADDRESS, 1),
-            (lab.hub, last.namespace, last.address, 1),
-            (first.namespace, last.namespace, last.address, 2),
-            (last.namespace, first.namespace, first.address, 2),
-        ):
-            found = _round_trip_s(here, there, address)
-            assert links * link_s <= found < links * link_s + 0.05
+def test_the_address_of_a_node_is_for_the_node_before(names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine, "line")) as lab:
+        assert [node.devices for node in lab.nodes] == [("next0",), ("prev0", "next0"), ("prev0",)]
+        for link, node in zip(lab.links, lab.nodes[1:], strict=True):
+            assert link.far_address == node.address
+            assert (link.far, link.far_name) == (node.namespace, node.name)
 
 
+@SHAPES
 @CASES
-def test_packets_on_the_wire_are_real(profile: str, engine: spec.Engine) -> None:
+def test_packets_on_the_wire_are_real(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
     """A sniffer at the receiver of a TCP stream sees no packet larger than the MTU, and no byte but those of the stream's."""
-    with Lab(_spec(profile, engine, nodes=2, mtu=1400)) as lab:
-        sender, receiver = lab.nodes
+    with Lab(lab_spec(names, engine, shape, nodes=2, mtu=1400) if len(names) == 1 else lab_spec(names, engine, mtu=1400)) as lab:
+        sender, receiver = lab.nodes[:2]
         with receiver.namespace.entered():
             sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))  # ETH_P_ALL
             listening = socket.create_server((receiver.address, 9))
         with sniffer, listening, sender.namespace.entered():
-            sniffer.bind((receiver.device, 3))
+            sniffer.bind((receiver.devices[0], 3))
             sniffer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_000_000)
             with socket.create_connection((receiver.address, 9)) as out, listening.accept()[0] as into:
                 writer = threading.Thread(target=out.sendall, args=(bytes(300_000),))
@@ -109,72 +111,152 @@ def test_packets_on_the_wire_are_real(profile: str, engine: spec.Engine) -> None
     assert protocols == {(0x0800, socket.IPPROTO_TCP)}  # neither ARP nor IPv6
 
 
+def _algorithms(link: LabLink, port: int) -> tuple[str, str]:
+    """What the two ends of a connection over a link use, when neither program asks for any."""
+    with link.far.entered():
+        listening = socket.create_server((link.far_address, port))
+    with listening, link.near.entered(), socket.create_connection((link.far_address, port)) as out, listening.accept()[0] as into:
+        found = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode() for end in (out, into)]
+    return found[0], found[1]
+
+
+@SHAPES
 @CASES
-def test_the_record_says_what_is_there(profile: str, engine: spec.Engine) -> None:
-    with Lab(_spec(profile, engine, congestion_control="reno", slow_start_after_idle=True)) as lab:
-        assert lab.record.engine == engine
-        for node, link in zip(lab.nodes, lab.record.links, strict=True):
-            assert (link.node, link.address, link.device) == (node.name, node.address, node.device)
-            assert link.shaper == ("none" if profile == "datacenter" else engine)
+def test_the_record_says_what_is_there(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine, shape, congestion_control="reno", slow_start_after_idle=True)) as lab:
+        assert (lab.record.engine, lab.record.topology, lab.record.played_at_ns) == (engine, shape, None)
+        for node in lab.nodes:
             with node.namespace.entered():
-                assert link.settings["node"]["sysctls"] == {name: sysctl.read(name) for name in link.settings["node"]["sysctls"]}
-                assert sysctl.read("net.ipv4.tcp_congestion_control") == "reno"
                 assert sysctl.read("net.ipv4.tcp_slow_start_after_idle") == "1"
-                with socket.socket() as sock:
-                    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0] == b"reno"
             with Netlink(node.namespace) as netlink:
-                device = netlink.devices()[node.device]
-                assert (device.mtu, device.up) == (lab.spec.profile.mtu, True)
+                found = netlink.devices()
+                assert {(found[device].mtu, found[device].up) for device in node.devices} == {(1500, True)}
+        for link, held in zip(lab.links, lab.record.links, strict=True):
+            assert (held.name, held.profile) == (link.name, link.profile.name)
+            assert (held.near, held.near_address) == (link.near_name, link.near_address)
+            assert (held.far, held.far_address) == (link.far_name, link.far_address)
+            for side, space in (("near", link.near), ("far", link.far)):
+                with space.entered():
+                    assert held.settings[side]["sysctls"] == {name: sysctl.read(name) for name in held.settings[side]["sysctls"]}
+            assert held.settings["near"]["devices"][link.near_device]["congestion_control"] == "reno"
+            assert _algorithms(link, 9) == ("reno", "reno")
         assert type(lab.record).model_validate_json(lab.record.model_dump_json()) == lab.record
 
 
+@pytest.mark.root
+def test_each_link_of_a_line_has_its_own_congestion_control() -> None:
+    made = lab_spec(("datacenter", "datacenter"), "relay", "line")
+    pairs = zip(made.profiles, ("reno", "cubic"), strict=True)
+    each = tuple(profile.model_copy(update={"congestion_control": name}) for profile, name in pairs)
+    with Lab(made.model_copy(update={"profiles": each})) as lab:
+        assert [_algorithms(link, 9) for link in lab.links] == [("reno", "reno"), ("cubic", "cubic")]
+
+
+@pytest.mark.root
+def test_building_changes_no_setting_of_the_machine() -> None:
+    names = ("net.ipv4.tcp_allowed_congestion_control", "net.ipv4.tcp_congestion_control", "net.ipv4.ip_forward")
+    before = [sysctl.read(name) for name in names]
+    with Lab(lab_spec(("cable",), "relay", congestion_control="reno")):
+        assert [sysctl.read(name) for name in names] == before
+
+
 @CASES
-def test_counters_count_ip_packets_under_every_engine(profile: str, engine: spec.Engine) -> None:
-    with Lab(_spec(profile, engine, nodes=1)) as lab:
-        (node,) = lab.nodes
-        with node.namespace.entered(), DeviceCounters(node.device, lab.record.links[0].overhead_bytes) as counters:
-            _round_trip_s(node.namespace, lab.hub, topology.HUB_ADDRESS, size=1000)
+def test_device_counters_count_ip_packets_under_every_engine(names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine)) as lab:
+        link = lab.links[0]
+        with link.near.entered(), DeviceCounters((link.near_device,), lab.record.overhead_bytes) as counters:
+            _round_trip_s(link.near, link.far, link.far_address, size=1000)
             found = counters.read()
     assert (found.sent_packets, found.sent_bytes) == (5, 5 * 1028)
     assert (found.received_packets, found.received_bytes) == (5, 5 * 1028)
 
 
+@SHAPES
 @CASES
-def test_closing_leaves_nothing(profile: str, engine: spec.Engine) -> None:
+def test_link_counters_count_what_crosses_each_link_each_way(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine, shape)) as lab:
+        for link in lab.links:
+            with link.near.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+                for _ in range(3):
+                    out.sendto(bytes(972), (link.far_address, 10))
+            _round_trip_s(link.near, link.far, link.far_address, size=72, times=4)
+        found = lab.counters()
+    assert list(found) == [link.name for link in lab.links]
+    for both in found.values():
+        refused = 3 * (20 + 8 + 20 + 8 + 548)  # each of the three is answered by ICMP: port unreachable, cut to 576 bytes
+        assert (both["up"].packets, both["up"].bytes) == (7, 3 * 1000 + 4 * 100)
+        assert 4 <= both["down"].packets <= 7
+        assert 4 * 100 <= both["down"].bytes <= 4 * 100 + refused
+        assert all(way.dropped_buffer == 0 and not way.dropped_loss for way in both.values())
+
+
+@pytest.mark.root
+def test_counting_thirty_two_links_ten_times_a_second_costs_little() -> None:
+    with Lab(lab_spec(("cable",), "relay", nodes=32)) as lab:
+        lab.counters()
+        before = time.process_time()
+        for _ in range(10):
+            found = lab.counters()
+        assert time.process_time() - before < 0.2  # seconds of a processor, for a second of counting
+    assert len(found) == 32
+    assert all(isinstance(way, LinkCounters) for both in found.values() for way in both.values())
+
+
+@SHAPES
+@CASES
+def test_a_link_is_changed_while_it_stands_and_held_again(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine, shape)) as lab:
+        link = lab.links[0]
+        if link.profile.up is None:
+            plain = lab_spec(("cable",), engine).profiles[0].up
+            assert plain is not None
+            with pytest.raises(SpecError, match="was built unshaped"):
+                lab.change(link.name, "up", plain)
+            return
+        longer = link.profile.up.model_copy(update={"delay_ns": link.profile.up.delay_ns + 100_000_000})
+        lab.change(link.name, "up", longer)
+        assert _round_trip_s(link.near, link.far, link.far_address, times=2) >= _delay_s(link.profile) + 0.1
+        others = [other for other in lab.links if other.name != link.name]
+        assert all(_round_trip_s(o.near, o.far, o.far_address, times=2) < _delay_s(o.profile) + 0.1 for o in others)
+        lab.hold()
+        assert _round_trip_s(link.near, link.far, link.far_address, times=3) < _delay_s(link.profile) + 0.1
+
+
+@pytest.mark.root
+def test_an_unknown_link_is_named_with_those_that_there_are() -> None:
+    with Lab(lab_spec(("cable",), "relay", nodes=2)) as lab:
+        pipe = lab.links[0].profile.up
+        assert pipe is not None
+        with pytest.raises(UnknownNameError, match=r"no link 'node-7'.*Known: node-0, node-1"):
+            lab.change("node-7", "up", pipe)
+
+
+@CASES
+def test_play_is_noted_in_the_record(names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine)) as lab:
+        before = time.monotonic_ns()
+        started = lab.play()
+        assert before <= started <= time.monotonic_ns()
+        assert lab.record.played_at_ns == started
+        lab.hold()
+        lab.check()
+
+
+@SHAPES
+@CASES
+def test_closing_leaves_nothing(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
     for _ in range(2):  # the first time, libraries open descriptors of their own
         before = _descriptors()
-        with Lab(_spec(profile, engine)):
+        with Lab(lab_spec(names, engine, shape)) as lab:
             assert _descriptors() > before
-    assert _descriptors() == before
-
-
-@CASES
-@pytest.mark.parametrize("step", ["_set_sysctls", "_lay", "_make_tun", "_configure", "_ports", "_link_record"])
-def test_a_failure_half_way_leaves_nothing(profile: str, engine: spec.Engine, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
-    original = getattr(Lab, step)
-
-    def fails_the_second_time(*arguments: object, **options: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == 2 or step in ("_set_sysctls", "_ports"):
-            raise LabError("on purpose")
-        return original(*arguments, **options)
-
-    with Lab(_spec(profile, engine)):
-        pass
-    monkeypatch.setattr(Lab, step, fails_the_second_time)
-    before = _descriptors()
-    try:
-        Lab(_spec(profile, engine)).close()
-    except LabError as error:
-        assert str(error) == "on purpose"  # noqa: PT017  # not every shape of lab takes every step
+            lab.counters()
+        assert threading.active_count() == 1
     assert _descriptors() == before
 
 
 @pytest.mark.root
 def test_a_dead_relay_is_noticed() -> None:
-    with Lab(_spec("consumer-80mbps", "relay")) as lab:
+    with Lab(lab_spec(("consumer-80mbps",), "relay")) as lab:
         lab.check()
         assert lab._relay is not None
         os.kill(lab._relay.pid, signal.SIGKILL)
@@ -184,64 +266,54 @@ def test_a_dead_relay_is_noticed() -> None:
 
 @pytest.mark.root
 def test_no_relay_runs_where_nothing_is_shaped() -> None:
-    with Lab(_spec("datacenter", "relay")) as lab:
+    with Lab(lab_spec(("datacenter",), "relay")) as lab:
         lab.check()
-        assert lab.counters() is None
+        assert lab.lateness() is None
 
 
 @pytest.mark.root
 def test_a_device_that_is_not_as_asked_stops_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab_module, "_FIFO_OPTIONS", struct.pack("=I", 77))
+    monkeypatch.setattr(build, "_FIFO_OPTIONS", struct.pack("=I", 77))
     monkeypatch.setattr(Netlink, "set_root_qdisc", lambda *arguments: None)
-    with pytest.raises(ShapingError, match=r"hub: asked for hub0 .*pfifo.*the kernel has"):
-        Lab(_spec("consumer-80mbps", "relay"))
+    with pytest.raises(ShapingError, match=r"hub: hub0: asked for .*qdisc pfifo 4d000000, the kernel has MTU 1500"):
+        Lab(lab_spec(("consumer-80mbps",), "relay"))
+
+
+@pytest.mark.root
+def test_a_route_without_its_congestion_control_stops_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Netlink.add_route
+
+    def plain(self: Netlink, destination: str, device: str, *, via: str | None, source: str | None, **_: object) -> None:
+        original(self, destination, device, via=via, source=source)
+
+    monkeypatch.setattr(Netlink, "add_route", plain)
+    with pytest.raises(ShapingError, match=r"asked for routes with the congestion controls .*the kernel has .*None"):
+        Lab(lab_spec(("datacenter",), "relay"))
 
 
 @pytest.mark.root
 def test_a_congestion_control_that_the_kernel_lacks_is_named() -> None:
     with pytest.raises(CapabilityError, match="nonesuch"):
-        Lab(_spec("datacenter", "relay", congestion_control="nonesuch"))
+        Lab(lab_spec(("datacenter",), "relay", congestion_control="nonesuch"))
 
 
 @pytest.mark.netem
 def test_a_shaper_that_was_changed_is_found_before_it_is_certified() -> None:
-    with Lab(_spec("consumer-80mbps", "netem", nodes=1)) as lab:
-        with Netlink(lab._namespaces["gateway-0"]) as netlink:
-            netlink.set_root_qdisc("to-hub", "pfifo", struct.pack("=I", 5))
-        with pytest.raises(ShapingError, match="node-0 up: asked for netem on to-hub, the kernel has pfifo"):
+    with Lab(lab_spec(("consumer-80mbps",), "netem", nodes=1)) as lab:
+        with Netlink(lab.namespaces["gateway-0"]) as netlink:
+            netlink.set_root_qdisc("to-far", "pfifo", struct.pack("=I", 5))
+        with pytest.raises(ShapingError, match="node-0 up: asked for netem on to-far, the kernel has pfifo"):
             lab.certify("quick", [1000])
 
 
+@SHAPES
 @CASES
-def test_a_certificate_covers_every_link_and_knows_its_engine(profile: str, engine: spec.Engine) -> None:
-    with Lab(_spec(profile, engine, nodes=2)) as lab:
+def test_a_certificate_covers_every_link_and_knows_its_engine(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+    with Lab(lab_spec(names, engine, shape, nodes=3 if len(names) > 1 else 2)) as lab:
         certificate = lab.certify("quick", [20_000])
     assert (certificate.form, certificate.engine) == ("quick", engine)
-    assert {node.name for node in lab.nodes} <= {measurement.link for measurement in certificate.measurements}
+    assert {link.name for link in lab.links} <= {measurement.link for measurement in certificate.measurements}
     assert certificate.seconds > 0
-
-
-@pytest.mark.root
-def test_a_killed_controller_takes_its_relay_with_it() -> None:
-    program = (
-        "import json, sys, time\n"
-        "from testbed.net.lab import Lab, LabSpec\n"
-        "lab = Lab(LabSpec.model_validate_json(sys.argv[1]))\n"
-        "print(lab._relay.pid, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    spec_text = _spec("consumer-80mbps", "relay").model_dump_json()
-    with subprocess.Popen(
-        [sys.executable, "-c", program, spec_text], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
-    ) as controller:
-        assert controller.stdout is not None
-        relay = Path("/proc") / controller.stdout.readline().decode().strip() / "cmdline"
-        assert b"testbed.net.relay" in relay.read_bytes()
-        controller.kill()
-    deadline = time.monotonic() + 2
-    while relay.exists() and relay.read_bytes() and time.monotonic() < deadline:  # a zombie has no command line
-        time.sleep(0.02)
-    assert not relay.exists() or not relay.read_bytes()
 
 
 @pytest.mark.root
@@ -260,6 +332,17 @@ def test_a_failed_certificate_is_tried_once_more_and_says_so(
 
     left = list(outcomes)
     monkeypatch.setattr("testbed.net.lab.certify", measure)
-    with Lab(_spec("datacenter", "relay", nodes=1)) as lab:
+    with Lab(lab_spec(("datacenter",), "relay", nodes=1)) as lab:
         certificate = lab.certify("quick", (1000,))
     assert (certificate.verdict, len(certificate.rejected), left) == (verdict, rejected, [])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("engine", ["relay", pytest.param("netem", marks=pytest.mark.netem)])
+@SHAPES
+def test_thirty_two_nodes_stand_and_reach_their_neighbours(shape: str, engine: spec.Engine) -> None:
+    with Lab(lab_spec(("consumer-80mbps",), engine, shape, nodes=32)) as lab:
+        link = lab.links[-1]
+        assert len(lab.nodes) == 32
+        assert _round_trip_s(link.near, link.far, link.far_address) >= _delay_s(link.profile)
+        assert topology.node_name(31) == lab.nodes[-1].name

@@ -1,43 +1,68 @@
 """What the probe sends and understands, and its records through JSON. Measuring real links is in test_certify.py."""
 
+import contextlib
 import json
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP
 
-from testbed.net.probe import WAYS, Bulk, Job, Line, Message, Readings, Train, datagrams, echo
-from testbed.net.probe.__main__ import Turns
+from testbed.net.probe import WAYS, Bulk, Job, Line, Message, Readings, Span, Train, datagrams, echo
+from testbed.net.probe.__main__ import Turns, _at_once
+from testbed.net.probe.arrivals import order_of
 from testbed.net.probe.stream import Stream, warm
+from testbed.net.probe.timer import Timer
 
 WORDS = st.integers(0, 0xFFFF)
 
 
 def job(**changes):
-    line = Line(rate_bps=10**7, delay_ns=5_000_000, buffer_bytes=10**5, loss=0.0, overhead_bytes=0)
+    line = Line(
+        rate_bps=10**7,
+        delay_ns=5_000_000,
+        jitter_ns=0,
+        buffer_bytes=10**5,
+        loss=0.0,
+        reorder=0.0,
+        duplicate=0.0,
+        overhead_bytes=0,
+        light_pps=1000.0,
+        peak_bps=10**7,
+        peak_loss=0.0,
+    )
     fields = {
         "link": "node-0",
-        "node_fd": 3,
-        "hub_fd": 4,
-        "node_address": "127.0.0.1",
-        "hub_address": "127.0.0.2",
+        "near_fd": 3,
+        "far_fd": 4,
+        "near_address": "127.0.0.1",
+        "far_address": "127.0.0.2",
         "mtu": 1500,
         "congestion_control": "reno",
         "up": line,
         "down": None,
         "echoes": 20,
+        "echo_spacing_ns": 5_000_000,
         "messages": ({"up": 10, "down": 20},),
         "repeats": 1,
         "idle_s": 0.1,
+        "warm_up_s": 3.0,
+        "light_s": 0.1,
+        "spaced_s": 0.0,
         "rate_s": 0.1,
-        "loss_s": 0.0,
         "bulk_s": 0.0,
+        "follow_s": 0.0,
     }
     return Job(**{**fields, **changes})
+
+
+def a_train():
+    numbers = {"packet_bytes": 60, "sent": 3, "offer_ns": 8, "arrived": 2, "counted": 1, "span_ns": 9, "lost": 1, "bursts": 1}
+    return Train(way="down", overtakers=0, copies=0, transit_ns=[1, 2], **numbers)
 
 
 def reply_to(request, source="10.0.0.1", **changes):
@@ -55,7 +80,9 @@ def test_records_survive_json():
         rtt_ns=[1, 2],
         window_bytes={"up": 5},
         messages=[Message(way="up", size=1, elapsed_ns=2, retransmits=0)],
-        rate=[Train(way="down", sent=3, offer_ns=8, received=2, span_ns=9)],
+        light=[a_train()],
+        overload=[a_train(), a_train()],
+        spans=[Span(way="up", begin_ns=1, end_ns=2, packets=3, packet_bytes=4)],
         bulk=[Bulk(way="up", size=1, span_ns=2, retransmits=3)],
         faults={"echo": "lost"},
     )
@@ -104,7 +131,7 @@ def test_a_stream_carries_messages_both_ways_over_loopback():
     node, hub = tcp_sockets()
     stream = Stream(job(up=None, mtu=65_536), node, hub)
     try:
-        assert all(window > 0 for window in warm(stream).values())
+        assert all(window > 0 for window in warm(stream, together=False).values())
         for way in WAYS:
             found = stream.message(way, 3_000_000)
             assert (found.way, found.size) == (way, 3_000_000)
@@ -121,22 +148,81 @@ def test_a_stream_carries_messages_both_ways_over_loopback():
 def test_a_peer_that_does_not_answer_is_a_timeout_or_an_error():
     node, hub = tcp_sockets()
     with node, hub, pytest.raises(OSError, match=r"."):
-        Stream(job(hub_address="192.0.2.1", up=None), node, hub)
+        Stream(job(far_address="192.0.2.1", up=None), node, hub)
 
 
-@pytest.mark.root
-def test_a_train_counts_what_was_sent_and_what_arrived():
+@contextlib.contextmanager
+def loopback_flow(asked):
     sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
     with sender, receiver:
         receiver.bind(("127.0.0.1", 0))
         sender.connect(receiver.getsockname())
-        flow = datagrams.Flow(job(), "up", sender, receiver)
-        before = time.monotonic_ns()
-        train = flow.train(1.0, 0.2)
-        assert train.sent == train.received > 1
-        assert 0 < train.span_ns <= time.monotonic_ns() - before
-        # Never more than the load asked for: 10 Mbit/s in packets of 1500 bytes, and the burst that is begun.
-        assert train.sent <= 10**7 * train.offer_ns * 1e-9 / (1500 * 8) + 1
+        yield datagrams.Flow(asked, "up", sender, receiver)
+
+
+def test_a_light_train_counts_what_was_sent_and_what_arrived():
+    with loopback_flow(job()) as flow:
+        (train,) = datagrams.exchange([flow], [datagrams.light(flow.line, 0.2)], timer := Timer())
+    assert train.sent == train.arrived > 1
+    assert (train.lost, train.bursts, train.overtakers, train.copies) == (0, 0, 0, 0)
+    # Never more than was asked for: 1000 a second, and the one that is begun.
+    assert train.sent <= 1000 * 0.2 + 1
+    assert all(transit > 0 for transit in train.transit_ns)
+    assert sum(timer.lateness) > 50
+
+
+def test_an_overload_is_its_load_and_what_fills_the_buffer():
+    with loopback_flow(job()) as flow:
+        pattern = datagrams.overload(flow.line, 1500, 1.05, 0.3)
+        (train,) = datagrams.exchange([flow], [pattern], Timer())
+    full = flow.line.buffer_bytes / 1500
+    assert train.sent == train.arrived  # loopback has no such buffer
+    # 10 Mbit/s in packets of 1500 bytes, the buffer, and the burst that is begun.
+    assert full < train.sent <= 1.05 * 10**7 * pattern.seconds / 12_000 + 1.2 * full + 2 + 60
+
+
+@given(
+    st.integers(10**5, 10**9),
+    st.integers(1_500, 10**7),
+    st.floats(0, 0.5),
+    st.floats(0, 0.5),
+)
+def test_an_overload_always_fills_the_buffer_before_it_ends(rate_bps, buffer_bytes, loss, reorder):
+    line = replace(job().up, rate_bps=rate_bps, buffer_bytes=buffer_bytes, loss=loss, reorder=reorder)
+    pattern = datagrams.overload(line, 1500, 1.05, 0.2)
+    admitted = (1 - loss) * (1 - reorder)
+    carried = rate_bps / 12_000 * pattern.full_after_s
+    held = pattern.wanted(round(pattern.full_after_s * 1e9) + 1) * admitted - carried
+    assert pattern.seconds > pattern.full_after_s
+    assert held * 1500 >= buffer_bytes
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=200))
+def test_what_is_lost_is_counted_and_so_are_its_bursts(arrived):
+    found = order_of([number for number, here in enumerate(arrived) if here], len(arrived))
+    text = "".join("." if here else "x" for here in arrived)
+    assert (found.lost, found.bursts) == (text.count("x"), len([run for run in text.split(".") if run]))
+    assert (found.copies, found.overtakers) == (0, frozenset())
+
+
+@given(st.permutations(range(12)), st.lists(st.integers(0, 11), max_size=5))
+def test_overtakers_arrive_before_one_sent_earlier_and_copies_are_none(numbers, again):
+    found = order_of([*numbers, *again], 12)
+    expected = {place for place, n in enumerate(numbers) if any(later < n for later in numbers[place + 1 :])}
+    assert found.overtakers == expected
+    assert (found.lost, found.copies) == (0, len(again))
+
+
+def test_one_packet_that_jumps_a_queue_is_one_overtaker():
+    assert order_of([9, 0, 1, 2, 3, 4, 5, 6, 7, 8], 10).overtakers == {0}
+
+
+def test_links_that_could_take_every_cpu_are_measured_one_after_the_other():
+    slow = job(down=job().up)
+    fast = replace(slow, up=replace(slow.up, rate_bps=10**9))
+    open_ended = replace(slow, up=None)
+    nothing = replace(slow, up=None, down=None)
+    assert [_at_once(jobs, 4) for jobs in ([slow] * 3, [slow, fast], [slow, open_ended], [nothing] * 2)] == [4, 1, 1, 4]
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -6,43 +6,119 @@ import contextlib
 import struct
 
 import pytest
+import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import spec
+from testbed import profiles
 from testbed.errors import ShapingError, SpecError
-from testbed.net import qdisc
-from testbed.net.qdisc import NetemPlan
-from testbed.spec import Pipe
+from testbed.net import qdisc, tca
+from testbed.net.qdisc import U32_MAX, Gemodel, NetemPlan, SlotPlan
+from testbed.profiles import Bernoulli, Change, GilbertElliott, Loss, Pipe, Schedule, Slot
+from testbed.profiles.timeline import timeline
 
 _MTU = st.integers(576, 9000)
 _LAYER = st.sampled_from(["ip", "ethernet"])
+_RATES = st.integers(1_000, 12_500_000_000).map(lambda number: 8 * number)
+_LOSSES: st.SearchStrategy[Loss | None] = st.one_of(
+    st.none(),
+    st.builds(Bernoulli, probability=st.floats(0, 1, exclude_min=True, exclude_max=True)),
+    st.builds(
+        GilbertElliott,
+        enter_bad=st.floats(0, 1, exclude_min=True),
+        leave_bad=st.floats(0, 1, exclude_min=True),
+        lost_in_bad=st.floats(0, 1, exclude_min=True),
+        lost_in_good=st.floats(0, 1, exclude_max=True),
+    ),
+)
+_CHANGES = st.lists(
+    st.builds(lambda rate, delay, loss: (rate, delay, loss), _RATES, st.integers(0, 10_000_000_000), _LOSSES),
+    min_size=1,
+    max_size=4,
+)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    changes = draw(_CHANGES)
+    return Schedule(
+        changes=tuple(
+            Change(at_ns=i * 10**9, rate_bps=rate, delay_ns=delay, jitter_ns=delay // 7 % 2**31, loss=loss)
+            for i, (rate, delay, loss) in enumerate(changes)
+        ),
+        repeat_ns=None,
+    )
+
+
+@st.composite
+def slots(draw: st.DrawFn) -> Slot:
+    least = draw(st.integers(1, 10_000_000_000))
+    longest = draw(st.integers(least, 10_000_000_000))
+    return Slot(
+        wait_ns=least, wait_max_ns=longest, packets=draw(st.integers(0, 2**31 - 1)), max_bytes=draw(st.integers(0, 2**31 - 1))
+    )
 
 
 @st.composite
 def pipes(draw: st.DrawFn) -> Pipe:
+    """Everything that netem can carry out."""
+    delay = draw(st.integers(0, 10_000_000_000))
     return Pipe(
-        rate_bps=8 * draw(st.integers(1_000, 12_500_000_000)),
-        delay_ns=draw(st.integers(0, 10_000_000_000)),
+        rate_bps=draw(_RATES),
+        delay_ns=delay,
+        jitter_ns=draw(st.integers(0, min(delay, 2**31 - 1))),
         buffer_bytes=draw(st.integers(9000, 10**9)),
-        loss=draw(st.floats(0, 0.999)),
+        loss=draw(_LOSSES),
+        reorder=draw(st.floats(0, 1)),
+        jitter_reorders=False,
+        duplicate=draw(st.floats(0, 1)),
+        slot=draw(st.none() | slots()),
         seed=draw(st.integers(0, 2**63 - 1)),
+        schedule=draw(st.none() | schedules()),
+        trace=None,
     )
+
+
+PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
+
+
+def changed(**update: object) -> Pipe:
+    """PIPE with other numbers, checked as if read from a file."""
+    return Pipe.model_validate({**dict(PIPE), **update})
 
 
 @given(pipes(), _MTU, _LAYER)
 def test_bytes_say_what_the_plan_says(pipe: Pipe, mtu: int, layer: str) -> None:
-    plan = qdisc.plan(pipe, mtu=mtu, layer=layer)
-    assert qdisc.unpack(qdisc.pack(plan)) == plan
+    for step in (None, *timeline(pipe).steps):
+        plan = qdisc.plan(pipe, mtu=mtu, layer=layer, step=step)
+        assert tca.unpack(tca.pack(plan)) == plan
 
 
 @given(pipes(), _MTU, _LAYER)
-def test_the_limit_holds_what_the_pipe_holds_and_not_a_packet_more(pipe: Pipe, mtu: int, layer: str) -> None:
+def test_a_change_leaves_out_only_what_would_begin_afresh(pipe: Pipe, mtu: int, layer: str) -> None:
     plan = qdisc.plan(pipe, mtu=mtu, layer=layer)
+    assert tca.unpack(tca.pack(plan, afresh=False)) == plan._replace(seed=None, slot=None)
+
+
+@given(pipes(), _MTU, _LAYER)
+def test_the_limit_holds_what_the_pipe_holds_at_any_time_and_not_a_packet_more(pipe: Pipe, mtu: int, layer: str) -> None:
     packet = mtu + (14 if layer == "ethernet" else 0)
-    held_bytes = pipe.rate_bps * pipe.delay_ns / 8e9 + pipe.buffer_bytes
-    assert held_bytes <= (plan.limit_packets - 1) * packet + 1e-3
-    assert (plan.limit_packets - 3) * packet < held_bytes + 1e-3  # three roundings up: in flight, waiting, being sent
+    wait_ns = pipe.slot.wait_max_ns if pipe.slot else 0
+    own = [(pipe.rate_bps, pipe.delay_ns, pipe.jitter_ns)]
+    steps = timeline(pipe).steps
+    times = own + [(s.rate_bps, s.delay_ns, s.jitter_ns) for s in steps]
+    held_bytes = max(rate * (delay + jitter + wait_ns) for rate, delay, jitter in times) / 8e9 + pipe.buffer_bytes
+    limits = {qdisc.plan(pipe, mtu=mtu, layer=layer, step=step).limit_packets for step in (None, *steps)}
+    assert len(limits) == 1
+    limit = limits.pop()
+    assert held_bytes <= (limit - 1) * packet * (1 + 1e-12)
+    assert (limit - 3) * packet < held_bytes * (1 + 1e-12)  # three roundings up: in flight, waiting, being sent
+
+
+def test_the_limit_of_a_fast_long_link_is_not_the_kernels_default() -> None:
+    """1 Gbit/s over 100 ms holds 8,334 packets of 1500 bytes under way; netem's 1000 would cut it to 120 Mbit/s."""
+    pipe = changed(rate_bps=1_000_000_000, delay_ns=100_000_000, buffer_bytes=6_250_000)
+    assert qdisc.plan(pipe, mtu=1500, layer="ip").limit_packets == 8_334 + 4_167 + 1
 
 
 @given(pipes(), _MTU)
@@ -54,60 +130,147 @@ def test_a_netem_packet_lasts_as_long_as_the_pipe_says(pipe: Pipe, mtu: int) -> 
 
 
 @given(pipes())
-def test_a_seed_is_planned_exactly_where_something_is_drawn(pipe: Pipe) -> None:
+def test_every_share_is_the_pipes_to_the_kernels_last_bit(pipe: Pipe) -> None:
     plan = qdisc.plan(pipe, mtu=1500, layer="ip")
-    assert (plan.seed == pipe.seed) if plan.loss_u32 else (plan.seed is None)
-    assert plan.loss_u32 / (2**32 - 1) == pytest.approx(pipe.loss, abs=2**-32)
+    shares = [(plan.reorder_u32, pipe.reorder), (plan.duplicate_u32, pipe.duplicate)]
+    if isinstance(pipe.loss, GilbertElliott):
+        assert plan.gemodel is not None
+        assert plan.loss_u32 == 0
+        p, r, h, k1 = plan.gemodel
+        shares += [(p, pipe.loss.enter_bad), (r, pipe.loss.leave_bad), (k1, pipe.loss.lost_in_good)]
+        shares.append((U32_MAX - h, pipe.loss.lost_in_bad))  # tc and the kernel disagree on which of the two is stated
+    else:
+        assert plan.gemodel is None
+        shares.append((plan.loss_u32, pipe.mean_loss))
+    for held, asked in shares:
+        assert held / U32_MAX == pytest.approx(asked, abs=1 / U32_MAX)
+        assert bool(held) == bool(asked)
 
 
-def test_a_rate_that_the_kernel_cannot_hold_is_refused() -> None:
-    pipe = Pipe(rate_bps=8_001, delay_ns=0, buffer_bytes=10_000, loss=0, seed=0)
-    with pytest.raises(SpecError, match="whole number of bytes"):
-        qdisc.plan(pipe, mtu=1500, layer="ip")
+@given(pipes())
+def test_a_seed_is_planned_where_something_is_drawn_at_some_time(pipe: Pipe) -> None:
+    steps = timeline(pipe).steps
+    drawn = pipe.reorder or pipe.duplicate or pipe.loss or pipe.jitter_ns or any(s.loss or s.jitter_ns for s in steps)
+    assert qdisc.plan(pipe, mtu=1500, layer="ip").seed == (pipe.seed if drawn else None)
 
 
-def test_every_shipped_profile_can_be_planned() -> None:
-    for name in spec.profile_files():
-        profile = spec.load_profile(name)
-        for pipe in (profile.up, profile.down):
-            if pipe is not None:
-                assert qdisc.plan(pipe, mtu=profile.mtu, layer=profile.layer).limit_packets > 1
+def test_a_step_takes_the_place_of_what_varies_and_of_nothing_else() -> None:
+    loss = Bernoulli(probability=0.5)
+    change = Change(at_ns=5, rate_bps=8_000, delay_ns=3, jitter_ns=2, loss=loss)
+    pipe = changed(schedule=Schedule(changes=(change,), repeat_ns=None), reorder=0.25, duplicate=0.5)
+    before, after = (qdisc.plan(pipe, mtu=1500, layer="ip", step=step) for step in timeline(pipe).steps)
+    assert before == qdisc.plan(pipe, mtu=1500, layer="ip")
+    assert after == before._replace(rate_bytes=1000, latency_ns=3, jitter_ns=2, loss_u32=qdisc.share_u32(0.5))
 
 
-PLAN = NetemPlan(rate_bytes=10_000_000, packet_overhead=-14, latency_ns=10_000_000, limit_packets=700, loss_u32=5, seed=7)
-
-
-def _with_attribute(kind: int, content: bytes) -> bytes:
-    return qdisc.pack(PLAN) + struct.pack("=HH", 4 + len(content), kind) + content
+def _later(**update: object) -> Schedule:
+    numbers = {"rate_bps": 8_000, "delay_ns": 4 * 10**9, "jitter_ns": 0, "loss": None} | update
+    return Schedule(changes=(Change.model_validate({"at_ns": 10**9, **numbers}),), repeat_ns=None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [(1, "correlation"), (3, "reorder"), (4, "corrupt"), (5, "loss model"), (7, "ecn"), (11, "jitter"), (12, "slot")],
+    ("pipe", "message"),
+    [
+        (changed(rate_bps=8_001), r"8001 bit/s is not a whole number of bytes.*multiple of 8"),
+        (changed(schedule=_later(rate_bps=8_002)), r"8002 bit/s is not a whole number of bytes"),
+        (changed(jitter_ns=5, jitter_reorders=True), r"keeps the order.*'by-jitter'.*--engine relay"),
+        (changed(delay_ns=3 * 10**9, jitter_ns=2**31), r"jitter 2147483648 ns is more than netem's largest.*--engine relay"),
+        (changed(schedule=_later(jitter_ns=2**31)), r"jitter 2147483648 ns is more"),
+    ],
+    ids=["rate", "later-rate", "by-jitter", "jitter", "later-jitter"],
 )
-def test_an_effect_that_nobody_asked_for_is_refused(kind: int, name: str) -> None:
+def test_what_netem_cannot_do_is_refused_before_anything_starts(pipe: Pipe, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        qdisc.plan(pipe, mtu=1500, layer="ip")
+
+
+def test_every_shipped_profile_can_be_planned_unless_jitter_reorders_it() -> None:
+    for name in profiles.profile_files():
+        profile = profiles.load_profile(name)
+        for pipe in (profile.up, profile.down):
+            if pipe is not None:
+                with pytest.raises(SpecError) if pipe.jitter_reorders else contextlib.nullcontext():
+                    assert qdisc.plan(pipe, mtu=profile.mtu, layer=profile.layer).limit_packets > 1
+
+
+PLAN = NetemPlan(
+    rate_bytes=10_000_000,
+    packet_overhead=-14,
+    latency_ns=10_000_000,
+    jitter_ns=1_000_000,
+    limit_packets=700,
+    loss_u32=5,
+    gemodel=Gemodel(1, 2, 3, 4),
+    reorder_u32=6,
+    duplicate_u32=7,
+    slot=SlotPlan(1, 2, 3, 4),
+    seed=8,
+)
+
+
+def _attribute(kind: int, content: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(content), kind) + content
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "name"),
+    [
+        (1, struct.pack("=3I", 0, 1, 0), "correlation"),
+        (3, struct.pack("=2I", 6, 1), "correlation"),
+        (4, struct.pack("=2I", 1, 0), "corrupt"),
+        (5, _attribute(1, struct.pack("=5I", 1, 2, 3, 4, 5)), "not Gilbert-Elliott"),
+        (6, struct.pack("=IiIi", 1, 0, 48, 5), "cells"),
+        (7, struct.pack("=I", 1), "ecn"),
+        (12, struct.pack("=qqiiqq", 1, 2, 3, 4, 5, 0), "slot table"),
+        (3, struct.pack("=2I", 0, 0), "gap 1"),
+    ],
+)
+def test_an_effect_that_nobody_asked_for_is_refused(kind: int, content: bytes, name: str) -> None:
     with pytest.raises(ShapingError, match=name):
-        qdisc.unpack(_with_attribute(kind, struct.pack("=Q", 1)))
+        tca.unpack(tca.pack(PLAN) + _attribute(kind, content))
 
 
-@pytest.mark.parametrize(("field", "name"), [(3, "gap"), (4, "duplicate"), (5, "jitter")])
-def test_an_effect_in_the_fixed_part_is_refused(field: int, name: str) -> None:
-    options = bytearray(qdisc.pack(PLAN))
-    struct.pack_into("=I", options, 4 * field, 1)
-    with pytest.raises(ShapingError, match=name):
-        qdisc.unpack(bytes(options))
+@pytest.mark.parametrize("kind", [1, 3, 4, 6, 7, 8, 10, 11, 12, 14])
+def test_an_attribute_of_another_size_is_refused(kind: int) -> None:
+    with pytest.raises(ShapingError, match=r"attribute has 44 bytes, expected \d+"):
+        tca.unpack(tca.pack(PLAN) + _attribute(kind, bytes(44)))
 
 
-_ATTRIBUTES = st.lists(st.tuples(st.integers(0, 16), st.binary(max_size=24)), max_size=6)
+def test_a_delay_that_is_stated_in_ticks_only_is_refused() -> None:
+    with pytest.raises(ShapingError, match="only in ticks"):
+        tca.unpack(struct.pack("=6I", 156_250, 700, 0, 0, 0, 0))
+
+
+_ATTRIBUTES = st.lists(st.tuples(st.integers(0, 16), st.binary(max_size=40)), max_size=6)
+
+
+def _joined(attributes: list[tuple[int, bytes]]) -> bytes:
+    return b"".join(_attribute(kind, content) + bytes(-len(content) % 4) for kind, content in attributes)
 
 
 @given(st.binary(min_size=24, max_size=24), _ATTRIBUTES, st.binary(max_size=9))
 def test_any_bytes_are_a_plan_or_a_shaping_error(fixed: bytes, attributes: list[tuple[int, bytes]], rest: bytes) -> None:
-    packed = [struct.pack("=HH", 4 + len(content), kind) + content + bytes(-len(content) % 4) for kind, content in attributes]
     with contextlib.suppress(ShapingError):
-        assert isinstance(qdisc.unpack(fixed + b"".join(packed) + rest), NetemPlan)
+        assert isinstance(tca.unpack(fixed + _joined(attributes) + rest), NetemPlan)
+
+
+@given(_ATTRIBUTES, st.binary(max_size=9))
+def test_any_bytes_are_counters_or_a_shaping_error(attributes: list[tuple[int, bytes]], rest: bytes) -> None:
+    with contextlib.suppress(ShapingError):
+        tca.counters(_joined(attributes) + rest)
 
 
 def test_unpacking_stops_at_an_attribute_that_claims_too_much() -> None:
     with pytest.raises(ShapingError, match="claims"):
-        qdisc.unpack(qdisc.pack(PLAN) + struct.pack("=HH", 400, 6))
+        tca.unpack(tca.pack(PLAN) + struct.pack("=HH", 400, 6))
+
+
+def test_counters_are_of_ip_packets() -> None:
+    basic = _attribute(1, struct.pack("=QI4x", 10 * 1514, 10))
+    queue = _attribute(3, struct.pack("=5I", 3, 3 * 114, 4, 5, 6))
+    found = tca.counters(basic + queue)
+    assert (found.packets, found.bytes, found.dropped_buffer, found.backlog_bytes) == (10, 15_000, 4, 300)
+    assert found.dropped_loss is None
+    many = 2**32 + 10  # the first attribute's number of packets has 32 bits
+    wide = tca.counters(_attribute(1, struct.pack("=QI4x", many * 1514, 10)) + queue + _attribute(8, struct.pack("=Q", many)))
+    assert (wide.packets, wide.bytes) == (many, many * 1500)

@@ -12,17 +12,33 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import LabError
+from testbed.errors import LabError, SpecError
 from testbed.net.namespace import Namespace
-from testbed.net.relay import Port, Relay, lateness_percentile
+from testbed.net.relay import Port, Relay, lateness_percentile, wire
 from testbed.net.relay.tun import open_tun
-from testbed.spec import Pipe
+from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, Schedule, Slot, Trace, trace
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def pipe(*, rate_bps=10**8, delay_ns=0, buffer_bytes=10**6, loss=0.0, seed=1):
-    return Pipe(rate_bps=rate_bps, delay_ns=delay_ns, buffer_bytes=buffer_bytes, loss=loss, seed=seed)
+def pipe(*, rate_bps=10**8, delay_ns=0, buffer_bytes=10**6, loss=0.0, seed=1, **others):
+    return Pipe(
+        **{
+            "rate_bps": rate_bps,
+            "delay_ns": delay_ns,
+            "jitter_ns": 0,
+            "buffer_bytes": buffer_bytes,
+            "loss": (Bernoulli(probability=loss) if loss else None) if isinstance(loss, float) else loss,
+            "reorder": 0.0,
+            "jitter_reorders": False,
+            "duplicate": 0.0,
+            "slot": None,
+            "seed": seed,
+            "schedule": None,
+            "trace": None,
+        }
+        | others
+    )
 
 
 def packet(target, number, length=100):
@@ -161,14 +177,143 @@ def test_lateness_counts_every_delivered_packet(star):
 def test_the_settings_are_what_was_asked_for(star):
     asked = pipe(rate_bps=5 * 10**6, delay_ns=7, buffer_bytes=9_000, loss=0.125)
     settings = star((None, None), (asked, None), overhead_bytes=14).relay.settings
-    assert settings["ports"] == {
-        "port0": {"up": None, "down": None},
-        "port1": {
-            "up": {"rate_bps": 5 * 10**6, "delay_ns": 7, "buffer_ns": asked.buffer_ns, "loss": 0.125, "overhead_bytes": 14},
-            "down": None,
-        },
+    assert settings["ports"]["port0"] == {"up": None, "down": None}
+    assert settings["ports"]["port1"]["down"] is None
+    held = settings["ports"]["port1"]["up"]
+    assert {key: held[key] for key in ("rate_bps", "delay_ns", "buffer_bytes", "loss", "overhead_bytes")} == {
+        "rate_bps": 5 * 10**6,
+        "delay_ns": 7,
+        "buffer_bytes": 9_000,
+        "loss": {"model": "bernoulli", "probability": 0.125},
+        "overhead_bytes": 14,
     }
     assert settings["scheduling"] in ("SCHED_FIFO", "SCHED_OTHER")
+
+
+def test_copies_and_bursts_of_loss_close_the_books(star):
+    bursts = GilbertElliott(enter_bad=0.2, leave_bad=0.3, lost_in_bad=1, lost_in_good=0)
+    lab = star((None, None), (pipe(loss=bursts, duplicate=0.3), None))
+    for n in range(200):
+        lab.ends[1].send(packet(0, n))
+    up = lab.settled("port1", "up", 200)["port1"]["up"]
+    assert up["dropped_loss"] > 0
+    assert up["duplicated"] > 0
+    assert up["packets_out"] == 200 + up["duplicated"] - up["dropped_loss"]
+    arrived = [number(lab.ends[0].recv(2000)) for _ in range(up["packets_out"])]
+    assert arrived == sorted(arrived)
+    assert len(arrived) - len(set(arrived)) <= up["duplicated"]
+
+
+def test_jitter_reorders_only_where_it_is_asked_to(star):
+    jitter = {"jitter_ns": 20_000_000, "delay_ns": 20_000_000}
+    lab = star((None, None), (pipe(**jitter), None), (pipe(**jitter, jitter_reorders=True), None))
+    arrived = {}
+    for source in (1, 2):
+        for n in range(100):
+            lab.ends[source].send(packet(0, n))
+        arrived[source] = [number(lab.ends[0].recv(2000)) for _ in range(100)]
+    assert arrived[1] == list(range(100))
+    assert arrived[2] != list(range(100))
+    assert sorted(arrived[2]) == list(range(100))
+    counters = lab.relay.counters()
+    assert counters["port1"]["up"]["reordered"] == 0
+    assert counters["port2"]["up"]["reordered"] > 0
+
+
+def test_a_share_of_packets_overtakes_all_that_wait(star):
+    lab = star((None, None), (pipe(delay_ns=200_000_000, reorder=0.2, seed=5), None))
+    start = time.monotonic_ns()
+    for n in range(50):
+        lab.ends[1].send(packet(0, n))
+    arrived = []
+    for _ in range(50):
+        n = number(lab.ends[0].recv(2000))
+        arrived.append((n, time.monotonic_ns() - start))
+    reordered = lab.relay.counters()["port1"]["up"]["reordered"]
+    assert 0 < reordered < 50
+    slow = [n for n, _ in arrived[reordered:]]
+    assert [n for n, _ in arrived[:reordered]] == sorted(set(range(50)) - set(slow))
+    assert slow == sorted(slow)
+    assert arrived[reordered][1] >= 200_000_000
+
+
+def exchange_ns(lab, length=100):
+    start = time.monotonic_ns()
+    lab.ends[1].send(packet(0, 0, length))
+    lab.ends[0].recv(2000)
+    return time.monotonic_ns() - start
+
+
+def test_a_schedule_plays_from_its_start_until_it_is_held(star):
+    change = Change(at_ns=0, rate_bps=10**8, delay_ns=60_000_000, jitter_ns=0, loss=None)
+    lab = star((None, None), (pipe(schedule=Schedule(changes=(change,), repeat_ns=None)), None))
+    assert exchange_ns(lab) < 60_000_000
+    lab.relay.play(time.monotonic_ns())
+    assert exchange_ns(lab) >= 60_000_000
+    lab.relay.hold()
+    time.sleep(0.1)  # order is kept: behind what is under way
+    assert exchange_ns(lab) < 60_000_000
+
+
+def test_a_change_is_for_the_next_packet_and_keeps_what_is_under_way(star):
+    lab = star((None, None), (pipe(delay_ns=80_000_000), None))
+    start = time.monotonic_ns()
+    lab.ends[1].send(packet(0, 1))
+    lab.settled("port1", "up", 1)
+    lab.relay.change("port1", "up", pipe(delay_ns=0))
+    lab.ends[1].send(packet(0, 2))
+    assert [number(lab.ends[0].recv(2000)) for _ in range(2)] == [1, 2]
+    assert time.monotonic_ns() - start >= 80_000_000
+    assert exchange_ns(lab) < 80_000_000
+    lab.relay.change("port1", "up", pipe(delay_ns=90_000_000))
+    assert exchange_ns(lab) >= 90_000_000
+    assert lab.relay.settings["ports"]["port1"]["up"]["delay_ns"] == 90_000_000
+    assert lab.relay.counters()["port1"]["up"]["packets_in"] == 4
+    with pytest.raises(LabError, match="no such port; it has: port0, port1"):
+        lab.relay.change("port7", "up", pipe())
+
+
+def test_both_sides_mean_the_same_by_an_opportunity():
+    assert wire.OPPORTUNITY_BYTES == trace.OPPORTUNITY_BYTES  # written twice: the relay process does without pydantic
+
+
+def test_a_trace_is_followed_packet_by_packet(star, tmp_path):
+    (tmp_path / "slow.trace").write_text("40\n80\n200\n")
+    times, digest = trace.read(tmp_path / "slow.trace")
+    slow = Trace(file="slow.trace", digest=digest, length_ms=200, opportunities=len(times), loop=True, offset_ms=0)
+    lab = star((None, None), (pipe(trace=slow), None))
+    begin = time.monotonic_ns()
+    lab.relay.play(begin)
+    for n in range(4):
+        lab.ends[1].send(packet(0, n, 1500))
+    for wait_ms in (40, 80, 200, 240):
+        lab.ends[0].recv(2000)
+        assert time.monotonic_ns() - begin >= wait_ms * 1_000_000
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_slots_are_refused_before_anything_starts(star, live):
+    slotted = pipe(slot=Slot(wait_ns=1, wait_max_ns=1, packets=1, max_bytes=0))
+    with pytest.raises(SpecError, match="engine netem only"):
+        star((None, None), (None, None)).relay.change("port1", "up", slotted) if live else star((slotted, None))
+
+
+def test_a_starved_relay_shows_in_its_lateness(star):
+    """SIGSTOP is what a machine that looks elsewhere does to the relay: what was to leave meanwhile is late, and says so."""
+    lab = star((None, None), (pipe(delay_ns=100_000_000), None))
+    before = lab.settled("port1", "up", 0)["process"]["lateness"]
+    for n in range(20):
+        lab.ends[1].send(packet(0, n))
+    lab.settled("port1", "up", 20)
+    os.kill(lab.relay.pid, signal.SIGSTOP)
+    time.sleep(0.2)
+    os.kill(lab.relay.pid, signal.SIGCONT)
+    for _ in range(20):
+        lab.ends[0].recv(2000)
+    after = lab.relay.counters()["process"]["lateness"]
+    between = [late - early for early, late in zip(before, after, strict=True)]
+    assert sum(between) == 20
+    assert lateness_percentile(between, 0.5) > 10_000  # us, of about 100 ms
 
 
 def test_ports_must_differ(star):

@@ -9,8 +9,6 @@ from testbed.net import sysctl
 from testbed.net.namespace import Namespace
 
 IDLE = "net.ipv4.tcp_slow_start_after_idle"
-DEFAULT = "net.ipv4.tcp_congestion_control"
-ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
 
 
 @pytest.mark.root
@@ -43,27 +41,6 @@ def test_white_space_makes_no_difference() -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("algorithm", ["cubic", "reno"])
-def test_a_congestion_control_is_allowed_for_the_moment_only(algorithm: str) -> None:
-    before, default = sysctl.read(ALLOWED), sysctl.read(DEFAULT)
-    with Namespace("a") as a:
-        with sysctl.congestion_control_allowed(algorithm), a.entered():
-            assert sysctl.set_congestion_control(algorithm) == {DEFAULT: algorithm}
-        assert sysctl.read(ALLOWED) == before
-        assert sysctl.read(DEFAULT) == default
-        with a.entered():
-            assert sysctl.read(DEFAULT) == algorithm
-
-
-@pytest.mark.root
-def test_the_list_is_restored_after_a_failure() -> None:
-    before = sysctl.read(ALLOWED)
-    with pytest.raises(ZeroDivisionError), sysctl.congestion_control_allowed("cubic"):
-        raise ZeroDivisionError
-    assert sysctl.read(ALLOWED) == before
-
-
-@pytest.mark.root
 def test_an_unknown_congestion_control_names_those_that_there_are() -> None:
     with pytest.raises(CapabilityError, match=r"'nonesuch'; it has: .*reno.*modprobe tcp_nonesuch"):
-        sysctl.congestion_control_allowed("nonesuch").__enter__()
+        sysctl.require_congestion_control("nonesuch")

@@ -1,133 +1,214 @@
-"""The plan of a star: laws that hold for every profile, engine and number of nodes."""
+"""The plans of both topologies: laws that hold for every mixture of profiles, engine and number of nodes."""
 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 
 import pytest
 
-from testbed import spec
+from testbed import profiles, spec
 from testbed.errors import SpecError
 from testbed.net import topology
-from testbed.net.elements import Plug, Star
+from testbed.net.elements import DIRECTIONS, Plan, Plug
+from testbed.profiles import LinkProfile
 
-CASES = [(name, engine, nodes) for name in sorted(spec.profile_files()) for engine in ("netem", "relay") for nodes in (1, 3, 40)]
+MIXTURES = {
+    "one": ("cable",),
+    "lossy": ("lossy-80mbps",),
+    "unshaped": ("datacenter",),
+    "mixed": ("cable", "datacenter", "lossy-80mbps"),
+}
+ARRANGE = {"star": topology.star, "line": topology.line}
+
+
+def _profiles(names: tuple[str, ...], links: int) -> list[LinkProfile]:
+    if len(names) == 1:
+        return [profiles.load_profile(names[0])]
+    return [_agreeing(name) for name, _ in zip(itertools.cycle(names), range(links), strict=False)]
+
+
+def _agreeing(name: str) -> LinkProfile:
+    return profiles.load_profile(name).model_copy(update={"mtu": 1500, "slow_start_after_idle": False})
+
+
+CASES = [
+    (shape, mixture, engine, nodes)
+    for shape in ARRANGE
+    for mixture in MIXTURES
+    for engine in ("netem", "relay")
+    for nodes in (2, 4, 40)
+]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
-def star(request: pytest.FixtureRequest) -> Star:
-    name, engine, nodes = request.param
-    return topology.star(spec.load_profile(name), nodes, engine)
+def case(request: pytest.FixtureRequest) -> tuple[str, Plan]:
+    shape, mixture, engine, nodes = request.param
+    return shape, ARRANGE[shape](_profiles(MIXTURES[mixture], nodes - (shape == "line")), nodes, engine)
 
 
-def _plugs(star: Star) -> list[Plug]:
-    return [plug for cable in star.cables for plug in (cable.near, cable.far)]
+def _plugs(plan: Plan) -> list[Plug]:
+    return [plug for cable in plan.cables for plug in (cable.near, cable.far)]
 
 
-def _other_end(star: Star, place: str, device: str) -> Plug:
-    for cable in star.cables:
+def _other_end(plan: Plan, place: str, device: str) -> Plug:
+    for cable in plan.cables:
         for here, there in ((cable.near, cable.far), (cable.far, cable.near)):
             if (here.place, here.device) == (place, device):
                 return there
     raise AssertionError(f"no cable at {device} of {place}")
 
 
-def test_names_and_addresses_are_unique(star: Star) -> None:
-    names = [place.name for place in star.places]
-    addresses = [address for place in star.places for _, address in place.addresses]
-    macs = [plug.mac for plug in _plugs(star)]
-    devices = [(plug.place, plug.device) for plug in _plugs(star)] + [(tun.place, tun.device) for tun in star.tuns]
-    for column in (names, addresses, macs, devices):
+def test_names_and_addresses_are_unique(case: tuple[str, Plan]) -> None:
+    _, plan = case
+    names = [place.name for place in plan.places]
+    addresses = [address for place in plan.places for _, address in place.addresses]
+    macs = [plug.mac for plug in _plugs(plan)]
+    devices = [(plug.place, plug.device) for plug in _plugs(plan)] + [(tun.place, tun.device) for tun in plan.tuns]
+    for column in (names, addresses, macs, devices, [tun.name for tun in plan.tuns], [link.name for link in plan.links]):
         assert len(set(column)) == len(column)
     assert all(len(device) <= 15 for _, device in devices)
 
 
-def test_every_node_and_the_hub_have_their_address(star: Star) -> None:
-    held = {place.name: [address for _, address in place.addresses] for place in star.places}
-    assert held[topology.HUB] == [topology.HUB_ADDRESS]
-    for index, node in enumerate(star.nodes):
-        assert held[node] == [topology.node_address(index)]
+def test_every_end_of_a_link_has_its_address(case: tuple[str, Plan]) -> None:
+    _, plan = case
+    held = {place.name: {address: device for device, address in place.addresses} for place in plan.places}
+    for link in plan.links:
+        for end in (link.near, link.far):
+            assert held[end.place][end.address] in (end.device, "lo")
 
 
-def test_every_next_hop_is_the_other_end_of_its_cable(star: Star) -> None:
-    for place in star.places:
+def test_every_next_hop_is_the_other_end_of_its_cable(case: tuple[str, Plan]) -> None:
+    _, plan = case
+    for place in plan.places:
         stated = {(n.device, n.address): n.mac for n in place.neighbours}
         for (device, address), mac in stated.items():
-            other = _other_end(star, place.name, device)
+            other = _other_end(plan, place.name, device)
             assert other.mac == mac
-            assert address in [a for p in star.places if p.name == other.place for _, a in p.addresses]
+            assert address in [a for p in plan.places if p.name == other.place for _, a in p.addresses]
         for route in place.routes:
             if route.via is not None:
                 assert (route.device, route.via) in stated
 
 
-def test_packets_find_their_way_between_any_two_nodes_and_the_hub(star: Star) -> None:
-    """Follow the routes: node, gateway (if any), hub, gateway, node. TUN devices lead to the relay, which knows every address."""
-    places = {place.name: place for place in star.places}
-    owners = {address: place.name for place in star.places for _, address in place.addresses}
-    ends = [topology.HUB, *star.nodes[:3], star.nodes[-1]]
-    for start in ends:
-        for end in ends:
-            target, here, hops = places[end].addresses[0][1], start, 0
-            while here != end:
-                assert hops < 6, f"{start} to {end} goes round"
-                assert here == start or places[here].sysctls["net.ipv4.ip_forward"] == "1"
-                matching = [r for r in places[here].routes if r.destination == "default" or _within(target, r.destination)]
-                route = max(
-                    matching, key=lambda r: 0 if r.destination == "default" else ipaddress.ip_network(r.destination).prefixlen
-                )
-                cabled = any((plug.place, plug.device) == (here, route.device) for plug in _plugs(star))
-                here = _other_end(star, here, route.device).place if cabled else owners[target]
-                hops += 1
+def _follow(plan: Plan, start: str, target: str) -> str:
+    """Where a packet from `start` to an address ends. TUN devices lead to the relay, which knows every address."""
+    places = {place.name: place for place in plan.places}
+    owners = {address: place.name for place in plan.places for _, address in place.addresses}
+    cabled = {(plug.place, plug.device) for plug in _plugs(plan)}
+    here, hops = start, 0
+    while target not in [address for _, address in places[here].addresses]:
+        assert hops < 6, f"{start} to {target} goes round"
+        assert here == start or places[here].sysctls["net.ipv4.ip_forward"] == "1"
+        matching = [r for r in places[here].routes if r.destination == "default" or _within(target, r.destination)]
+        route = max(matching, key=lambda r: 0 if r.destination == "default" else ipaddress.ip_network(r.destination).prefixlen)
+        here = _other_end(plan, here, route.device).place if (here, route.device) in cabled else owners[target]
+        hops += 1
+    return here
 
 
 def _within(address: str, destination: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(destination)
 
 
-def test_no_shaper_sits_on_a_device_of_a_sender(star: Star) -> None:
-    roles = {place.name: place.role for place in star.places}
-    assert all(roles[shaper.place] == "gateway" for shaper in star.shapers)
+def test_packets_find_their_way(case: tuple[str, Plan]) -> None:
+    """In a star between any two nodes and the hub, in a line between neighbours."""
+    shape, plan = case
+    for link in plan.links:
+        assert _follow(plan, link.near.place, link.far.address) == link.far.place
+        assert _follow(plan, link.far.place, link.near.address) == link.near.place
+    if shape == "star":
+        ends = [link.near for link in (plan.links[0], plan.links[1], plan.links[-1])]
+        for here, there in itertools.product(ends, ends):
+            assert _follow(plan, here.place, there.address) == there.place
 
 
-def test_tcp_settings_are_stated_wherever_connections_end(star: Star) -> None:
-    for place in star.places:
-        stated = place.congestion_control is not None and "net.ipv4.tcp_slow_start_after_idle" in place.sysctls
-        assert stated == (place.role != "gateway")
+def test_no_shaper_sits_on_a_device_of_a_sender(case: tuple[str, Plan]) -> None:
+    _, plan = case
+    roles = {place.name: place.role for place in plan.places}
+    assert all(roles[shaper.place] == "gateway" for shaper in plan.shapers)
+
+
+def test_every_asked_direction_is_shaped_once_and_counted_where_it_is_shaped(case: tuple[str, Plan]) -> None:
+    _, plan = case
+    by_qdisc = {(s.link, s.direction): (s.place, s.device) for s in plan.shapers}
+    assert len(by_qdisc) == len(plan.shapers)
+    ports = {tun.name: tun for tun in plan.tuns}
+    for link in plan.links:
+        for way in DIRECTIONS:
+            meter, asked = link.meters[way], link.profile.pipe(way)
+            if link.shaper == "relay":
+                assert meter.kind == "port"
+                port = ports[meter.place]
+                assert (port.up if meter.what == "up" else port.down) == asked
+                assert port.place == (link.near if way == "up" or port.place == link.near.place else link.far).place
+            elif asked is not None:
+                assert (meter.kind, (meter.place, meter.what)) == ("qdisc", by_qdisc.pop((link.name, way)))
+            else:
+                assert meter.kind in ("sent", "received")
+    assert not by_qdisc
+
+
+def test_the_transport_is_stated_wherever_connections_end(case: tuple[str, Plan]) -> None:
+    _, plan = case
+    for place in plan.places:
+        assert ("net.ipv4.tcp_slow_start_after_idle" in place.sysctls) == (place.role != "gateway")
+        assert all((route.congestion_control is None) == (place.role == "gateway") for route in place.routes)
+
+
+def test_each_node_of_a_line_talks_to_each_neighbour_as_their_link_says() -> None:
+    links = [_agreeing(name).model_copy(update={"congestion_control": name}) for name in ("cable", "datacenter", "lossy-80mbps")]
+    for engine in ("netem", "relay"):
+        plan = topology.line(links, 4, engine)
+        stated = {(place.name, route.device): route.congestion_control for place in plan.places for route in place.routes}
+        for link in plan.links:
+            for end in (link.near, link.far):
+                assert stated[end.place, end.device] == link.profile.name
 
 
 @pytest.mark.parametrize("engine", ["netem", "relay"])
-def test_an_unshaped_profile_needs_neither_gateway_nor_relay(engine: spec.Engine) -> None:
-    star = topology.star(spec.load_profile("datacenter"), 3, engine)
-    assert star.shaper == "none"
-    assert not star.shapers
-    assert not star.tuns
-    assert {place.role for place in star.places} == {"hub", "node"}
-
-
-def test_each_direction_of_each_link_is_shaped_once() -> None:
-    star = topology.star(spec.load_profile("cable"), 4, "netem")
-    assert sorted((s.link, s.direction) for s in star.shapers) == sorted((n, d) for n in star.nodes for d in ("up", "down"))
-    assert len({(s.place, s.device) for s in star.shapers}) == len(star.shapers)
+@pytest.mark.parametrize("shape", ["star", "line"])
+def test_an_unshaped_profile_needs_neither_gateway_nor_relay(shape: str, engine: spec.Engine) -> None:
+    plan = ARRANGE[shape]([profiles.load_profile("datacenter")], 3, engine)
+    assert {link.shaper for link in plan.links} == {"none"}
+    assert not plan.shapers
+    assert not plan.tuns
+    assert {place.role for place in plan.places} == {"hub", "node"} - ({"hub"} if shape == "line" else set())
 
 
 def test_an_unshaped_direction_of_a_shaped_link_has_no_shaper() -> None:
-    profile = spec.load_profile("cable").model_copy(update={"down": None})
-    assert {s.direction for s in topology.star(profile, 2, "netem").shapers} == {"up"}
-    assert all(tun.down is None for tun in topology.star(profile, 2, "relay").tuns)
+    profile = profiles.load_profile("cable").model_copy(update={"down": None})
+    assert {s.direction for s in topology.star([profile], 2, "netem").shapers} == {"up"}
+    assert all(tun.down is None for tun in topology.star([profile], 2, "relay").tuns)
 
 
-def test_links_with_losses_draw_them_from_different_seeds() -> None:
-    profile = spec.load_profile("lossy-80mbps")
-    star = topology.star(profile, topology.MAX_NODES, "netem")
-    seeds = [shaper.plan.seed for shaper in star.shapers]
-    assert len(set(seeds)) == len(seeds)
+@pytest.mark.parametrize("shape", ["star", "line"])
+def test_links_and_directions_draw_their_losses_from_different_seeds(shape: str) -> None:
+    """Also where a profile gives both directions the same."""
+    profile = profiles.load_profile("lossy-80mbps")
     assert profile.up is not None
-    assert profile.down is not None
-    assert seeds[:2] == [profile.up.seed, profile.down.seed]
+    same = profile.model_copy(update={"down": profile.up})
+    plan = ARRANGE[shape]([same], topology.MAX_NODES, "netem")
+    seeds = [shaper.plan.seed for shaper in plan.shapers]
+    assert len(set(seeds)) == len(seeds)
+    assert seeds[0] == profile.up.seed
 
 
-@pytest.mark.parametrize("nodes", [0, topology.MAX_NODES + 1])
-def test_a_star_of_no_or_too_many_nodes_is_refused(nodes: int) -> None:
-    with pytest.raises(SpecError, match="nodes"):
-        topology.star(spec.load_profile("cable"), nodes, "netem")
+@pytest.mark.parametrize(("shape", "nodes"), [("star", 0), ("line", 1), ("star", 255), ("line", 255)])
+def test_no_or_too_many_nodes_are_refused(shape: str, nodes: int) -> None:
+    with pytest.raises(SpecError, match=rf"a {shape} has \d to 254 nodes, asked for {nodes}"):
+        ARRANGE[shape]([profiles.load_profile("cable")], nodes, "netem")
+
+
+def test_a_wrong_number_of_profiles_is_refused() -> None:
+    cable = profiles.load_profile("cable")
+    with pytest.raises(SpecError, match="2 profiles for a line of 4 nodes, which has 3 links"):
+        topology.line([cable, cable], 4, "relay")
+
+
+@pytest.mark.parametrize("what", [{"mtu": 1400}, {"slow_start_after_idle": True}])
+def test_links_that_disagree_in_what_a_node_has_once_are_refused(what: dict[str, object]) -> None:
+    cable = _agreeing("cable")
+    (name,) = what
+    with pytest.raises(SpecError, match=rf"must agree in {name}.*cable has .*, other has "):
+        topology.star([cable, cable.model_copy(update={"name": "other", **what})], 2, "netem")

@@ -23,8 +23,9 @@ from testbed.errors import StageError
 from testbed.pipeline.control import Done, Evaluated, Failed, Host, Ready, Start, Step
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, load_profile
+from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 60.0
@@ -35,7 +36,7 @@ STEPS = 4
 def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str = "fp32", **training: Any) -> Cell:
     return Cell(
         codec=codec,
-        profile=load_profile("datacenter"),
+        profiles=(load_profile("datacenter"),),
         topology="star",
         engine="relay",
         compute="measured",
@@ -95,8 +96,8 @@ def jobs_of(cell: Cell, folder: Path, tokens: Path, limit_s: float = 30.0) -> tu
         vocabulary=VOCABULARY,
         tokens=str(tokens),
         folder=str(folder),
-        device="lo",
-        overhead_bytes=(0,) * stages,
+        devices=(("lo",),) * stages,
+        overhead_bytes=0,
         limits=Limits(connect_s=limit_s, message_s=limit_s),
     )
 
@@ -348,5 +349,5 @@ def test_the_controller_s_end_imports_no_torch() -> None:
 
 
 def test_a_job_is_told_no_profile() -> None:
-    assert "profile" not in StageJob.model_fields
+    assert not {"profile", "profiles", "network", "topology"} & set(StageJob.model_fields)
     assert set(Start.model_fields) == {"kind", "job"}

@@ -23,8 +23,9 @@ from testbed.pipeline.gather import Gather, make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.pipeline.stage import Stage
 from testbed.pipeline.transport import Connection
+from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, load_profile
+from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
 
 TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 
@@ -32,7 +33,7 @@ TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: Any) -> Cell:
     return Cell(
         codec="fp32",
-        profile=load_profile("datacenter"),
+        profiles=(load_profile("datacenter"),),
         topology="star",
         engine="relay",
         compute="measured",
@@ -136,8 +137,8 @@ def train(cell: Cell, make: Callable[[Context], Codec] = Plain, data: Callable[[
         vocabulary=TOKENS,
         tokens="",
         folder="",
-        device=None,
-        overhead_bytes=(0,) * stages,
+        devices=((),) * stages,
+        overhead_bytes=0,
         limits=Limits(connect_s=20, message_s=20),
     )
     links = [tcp_pair() for _ in range(stages - 1)]

@@ -10,11 +10,13 @@ import pytest
 from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed.errors import ResultsError
+from testbed.profiles import LinkProfile
 from testbed.report import build, collect, latest
+from testbed.report.canvas import shortened
 from testbed.report.findings import findings, same_maths, settings
 from testbed.results import last_sweep
 
-FIGURES = ("step-time", "loss-time", "loss-steps", "bytes")
+FIGURES = ("step-time", "loss-time", "loss-steps", "bytes", "utilisation-1", "utilisation-2", "utilisation-3")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_the_page_says_what_was_found(page: Path) -> None:
     assert "bit for bit the same over all 3 networks" in text
     assert "drawn hollow and not to be relied on: int8 over cable" in text
     assert "stage 1: &lt;the loss&gt; is not finite" in text
-    assert "engine relay; 3 stages, gpipe, 4 micro-batches a step, 4 in flight; TCP cubic" in text
+    assert "engine relay; star of 3 stages, gpipe, 4 micro-batches a step, 4 in flight; TCP cubic" in text
     assert "slower than asked" in text
     assert "Example CPU" in text
 
@@ -102,8 +104,8 @@ def test_losses_that_differ_between_networks_are_reported(experiment: Path) -> N
 
 def test_unequal_compute_is_reported(tmp_path: Path) -> None:
     what = cell("fp32")
-    write_run(tmp_path, what, Pipeline(what.profile))
-    write_run(tmp_path, cell("int8"), Pipeline(what.profile, forward_ns=3_000_000, backward_ns=6_000_000))
+    write_run(tmp_path, what, Pipeline(what.profiles[0]))
+    write_run(tmp_path, cell("int8"), Pipeline(what.profiles[0], forward_ns=3_000_000, backward_ns=6_000_000))
     (group,) = collect.groups(collect.read(latest(tmp_path)))
     (sentence,) = [s for s in findings(group, {}) if s.startswith("The machine was not equally fast")]
     assert "with int8 and" in sentence
@@ -122,7 +124,7 @@ def test_the_same_results_give_the_same_bytes(experiment: Path, page: Path, tmp_
 
 def test_a_sweep_of_failures_is_a_page_without_figures(tmp_path: Path) -> None:
     what = cell()
-    write_run(tmp_path, what, Pipeline(what.profile), failure="stage 0 died")
+    write_run(tmp_path, what, Pipeline(what.profiles[0]), failure="stage 0 died")
     text = build(tmp_path, tmp_path / "report.html").read_text()
     assert "stage 0 died" in text
     assert "<svg" not in text
@@ -135,7 +137,7 @@ def test_nothing_to_report_is_an_error(tmp_path: Path) -> None:
 
 def test_one_cell_is_a_report(tmp_path: Path) -> None:
     what = cell("acme.codecs:VeryLongNameOfACodec", stages=1)
-    write_run(tmp_path, what, Pipeline(what.profile, stages=1))
+    write_run(tmp_path, what, Pipeline(what.profiles[0], stages=1))
     assert "acme.codecs:VeryLongNameOfACodec" in build(tmp_path, tmp_path / "report.html").read_text()
 
 
@@ -145,6 +147,40 @@ def test_settings_name_the_transport_of_each_network(tmp_path: Path) -> None:
         write_run(tmp_path, cell("fp32", link), Pipeline(link))
     (group,) = collect.groups(collect.read(latest(tmp_path)))
     assert "TCP cubic, slow start after idle off; over c bbr, slow start after idle off\nExample CPU" in settings(group)
+
+
+def test_networks_of_several_profiles_read_well(tmp_path: Path) -> None:
+    slow = profile("cable", pipe(20_000_000, 7_000_000), pipe(200_000_000, 7_000_000))
+    fast = profile("ftth", pipe(300_000_000, 2_000_000), None, congestion_control="bbr")
+    networks: tuple[tuple[LinkProfile, ...], ...] = ((slow, fast, slow), (profile("unshaped"),) * 3, (fast,))
+    for links in networks:
+        for codec in ("fp32", "int8"):
+            write_run(tmp_path, cell(codec, links), Pipeline(links))
+    text = build(tmp_path, tmp_path / "report.html").read_text()
+    assert "Over cable+ftth+cable a step takes" in text
+    assert "↑20 to 300 Mbit/s ↓200 Mbit/s or unshaped, RTT 2 to 14 ms" in text
+    (group,) = collect.groups(collect.read(latest(tmp_path)))
+    assert "over cable+ftth+cable cubic+bbr, slow start after idle off" in settings(group)
+    assert [text.count(f"<tr><td>{name}</td>") for name in ("cable", "unshaped", "ftth")] == [1, 1, 1]
+    assert "<h3>" not in text  # all of it can be compared
+
+
+def test_a_long_name_is_cut_in_its_middle() -> None:
+    assert shortened("cable+lte+cable", 20) == "cable+lte+cable"
+    name = "+".join(f"profile-{i}" for i in range(32))
+    assert shortened(name, 40).startswith("profile-0+")
+    assert shortened(name, 40).endswith("+profile-31")
+    assert "…" in shortened(name, 40)
+    assert len(shortened(name, 40)) <= 40
+
+
+def test_other_topologies_are_not_compared(tmp_path: Path) -> None:
+    link = profile("home", pipe(80_000_000, 1_000_000), pipe(80_000_000, 1_000_000))
+    for topology in ("star", "line"):
+        write_run(tmp_path, cell("fp32", link, topology=topology), Pipeline(link, topology=topology))
+    groups = collect.groups(collect.read(latest(tmp_path)))
+    assert [group.label for group in groups] == ["topology = line", "topology = star"]
+    assert "boundary-1 up" in build(tmp_path, tmp_path / "report.html").read_text()
 
 
 def test_the_report_needs_no_torch() -> None:

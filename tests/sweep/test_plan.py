@@ -24,7 +24,7 @@ def test_every_shipped_experiment_resolves() -> None:
 def test_cells_are_the_product_of_the_axes_first_axis_slowest(default: plan.Experiment) -> None:
     cells = plan.cells(default, "relay")
     assert len(cells) == len(default.axes["profile"]) * len(default.axes["codec"])
-    assert [cell.profile.name for cell in cells[: len(default.axes["codec"])]] == [default.axes["profile"][0]] * len(
+    assert [cell.network for cell in cells[: len(default.axes["codec"])]] == [default.axes["profile"][0]] * len(
         default.axes["codec"]
     )
     assert len({cell.id for cell in cells}) == len(cells)
@@ -39,7 +39,17 @@ def test_an_id_depends_on_content_and_on_nothing_else(default: plan.Experiment) 
 
 def test_an_override_changes_a_field_or_replaces_an_axis(default: plan.Experiment) -> None:
     cells = plan.cells(default, "relay", overrides=["training.steps=9", 'codec=["int8"]', "profile=lte"])
-    assert [(cell.codec, cell.profile.name, cell.training.steps) for cell in cells] == [("int8", "lte", 9)]
+    assert [(cell.codec, cell.network, cell.training.steps) for cell in cells] == [("int8", "lte", 9)]
+
+
+def test_links_may_have_a_profile_each(default: plan.Experiment) -> None:
+    overrides = ['profile=[["cable", "lte", "cable"], "lte"]', 'codec=["fp32"]']
+    mixed, same = plan.cells(default, "relay", overrides=overrides)
+    assert [profile.name for profile in mixed.links] == ["cable", "lte", "cable"]
+    assert [profile.name for profile in same.links] == ["lte"] * 3
+    assert (mixed.network, same.network) == ("cable+lte+cable", "lte")
+    (line,) = plan.cells(default, "relay", overrides=["topology=line", 'profile=[["cable", "lte"]]', 'codec=["fp32"]'])
+    assert [profile.name for profile in line.links] == ["cable", "lte"]
 
 
 def test_equal_cells_run_once(default: plan.Experiment) -> None:
@@ -70,6 +80,12 @@ def test_a_cell_that_was_written_reads_back_with_the_same_id(default: plan.Exper
         ("pipeline.in_flight=1", "need at least 3 micro-batches in flight"),
         ("training.steps", "is not of the form field=value"),
         ("workload.model=gpt2-minni", "gpt2-minni"),
+        ('profile=[["cable", "kable"]]', "did you mean 'cable'?"),
+        ('profile=[["cable", "lte"]]', "2 profiles for a star of 3 stages, which has 3 links"),
+        ("profile=[[]]", "profile must be a name, or a list of names, one a link; found []"),
+        ("profile=[3]", "profile must be a name, or a list of names, one a link; found 3"),
+        ("profiles=cable", "did you mean 'profile'?"),
+        ("topology=ring", "Input should be 'star' or 'line', found 'ring'"),
     ],
 )
 def test_a_mistake_is_one_message(default: plan.Experiment, override: str, message: str) -> None:
@@ -77,6 +93,30 @@ def test_a_mistake_is_one_message(default: plan.Experiment, override: str, messa
         plan.cells(default, "relay", overrides=[override])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_needs_a_boundary(default: plan.Experiment) -> None:
+    with pytest.raises(SpecError, match="a line has 2 to 254 nodes, asked for 1"):
+        plan.cells(default, "relay", overrides=["topology=line", "pipeline.stages=1"])
+
+
+def test_links_that_cannot_be_in_one_lab_are_refused(
+    default: plan.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netem_profiles").mkdir()
+    folder = tmp_path / "netem_profiles"
+    (folder / "small.toml").write_text('extends = "cable"\nmtu = 1400\n', encoding="utf8")
+    slot = '{ wait = "5ms", wait_max = "5ms", packets = 4, bytes = "none" }'
+    (folder / "slotted.toml").write_text(f'extends = "cable"\n[up]\nslot = {slot}\n', encoding="utf8")
+    (folder / "jittery.toml").write_text('extends = "cable"\n[up]\njitter = "2ms"\nreorder = "by-jitter"\n', encoding="utf8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"must agree in mtu.*cable has 1500, small has 1400"):
+        plan.cells(default, "relay", overrides=['profile=[["cable", "small", "cable"]]'])
+    for engine, profile in (("relay", "slotted"), ("netem", "jittery")):
+        with pytest.raises(SpecError, match=rf"network {profile}: .*(slot|jitter|reorder)"):
+            plan.cells(default, engine, overrides=[f"profile={profile}"])  # type: ignore[arg-type]
+    assert plan.cells(default, "netem", overrides=["profile=slotted"])
+    assert plan.cells(default, "relay", overrides=["profile=jittery"])
 
 
 def test_an_unknown_experiment_suggests_the_nearest() -> None:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -100,19 +101,29 @@ def _losses(run: Run) -> list[float | None]:
     return [step.loss for step in run.steps(stages - 1)]
 
 
-_UNSPLIT = (1, "datacenter")
-_SHAPED = ((3, "consumer-80mbps"), (3, "lossy-80mbps"))
+class Network(NamedTuple):
+    stages: int
+    profile: str
+    topology: str = "star"
 
 
-def _check_same_maths(command: Command, *others: tuple[int, str]) -> None:
+_UNSPLIT = Network(1, "datacenter")
+_SHAPED = (Network(3, "consumer-80mbps"), Network(3, "lossy-80mbps"))
+_MIXED = (Network(3, "cable+wifi+varying-80mbps"), Network(3, "bursty-80mbps+dsl", "line"))
+
+
+def _check_same_maths(command: Command, *others: Network) -> None:
     """Losses of 30 steps and of the evaluations, bit for bit: on every number of stages, over every network."""
     curves = {}
-    for stages, profile in (_UNSPLIT, *others):
-        command.finish(*command.cell(f"pipeline.stages={stages}", "training.evaluate_every=15", steps=30, profile=profile))
+    for network in (_UNSPLIT, *others):
+        fields = (f"pipeline.stages={network.stages}", "training.evaluate_every=15", f"topology={network.topology}")
+        command.finish(*command.cell(*fields, steps=30, profile=network.profile))
         run, summary = command.last()
         assert summary.status == "ok"
         assert summary.steps == 30
-        curves[stages, profile] = _losses(run)
+        assert run.cell.network == network.profile
+        assert len(run.lab.links) == network.stages - (network.topology == "line")
+        curves[network] = _losses(run)
     first = curves[_UNSPLIT]
     assert len(first) == 32
     assert None not in first
@@ -125,7 +136,14 @@ def _check_same_maths(command: Command, *others: tuple[int, str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_network_never_changes_the_maths(command: Command) -> None:
-    _check_same_maths(command, (2, "datacenter"), (3, "datacenter"), *_SHAPED)
+    _check_same_maths(command, Network(2, "datacenter"), Network(3, "datacenter"), *_SHAPED)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_links_of_their_own_and_topologies_never_change_the_maths(command: Command) -> None:
+    _check_same_maths(command, *_MIXED)
 
 
 @pytest.mark.root
@@ -133,7 +151,7 @@ def test_the_network_never_changes_the_maths(command: Command) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_network_never_changes_the_maths_netem(command: Command) -> None:
-    _check_same_maths(command, (3, "datacenter"), *_SHAPED)
+    _check_same_maths(command, Network(3, "datacenter"), *_SHAPED, *_MIXED)
 
 
 def _check_bytes(command: Command) -> None:
@@ -171,6 +189,33 @@ def test_a_run_leaves_records_that_describe_themselves(command: Command) -> None
     assert summary.step_s is not None
     assert 0 < summary.ideal_step_s <= summary.step_s * 1.02
     assert (run.folder / "environment.json").exists()
+    samples = list(run.samples())
+    steps = [step for stage in range(3) for step in run.steps(stage)]
+    assert run.lab.played_at_ns is not None
+    assert run.lab.played_at_ns <= samples[0].at_ns <= min(step.start_ns for step in steps)
+    assert max(step.end_ns for step in steps) <= samples[-1].at_ns
+    assert {one.node for sample in samples for one in sample.sockets} == {"node-0", "node-1", "node-2"}
+    for stage in range(3):  # what the links carried is what the stage's device counted, until its last step's end at least
+        carried = samples[-1].links[f"node-{stage}"]["up"].bytes - samples[0].links[f"node-{stage}"]["up"].bytes
+        counted = run.steps(stage)[-1].counters
+        assert counted is not None
+        assert carried == pytest.approx(counted.sent_bytes, rel=0.02)
+
+
+@pytest.mark.root
+def test_sizes_of_a_certificate_are_those_that_the_run_sends(command: Command) -> None:
+    command.finish(*command.cell(steps=3, codec="int8", profile="consumer-80mbps"))
+    run, _ = command.last()
+    sent = sorted(frame.frame_bytes for stage in range(3) for step in run.steps(stage) for frame in step.sent)
+    before, after = (
+        {int(one.detail.split()[0]) for one in found.measurements if one.quantity == "message"}
+        for found in (run.certificates.before, run.certificates.after)
+        if found is not None
+    )
+    values = 2 * 32 * 64  # sequences of a micro-batch, tokens, width
+    assert before == {values, 4 * values}
+    assert after == {sent[0]}
+    assert sent[-1] < 1.1 * sent[0]
 
 
 _OWN_CODECS = """
@@ -246,6 +291,7 @@ def test_ctrl_c_tidies_up_and_says_how_to_go_on(command: Command) -> None:
     assert "Traceback" not in output
     assert _wait_until_nothing_is_left(command) < 2
     assert command.last()[1].status == "interrupted"
+    assert sum(len(sample.sockets) > 0 for sample in command.last()[0].samples()) >= 2
 
 
 @pytest.mark.root

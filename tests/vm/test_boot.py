@@ -181,6 +181,18 @@ def _processes(runner: int) -> set[int]:
     return found
 
 
+@pytest.mark.root
+def test_the_guests_kernel_comes_before_the_guests_programs(start: Start) -> None:
+    """They share a processor; a timer of the kernel, and so a packet, must not wait for the end of a program's turn."""
+    runner = start("sh", "-c", "echo up; sleep 1000")
+    assert runner.stdout is not None
+    assert runner.stdout.readline() == b"up\n"
+    members = _processes(runner.pid)
+    (kernel,) = (pid for pid in members if os.getpgid(pid) == pid)
+    assert os.sched_getscheduler(kernel) == os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+    assert {os.sched_getscheduler(pid) for pid in members - {kernel}} == {os.SCHED_OTHER}
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Signals) -> None:
     # A shell without job control has its background programs ignore SIGINT, and with them their children.

@@ -2,7 +2,8 @@
 but no more of them moving bulk at a time than there are CPUs.
 
 This module is what goes in (Job) and what comes out (Readings): plain numbers, no verdicts; certify.py judges them.
-echo.py sends and reads ICMP (scapy), stream.py TCP, datagrams.py UDP, session.py does one link, __main__.py all of them.
+echo.py sends and reads ICMP (scapy), stream.py TCP, datagrams.py UDP (arrivals.py counts what came), session.py does one link,
+__main__.py all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from typing import Any, Literal
 
 Way = Literal["up", "down"]
 WAYS: tuple[Way, Way] = ("up", "down")
+SMALL_BYTES = 60
+"""An IP packet of ours that carries a number, a time and little more."""
+ECHO_BYTES = 84
+"""An IP packet of an ICMP echo, as ping sends it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +25,19 @@ class Line:
 
     rate_bps: int
     delay_ns: int
+    jitter_ns: int
     buffer_bytes: int
     loss: float
+    """Share of packets, in the long run."""
+    reorder: float
+    duplicate: float
     overhead_bytes: int
     """Counted on top of each IP packet: 14 where the rate counts Ethernet frames, else 0."""
+    light_pps: float
+    """Small packets a second that leave room on the wire, in the buffer and on the CPU."""
+    peak_bps: int
+    """The highest rate that the direction ever has while it is played."""
+    peak_loss: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,29 +45,36 @@ class Job:
     """What to measure on one link."""
 
     link: str
-    node_fd: int
-    """The node's network namespace."""
-    hub_fd: int
-    node_address: str
-    hub_address: str
+    near_fd: int
+    """The near end's network namespace; `up` leads from there to the far end."""
+    far_fd: int
+    near_address: str
+    far_address: str
     mtu: int
     congestion_control: str
     up: Line | None
     """None: unshaped."""
     down: Line | None
     echoes: int
+    echo_spacing_ns: int
     messages: tuple[dict[Way, int], ...]
     """Sizes in bytes, by direction."""
     repeats: int
     """How often each message is sent."""
     idle_s: float
     """Silence before each message."""
+    warm_up_s: float
+    """How long each direction is given to open its congestion window."""
+    light_s: float
+    """How long small packets are offered in both directions at once."""
+    spaced_s: float
+    """How long packets are sent so far apart that each shows its own jitter; 0: there is none."""
     rate_s: float
-    """How long UDP packets are offered, faster than the link."""
-    loss_s: float
-    """How long they are offered slower than the link; 0: not at all."""
+    """How long UDP packets are offered, faster than the link, at least: until its buffer is full."""
     bulk_s: float
     """How long TCP streams once it is up to speed; 0: not at all."""
+    follow_s: float
+    """Where not 0, nothing else is measured: for so long the link is offered more than it ever carries, while it varies."""
 
     def line(self, way: Way) -> Line | None:
         return self.up if way == "up" else self.down
@@ -86,15 +107,40 @@ class Message:
 
 @dataclass(kw_only=True)
 class Train:
-    """UDP packets of the full MTU in one direction."""
+    """UDP packets in one direction, numbered and stamped."""
 
     way: Way
+    packet_bytes: int
+    """Of each IP packet."""
     sent: int
     offer_ns: int
     """How long it took to send them."""
-    received: int
+    arrived: int
+    """Copies included."""
+    counted: int
+    """Those that arrived in `span_ns`, the first not counted, without those that jumped a queue."""
     span_ns: int
-    """From the arrival of the first to that of the last, by the kernel's clock."""
+    """From the first arrival, or from when jitter had settled, to the last, by the kernel's clock."""
+    lost: int
+    bursts: int
+    """Runs of consecutive lost packets."""
+    overtakers: int
+    """Packets that arrived before one sent earlier."""
+    copies: int
+    transit_ns: list[int]
+    """From sending to arrival, of a sample of them; in overload only of those sent after the buffer was full."""
+
+
+@dataclass(kw_only=True)
+class Span:
+    """What came out of an overloaded link in a stretch of time."""
+
+    way: Way
+    begin_ns: int
+    """CLOCK_MONOTONIC, at the receiver."""
+    end_ns: int
+    packets: int
+    packet_bytes: int
 
 
 @dataclass(kw_only=True)
@@ -129,9 +175,18 @@ class Readings:
     window_bytes: dict[Way, int] = field(default_factory=dict)
     """Congestion window after the warm-up."""
     messages: list[Message] = field(default_factory=list)
-    rate: list[Train] = field(default_factory=list)
-    loss: list[Train] = field(default_factory=list)
+    light: list[Train] = field(default_factory=list)
+    """Small packets, few enough not to wait for each other."""
+    spaced: list[Train] = field(default_factory=list)
+    """Small packets that jitter cannot push together; none where no jitter was asked for."""
+    overload: list[Train] = field(default_factory=list)
+    """Full packets, more than the link carries."""
+    spans: list[Span] = field(default_factory=list)
     bulk: list[Bulk] = field(default_factory=list)
+    small_buffers: bool = False
+    """The kernel refused socket buffers beyond its limits."""
+    timer: list[int] = field(default_factory=list)
+    """The probe's own sleeps by how late they ended, see `timer.Timer`."""
     faults: dict[str, str] = field(default_factory=dict)
     """Phase ('echo', 'stream', 'datagrams') to why it could not be finished."""
 
@@ -141,6 +196,13 @@ class Readings:
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Readings:
         """The inverse of `as_dict`, through JSON."""
-        kinds: dict[str, type[Any]] = {"messages": Message, "rate": Train, "loss": Train, "bulk": Bulk}
+        kinds: dict[str, type[Any]] = {
+            "messages": Message,
+            "light": Train,
+            "spaced": Train,
+            "overload": Train,
+            "spans": Span,
+            "bulk": Bulk,
+        }
         lists = {key: [kind(**item) for item in table[key]] for key, kind in kinds.items()}
         return cls(**{**table, **lists})

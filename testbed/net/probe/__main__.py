@@ -9,11 +9,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from testbed.net.probe import Job, Readings
 from testbed.net.probe.session import measure
 from testbed.process import die_with_parent
+
+_FAST_BPS = 150_000_000
 
 
 class Turns:
@@ -31,6 +33,13 @@ class Turns:
             yield
         finally:
             os.write(self._given_to, token)
+
+
+def _at_once(jobs: Sequence[Job], cpus: int) -> int:
+    """How many links may move bulk at a time: as many as there are CPUs, but one where a link could take them all."""
+    shaped = [line.rate_bps for job in jobs for line in (job.up, job.down) if line]
+    unshaped = any(job.up is None or job.down is None for job in jobs)
+    return 1 if shaped and (unshaped or max(shaped) > _FAST_BPS) else cpus
 
 
 def _start(job: Job, turns: Turns) -> tuple[int, int]:
@@ -67,7 +76,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     die_with_parent(asked["parent"])
     jobs = [Job.from_dict(job) for job in asked["jobs"]]
-    turns = Turns(len(os.sched_getaffinity(0)))
+    turns = Turns(_at_once(jobs, len(os.sched_getaffinity(0))))
     started = [_start(job, turns) for job in jobs]
     readings = [_finish(job, *child) for job, child in zip(jobs, started, strict=True)]
     json.dump([reading.as_dict() for reading in readings], sys.stdout)

@@ -15,11 +15,16 @@ from typing import NamedTuple
 
 from scapy.layers.inet import ICMP, IP
 
+from testbed.net.probe import ECHO_BYTES
+
 _IP_MTU_DISCOVER, _IP_PMTUDISC_DO = 10, 2
 _SO_TIMESTAMPNS = 35
+_SOL_RAW, _ICMP_FILTER = 255, 1
+_ONLY_REPLIES = struct.pack("=I", 0xFFFFFFFF & ~1)
+"""Types that are kept back, by bit: a node in the middle of a line also hears the requests of its other link's probe."""
 _TIMESPEC = struct.Struct("@qq")
 _HEADERS = 28  # IPv4 and ICMP
-PAYLOAD_BYTES = 56
+PAYLOAD_BYTES = ECHO_BYTES - _HEADERS
 
 
 class Answer(NamedTuple):
@@ -52,6 +57,7 @@ def open_socket() -> socket.socket:
     raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
     raw.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
     raw.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    raw.setsockopt(_SOL_RAW, _ICMP_FILTER, _ONLY_REPLIES)
     raw.setblocking(False)
     return raw
 

@@ -1,38 +1,29 @@
-"""The measurements of one link, in an order in which none disturbs the next: idle echoes, messages, bulk, then overload."""
+"""The measurements of one link, in an order in which none disturbs the next: idle echoes, messages,
+bulk, small packets, then overload."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
+import math
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 
 from testbed.net.probe import WAYS, Job, Readings, Way, datagrams, echo
+from testbed.net.probe.sockets import enter, socket_in
 from testbed.net.probe.stream import Stream, warm
+from testbed.net.probe.timer import Timer
 
 PRIORITY = 40
 """Below the relay's: what is measured must not suffer from being measured."""
-_CLONE_NEWNET = 0x40000000
 _UNSHAPED_BULK_S = 0.2
-_OVERLOAD, _UNDERLOAD = 1.05, 0.9
+_OVERLOAD = 1.05
+_BOTH_AT_ONCE_BPS, _FOLLOWED_AT_ONCE_BPS = 40_000_000, 200_000_000
+_LONG_ROUND_TRIP_NS = 100_000_000
 Turn = Callable[[], contextlib.AbstractContextManager[None]]
 """Entered while bytes are moved in bulk: links that share too few CPUs would measure these."""
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _enter(namespace_fd: int) -> None:
-    """Move this process; it stays there. Sockets opened before stay where they are."""
-    if _libc.setns(namespace_fd, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot enter a network namespace of the lab: {os.strerror(number)}")
-
-
-def _socket_in(namespace_fd: int, kind: int) -> socket.socket:
-    _enter(namespace_fd)
-    return socket.socket(socket.AF_INET, kind)
 
 
 @contextlib.contextmanager
@@ -54,25 +45,35 @@ def _become_real_time(job: Job) -> str:
 
 
 def _patience_ns(job: Job) -> int:
-    return 2 * job.round_trip_ns + 500_000_000
+    """How long an answer may take. Where packets are lost it is waited for in vain, so not for long."""
+    lines = [line for line in (job.up, job.down) if line]
+    slack = 100_000_000 if any(line.loss for line in lines) else 500_000_000
+    crossing = sum(line.delay_ns + 2 * line.jitter_ns + round(job.mtu * 8e9 / line.rate_bps) for line in lines)
+    return 2 * crossing + slack
+
+
+def _attempts(job: Job) -> int:
+    """How many packets to send so that one in a hundred thousand times none is answered."""
+    answered = math.prod(1 - line.loss for line in (job.up, job.down) if line)
+    return 1 if answered == 1 else min(40, math.ceil(math.log(1e-5) / math.log(1 - answered)) if answered else 40)
 
 
 def _echoes(job: Job, readings: Readings) -> None:
-    slowest = min((line.rate_bps for line in (job.up, job.down) if line), default=10**9)
-    spacing = max(5_000_000, 4 * 8_000_000_000 * (echo.PAYLOAD_BYTES + 28) // slowest)
-    _enter(job.node_fd)
+    enter(job.near_fd)
     with echo.open_socket() as raw:
         readings.echoes = job.echoes
-        readings.echo_bytes, readings.rtt_ns = echo.train(raw, job.hub_address, job.echoes, spacing, _patience_ns(job))
-        attempts = 1 if max((line.loss for line in (job.up, job.down) if line), default=0) == 0 else 8
-        readings.full_packet_passed = echo.passes(raw, job.hub_address, job.mtu, _patience_ns(job), attempts)
-        readings.bigger_packet_refused = echo.refused(raw, job.hub_address, job.mtu + 1)
+        readings.echo_bytes, readings.rtt_ns = echo.train(
+            raw, job.far_address, job.echoes, job.echo_spacing_ns, _patience_ns(job)
+        )
+        readings.full_packet_passed = echo.passes(raw, job.far_address, job.mtu, _patience_ns(job), _attempts(job))
+        readings.bigger_packet_refused = echo.refused(raw, job.far_address, job.mtu + 1)
 
 
 def _messages(job: Job, stream: Stream, readings: Readings, turn: Turn) -> None:
     readings.packet_payload_bytes = stream.packet_payload_bytes
     with turn():
-        readings.window_bytes = warm(stream)
+        # Over a long delay it is waiting for the most part.
+        readings.window_bytes = warm(stream, together=job.round_trip_ns > _LONG_ROUND_TRIP_NS)
     for _ in range(job.repeats):
         for sizes in job.messages:
             time.sleep(job.idle_s)
@@ -82,54 +83,78 @@ def _messages(job: Job, stream: Stream, readings: Readings, turn: Turn) -> None:
 
 
 def _bulk(job: Job, stream: Stream, readings: Readings) -> None:
+    lead_s = 1.0 + 4e-9 * job.round_trip_ns
     for way in WAYS:
         if job.line(way) is None:
             readings.bulk.append(stream.bulk(way, 0.1, job.bulk_s or _UNSHAPED_BULK_S))
         elif job.bulk_s:
-            readings.bulk.append(stream.bulk(way, 1.0, job.bulk_s))
+            readings.bulk.append(stream.bulk(way, lead_s, job.bulk_s))
 
 
 def _flows(job: Job, sockets: contextlib.ExitStack) -> list[datagrams.Flow]:
     flows = []
     ends: dict[Way, tuple[tuple[int, str], tuple[int, str]]] = {
-        "up": ((job.node_fd, job.node_address), (job.hub_fd, job.hub_address)),
-        "down": ((job.hub_fd, job.hub_address), (job.node_fd, job.node_address)),
+        "up": ((job.near_fd, job.near_address), (job.far_fd, job.far_address)),
+        "down": ((job.far_fd, job.far_address), (job.near_fd, job.near_address)),
     }
     for way in WAYS:
         if job.line(way) is None:
             continue
         (sender_fd, sender_address), (receiver_fd, receiver_address) = ends[way]
-        receiver = sockets.enter_context(_socket_in(receiver_fd, socket.SOCK_DGRAM))
+        receiver = sockets.enter_context(socket_in(receiver_fd, socket.SOCK_DGRAM))
         receiver.bind((receiver_address, 0))
-        sender = sockets.enter_context(_socket_in(sender_fd, socket.SOCK_DGRAM))
+        sender = sockets.enter_context(socket_in(sender_fd, socket.SOCK_DGRAM))
         sender.bind((sender_address, 0))
         sender.connect(receiver.getsockname())
         flows.append(datagrams.Flow(job, way, sender, receiver))
     return flows
 
 
+def _together(flows: list[datagrams.Flow], bps: float, most_bps: float) -> list[list[datagrams.Flow]]:
+    """Both directions at once, or one after the other where both would ask too much of the CPU."""
+    return [flows] if bps <= most_bps else [[flow] for flow in flows]
+
+
+def _datagrams(job: Job, flows: list[datagrams.Flow], readings: Readings, timer: Timer, turn: Turn) -> None:
+    lines = [flow.line for flow in flows]
+    if job.follow_s:
+        for group in _together(flows, sum(line.peak_bps for line in lines), _FOLLOWED_AT_ONCE_BPS):
+            with turn():
+                readings.spans += datagrams.follow(group, job.follow_s, timer)
+        return
+    with turn():
+        readings.light += datagrams.exchange(flows, [datagrams.light(line, job.light_s) for line in lines], timer)
+    if job.spaced_s:
+        jittery = [flow for flow in flows if flow.line.jitter_ns]
+        readings.spaced += datagrams.exchange(jittery, [datagrams.spaced(flow.line, job.spaced_s) for flow in jittery], timer)
+    for group in _together(flows, sum(line.rate_bps for line in lines), _BOTH_AT_ONCE_BPS):
+        patterns = [datagrams.overload(flow.line, job.mtu, _OVERLOAD, job.rate_s) for flow in group]
+        with turn():
+            readings.overload += datagrams.exchange(group, patterns, timer)
+
+
 def measure(job: Job, turn: Turn) -> Readings:
     """Everything that the job asks for. Phases that fail are in `faults`."""
     gc.disable()
     gc.freeze()
+    timer = Timer()
     readings = Readings(link=job.link, scheduling=_become_real_time(job))
     with contextlib.ExitStack() as sockets:
         flows: list[datagrams.Flow] = []
         with _phase("datagrams", readings):
             flows = _flows(job, sockets)
-        with _phase("echo", readings):
-            _echoes(job, readings)
-        with _phase("stream", readings):
-            node = sockets.enter_context(_socket_in(job.node_fd, socket.SOCK_STREAM))
-            hub = sockets.enter_context(_socket_in(job.hub_fd, socket.SOCK_STREAM))
-            with contextlib.closing(Stream(job, node, hub)) as stream:
-                _messages(job, stream, readings, turn)
-                with turn():
-                    _bulk(job, stream, readings)
+            readings.small_buffers = any(flow.small_buffers for flow in flows)
+        if not job.follow_s:
+            with _phase("echo", readings):
+                _echoes(job, readings)
+            with _phase("stream", readings):
+                near = sockets.enter_context(socket_in(job.near_fd, socket.SOCK_STREAM))
+                far = sockets.enter_context(socket_in(job.far_fd, socket.SOCK_STREAM))
+                with contextlib.closing(Stream(job, near, far)) as stream:
+                    _messages(job, stream, readings, turn)
+                    with turn():
+                        _bulk(job, stream, readings)
         with _phase("datagrams", readings):
-            for flow in flows:  # one after the other: both at once would ask twice as much of the CPU
-                with turn():
-                    if job.loss_s:
-                        readings.loss.append(flow.train(_UNDERLOAD, job.loss_s))
-                    readings.rate.append(flow.train(_OVERLOAD / (1 - flow.loss), job.rate_s))
+            _datagrams(job, flows, readings, timer, turn)
+    readings.timer = timer.lateness
     return readings

@@ -5,41 +5,42 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from concurrent.futures import ThreadPoolExecutor
 from select import select
 
 from testbed.net.probe import WAYS, Bulk, Job, Message, Way
+from testbed.net.probe.sockets import grow_buffers
 
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _BUFFER_BYTES = 64 << 20
 _INFO_WINDOW, _INFO_RETRANSMITS = 80, 100  # offsets into struct tcp_info
 _CHUNK = bytes(1 << 20)
 _READ_PAUSE_S = 0.001
-_WARM_UP_LIMIT_NS = 3_000_000_000
 _UNSHAPED_WINDOW = 1 << 20
+
+_BBR_LEAST_PACKETS, _BBR_PAUSE_NS = 4, 200_000_000  # its PROBE_RTT: Cardwell et al., BBR, ACM Queue 2016
 
 
 class Stream:
     """One warm TCP connection over the link, used in both directions."""
 
-    def __init__(self, job: Job, node: socket.socket, hub: socket.socket) -> None:
-        """`node` is a fresh TCP socket in the node's namespace, `hub` one in the hub's. OSError when they cannot connect."""
+    def __init__(self, job: Job, near: socket.socket, far: socket.socket) -> None:
+        """Two fresh TCP sockets, one in the namespace of each end. OSError when they cannot connect."""
         self._job = job
         name = job.congestion_control.encode()
-        for end in (node, hub):
+        for end in (near, far):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
-            end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _BUFFER_BYTES)
-            end.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
-        hub.bind((job.hub_address, 0))
-        hub.listen(1)
-        hub.settimeout(5 + 4e-9 * job.round_trip_ns)
-        node.settimeout(5 + 4e-9 * job.round_trip_ns)
-        node.bind((job.node_address, 0))
-        node.connect(hub.getsockname())
-        peer, _ = hub.accept()
-        for end in (node, peer):
+            grow_buffers(end, _BUFFER_BYTES)
+        far.bind((job.far_address, 0))
+        far.listen(1)
+        far.settimeout(5 + 4e-9 * job.round_trip_ns)
+        near.settimeout(5 + 4e-9 * job.round_trip_ns)
+        near.bind((job.near_address, 0))
+        near.connect(far.getsockname())
+        peer, _ = far.accept()
+        for end in (near, peer):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.setblocking(False)
-        self._ends: dict[Way, tuple[socket.socket, socket.socket]] = {"up": (node, peer), "down": (peer, node)}
+        self._ends: dict[Way, tuple[socket.socket, socket.socket]] = {"up": (near, peer), "down": (peer, near)}
         self._read = bytearray(1 << 20)
 
     def close(self) -> None:
@@ -67,13 +68,27 @@ class Stream:
         if found != name:
             raise OSError(f"asked the socket for congestion control {name}, it has {found}")
 
+    def _product(self, way: Way) -> float:
+        """Bytes that a shaped direction's wire and both delays hold."""
+        line = self._job.line(way)
+        return line.rate_bps * self._job.round_trip_ns / 8e9 if line else 0.0
+
     def _window_goal(self, way: Way) -> int:
         """A window that keeps the link busy, and that the link's buffer can take at once."""
         line = self._job.line(way)
         if line is None:
             return _UNSHAPED_WINDOW
-        product = line.rate_bps * self._job.round_trip_ns / 8e9
+        product = self._product(way)
         return round(min(1.25 * product + 16 * self._job.mtu, product + line.buffer_bytes / 2))
+
+    def _most_under_way(self, way: Way) -> int:
+        """What a message may have on the link: enough to keep the wire busy, else no more than the buffer takes at one stroke: so
+        a message leaves after a pause. What overflows tells of the congestion control, not of the link.
+        """
+        line = self._job.line(way)
+        if line is None:
+            return 1 << 62
+        return round(max(1.05 * self._product(way) + 8 * self._job.mtu, 0.85 * line.buffer_bytes))
 
     def _patience_ns(self, way: Way, size: int) -> int:
         line = self._job.line(way)
@@ -89,10 +104,11 @@ class Stream:
         sent = received = 0
         start = time.monotonic_ns()
         deadline = start + self._patience_ns(way, size)
+        most = self._most_under_way(way)
         while received < size:
-            while sent < size:
+            while sent < size and sent - received < most:
                 try:
-                    sent += sender.send(content[: size - sent])
+                    sent += sender.send(content[: min(size - sent, most - (sent - received))])
                 except BlockingIOError:
                     break
             if line is not None and size - received > near:
@@ -111,7 +127,7 @@ class Stream:
         return time.monotonic_ns() - start
 
     def warm_up(self, way: Way) -> None:
-        """Stream until the congestion window keeps the link busy (at most 3 s), then return to the profile's control.
+        """Stream until the congestion window keeps the link busy (`Job.warm_up_s` at most), then return to the profile's control.
 
         A loss-based control is warmed up by reno, whose slow start has no early exit (cubic's leaves at half the window
         that is needed, and takes seconds for the rest); the window is handed on. It is a state that a training run
@@ -121,13 +137,15 @@ class Stream:
         if final != "bbr":
             self._set_congestion_control(way, "reno")
         goal = self._window_goal(way)
-        limit = time.monotonic_ns() + _WARM_UP_LIMIT_NS
+        limit = time.monotonic_ns() + round(self._job.warm_up_s * 1e9)
         # bbr has to leave its start-up phase too, a matter of round trips.
         at_least = time.monotonic_ns() + (10 * self._job.round_trip_ns + 50_000_000 if final == "bbr" else 0)
         step = max(4 * self._job.mtu, goal // 2)
-        while (now := time.monotonic_ns()) < limit and (now < at_least or self.window_bytes(way) < goal):
+        # Its window then swings about what the link holds; the others' grows until it is told to stop.
+        enough = 0.9 * self._product(way) if final == "bbr" else goal
+        while (now := time.monotonic_ns()) < limit and (now < at_least or self.window_bytes(way) < enough):
             self._transfer(way, step)
-            step = max(step, self.window_bytes(way) * 2)
+            step = min(max(step, self.window_bytes(way) * 2), 2 * goal)
         self._set_congestion_control(way, final)
 
     def message(self, way: Way, size: int) -> Message:
@@ -149,7 +167,12 @@ class Stream:
         last = (0, 0)
         start = time.monotonic_ns() + round(lead_s * 1e9)
         end = start + round(seconds * 1e9)
+        floor = _BBR_LEAST_PACKETS * self.packet_payload_bytes if line and self._job.congestion_control == "bbr" else 0
         while (now := time.monotonic_ns()) < end:
+            if floor and self.window_bytes(way) <= floor:
+                # bbr empties the link for a while once in ten seconds, to see its RTT: what counts begins anew behind that.
+                start = now + _BBR_PAUSE_NS + round(lead_s * 1e9)
+                end, first, floor = start + round(seconds * 1e9), None, 0
             while sent - received < ahead:
                 try:
                     sent += sender.send(content[: ahead - (sent - received)])
@@ -183,8 +206,9 @@ class Stream:
             left -= receiver.recv_into(self._read)
 
 
-def warm(stream: Stream) -> dict[Way, int]:
-    """Warm both directions up; the congestion windows."""
-    for way in WAYS:
-        stream.warm_up(way)
+def warm(stream: Stream, together: bool) -> dict[Way, int]:
+    """Warm both directions up, `together` or one after the other; the congestion windows."""
+    with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
+        for done in [pool.submit(stream.warm_up, way) for way in WAYS]:
+            done.result()
     return {way: stream.window_bytes(way) for way in WAYS}

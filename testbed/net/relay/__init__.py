@@ -1,26 +1,31 @@
 """The userspace link emulator: one process that reads every TUN device of a lab and hands packets on when they are due.
 
-This module starts that process and talks to it. engine.py is its loop, pipe.py the formula, tun.py makes devices.
+This module starts that process and talks to it; control.py is the process's side of the conversation and engine.py its loop.
+pipe.py is the formula and shaper.py all of it, made of wire.py, loss.py and draws.py; lanes.py decides when to wake. tun.py makes
+devices.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from testbed.errors import LabError
+from testbed.errors import LabError, SpecError
+from testbed.net.relay.pipe import COUNTERS
 
 if TYPE_CHECKING:  # the relay process imports this module too, and needs no pydantic
-    from testbed.spec import Pipe
+    from testbed.profiles import Pipe
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -41,16 +46,30 @@ class Port:
     """Counted on top of each IP packet: 0 for a profile of layer ip, 14 for ethernet."""
 
 
-def _wanted(pipe: Pipe | None) -> dict[str, int | float] | None:
+def asked(pipe: Pipe | None) -> dict[str, Any] | None:
+    """A pipe as the relay process is told it. SpecError for what this engine cannot carry out."""
     if pipe is None:
         return None
-    return {
-        "rate_bps": pipe.rate_bps,
-        "delay_ns": pipe.delay_ns,
-        "buffer_ns": pipe.buffer_ns,
-        "loss": pipe.loss,
-        "seed": pipe.seed,
+    if pipe.slot is not None:
+        raise SpecError("slot is carried out by engine netem only; leave it out of the profile, or use --engine netem")
+    from testbed.profiles.timeline import timeline  # not at the top: the relay process imports this module too
+
+    varying = timeline(pipe) if pipe.schedule is not None else None
+    table = pipe.model_dump(include={"rate_bps", "delay_ns", "jitter_ns", "buffer_bytes", "loss", "reorder", "duplicate", "seed"})
+    return table | {
+        "jitter_reorders": pipe.jitter_reorders,
+        "steps": [step._asdict() | {"loss": step.loss and step.loss.model_dump()} for step in varying.steps] if varying else None,
+        "repeat_ns": varying.repeat_ns if varying else None,
+        "trace": pipe.trace and pipe.trace.model_dump(include={"digest", "loop", "offset_ms"}),
     }
+
+
+def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
+    """The content of every trace that is named, by digest: its times in ms as 32-bit words."""
+    from testbed.profiles import trace
+
+    named = {pipe.trace.digest: pipe.trace for pipe in pipes if pipe is not None and pipe.trace is not None}
+    return {digest: base64.b64encode(array("I", trace.load(record)).tobytes()).decode() for digest, record in named.items()}
 
 
 class Relay:
@@ -62,27 +81,30 @@ class Relay:
     def __init__(self, ports: Sequence[Port]) -> None:
         """Start it and wait until it carries packets. From the main thread only: it dies with the thread that started it.
 
-        LabError when it does not start, or two ports share a name or an address.
+        LabError when it does not start, or two ports share a name or an address; SpecError for a pipe that it cannot carry out.
         """
         assert threading.current_thread() is threading.main_thread()
         assert all(port.name != "process" for port in ports)  # the counters' key for the relay itself
         for what in ("name", "address"):
             if len({getattr(port, what) for port in ports}) < len(ports):
                 raise LabError(f"cannot start the relay: two of its {len(ports)} ports have the same {what}")
-        asked = {
+        wanted = {
             "parent": os.getpid(),
+            "traces": _traces(pipe for port in ports for pipe in (port.up, port.down)),
             "ports": [
                 {
                     "name": port.name,
                     "address": port.address,
                     "fd": port.tun_fd,
-                    "up": _wanted(port.up),
-                    "down": _wanted(port.down),
+                    "up": asked(port.up),
+                    "down": asked(port.down),
                     "overhead_bytes": port.overhead_bytes,
                 }
                 for port in ports
             ],
         }
+        self._names = [port.name for port in ports]
+        self._speaking = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "testbed.net.relay"],
             stdin=subprocess.PIPE,
@@ -92,9 +114,13 @@ class Relay:
             cwd=_ROOT,
             start_new_session=True,
         )
-        self.settings = self._ask((json.dumps(asked) + "\n").encode(), "start the relay")
+        self.settings = self._ask(wanted, "start the relay")
 
-    def _ask(self, request: bytes, attempt: str) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], attempt: str) -> dict[str, Any]:
+        with self._speaking:  # a sampler asks for counters while the main thread plays and changes
+            return self._converse((json.dumps(request, separators=(",", ":")) + "\n").encode(), attempt)
+
+    def _converse(self, request: bytes, attempt: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -118,12 +144,39 @@ class Relay:
         return self._process.pid
 
     def counters(self) -> dict[str, dict[str, Any]]:
-        """Per port `{"up": ..., "down": ...}`: packets_in/out, bytes_in/out, dropped_buffer, dropped_loss, backlog_bytes.
+        """Per port `{"up": ..., "down": ...}`: what `pipe.COUNTERS` names, in packets and bytes of IP.
 
-        Under `process`: `lateness` (packets by powers of two of us after they were due, see `Engine.counters`),
-        lateness_max_ns, undeliverable_packets, refused_packets, cpu_s. LabError when the relay has died.
+        Under `process`: `lateness` (packets by powers of two of us after they were to leave, see `Engine.process_counters`),
+        lateness_max_ns, undeliverable_packets, refused_packets, cpu_s. From any thread. LabError when the relay has died.
         """
-        return self._ask(b"?", "read the relay's counters")
+        found = self._ask({"do": "count"}, "read the relay's counters")
+        by_port: dict[str, dict[str, Any]] = {
+            name: {side: dict(zip(COUNTERS, numbers, strict=True)) for side, numbers in zip(("up", "down"), pair, strict=True)}
+            for name, pair in zip(self._names, found["ports"], strict=True)
+        }
+        return by_port | {"process": found["process"]}
+
+    def play(self, start_ns: int) -> None:
+        """Schedules and traces of all ports begin at this moment of CLOCK_MONOTONIC. LabError when the relay has died."""
+        self._ask({"do": "play", "start_ns": start_ns}, "play the schedules and traces")
+
+    def hold(self) -> None:
+        """Back to every pipe's own constant numbers. LabError when the relay has died."""
+        self._ask({"do": "hold"}, "stop the schedules and traces")
+
+    def change(self, port: str, direction: Literal["up", "down"], pipe: Pipe | None) -> None:
+        """Put another pipe in the place of a direction's, from its next packet on.
+
+        What is under way keeps its time; counters and the sequence of losses go on. Where the relay is playing, the new pipe's
+        schedule or trace is where it would be had it played from the start.
+
+        LabError when there is no such port or the relay has died, SpecError for a pipe that it cannot carry out.
+        """
+        if port not in self._names:
+            raise LabError(f"cannot change {port}: the relay has no such port; it has: {', '.join(self._names)}")
+        request = {"do": "change", "port": port, "direction": direction, "pipe": asked(pipe), "traces": _traces([pipe])}
+        found = self._ask(request, f"change {port} {direction}")
+        self.settings["ports"][port][direction] = found["settings"]
 
     def close(self) -> None:
         """End it, by the end of its input. Packets under way are lost."""

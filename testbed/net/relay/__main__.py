@@ -13,8 +13,7 @@ import os
 import sys
 from typing import Any
 
-from testbed.net.relay.engine import Engine, EnginePort
-from testbed.net.relay.pipe import Shaper, Unshaped
+from testbed.net.relay.control import Control
 from testbed.process import die_with_parent
 
 PRIORITY = 50
@@ -42,44 +41,25 @@ def become_real_time() -> dict[str, Any]:
     }
 
 
-def _pipe(asked: dict[str, Any] | None, overhead_bytes: int, stream: int) -> Shaper | Unshaped:
-    return Unshaped() if asked is None else Shaper(**asked, overhead_bytes=overhead_bytes, stream=stream)
-
-
-def _say(content: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content) + "\n")
-    sys.stdout.flush()
+def _first_line(fd: int) -> bytes:
+    """Nothing follows it before it is answered."""
+    parts: list[bytes] = []
+    while not parts or not parts[-1].endswith(b"\n"):
+        parts.append(os.read(fd, 1 << 20))
+        if not parts[-1]:
+            sys.exit("the input ended before the ports were named")
+    return b"".join(parts)
 
 
 def main() -> None:
     """One relay, from its first line of input to the end of its input."""
-    with open(0, "rb", buffering=0, closefd=False) as requests:  # unbuffered: what follows the line is for the loop
-        asked = json.loads(requests.readline())
+    asked = json.loads(_first_line(0))
     die_with_parent(asked["parent"])
-    ports = [
-        EnginePort(
-            port["name"],
-            port["address"],
-            port["fd"],
-            _pipe(port["up"], port["overhead_bytes"], 2 * index),
-            _pipe(port["down"], port["overhead_bytes"], 2 * index + 1),
-        )
-        for index, port in enumerate(asked["ports"])
-    ]
-
-    def control() -> bool:
-        request = os.read(0, 1)  # every request is one byte; nothing at all is the end
-        if request:
-            _say(engine.counters())
-        return bool(request)
-
-    engine = Engine(ports, 0, control)
+    control = Control(asked, requests_fd=0, answers_fd=sys.stdout.fileno())
     gc.disable()  # the loop makes no cycles, and a collection would be felt as lateness
     gc.freeze()
-    settings = become_real_time()
-    pipes = {port.name: {"up": port.up.settings(), "down": port.down.settings()} for port in ports}
-    _say({**settings, "ports": pipes})
-    engine.run()
+    control.answer({**become_real_time(), **control.settings()})
+    control.engine.run()
 
 
 if __name__ == "__main__":

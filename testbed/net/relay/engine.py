@@ -14,26 +14,26 @@ from heapq import heappop, heappush
 from select import select
 from socket import inet_aton
 from time import monotonic_ns, process_time
-from typing import Any, NamedTuple
+from typing import Any
 
-from testbed.net.relay.pipe import DROPPED, Shaper, Unshaped, counters
+from testbed.net.relay.lanes import Lanes
+from testbed.net.relay.pipe import NEVER, Direction, Unshaped
 
 _BATCH = 64
 # Sleeping has a price: to wake takes tens of microseconds in a guest of a hypervisor, and as much CPU time.
 _SPIN_NS = 30_000  # a wait as short as that is cheaper spent awake
-_LONG_SLEEP_NS = 1_000_000  # from such a sleep (a lone packet, where lateness would be seen) wake ...
-_EARLY_NS = 60_000  # ... so much early
+_EARLY_NS = 60_000  # where lateness would be seen, wake so much early, and spend the rest awake
 _PACKET_BYTES = 16_384  # more than any MTU that a profile may have
+_BUSY = (errno.EIO, errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 
 
-class EnginePort(NamedTuple):
+class EnginePort:
     """A device and the two directions of its link; `up` leads away from it."""
 
-    name: str
-    address: str
-    fd: int
-    up: Shaper | Unshaped
-    down: Shaper | Unshaped
+    def __init__(self, name: str, address: str, fd: int, up: Direction, down: Direction) -> None:
+        self.name, self.address, self.fd, self.up, self.down = name, address, fd, up, down
+        self.lane_up = self.lane_down = 0
+        """Where packets wait that this port's up pipe let go last, and those of its down pipe. Numbered by the engine."""
 
 
 class Engine:
@@ -41,80 +41,61 @@ class Engine:
 
     def __init__(self, ports: Sequence[EnginePort], control_fd: int, control: Callable[[], bool]) -> None:
         """`control` is called when `control_fd` can be read; the loop ends when it returns False."""
-        self._ports, self._control_fd, self._control = tuple(ports), control_fd, control
+        self.ports = tuple(ports)
+        for number, port in enumerate(self.ports):
+            port.lane_up, port.lane_down = 2 * number, 2 * number + 1
+        self._control_fd, self._control = control_fd, control
+        self.look_again()
         self._by_address = {inet_aton(port.address): port for port in ports}
         self._lateness = [0] * 64
         self._lateness_max_ns = 0
         self._undeliverable = 0  # not IPv4, or for an address that no port has
         self._refused = 0  # the destination's device is down or out of memory
 
-    def counters(self) -> dict[str, dict[str, Any]]:
-        """Per port its two directions; under `process` the loop itself.
+    def look_again(self) -> None:
+        """To be called when a direction of a port has been replaced."""
+        self._least_down_ns = min((port.down.least_delay_ns for port in self.ports), default=0)
+
+    def process_counters(self) -> dict[str, Any]:
+        """The loop itself.
 
         `lateness` counts delivered packets: its element k those that left less than 2**k us, and no less than half that,
-        after they were due (element 0: less than 1 us).
+        after they were to leave (element 0: less than 1 us). See lanes.py for when that is.
         """
-        now = monotonic_ns()
-        found: dict[str, dict[str, Any]] = {
-            port.name: {"up": counters(port.up, now), "down": counters(port.down, now)} for port in self._ports
-        }
-        found["process"] = {
+        return {
             "lateness": self._lateness[:],
             "lateness_max_ns": self._lateness_max_ns,
             "undeliverable_packets": self._undeliverable,
             "refused_packets": self._refused,
             "cpu_s": process_time(),
         }
-        return found
 
     def run(self) -> None:
         """Carry packets until `control` says that it is over. OSError when a device is gone."""
         # One long function, local names: this is the one place where a call per packet would be felt.
         clock, read, write = monotonic_ns, os.read, os.write
         lateness = self._lateness
-        by_fd = {port.fd: port for port in self._ports}
+        ports = {port.fd: port for port in self.ports}
         by_address = self._by_address
-        readers = [*by_fd, self._control_fd]
-        # Between the pipes: (out of the up pipe at, number, destination, packet). After both: (due, number, descriptor, packet).
+        readers = [*ports, self._control_fd]
+        lanes = Lanes(2 * len(self.ports))
+        push, queues, first_ns, wake_ns, left_ns = lanes.push, lanes.queues, lanes.first_ns, lanes.wake_ns, lanes.left_ns
+        held_ns = lanes.held_ns
+        # Between the pipes: (out of the up pipe at, number, destination, packet).
         transit: list[tuple[int, int, EnginePort, bytes]] = []
-        departures: list[tuple[int, int, int, bytes]] = []
-        shortest_down = min((port.down.delay_ns for port in self._ports if isinstance(port.down, Shaper)), default=0)
         number = 0
+        ready: Sequence[int] = ()
+        answering = False
         while True:
-            now = clock()
-            while transit and transit[0][0] <= now:
-                due, order, target, packet = heappop(transit)
-                due = target.down.admit(due, len(packet))
-                if due != DROPPED:
-                    heappush(departures, (due, order, target.fd, packet))
-            while departures and departures[0][0] <= now:
-                due, _, fd, packet = heappop(departures)
-                late = clock() - due
-                try:
-                    write(fd, packet)
-                except OSError as error:
-                    if error.errno not in (errno.EIO, errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM):
-                        raise
-                    self._refused += 1
-                lateness[(late // 1000).bit_length()] += 1
-                if late > self._lateness_max_ns:
-                    self._lateness_max_ns = late
-            timeout: float | None = None
-            if departures or transit:
-                wake = departures[0][0] if departures else transit[0][0] + shortest_down
-                if transit and transit[0][0] + shortest_down < wake:
-                    wake = transit[0][0] + shortest_down
-                left = wake - clock()
-                if left > _LONG_SLEEP_NS:
-                    left -= _EARLY_NS
-                timeout = left * 1e-9 if left > _SPIN_NS else 0.0
-            for fd in select(readers, (), (), timeout)[0]:
-                source = by_fd.get(fd)
+            for fd in ready:
+                source = ports.get(fd)
                 if source is None:
                     if not self._control():
                         return
                     continue
-                admit = source.up.admit
+                up = source.up
+                offer = up.offer
+                straight = isinstance(up, Unshaped)
                 for _ in range(_BATCH):
                     try:
                         packet = read(fd, _PACKET_BYTES)
@@ -124,12 +105,58 @@ class Engine:
                     if found is None:
                         self._undeliverable += 1
                         continue
-                    due = admit(clock(), len(packet))
-                    if due == DROPPED:
-                        continue
-                    number += 1
-                    if isinstance(found.down, Shaper):
-                        heappush(transit, (due, number, found, packet))
-                    else:
-                        found.down.admit(due, len(packet))
-                        heappush(departures, (due, number, found.fd, packet))
+                    length = len(packet)
+                    for out in offer(clock(), length):
+                        number += 1
+                        down = found.down
+                        if isinstance(down, Unshaped):
+                            down.offer(out, length)
+                            push(source.lane_up, (out, number, found.fd, packet))
+                        elif straight:
+                            for due in down.offer(out, length):
+                                push(found.lane_down, (due, number, found.fd, packet))
+                        else:
+                            heappush(transit, (out, number, found, packet))
+            now = clock()
+            while transit and transit[0][0] <= now:
+                out, order, target, packet = heappop(transit)
+                for due in target.down.offer(out, len(packet)):
+                    push(target.lane_down, (due, order, target.fd, packet))
+            written: dict[int, None] = {}
+            for lane, first in enumerate(first_ns):
+                if first > now:
+                    continue
+                queue, planned = queues[lane], wake_ns[lane]
+                while queue and queue[0][0] <= now:
+                    due, _, fd, packet = queue.popleft()
+                    late = clock() - (due if due > planned else planned)
+                    try:
+                        write(fd, packet)
+                    except OSError as error:
+                        if error.errno not in _BUSY:
+                            raise
+                        self._refused += 1
+                    written[fd] = None
+                    if late > 0:
+                        lateness[(late // 1000).bit_length()] += 1
+                        if late > self._lateness_max_ns:
+                            self._lateness_max_ns = late
+                    else:  # awake before it had to be
+                        lateness[0] += 1
+                left_ns[lane] = due
+                lanes.plan(lane)
+            # The kernel answers inside write: an acknowledgement, or what it allows to be sent, is there already.
+            answering = bool(written) and not answering
+            if answering:
+                ready = tuple(written)
+                continue
+            timeout: float | None = None
+            wake = min(wake_ns, default=NEVER)
+            if transit:
+                wake = min(wake, transit[0][0] + self._least_down_ns)
+            if wake < NEVER:
+                left = wake - clock()
+                if wake not in held_ns:
+                    left -= _EARLY_NS
+                timeout = left * 1e-9 if left > _SPIN_NS else 0.0
+            ready = select(readers, (), (), timeout)[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import socket
 import struct
 
 from testbed.errors import CapabilityError, LabError
@@ -13,7 +12,6 @@ from testbed.errors import CapabilityError, LabError
 _TUNSETIFF = 0x400454CA
 _IFF_TUN = 0x0001
 _IFF_NO_PI = 0x1000
-_SIOCSIFTXQLEN = 0x8943
 _NAME_BYTES = 15
 QUEUE_PACKETS = 10_000
 """What the device holds for the reader. A sender may hand over a whole TCP window at once, and the queue that is being
@@ -23,8 +21,9 @@ emulated must be the only one that drops."""
 def open_tun(name: str) -> int:
     """Make the TUN device `name`, still down, in the calling thread's network namespace; the result is its file descriptor.
 
-    Non-blocking, no packet-information header, one IP packet per read and per write, a queue of QUEUE_PACKETS. The device
-    ends when its last descriptor is closed. CapabilityError where this machine or user cannot; LabError for other failures.
+    Non-blocking, no packet-information header, one IP packet per read and per write. Whoever switches it on gives it a queue of
+    QUEUE_PACKETS, by netlink: the ioctl for that is refused in a user namespace. The device ends when its last descriptor is
+    closed. CapabilityError where this machine or user cannot; LabError for other failures.
     """
     if not 0 < len(name.encode()) <= _NAME_BYTES:
         raise LabError(f"cannot make the TUN device {name!r}: a device name has 1 to {_NAME_BYTES} bytes")
@@ -37,8 +36,6 @@ def open_tun(name: str) -> int:
         ) from None
     try:
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
-            fcntl.ioctl(link, _SIOCSIFTXQLEN, struct.pack("16si20x", name.encode(), QUEUE_PACKETS))
     except OSError as error:
         os.close(fd)
         if error.errno == errno.EPERM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2LMHeadModel
+from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
 from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import WorkloadSpec
-from testbed.workloads import table
-from testbed.workloads.gpt2 import StageModel, build, configuration
+from testbed.workloads import gpt2, llama, table
+from testbed.workloads.build import build
+from testbed.workloads.gpt2 import configuration
+from testbed.workloads.model import StageModel
 
 SEED, MICROBATCHES, STEPS = 11, 2, 3
 
@@ -30,7 +33,12 @@ def _one_thread() -> Iterator[None]:
 
 def workload(model: str = "gpt2-midi", sequence_length: int = 24) -> WorkloadSpec:
     return WorkloadSpec(
-        family="gpt2", model=model, text="bundled", sequence_length=sequence_length, batch_size=4, validation_batches=1
+        family="llama" if "llama" in model else "gpt2",
+        model=model,
+        text="bundled",
+        sequence_length=sequence_length,
+        batch_size=4,
+        validation_batches=1,
     )
 
 
@@ -81,28 +89,48 @@ def train_stages(stages: list[StageModel]) -> tuple[list[Tensor], dict[str, Tens
 
 
 def reference(size: str = "gpt2-midi") -> Any:
+    family = llama if size.startswith("llama") else gpt2
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return GPT2LMHeadModel(configuration(table.SIZES[size]))
+        return family.WHOLE(family.configuration(table.SIZES[size]))
 
 
-def cut(spec: WorkloadSpec, stages: int) -> list[StageModel]:
-    return [build(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096) for s in range(stages)]
+def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> list[StageModel]:
+    return [build(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
 
 
-@pytest.fixture(scope="module")
-def whole() -> tuple[list[Tensor], dict[str, Tensor]]:
-    torch.set_num_threads(1)
-    return train_whole(reference())
+@functools.cache
+def whole(size: str) -> tuple[list[Tensor], dict[str, Tensor]]:
+    return train_whole(reference(size))
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
-def test_training_in_stages_is_training_the_whole(stages: int, whole: tuple[list[Tensor], dict[str, Tensor]]) -> None:
-    losses, parameters = train_stages(cut(workload(), stages))
-    assert [loss.item() for loss in losses] == [loss.item() for loss in whole[0]]
-    assert list(parameters) == list(whole[1])  # the names, and the order of transformers
-    assert all(torch.equal(parameters[name], value) for name, value in whole[1].items())
-    assert whole[0][-1] < whole[0][0] + 1  # something was computed
+@pytest.mark.parametrize("size", ["gpt2-midi", "llama-nano"])
+@pytest.mark.parametrize("shares", [1, 2, 3, 4, 5, 6, "uneven"], ids=str)
+def test_training_in_stages_is_training_the_whole(size: str, shares: int | str) -> None:
+    uneven = [1, table.SIZES[size].layers - 3, 2]
+    stages = cut(workload(size), 3, uneven) if shares == "uneven" else cut(workload(size), int(shares))
+    losses, parameters = train_stages(stages)
+    expected, names = whole(size)
+    assert [loss.item() for loss in losses] == [loss.item() for loss in expected]
+    assert list(parameters) == list(names)  # the names, and the order of transformers
+    assert all(torch.equal(parameters[name], value) for name, value in names.items())
+    assert expected[-1] < expected[0] + 1  # something was computed
+
+
+def test_what_stages_learned_is_a_checkpoint(tmp_path: Path) -> None:
+    """Parameter names map back: transformers loads what the stages hold."""
+    for size, kind in (("gpt2-nano", GPT2LMHeadModel), ("llama-nano", LlamaForCausalLM)):
+        stages = cut(workload(size), 3)
+        train_stages(stages)
+        model = reference(size)
+        model.load_state_dict({name: value for stage in stages for name, value in stage.named_parameters()})
+        model.save_pretrained(tmp_path / size)
+        ids = batches()[0, 0, :, :-1]
+        hidden = ids
+        with torch.no_grad():
+            for stage in stages:
+                hidden = stage(hidden)
+            assert torch.equal(hidden, kind.from_pretrained(tmp_path / size, attn_implementation="sdpa")(ids).logits)
 
 
 def test_a_stage_holds_its_own_parameters_and_no_others() -> None:
@@ -185,8 +213,8 @@ def test_a_cached_checkpoint_is_found_by_its_id(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(SpecError, match="llama"):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(SpecError, match="mamba"):
         table.check(workload(str(tmp_path)), 1)
     (tmp_path / "config.json").write_text("not json")
     with pytest.raises(SpecError, match="not the config"):
@@ -204,6 +232,11 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_built() -> None:
+    with pytest.raises(SpecError, match=r"family is 'gpt2', and the model 'llama-nano' is a llama"):
+        build(workload("llama-nano").model_copy(update={"family": "gpt2"}), stage=0, stages=1, seed=0, vocabulary=4096)
+    for shares in ([2, 6], [8, 0, 0], [1, 1, 1]):
+        with pytest.raises(SpecError, match=r"3 numbers from 1 on that add up to 8"):
+            cut(workload(), 3, shares)
     with pytest.raises(UnknownNameError, match="did you mean 'gpt2-mini'"):
         table.check(workload("gpt2-mimi"), 1)
     with pytest.raises(SpecError, match="8 layers cannot be cut into 9"):

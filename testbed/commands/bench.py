@@ -1,0 +1,115 @@
+"""Commands that measure testbed itself. Each prints a table that names the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed.commands.console import EngineFlag, out, resolve, table
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.net.accuracy import Accuracy
+
+app = typer.Typer(help="Measure testbed itself: how true its links are, how fast a lab stands.", no_args_is_help=True)
+
+
+@app.command()
+def links(
+    engine: EngineFlag = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Three points instead of the whole grid.")] = False,
+    busy: Annotated[bool, typer.Option("--busy", help="Each point once more with a busy loop on every processor.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Results as JSON; points in it are not measured again.")
+    ] = None,
+    compare: Annotated[Path | None, typer.Option(help="Another engine's results: do the two agree?")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write the tables as a Markdown page.")] = None,
+) -> None:
+    """Measure how true links are over a grid of rates and delays: goodput, RTT, messages after idle, queue depth, losses."""
+    from testbed import paths, results
+    from testbed.net import accuracy
+    from testbed.report import accuracy as drawn
+    from testbed.sweep.environment import snapshot
+    from testbed.sweep.machine import machine
+
+    other = results.read_json(compare, accuracy.Accuracy) if compare else None
+    chosen, reason = resolve(engine)
+    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    found = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
+    if found is not None and found.engine != chosen:
+        raise UserError(f"{output} holds results of the engine {found.engine}, not {chosen}; name another file with -o")
+    found = found or accuracy.Accuracy(engine=chosen, engine_reason=reason, machine=snapshot(), results=())
+    have = {result.point for result in found.results}
+    waiting = [point for point in accuracy.grid(chosen, quick=quick, busy=busy) if point not in have]
+    minutes = sum(point.seconds() for point in waiting) / 60
+    out.print(f"{len(waiting)} points to measure, {len(have)} at hand: about {minutes:.0f} min", highlight=False)
+    for file in (output, page):
+        if file:
+            results.make_folder(file.absolute().parent, "name another file")
+    with machine():
+        for number, point in enumerate(waiting, start=1):
+            result = accuracy.measure(point, chosen, reason)
+            found = found.model_copy(update={"results": (*found.results, result)})
+            if output:
+                results.write_json(output, found)
+            verdict = result.error or ("PASS" if result.passed else "FAIL")
+            took = f" in {result.certificate.seconds:.0f} s" if result.certificate else ""
+            out.print(f"{number}/{len(waiting)}  {point.name}: {verdict}{took}", highlight=False, soft_wrap=True)
+    _print_accuracy(found, other)
+    if page:
+        page.write_text(drawn.page([found, other] if other else [found]), encoding="utf8")
+        paths.give_to_user(page)
+    agrees = all(one.holds for one in accuracy.agreement(found, other)) if other else True
+    if not agrees or not all(result.passed for result in found.results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def lab(
+    engine: EngineFlag = "auto",
+    nodes: Annotated[list[int], typer.Option(help="Sizes of the star.")] = [2, 16, 32],  # noqa: B006
+    repetitions: Annotated[int, typer.Option(min=1, help="Builds of each; the medians are told.")] = 5,
+) -> None:
+    """Measure how fast a star of nodes stands and is gone again, beside Mininet and NeST where they are installed."""
+    from testbed.net import labspeed
+    from testbed.sweep.environment import snapshot
+    from testbed.sweep.machine import machine
+
+    chosen, reason = resolve(engine)
+    about = snapshot()
+    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    load = f"load {about['load_average'][0]:.2f}"
+    out.print(f"{about['cpu_model'] or 'unknown processor'}, {about['cores']} processors, Linux {about['kernel']}, {load}")
+    rows = table("tool", "nodes", "build", "teardown", "n", "how", right=("nodes", "build", "teardown", "n"))
+    with machine():
+        for count in nodes:
+            netem = chosen == "netem"
+            found = [labspeed.ours(count, chosen, repetitions)]
+            found += [peer.measure(count, repetitions, netem=netem) for peer in labspeed.PEERS]
+            for one in found:
+                times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (one.build_s, one.teardown_s)]
+                rows.add_row(one.tool, str(one.nodes), *times, str(one.repetitions), one.note)
+    out.print(rows)
+
+
+def _print_accuracy(found: Accuracy, other: Accuracy | None) -> None:
+    from testbed.report import accuracy as drawn
+
+    for one in (found, other) if other else (found,):
+        out.print(f"\n{drawn.machine_line(one)}", highlight=False)
+        for headings, lines in ((drawn.HEADINGS, drawn.rows(one)), (drawn.LOSS_HEADINGS, drawn.loss_rows(one))):
+            if lines:
+                _print_rows(headings, lines)
+    if other:
+        out.print("\nthe engines against each other")
+        _print_rows(drawn.AGREEMENT_HEADINGS, drawn.agreement_rows(found, other))
+
+
+def _print_rows(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    rows = table(*headings, right=tuple(headings[:-1]))
+    for line in lines:
+        rows.add_row(*line)
+    out.print(rows)

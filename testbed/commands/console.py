@@ -1,0 +1,48 @@
+"""What the commands share: the two consoles, the look of a table, flags, and the choice of an engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from testbed.spec import Engine
+
+out = Console(width=None if sys.stdout.isatty() else 130)
+err = Console(stderr=True)
+
+EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem where it works when tried, else relay.")]
+ResultsFlag = Annotated[Path, typer.Option(help="Folder that results are written to.")]
+SetFlag = Annotated[
+    list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field or an axis, e.g. training.steps=20.")
+]
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Only the last column gives way on a narrow terminal."""
+    found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        found.add_column(column, justify="right" if column in right else "left", no_wrap=column != columns[-1])
+    return found
+
+
+def typed(*arguments: str) -> list[str]:
+    """A command of this program as words for a shell."""
+    return ["python", "-m", "testbed", *arguments]
+
+
+def resolve(engine: str) -> tuple[Engine, str]:
+    """The engine to use and why. An ordinary user is in a user namespace from here on, where the machine allows it."""
+    from testbed.errors import UnknownNameError
+    from testbed.net import capabilities, rootless
+
+    if os.geteuid() != 0:
+        rootless.enter()
+    if engine not in ("auto", "netem", "relay"):
+        raise UnknownNameError("engine", engine, ("auto", "netem", "relay"))
+    return capabilities.resolve_engine(engine)  # type: ignore[arg-type]

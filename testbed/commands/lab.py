@@ -1,0 +1,164 @@
+"""Commands about this machine and its links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+from pydantic import ValidationError
+from rich.markup import escape
+
+from testbed import profiles, units
+from testbed.commands.console import EngineFlag, out, resolve, table, typed
+from testbed.errors import CapabilityError, UnknownNameError, UserError
+from testbed.frozen import explain
+
+if TYPE_CHECKING:
+    from testbed.net.capabilities import Finding
+
+_LOOK_S = 1.0
+"""How often a standing lab is looked after."""
+
+
+def doctor() -> None:
+    """Try everything that a lab needs on this machine, and say what mends each thing that is missing."""
+    from testbed.net import capabilities, remedies, rootless
+
+    if os.geteuid() != 0:  # as commands that need a lab do; where it is refused, the first attempt says so
+        with contextlib.suppress(CapabilityError):
+            rootless.enter()
+    facts = remedies.facts()
+    out.print(f"{remedies.platform(facts)}, kernel {facts.release}", highlight=False)
+    rows = table("", "what", "found")
+    findings = (*capabilities.findings(), _guest_kernel())
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
+        rows.add_row(mark, finding.name, escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
+    out.print(rows)
+    if missing := [finding.name for finding in findings if finding.needed and not finding.ok]:
+        out.print(f"not ready: {', '.join(missing)}", highlight=False)
+        raise typer.Exit(1)
+    out.print(f"ready; --engine auto takes {resolve('auto')[0]}", highlight=False)
+
+
+def _guest_kernel() -> Finding:
+    from testbed import vm
+    from testbed.net import remedies
+    from testbed.net.capabilities import Finding
+
+    if os.environ.get("TESTBED_GUEST") == "1":
+        return Finding(name="guest kernel", ok=True, needed=False, detail="this is it", remedy="")
+    if (kernel := vm.find()) is None:
+        remedy = remedies.remedy("guest kernel", remedies.facts())
+        return Finding(
+            name="guest kernel", ok=False, needed=False, detail="not fetched; only needed without netem", remedy=remedy
+        )
+    return Finding(name="guest kernel", ok=True, needed=False, detail=f"Linux {kernel.version} is at hand", remedy="")
+
+
+def stand(
+    profile: Annotated[list[str], typer.Argument(help="Name or path of a profile: one for all links, or one a link.")],
+    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 2,
+    topology: Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")] = "star",
+    engine: EngineFlag = "auto",
+) -> None:
+    """Build a lab and let it stand until Ctrl-C, to try things by hand: `testbed shell node-0` opens a shell inside."""
+    from testbed.net.lab import Lab, LabSpec
+    from testbed.spec import Topology
+    from testbed.sweep.machine import machine
+
+    if topology not in get_args(Topology):
+        raise UnknownNameError("topology", topology, get_args(Topology))
+    wanted = tuple(profiles.load_profile(name) for name in profile)
+    chosen, reason = resolve(engine)
+    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    try:
+        spec = LabSpec(topology=topology, profiles=wanted, nodes=nodes, engine=chosen, engine_reason=reason)
+    except ValidationError as error:
+        raise explain(error, LabSpec, "the lab asked for") from None
+    with machine(), Lab(spec) as lab:
+        rows = table("link", "profile", "from", "address", "to", "address")
+        for one in lab.links:
+            rows.add_row(one.name, one.profile.name, one.near_name, one.near_address, one.far_name, one.far_address)
+        out.print(rows)
+        if any(one.profile.varies for one in lab.links):
+            lab.play()
+            out.print("schedules and traces play from now on", highlight=False)
+        out.print(
+            f"open a shell: {shlex.join(typed('shell', lab.nodes[0].name))}; take the lab down: Ctrl-C (process {os.getpid()})",
+            highlight=False,
+            soft_wrap=True,
+        )
+        try:
+            while True:
+                time.sleep(_LOOK_S)
+                lab.check()
+        except KeyboardInterrupt:
+            out.print("taken down", highlight=False)
+
+
+def shell(
+    node: Annotated[str, typer.Argument(help="A node, `hub` or `gateway-0`. Without it: what there is.")] = "",
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Run this instead of $SHELL.")] = None,
+    pid: Annotated[int | None, typer.Option(help="Process of the lab, where several run. Else the newest.")] = None,
+) -> None:
+    """Open a shell inside a running lab, a sweep's too, as root of that network."""
+    from testbed.net import directory
+    from testbed.net.visit import visit
+
+    labs = sorted(directory.find(), key=lambda lab: lab.started, reverse=True)
+    if not labs:
+        raise UserError(f"no lab runs here that you may enter; start one with: {shlex.join(typed('lab', 'cable'))}")
+    if pid is not None and not (labs := [lab for lab in labs if lab.pid == pid]):
+        raise UserError(f"process {pid} has no lab; `{shlex.join(typed('shell'))}` lists those that run")
+    if not node:
+        rows = table("process", "started", "namespaces", right=("process",))
+        for lab in labs:
+            rows.add_row(str(lab.pid), lab.started, " ".join(lab.namespaces))
+        out.print(rows)
+        return
+    lab = labs[0]
+    if node not in lab.namespaces:
+        raise UnknownNameError("namespace in that lab", node, lab.namespaces)
+    words = command or []
+    words = words[1:] if words[:1] == ["--"] else words  # it ends our options, and stays where a node stands before it
+    visit(lab.pid, lab.namespaces[node], words or [os.environ.get("SHELL", "/bin/sh")])
+
+
+def link(
+    profile: Annotated[str, typer.Argument(help="Name of a profile, or the path of a profile file.")],
+    engine: EngineFlag = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="The short form that every run gets, under 3 s.")] = False,
+    message: Annotated[list[str], typer.Option(metavar="SIZE", help="Message sizes, e.g. 256KiB.")] = ["256KiB", "4MiB"],  # noqa: B006
+    pcap: Annotated[Path | None, typer.Option(help="Keep the packets at both ends in this pcapng file, for Wireshark.")] = None,
+    overrides: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the profile, e.g. up.rate=40Mbit.")
+    ] = [],  # noqa: B006
+) -> None:
+    """Build one link, certify it, and print asked against measured."""
+    from testbed.net.lab import Lab, LabSpec
+    from testbed.report.tables import certificate_summary, certificate_table
+    from testbed.sweep.machine import machine
+
+    wanted = profiles.load_profile(profile, overrides)
+    sizes = [units.parse_size(size) for size in message]
+    chosen, reason = resolve(engine)
+    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    with machine(), Lab(LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)) as lab:
+        certificate = lab.certify("quick" if quick else "full", sizes, pcap)
+    out.print(certificate_table(certificate))
+    if pcap is not None:
+        from testbed.net.dissect import crossings
+
+        rows = table("packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms", right=("sent", "arrived"))
+        for found in crossings(pcap):
+            rows.add_row(found.name, str(found.sent), str(found.arrived), *(f"{value:.3f}" for value in found.transit_ms))
+        out.print(rows)
+    out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)
+    if certificate.verdict != "PASS":
+        raise typer.Exit(1)

@@ -1,0 +1,56 @@
+"""Commands about link profiles."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from testbed import paths, profiles
+from testbed.commands.console import out
+from testbed.errors import UserError
+from testbed.profiles.line import line
+from testbed.profiles.model import LinkProfile
+
+_WIDE = 110
+"""Columns from which on a line also tells the loss, what varies and the transport."""
+
+_WORDS = ("profile", "varies", "TCP")
+
+
+def list_profiles(
+    name: Annotated[str | None, typer.Argument(help="Show this profile in full: its name, or the path of its file.")] = None,
+    change: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the profile shown, e.g. up.rate=40Mbit.")
+    ] = [],  # noqa: B006
+    draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the profiles, drawn from the files.")] = False,
+) -> None:
+    """List the link profiles, or show one in full, every number resolved, as a file that reads back."""
+    if draw_page:
+        from testbed.profiles.page import page
+
+        typer.echo(page(paths.profile_folders()[0]), nl=False)
+    elif name is not None:
+        shown = profiles.load_profile(name, change)
+        typer.echo(f"# {shown.name}\n{profiles.write_profile(shown)}", nl=False)
+    elif change:
+        raise UserError("--set changes one profile; name it: python -m testbed profiles NAME --set up.rate=40Mbit")
+    else:
+        out.print(profile_table([profiles.load_profile(found) for found in sorted(profiles.profile_files())], out.width))
+        out.print("python -m testbed profiles NAME shows one in full.", highlight=False)
+
+
+def profile_table(found: list[LinkProfile], width: int) -> Table:
+    """One line each, whatever the width of the terminal: a narrow one gets fewer columns, and the last is cut."""
+    columns = ["profile", "Mbit/s up", "down", "RTT ms"] + (["loss %", "varies", "TCP"] if width >= _WIDE else [])
+    lines = [line(profile) for profile in found]
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        widest = max(len(told[place]) for told in [columns, *lines])  # rich would otherwise cut all columns alike
+        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=True, min_width=widest)
+    table.add_column("what it is", no_wrap=True)
+    for told in lines:
+        table.add_row(*map(Text, told[: len(columns)]), Text(told.summary, no_wrap=True, overflow="ellipsis"))
+    return table

@@ -1,0 +1,78 @@
+"""Frozen records: their base, their one text, and how a file that does not fit one is explained to the person who wrote it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from testbed.errors import SpecError
+
+Place = tuple[int | str, ...]
+"""The way to a value inside nested records."""
+
+
+class Frozen(BaseModel):
+    """Base of every record: immutable, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def canonical_json(record: BaseModel) -> str:
+    """The one text of a record: sorted keys, no spaces."""
+    return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def _known_fields(model: type[BaseModel], place: Place) -> list[str]:
+    """The field names at a place inside a nested record."""
+    for part in place:
+        field = model.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def dotted(place: Place) -> str:
+    """Where in a nested record: ("changes", 0, "at") -> 'changes[0].at'."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str, name: Callable[[Place], str] = dotted) -> SpecError:
+    """A pydantic error as one message that names the file, the key, what was found, and the nearest known key.
+
+    `name` says how the file calls a place of the record.
+    """
+    return SpecError(f"{where}: " + "; ".join(_fault(item, model, name) for item in error.errors(include_url=False)))
+
+
+def _fault(item: ErrorDetails, model: type[BaseModel], name: Callable[[Place], str]) -> str:
+    place, says = item["loc"], item["msg"].removeprefix("Value error, ")
+    key = name(place)
+    match item["type"]:
+        case "extra_forbidden":
+            known = _known_fields(model, place[:-1])
+            near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
+            hint = f" (did you mean {name((*place[:-1], near[0]))!r}?)" if near else ""
+            return f"there is no key {key!r}{hint}; known here: {', '.join(known)}"
+        case "missing" | "value_error":  # a message of our own says what was found
+            return f"{key}: {says}" if key else says
+        case _:
+            return f"{key or 'file'}: {says}, found {item['input']!r}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. SpecError when it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf8"))
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} is not TOML: {error}") from None

@@ -1,0 +1,91 @@
+"""The links of a cell as carriers of bits: what each frame weighs on a link, and when so many bits have left it.
+
+A link that varies is followed along its timeline, from the moment at which the lab was played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles.timeline import timeline
+from testbed.spec import Cell, route
+
+HEADER_BYTES = 52
+"""IPv4 (20) and TCP with timestamps (32), on every packet."""
+
+
+def wire_bytes(frame_bytes: int, profile: LinkProfile) -> int:
+    """What a frame weighs on the profile's layer: the frame and the headers of its packets."""
+    packets = -(-frame_bytes // (profile.mtu - HEADER_BYTES))
+    return frame_bytes + packets * (HEADER_BYTES + profile.overhead_bytes)
+
+
+class Flow(NamedTuple):
+    """A stretch of time in which a wire does not change."""
+
+    begin_ns: float
+    end_ns: float
+    rate_bps: int
+    delay_ns: int
+
+
+class Wire:
+    """One shaped direction of a link. All times are nanoseconds since the links were played."""
+
+    def __init__(self, key: tuple[int, str], profile: LinkProfile, pipe: Pipe, *, played: bool) -> None:
+        """`key` tells the wires of a lab apart; a pipe that was never `played` stays at its own numbers."""
+        self.key, self.profile = key, profile
+        self._pipe = pipe
+        self._timeline = timeline(pipe) if played and pipe.varies else None
+
+    def bits(self, frame_bytes: int) -> int:
+        """What a frame weighs here."""
+        return 8 * wire_bytes(frame_bytes, self.profile)
+
+    @property
+    def packet_bits(self) -> int:
+        """What a full packet weighs here."""
+        return 8 * (self.profile.mtu + self.profile.overhead_bytes)
+
+    def rate_at(self, now_ns: float) -> int:
+        return self._pipe.rate_bps if self._timeline is None else self._timeline.at(int(now_ns)).rate_bps
+
+    def delay_at(self, now_ns: float) -> int:
+        return self._pipe.delay_ns if self._timeline is None else self._timeline.at(int(now_ns)).delay_ns
+
+    def carried_at(self, begin_ns: float, bits: float) -> float:
+        """When so many bits, begun at `begin_ns`, have left."""
+        if self._timeline is None:
+            return begin_ns + bits * 1e9 / self._pipe.rate_bps
+        return self._timeline.carried_at(begin_ns, bits)
+
+    def flows(self, begin_ns: float, end_ns: float) -> Iterator[Flow]:
+        """That time cut where the wire changes."""
+        now = begin_ns
+        while (
+            self._timeline is not None and (following := self._timeline.next_after(int(now))) is not None and following < end_ns
+        ):
+            yield Flow(now, following, self.rate_at(now), self.delay_at(now))
+            now = float(following)
+        yield Flow(now, end_ns, self.rate_at(now), self.delay_at(now))
+
+
+class Wires:
+    """Every wire of a cell's lab. Made once a run: a trace is read from its file."""
+
+    def __init__(self, cell: Cell, played_at_ns: int | None = None) -> None:
+        """`played_at_ns` as in the lab's record. SpecError when the file of a trace is gone."""
+        self._cell = cell
+        self.played_at_ns = played_at_ns
+        self._wires: dict[tuple[int, str], Wire] = {}
+        for index, profile in enumerate(cell.links):
+            sides: tuple[Literal["up", "down"], ...] = ("up", "down")
+            for side in sides:
+                if (pipe := profile.pipe(side)) is not None:
+                    self._wires[index, side] = Wire((index, side), profile, pipe, played=played_at_ns is not None)
+
+    def path(self, sender: int, receiver: int) -> tuple[Wire | None, ...]:
+        """What a frame crosses between two neighbouring stages; None for an unshaped direction."""
+        return tuple(self._wires.get((hop.link, hop.side)) for hop in route(self._cell, sender, receiver))

@@ -1,0 +1,108 @@
+"""The relay process's other side: requests, one JSON line each, that the loop carries out between two packets."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from array import array
+from collections.abc import Mapping
+from time import monotonic_ns
+from typing import Any, Literal
+
+from testbed.net.relay.engine import Engine, EnginePort
+from testbed.net.relay.lanes import HOLD_NS
+from testbed.net.relay.pipe import Direction
+from testbed.net.relay.shaper import build
+from testbed.net.relay.wire import Opportunities
+
+
+class Control:
+    """Builds the engine, and changes it while it runs."""
+
+    engine: Engine
+
+    def __init__(self, asked: Mapping[str, Any], requests_fd: int, answers_fd: int) -> None:
+        """`asked` as `testbed.net.relay.Relay` writes it."""
+        self._requests_fd, self._answers_fd = requests_fd, answers_fd
+        self._begun = b""
+        self._traces: dict[str, array[int]] = {}
+        self._playing_since_ns: int | None = None
+        self._learn(asked)
+        self._overheads = {port["name"]: port["overhead_bytes"] for port in asked["ports"]}
+        self._numbers = {port["name"]: number for number, port in enumerate(asked["ports"])}
+        ports = [
+            EnginePort(
+                port["name"],
+                port["address"],
+                port["fd"],
+                self._build(port["name"], "up", port["up"]),
+                self._build(port["name"], "down", port["down"]),
+            )
+            for port in asked["ports"]
+        ]
+        self.engine = Engine(ports, requests_fd, self.serve)
+
+    def _learn(self, request: Mapping[str, Any]) -> None:
+        for digest, content in request["traces"].items():
+            self._traces[digest] = array("I", base64.b64decode(content))
+
+    def _build(
+        self, port: str, direction: Literal["up", "down"], pipe: Mapping[str, Any] | None, before: Direction | None = None
+    ) -> Direction:
+        trace: Opportunities | None = None
+        if pipe is not None and (asked := pipe["trace"]) is not None:
+            trace = Opportunities(self._traces[asked["digest"]], asked["loop"], asked["offset_ms"])
+        stream = 2 * self._numbers[port] + (direction == "down")
+        return build(pipe, self._overheads[port], stream, trace, before, monotonic_ns())
+
+    def settings(self) -> dict[str, Any]:
+        """How long a packet of a burst may be held, and every direction as it computes now."""
+        return {
+            "hold_ns": HOLD_NS,
+            "ports": {port.name: {"up": port.up.settings(), "down": port.down.settings()} for port in self.engine.ports},
+        }
+
+    def answer(self, content: Mapping[str, Any]) -> None:
+        """One line."""
+        left = (json.dumps(content, separators=(",", ":")) + "\n").encode()
+        while left:
+            left = left[os.write(self._answers_fd, left) :]
+
+    def serve(self) -> bool:
+        """Carry out what has come in so far. False when the input has ended."""
+        content = os.read(self._requests_fd, 1 << 16)
+        *lines, self._begun = (self._begun + content).split(b"\n")
+        for line in lines:
+            self.answer(self._carry_out(json.loads(line)))
+        return bool(content)
+
+    def _carry_out(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        now, ports = monotonic_ns(), self.engine.ports
+        match request["do"]:
+            case "count":  # lists, not tables: it happens ten times a second and is felt as lateness
+                return {
+                    "ports": [(port.up.counters(now), port.down.counters(now)) for port in ports],
+                    "process": self.engine.process_counters(),
+                }
+            case "play":
+                self._playing_since_ns = request["start_ns"]
+                for port in ports:
+                    port.up.play(request["start_ns"])
+                    port.down.play(request["start_ns"])
+            case "hold":
+                self._playing_since_ns = None
+                for port in ports:
+                    port.up.hold()
+                    port.down.hold()
+            case "change":
+                self._learn(request)
+                port = ports[self._numbers[request["port"]]]
+                side: Literal["up", "down"] = request["direction"]
+                pipe = self._build(port.name, side, request["pipe"], getattr(port, side))
+                if self._playing_since_ns is not None:
+                    pipe.play(self._playing_since_ns)
+                setattr(port, side, pipe)
+                self.engine.look_again()
+                return {"settings": pipe.settings()}
+        return {}

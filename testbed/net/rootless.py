@@ -1,0 +1,72 @@
+"""A lab without root: in a user namespace of one's own, where an ordinary user may make network namespaces, links and shapers.
+
+What it lacks: real-time priorities (the certificate judges what that costs), and of the kernel's settings those that belong to
+the whole machine. Everything else is the same code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from pathlib import Path
+
+from testbed.errors import CapabilityError
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SETTINGS = Path("/proc/sys")
+_SWITCHES = (
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
+    ("kernel/unprivileged_userns_clone", "0", "1"),
+    ("user/max_user_namespaces", "0", "15000"),
+)
+"""Settings that forbid it: name, the value that does, one that does not."""
+_WHOLE_RANGE = 2**32 - 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def inside() -> bool:
+    """Whether this process lives in a user namespace that is not the machine's first."""
+    mapped = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()]
+    return mapped != [["0", "0", str(_WHOLE_RANGE)]]
+
+
+def enter() -> None:
+    """Move this process into a new user and network namespace, in which it is root. It must have one thread only.
+
+    Files that it makes still belong to the user outside. CapabilityError, which says what to do, where this machine forbids it.
+    """
+    assert threading.active_count() == 1
+    uid, gid = os.geteuid(), os.getegid()
+    if number := _unshare():
+        raise CapabilityError(_refused(number))
+    try:
+        for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            (Path("/proc/self") / name).write_text(content, encoding="ascii")
+    except OSError as error:  # AppArmor lets the namespace be made, and takes every capability in it away
+        raise CapabilityError(_refused(error.errno or errno.EPERM)) from None
+
+
+def _unshare() -> int:
+    """The errno, 0 for success."""
+    return 0 if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0 else ctypes.get_errno()
+
+
+def _refused(number: int) -> str:
+    why = f"cannot make a user namespace, which a lab without root stands in: {os.strerror(number)}"
+    return f"{why}{_hint(number)}; or run it as root (sudo), or in the guest kernel: python -m testbed vm -- COMMAND"
+
+
+def _hint(number: int) -> str:
+    for setting, forbids, allows in _SWITCHES:
+        try:
+            found = (_SETTINGS / setting).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if found == forbids:
+            name = setting.replace("/", ".")
+            return f" ({name} is {found}; allow it: sudo sysctl -w {name}={allows})"
+    if number == errno.ENOSPC:
+        return " (there are as many as user.max_user_namespaces allows)"
+    return " (in a container: start it with --privileged)" if number == errno.EPERM else ""

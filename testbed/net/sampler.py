@@ -1,0 +1,104 @@
+"""Everything that can be counted on a lab's links, ten times a second while a run lasts, one JSON line each (counters.jsonl).
+
+A thread of the controller, which waits otherwise. It reads what the kernel and the relay count anyway and touches no packet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from testbed import paths
+from testbed.net.lab import Lab
+from testbed.net.sockdiag import SocketDiagnosis
+from testbed.records import Sample, SocketSample
+
+_CHECK_EVERY = 5
+"""Samples between two looks at whether the lab still stands."""
+
+
+class Sampler:
+    """Samples from entering to leaving it; a context manager. Every line is in the file when the next is begun.
+
+    Meanwhile it is the only one to ask the lab anything, and asks whether it still stands, too: `check` says what it found.
+    """
+
+    samples: int
+    """Taken so far."""
+    cpu_s: float
+    """Time of a processor that they took, the relay's own answers not counted."""
+
+    def __init__(self, lab: Lab, path: Path, period_s: float = 0.1) -> None:
+        """`path` is made, for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
+        self._lab, self._period_s = lab, period_s
+        self.samples, self.cpu_s = 0, 0.0
+        self._fault: BaseException | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        with ExitStack() as stack:
+            self._diagnoses = [(node.name, stack.enter_context(SocketDiagnosis(node.namespace))) for node in lab.nodes]
+            self._sockets()  # what cannot be read is said before the run starts
+            self._file: IO[str] = stack.enter_context(path.open("x", encoding="utf8"))
+            paths.give_to_user(path)
+            self._stack = stack.pop_all()
+
+    def _sockets(self) -> tuple[SocketSample, ...]:
+        return tuple(
+            SocketSample(
+                node=node,
+                local=found.local,
+                remote=found.remote,
+                congestion_control=found.congestion_control,
+                rtt_us=found.info.rtt_us,
+                cwnd_packets=found.info.cwnd_packets,
+                unacked_packets=found.info.unacked_packets,
+                retransmits=found.info.retransmits,
+                delivery_rate_bps=found.info.delivery_rate_bps,
+                bytes_acked=found.info.bytes_acked,
+                bytes_received=found.info.bytes_received,
+            )
+            for node, diagnosis in self._diagnoses
+            for found in diagnosis.connections()
+        )
+
+    def _take(self) -> None:
+        if self.samples % _CHECK_EVERY == 0:
+            self._lab.check()
+        sample = Sample(at_ns=time.monotonic_ns(), links=self._lab.counters(), sockets=self._sockets())
+        self._file.write(sample.model_dump_json() + "\n")
+        self._file.flush()
+        self.samples += 1
+
+    def _run(self) -> None:
+        due = time.monotonic()
+        try:
+            while True:
+                last = self._stop.is_set()  # one more after the end, so that what came last is counted
+                self._take()
+                if last:
+                    break
+                due = max(due + self._period_s, time.monotonic())
+                self._stop.wait(due - time.monotonic())
+        except BaseException as error:
+            self._fault = error
+        self.cpu_s = time.thread_time()
+
+    def check(self) -> None:
+        """That it still samples and the lab still stands: LabError or ShapingError otherwise."""
+        if self._fault is not None:
+            raise self._fault
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._stack.close()
+        if error is None:
+            self.check()

@@ -1,0 +1,154 @@
+"""Profile files: `netem_profiles/NAME.toml` to a LinkProfile. Every message names the file, the key and what is wrong.
+
+A file states everything, or `extends` another and states what differs. `--set up.rate=40Mbit` changes what a file says.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from testbed import paths
+from testbed.errors import SpecError, UnknownNameError
+from testbed.frozen import Place, dotted, explain, read_toml
+from testbed.profiles import keys
+from testbed.profiles.keys import SIDES, Key
+from testbed.profiles.model import LinkProfile
+from testbed.profiles.reading import read_pipe
+
+_FOLDERS = "trace folders"
+"""Under this a table remembers, by side, in which folder its trace lies. It is no key of a file: those are checked before."""
+_INNER = {"loss": keys.LOSS, "slot": keys.SLOT, "trace": keys.TRACE}
+_UNITS = ("_bps", "_ns", "_ms")
+_SILENT = ("changes", "bernoulli", keys.GILBERT_ELLIOTT, "probability")
+"""Parts of the record that a file has no word for."""
+_WORDS = {"buffer_bytes": "buffer", "max_bytes": "bytes", "jitter_reorders": "reorder"}
+
+
+def profile_files() -> dict[str, Path]:
+    """Every profile by name: `./netem_profiles` before the shipped ones."""
+    found: dict[str, Path] = {}
+    for folder in reversed(paths.profile_folders()):
+        found |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return found
+
+
+def load_profile(name: str, overrides: Sequence[str] = ()) -> LinkProfile:
+    """A profile by name, or by the path of its file. UnknownNameError suggests the nearest name. `overrides` as in `override`."""
+    return read_profile(_path_of(name, None), overrides)
+
+
+def read_profile(path: Path, overrides: Sequence[str] = ()) -> LinkProfile:
+    """Read one profile file. SpecError names the file, the key and what is wrong."""
+    where = f"profile {path}"
+    try:
+        table, extended = _extended(path, ())
+        if extended:
+            where += f" (it extends {', which extends '.join(extended)})"
+        for text in overrides:
+            table = override(table, text)
+        if missing := [key.name for key in keys.TOP if key.required and key.name not in table]:
+            raise SpecError(f"it lacks {', '.join(missing)}; a profile states every number, or extends one that does")
+        if overrides and isinstance(table["source"], str):
+            table["source"] += f" Changed by --set: {', '.join(overrides)}."
+        folders = table.pop(_FOLDERS)
+        pipes = {side: read_pipe(side, table[side], folders.get(side, Path())) for side in SIDES}
+        content = {key: value for key, value in table.items() if key != "extends"}
+        return LinkProfile.model_validate(content | pipes | {"name": path.stem})
+    except ValidationError as error:
+        raise explain(error, LinkProfile, where, _file_key) from None
+    except (SpecError, UnknownNameError) as error:
+        raise SpecError(f"{where}: {error}") from None
+
+
+def _file_key(place: Place) -> str:
+    """How a file calls a place of the record: ("up", "schedule", "changes", 0, "rate_bps") -> 'up.schedule[0].rate'."""
+    found: list[int | str] = []
+    for part in place:
+        if isinstance(part, int):
+            found.append(part)
+        elif part not in _SILENT:
+            unit = next((u for u in _UNITS if part.endswith(u)), "")
+            found.append(_WORDS.get(part, part.removesuffix(unit)))
+    return dotted(tuple(found)).replace(".schedule.repeat", ".repeat")
+
+
+def _path_of(name: str, beside: Path | None) -> Path:
+    """Where a profile lies: a path (relative to the file `beside` that names it), a neighbour of that file, or a known name."""
+    if name.endswith(".toml"):
+        return beside.parent / name if beside else Path(name)
+    if beside is not None and (neighbour := beside.with_name(f"{name}.toml")).is_file():
+        return neighbour
+    files = profile_files()
+    if name not in files:
+        raise UnknownNameError("profile", name, files)
+    return files[name]
+
+
+def _extended(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The tables of a file, laid over those of the file that it extends; and the names of the files below it."""
+    if path.resolve() in seen:
+        circle = " -> ".join(p.stem for p in (*seen, path))
+        raise SpecError(f"extends goes in a circle: {circle}; one of them must state its numbers itself")
+    table = read_toml(path)
+    for key in table:
+        if key not in keys.names(keys.TOP):
+            raise UnknownNameError(f"key of {path.name}" if seen else "key", key, keys.names(keys.TOP))
+    table[_FOLDERS] = {s: path.parent for s in SIDES if isinstance(table.get(s), dict) and "trace" in table[s]}
+    if "extends" not in table:
+        return table, ()
+    name = table["extends"]
+    if not isinstance(name, str):
+        raise SpecError(f"extends must be the name of a profile, found {name!r}")
+    base, below = _extended(_path_of(name, path), (*seen, path.resolve()))
+    return _laid_over(base, table), (name, *below)
+
+
+def _laid_over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base) | dict(table)
+    for key in (*SIDES, _FOLDERS):
+        if isinstance(base.get(key), dict) and isinstance(table.get(key), dict):
+            merged[key] = base[key] | table[key]
+    return merged
+
+
+def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A file's tables with one key changed: `up.rate=40Mbit`, `mtu=1400`, `down.loss=none`, `up.trace.offset=5s`.
+
+    The value is TOML, or else the plain text it is. SpecError or UnknownNameError where the key is not one of a profile.
+    """
+    name, equals, word = (part.strip() for part in text.partition("="))
+    if not equals or not word:
+        raise SpecError(f"--set {text!r}: write KEY=VALUE, for example up.rate=40Mbit")
+    try:
+        value: Any = tomllib.loads(f"value = {word}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = word
+    place = name.split(".")
+    _must_be_known(place)
+    changed = _with(table, place, value, text)
+    if place[1:] in (["trace"], ["trace", "file"]):  # what is said here is relative to here
+        changed[_FOLDERS] = {**table.get(_FOLDERS, {}), place[0]: Path()}
+    return changed
+
+
+def _must_be_known(place: Sequence[str]) -> None:
+    known: tuple[Key, ...] = tuple(key for key in keys.TOP if key.name != "extends")
+    for depth, part in enumerate(place):
+        if part not in keys.names(known):
+            where = "a profile" if not depth else ".".join(place[:depth])
+            raise UnknownNameError(f"key of {where}", part, keys.names(known))
+        known = keys.PIPE if part in SIDES else _INNER.get(part, ()) if depth == 1 else ()
+
+
+def _with(table: Mapping[str, Any], place: Sequence[str], value: object, text: str) -> dict[str, Any]:
+    key, *rest = place
+    if not rest:
+        return {**table, key: value}
+    if not isinstance(inner := table.get(key, keys.NONE), dict):
+        raise SpecError(f"--set {text!r}: {key} is {inner!r}, and has no {rest[0]}; state the whole table in a file")
+    return {**table, key: _with(inner, rest, value, text)}

@@ -1,0 +1,214 @@
+"""The records of a link profile: every number resolved, in base units, no default that changes a measured number."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from testbed import units
+from testbed.frozen import Frozen
+from testbed.profiles.loss import Loss
+from testbed.profiles.ranges import (
+    BufferBytes,
+    BurstBytes,
+    CongestionControl,
+    Count,
+    DelayNs,
+    MomentNs,
+    Mtu,
+    PeriodNs,
+    RateBps,
+    Seed,
+    Share,
+    WaitNs,
+)
+
+
+def _jitter_within(jitter_ns: int, delay_ns: int) -> None:
+    if jitter_ns > delay_ns:
+        jitter, delay = units.write_time(jitter_ns), units.write_time(delay_ns)
+        raise ValueError(f"the jitter of {jitter} is more than the delay of {delay}; no packet arrives before it is sent")
+
+
+class Slot(Frozen):
+    """Packets leave in bursts, as from a medium that is granted now and then: netem's `slot`. Engine netem only."""
+
+    wait_ns: WaitNs
+    """Shortest wait from one burst to the next."""
+    wait_max_ns: WaitNs
+    """Longest; uniform between the two."""
+    packets: Count
+    """Most in one burst; 0: no such limit."""
+    max_bytes: BurstBytes
+    """Most in one burst; 0: no such limit."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Slot:
+        if self.wait_max_ns < self.wait_ns:
+            longest, shortest = units.write_time(self.wait_max_ns), units.write_time(self.wait_ns)
+            raise ValueError(f"wait_max is {longest}, less than wait, which is {shortest}")
+        return self
+
+
+class Change(Frozen):
+    """From `at_ns` on, these hold; all of them are stated, what a file leaves out is carried over."""
+
+    at_ns: MomentNs
+    """After the start of the run."""
+    rate_bps: RateBps
+    delay_ns: DelayNs
+    jitter_ns: DelayNs
+    loss: Loss | None
+
+    @model_validator(mode="after")
+    def _jitter_fits(self) -> Change:
+        _jitter_within(self.jitter_ns, self.delay_ns)
+        return self
+
+
+class Schedule(Frozen):
+    """A pipe that changes at stated times. Before the first change the pipe's own numbers hold."""
+
+    changes: tuple[Change, ...] = Field(min_length=1)
+    repeat_ns: PeriodNs | None
+    """After this long all begins again; None: the last change stays."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Schedule:
+        times = [change.at_ns for change in self.changes]
+        for number, (earlier, later) in enumerate(pairwise(times), start=1):
+            if later <= earlier:
+                found = f"change [{number}] is at {units.write_time(later)}, change [{number - 1}] at {units.write_time(earlier)}"
+                raise ValueError(f"{found}; the times of a schedule must increase")
+        if self.repeat_ns is not None and self.repeat_ns <= times[-1]:
+            last = f"its last change is at {units.write_time(times[-1])}"
+            raise ValueError(f"it repeats after {units.write_time(self.repeat_ns)}, and {last}; repeat later than that")
+        return self
+
+
+class Trace(Frozen):
+    """Delivery opportunities in mahimahi's format: one line of milliseconds each, good for one packet (Netravali et al.,
+    Mahimahi, ATC 2015). While it plays it takes the place of the pipe's rate; the last line's time is its length.
+    """
+
+    file: str
+    """As the profile names it, relative to the profile's folder."""
+    digest: str = Field(pattern=r"^[0-9a-f]{20}$")
+    """Of the file's content, so that a cell's id changes with it. See `trace.load`."""
+    length_ms: int = Field(ge=1)
+    opportunities: int = Field(ge=1)
+    loop: bool
+    """Whether it begins again at its end; else the pipe's rate holds from there on."""
+    offset_ms: int = Field(ge=0)
+    """Where in the trace the run begins."""
+
+    @model_validator(mode="after")
+    def _offset_inside(self) -> Trace:
+        if self.offset_ms >= self.length_ms:
+            raise ValueError(f"the offset {self.offset_ms}ms does not lie before the trace's end at {self.length_ms}ms")
+        return self
+
+
+class Pipe(Frozen):
+    """One direction of an access link.
+
+        start = max(now + jitter, free)     jitter: uniform in [-jitter, +jitter], drawn a packet; order is kept
+        free = start + bytes * 8 / rate
+        due = free + delay
+
+    A packet is dropped when it would wait longer than the buffer holds, or when the loss model says so. It is the formula of the
+    kernel's netem with a rate; jitter stands before the wire, so a busy link shows its upper end only.
+    """
+
+    rate_bps: RateBps
+    """Bits per second of the profile's layer."""
+    delay_ns: DelayNs
+    """One way, without serialisation."""
+    jitter_ns: DelayNs
+    """Largest deviation of the delay."""
+    buffer_bytes: BufferBytes
+    """What waits at most for the wire: drop-tail, packets in flight not counted."""
+    loss: Loss | None
+    reorder: Share
+    """Share of packets that leave at once, before all that wait (netem's `reorder`)."""
+    jitter_reorders: bool
+    """Jitter stands behind the wire, and packets leave when they are due, in whatever order. Engine relay only."""
+    duplicate: Share
+    """Share of packets that are offered twice."""
+    slot: Slot | None
+    seed: Seed
+    """Same seed, same packets lost, counted from the link's first packet."""
+    schedule: Schedule | None
+    trace: Trace | None
+
+    @property
+    def buffer_ns(self) -> int:
+        """The buffer as the time that it takes to drain."""
+        return round(self.buffer_bytes * 8e9 / self.rate_bps)
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of packets that is lost, in the long run."""
+        return self.loss.mean if self.loss else 0.0
+
+    @property
+    def varies(self) -> bool:
+        """Whether it changes while it is played."""
+        return self.schedule is not None or self.trace is not None
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Pipe:
+        _jitter_within(self.jitter_ns, self.delay_ns)
+        if self.jitter_reorders and not self.jitter_ns:
+            raise ValueError("reorder is 'by-jitter', and there is no jitter; state one")
+        if self.jitter_reorders and self.reorder:
+            raise ValueError("reorder is either a share or 'by-jitter'")
+        if self.schedule is not None and self.trace is not None:
+            raise ValueError("it has a schedule and a trace; choose one")
+        return self
+
+
+class LinkProfile(Frozen):
+    """An access link: a pipe away from the stage (`up`) and one towards it (`down`); None is an unshaped direction."""
+
+    name: str
+    summary: str = Field(min_length=1)
+    """What it is, in one line."""
+    source: str = Field(min_length=1)
+    """Where the numbers come from."""
+    layer: Literal["ip", "ethernet"]
+    """What the rate counts: IP packets, or Ethernet frames (14 bytes more each)."""
+    mtu: Mtu
+    """Largest IP packet, in bytes."""
+    congestion_control: CongestionControl
+    slow_start_after_idle: bool = Field(strict=True)
+    """net.ipv4.tcp_slow_start_after_idle at both ends: it decides what a small message costs after a pause."""
+    up: Pipe | None
+    down: Pipe | None
+
+    @property
+    def shaped(self) -> bool:
+        return self.up is not None or self.down is not None
+
+    @property
+    def varies(self) -> bool:
+        """Whether either direction changes while it is played."""
+        return any(pipe is not None and pipe.varies for pipe in (self.up, self.down))
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What the rate counts on top of each IP packet."""
+        return 14 if self.layer == "ethernet" else 0
+
+    def pipe(self, direction: Literal["up", "down"]) -> Pipe | None:
+        """The pipe in that direction; None: unshaped."""
+        return self.up if direction == "up" else self.down
+
+    @model_validator(mode="after")
+    def _buffer_holds_a_packet(self) -> LinkProfile:
+        for side, pipe in (("up", self.up), ("down", self.down)):
+            if pipe is not None and pipe.buffer_bytes < self.mtu:
+                raise ValueError(f"{side}.buffer holds {pipe.buffer_bytes} bytes, less than one packet of {self.mtu}; enlarge it")
+        return self

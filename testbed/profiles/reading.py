@@ -1,0 +1,180 @@
+"""One direction of a profile file to the fields of a Pipe. Every message names the key and what was found.
+
+Units are read here; whether a number is in its range is the record's own affair (model.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from testbed import units
+from testbed.errors import SpecError, UnknownNameError
+from testbed.profiles import keys, trace
+from testbed.profiles.keys import BY_JITTER, GILBERT_ELLIOTT, NONE, UNSHAPED, Key
+
+T = TypeVar("T")
+
+_RATE_AND_MEAN = 0.01
+"""How far a trace's mean may lie from the rate that stands beside it."""
+
+
+def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
+    """The fields of a Pipe, or None where the direction is unshaped. Its trace is looked for in `folder`. SpecError otherwise."""
+    if value == UNSHAPED:
+        return None
+    if not isinstance(value, dict):
+        raise SpecError(f"{side} must be a table or the word '{UNSHAPED}', found {value!r}")
+    table = _checked(f"[{side}]", value, keys.PIPE, "; a profile states every number")
+    reorder = table.get("reorder", NONE)
+    pipe: dict[str, Any] = {
+        "rate_bps": _read(f"{side}.rate", table["rate"], _rate),
+        "delay_ns": _read(f"{side}.delay", table["delay"], units.parse_time),
+        "jitter_ns": _or_none(f"{side}.jitter", table.get("jitter", NONE), units.parse_time, 0),
+        "loss": _read_loss(f"{side}.loss", table["loss"]),
+        "reorder": 0.0 if reorder == BY_JITTER else _or_none(f"{side}.reorder", reorder, units.parse_fraction, 0.0),
+        "jitter_reorders": reorder == BY_JITTER,
+        "duplicate": _or_none(f"{side}.duplicate", table.get("duplicate", NONE), units.parse_fraction, 0.0),
+        "slot": _read_slot(f"{side}.slot", table.get("slot", NONE)),
+        "seed": table["seed"],
+    }
+    pipe["buffer_bytes"] = _read(f"{side}.buffer", table["buffer"], lambda text: _buffer(text, pipe["rate_bps"]))
+    pipe["schedule"] = _read_schedule(side, table, pipe)
+    pipe["trace"] = _read_trace(side, table.get("trace", NONE), folder, pipe["rate_bps"])
+    return pipe
+
+
+def _checked(where: str, table: dict[str, Any], known: tuple[Key, ...], hint: str = "") -> dict[str, Any]:
+    """The table, when it has all required keys and no unknown one."""
+    for name in table:
+        if name not in keys.names(known):
+            raise UnknownNameError(f"key of {where}", name, keys.names(known))
+    if missing := [key.name for key in known if key.required and key.name not in table]:
+        raise SpecError(f"{where} lacks {', '.join(missing)}{hint}")
+    return table
+
+
+def _table(key: str, value: object, known: tuple[Key, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        required = ", ".join(k.name for k in known if k.required)
+        raise SpecError(f"{key} must be a table with {required}, or '{NONE}', found {value!r}")
+    return _checked(key, value, known)
+
+
+def _read(key: str, value: object, parse: Callable[[object], T]) -> T:
+    try:
+        return parse(value)
+    except SpecError as error:
+        raise SpecError(f"{key}: {error}") from None
+
+
+def _or_none(key: str, value: object, parse: Callable[[object], T], none: T) -> T:
+    return none if value == NONE else _read(key, value, parse)
+
+
+def _rate(text: object) -> int:
+    """A rate that both engines can keep: netem counts in bytes per second, so the relay is not asked for more either."""
+    if (rate := units.parse_rate(text)) % 8:
+        below = rate // 8 * 8
+        near = " or ".join(units.write_rate(found) for found in (below, below + 8) if found)
+        raise SpecError(f"rate {text!r} is not a whole number of bytes per second, the kernel's unit; write {near}")
+    return rate
+
+
+def _buffer(text: object, rate_bps: int) -> int:
+    """Bytes; a time is what the rate carries in it."""
+    try:
+        return units.parse_size(text)
+    except SpecError:
+        pass
+    try:
+        return rate_bps * units.parse_time(text) // 8_000_000_000
+    except SpecError:
+        raise SpecError(f"buffer {text!r} is neither a time nor a size; write for example '100ms' or '256kB'") from None
+
+
+def _read_loss(key: str, value: object) -> dict[str, Any] | None:
+    """A table states all four numbers of Gilbert and Elliott, for tools differ in what they take for granted."""
+    if value == NONE:
+        return None
+    if not isinstance(value, dict):
+        share = _read(key, value, units.parse_fraction)
+        return {"model": "bernoulli", "probability": share} if share else None
+    table = _table(key, value, keys.LOSS)
+    if table["model"] != GILBERT_ELLIOTT:
+        raise UnknownNameError(f"model of {key}", str(table["model"]), (GILBERT_ELLIOTT,))
+    shares = keys.names(keys.LOSS)[1:]
+    return {"model": GILBERT_ELLIOTT} | {name: _read(f"{key}.{name}", table[name], units.parse_fraction) for name in shares}
+
+
+def _read_slot(key: str, value: object) -> dict[str, Any] | None:
+    if value == NONE:
+        return None
+    table = _table(key, value, keys.SLOT)
+    return {
+        "wait_ns": _read(f"{key}.wait", table["wait"], units.parse_time),
+        "wait_max_ns": _read(f"{key}.wait_max", table["wait_max"], units.parse_time),
+        "packets": table["packets"],
+        "max_bytes": _or_none(f"{key}.bytes", table["bytes"], units.parse_size, 0),
+    }
+
+
+def _read_schedule(side: str, table: Mapping[str, Any], pipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    asked, repeat = table.get("schedule", NONE), table.get("repeat", NONE)
+    if asked == NONE:
+        if repeat != NONE:
+            raise SpecError(f"{side}.repeat has no meaning without {side}.schedule; remove it, or state changes")
+        return None
+    if not isinstance(asked, list) or not asked:
+        raise SpecError(f"{side}.schedule must be a list of changes such as {{ at = '10s', rate = '40Mbit' }}, found {asked!r}")
+    held = {name: pipe[name] for name in ("rate_bps", "delay_ns", "jitter_ns", "loss")}
+    changes = []
+    for number, entry in enumerate(asked):
+        key = f"{side}.schedule[{number}]"
+        change = _table(key, entry, keys.CHANGE)
+        if len(change) == 1:
+            raise SpecError(f"{key} changes nothing; it may state {', '.join(keys.names(keys.CHANGE)[1:])}")
+        if "rate" in change:
+            held["rate_bps"] = _read(f"{key}.rate", change["rate"], _rate)
+        if "delay" in change:
+            held["delay_ns"] = _read(f"{key}.delay", change["delay"], units.parse_time)
+        if "jitter" in change:
+            held["jitter_ns"] = _or_none(f"{key}.jitter", change["jitter"], units.parse_time, 0)
+        if "loss" in change:
+            held["loss"] = _read_loss(f"{key}.loss", change["loss"])
+        changes.append({"at_ns": _read(f"{key}.at", change["at"], units.parse_time), **held})
+    return {"changes": changes, "repeat_ns": _or_none(f"{side}.repeat", repeat, _period, None)}
+
+
+def _period(text: object) -> int | None:
+    return units.parse_time(text)
+
+
+def _read_trace(side: str, value: object, folder: Path, rate_bps: int) -> dict[str, Any] | None:
+    if value == NONE:
+        return None
+    key = f"{side}.trace"
+    table = _table(key, value, keys.TRACE)
+    if not isinstance(table["file"], str):
+        raise SpecError(f"{key}.file must be the path of a trace, found {table['file']!r}")
+    if not isinstance(table["loop"], bool):
+        raise SpecError(f"{key}.loop must be true or false, found {table['loop']!r}")
+    offset_ns = _read(f"{key}.offset", table["offset"], units.parse_time)
+    if offset_ns % 1_000_000:
+        raise SpecError(f"{key}.offset: {table['offset']!r} is not a whole number of milliseconds, a trace's unit")
+    found = _read(f"{key}.file", table["file"], lambda file: trace.read(folder / str(file)))
+    mean = trace.mean_rate_bps(found.times)
+    if abs(mean - rate_bps) > _RATE_AND_MEAN * rate_bps:
+        raise SpecError(
+            f"{side}.rate is {units.format_rate(rate_bps)}, but the trace {table['file']} carries {units.format_rate(mean)} on "
+            "average; state that, for it is what holds while the link is certified"
+        )
+    return {
+        "file": table["file"],
+        "digest": found.digest,
+        "length_ms": found.times[-1],
+        "opportunities": len(found.times),
+        "loop": table["loop"],
+        "offset_ms": offset_ns // 1_000_000,
+    }

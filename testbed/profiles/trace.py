@@ -1,0 +1,146 @@
+"""Traces of delivery opportunities in mahimahi's format: read, checked, written, made from rates, and cut into bins.
+
+One line is one opportunity: the millisecond, from the trace's start, by which one packet of up to 1500 bytes may have left.
+Several lines may bear the same number; none may be smaller than the one before it. The last number is the trace's length.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed import paths, units
+from testbed.errors import SpecError
+from testbed.profiles.model import Trace
+from testbed.profiles.ranges import LONGEST_NS
+
+OPPORTUNITY_BYTES = 1500
+"""What one opportunity carries at most, whatever the MTU: mahimahi's unit."""
+_PACKET = OPPORTUNITY_BYTES * 8 * 1000
+"""The same in bits per second times milliseconds."""
+_LONGEST_MS = LONGEST_NS // 1_000_000
+_MOST = 10_000_000
+"""Opportunities in one trace: two minutes at 1 Gbit/s. They are held in memory, as one integer each."""
+
+_known: dict[str, Path] = {}
+"""Where a trace of this digest was read in this process: a profile may lie anywhere."""
+
+
+class Found(NamedTuple):
+    """A trace as it was read."""
+
+    times: tuple[int, ...]
+    digest: str
+    """Of the file's content."""
+
+
+def parse(text: str, where: str) -> tuple[int, ...]:
+    """The opportunities of a trace in ms. SpecError, which starts with `where`, names the line that is wrong."""
+    times: list[int] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not (word := line.strip()):
+            continue
+        if not (word.isascii() and word.isdigit()) or len(word) > 12:
+            raise SpecError(f"{where}, line {number}: {word[:40]!r} is not a whole number of milliseconds")
+        if times and int(word) < times[-1]:
+            raise SpecError(f"{where}, line {number}: {word} comes after {times[-1]}; a trace's times never decrease")
+        times.append(int(word))
+    if not times:
+        raise SpecError(f"{where} holds no delivery opportunity; write one millisecond a line")
+    if times[-1] == 0:
+        raise SpecError(f"{where}: all opportunities are at 0 ms, so the trace has no length; its last line is its end")
+    if times[-1] > _LONGEST_MS:
+        raise SpecError(f"{where} is {times[-1] / 3_600_000:.1f} hours long; at most 24 are accepted")
+    return tuple(times)
+
+
+def format_trace(times: Iterable[int]) -> str:
+    """The inverse of `parse`."""
+    return "".join(f"{time}\n" for time in times)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=10).hexdigest()
+
+
+def read(path: Path) -> Found:
+    """A trace file. SpecError when it cannot be read or is no trace."""
+    try:
+        content = path.read_bytes()
+        times = parse(content.decode("ascii"), f"trace {path}")
+    except OSError as error:
+        raise SpecError(f"cannot read the trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"trace {path} is not text; write one millisecond a line") from None
+    digest = _digest(content)
+    _known[digest] = path.resolve()
+    return Found(times, digest)
+
+
+def load(trace: Trace) -> tuple[int, ...]:
+    """The opportunities of a profile's trace in ms. SpecError when no file is found that still has the content of the profile."""
+    return _load(trace.digest, trace.file)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(digest: str, file: str) -> tuple[int, ...]:
+    places = [*filter(None, [_known.get(digest)]), *(folder / file for folder in paths.profile_folders())]
+    for path in places:
+        if path.is_file() and _digest(content := path.read_bytes()) == digest:
+            return parse(content.decode("ascii"), f"trace {path}")
+    looked = ", ".join(map(str, places)) or "no folder of profiles"
+    raise SpecError(f"cannot find the trace {file} with the content that the profile had when it was read; looked at {looked}")
+
+
+def mean_rate_bps(times: Sequence[int]) -> float:
+    """What a trace carries, on average over its length."""
+    return len(times) * _PACKET / times[-1]
+
+
+def bins(times: Sequence[int], bin_ms: int) -> tuple[int, ...]:
+    """How many opportunities lie in each `bin_ms`; the last bin may be shorter. An opportunity at t ms counts to the bin that
+    ends at or after t, and one at 0 ms to the first, so nothing is lost: the sum is the trace.
+    """
+    found = [0] * -(-times[-1] // bin_ms)
+    for time in times:
+        found[max(0, (time - 1) // bin_ms)] += 1
+    return tuple(found)
+
+
+def bin_rates(times: Sequence[int], bin_ms: int) -> tuple[float, ...]:
+    """`bins` in bits per second."""
+    found = bins(times, bin_ms)
+    lengths = [bin_ms] * (len(found) - 1) + [times[-1] - (len(found) - 1) * bin_ms]
+    return tuple(count * _PACKET / length for count, length in zip(found, lengths, strict=True))
+
+
+def from_rates(steps: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """A trace from (duration in ms, bits per second) steps. An opportunity stands at the first millisecond at which the rate's
+    integral has filled one more packet: in whole numbers, so that every machine makes the same trace.
+
+    Where the end lies between two packets, one opportunity more is put there, for the last line is the trace's length. SpecError
+    for a rate below zero, or when not one packet fits in.
+    """
+    times: list[int] = []
+    credit = start = 0
+    for duration_ms, rate_bps in steps:
+        if rate_bps < 0 or duration_ms <= 0:
+            raise SpecError(f"a trace cannot be made from {rate_bps} bit/s over {duration_ms} ms; neither may be negative")
+        filled = credit + rate_bps * duration_ms
+        count = filled // _PACKET
+        if len(times) + count > _MOST:
+            raise SpecError(f"the trace would hold more than {_MOST:,} packets; make it shorter, or slower")
+        times.extend(start - (credit - n * _PACKET) // rate_bps for n in range(1, count + 1))  # rounded up
+        credit = filled - count * _PACKET
+        start += duration_ms
+    if not times:
+        rate = units.format_rate(_PACKET / start) if start else "a rate"
+        raise SpecError(
+            f"not one packet of {OPPORTUNITY_BYTES} bytes fits into the trace; it needs at least {rate} over its length"
+        )
+    if times[-1] < start:
+        times.append(start)
+    return tuple(times)

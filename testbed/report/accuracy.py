@@ -1,0 +1,143 @@
+"""The accuracy grid as tables: cells that a terminal and a Markdown page share, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed import units
+from testbed.net.accuracy import AGREEMENT, AGREEMENT_MS, Accuracy, Agreement, Column, Result, agreement, of_column
+from testbed.records import Measurement
+
+FAILED = " !"
+"""Behind a cell that is out of tolerance."""
+_COLUMNS: tuple[Column, ...] = ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
+HEADINGS = ("rate", "delay", "processors", "RTT", "goodput", "256 KiB", "4 MiB", "queue", "verdict")
+LOSS_HEADINGS = ("loss model", "processors", "asked", "lost up", "lost down", "burst asked", "burst up", "burst down", "verdict")
+AGREEMENT_HEADINGS = ("quantity", "compared", "furthest apart", "at", "verdict")
+
+
+def _worst(found: Sequence[Measurement]) -> Measurement | None:
+    """Of both directions the one that lies furthest from what was asked, in its own tolerance."""
+
+    def distance(m: Measurement) -> float:
+        if m.measured is None or m.expected is None:
+            return float("inf") if m.verdict == "FAIL" else 0.0
+        return abs(m.measured - m.expected) / (m.tolerance or 1e-12)
+
+    return max(found, key=lambda m: (m.verdict == "FAIL", distance(m)), default=None)
+
+
+def _deviation(found: Sequence[Measurement]) -> str:
+    worst = _worst(found)
+    if worst is None or worst.measured is None or worst.expected is None:
+        return "none" + (FAILED if worst is None or worst.verdict == "FAIL" else "")
+    difference = worst.measured - worst.expected
+    text = f"{difference:+.2f} ms" if worst.quantity == "rtt" else f"{difference / worst.expected:+.2%}".replace("%", " %")
+    return text + (FAILED if worst.verdict == "FAIL" else "")
+
+
+def _processors(result: Result) -> str:
+    return "busy" if result.point.busy else "idle"
+
+
+def _verdict(result: Result) -> str:
+    if result.certificate is None:
+        return f"FAIL: {result.error}"
+    return ("PASS" if result.passed else "FAIL") + (", second attempt" if result.certificate.rejected else "")
+
+
+def rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """Under HEADINGS: how far each quantity lies from the ideal, the worse of both directions."""
+    return [
+        (
+            units.format_rate(result.point.rate_bps),
+            units.format_time(result.point.delay_ns),
+            _processors(result),
+            *(_deviation(of_column(result, column)) for column in _COLUMNS),
+            _verdict(result),
+        )
+        for result in found.ordered()
+        if result.point.loss is None
+    ]
+
+
+def loss_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """Under LOSS_HEADINGS: shares of packets with the tolerance that their number allows, mean bursts in packets."""
+    return [
+        (
+            result.point.loss.model,
+            _processors(result),
+            f"{result.point.loss.mean:.3%}",
+            *(_count(result, "loss", way, "{:.3%}") for way in ("up", "down")),
+            f"{result.point.loss.mean_burst:.2f}",
+            *(_count(result, "burst", way, "{:.2f}") for way in ("up", "down")),
+            _verdict(result),
+        )
+        for result in found.ordered()
+        if result.point.loss is not None
+    ]
+
+
+def _count(result: Result, column: Column, way: str, form: str) -> str:
+    found = next((m for m in of_column(result, column) if m.direction == way), None)
+    if found is None or found.measured is None:
+        return "-" if found is None else "none" + FAILED
+    text = form.format(found.measured) + (f" ± {form.format(found.tolerance)}" if found.tolerance is not None else "")
+    return text + (FAILED if found.verdict == "FAIL" else "")
+
+
+def agreement_rows(first: Accuracy, second: Accuracy) -> list[tuple[str, ...]]:
+    """Under AGREEMENT_HEADINGS: the engines against each other, a row a quantity."""
+    kinds: dict[str, list[Agreement]] = {}
+    for one in agreement(first, second):
+        kinds.setdefault(one.detail.split(",")[0] if one.quantity == "message" else one.quantity, []).append(one)
+    found: list[tuple[str, ...]] = []
+    for kind, group in kinds.items():
+        worst = max(group, key=lambda one: (not one.holds, one.share))
+        apart = f"{worst.share:.2%}" + (f" ({abs(worst.first - worst.second):.2f} ms)" if worst.unit == "ms" else "")
+        place = f"{worst.point.name}, {worst.direction}"
+        found.append((kind, str(len(group)), apart, place, "PASS" if all(one.holds for one in group) else "FAIL"))
+    return found
+
+
+def machine_line(found: Accuracy) -> str:
+    """Where and when, in one line."""
+    about = found.machine
+    guest = " (the guest kernel)" if about.get("guest_kernel") else ""
+    cores = about.get("cores")
+    processor = f"{about.get('cpu_model') or 'unknown processor'}, {cores} processor{'' if cores == 1 else 's'}"
+    return f"engine {found.engine}: {processor}, Linux {about.get('kernel')}{guest}, {str(about.get('taken_at'))[:10]}"
+
+
+_METHOD = f"""# How true the links are
+
+Printed by `python -m testbed bench links --page docs/accuracy.md`, from measurements on the machines named below.
+
+Each row is a lab of one node and one link, the same both ways, measured by the full form of the certificate that every run gets
+in its quick form. `delay` is one way. TCP is cubic, without slow start after idle, and the link's buffer is two round trips long,
+50 ms at least, so that what is measured is the link and not a window. A cell is the distance from the ideal, which follows from
+the profile's numbers alone (rate x payload / packet for goodput; delay and serialisation for the RTT and for a message), in the
+direction that is worse. The RTT is that of an 84-byte packet, accepted within 0.3 ms or 1 %; goodput over 3 s, within 1 %;
+messages, each sent one second after the last one, median of three, within 3 % or 0.5 ms; `queue` is how long a full buffer delays a packet,
+within 10 %. `busy`: every processor also runs a program that never sleeps. `{FAILED.strip()}` marks what is out of tolerance,
+`second attempt` a link that was measured twice, as a certificate allows. Losses carry the interval that their number allows.
+"""
+
+
+def page(found: Sequence[Accuracy]) -> str:
+    """docs/accuracy.md."""
+    parts = [_METHOD]
+    for one in found:
+        parts.append(f"## Engine {one.engine}\n\n{machine_line(one)}\n\n{_markdown(HEADINGS, rows(one))}")
+        if lossy := loss_rows(one):
+            parts.append(_markdown(LOSS_HEADINGS, lossy))
+    if len(found) == 2:
+        accepted = f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in what both have measured:"
+        table = _markdown(AGREEMENT_HEADINGS, agreement_rows(*found))
+        parts.append(f"## The engines against each other\n\n{accepted}\n\n{table}")
+    return "\n".join(parts)
+
+
+def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    table = [headings, ["---"] * len(headings), *lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)

@@ -1,0 +1,190 @@
+"""What the links of one run carried over time, against what they were asked to carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from testbed.errors import SpecError
+from testbed.profiles import LinkProfile
+from testbed.profiles.timeline import timeline
+from testbed.records import LinkCounters, Sample
+from testbed.report.canvas import Drawing, Handle, canvas, shortened
+from testbed.report.collect import BASELINE, Group, Result
+from testbed.report.style import INK, MUTED, Look, looks
+
+Floats = NDArray[np.float64]
+_MOST_POINTS = 400
+"""What a panel can show side by side; longer runs are averaged over more samples."""
+_MOST_LINKS = 8
+_PANEL_HEIGHT = 0.95
+_BETWEEN = 0.6
+_WAYS: tuple[Literal["up", "down"], ...] = ("up", "down")
+
+
+class Series(NamedTuple):
+    """One direction of a link, in intervals."""
+
+    link: str
+    way: Literal["up", "down"]
+    profile: LinkProfile
+    edges_s: Floats
+    """Where intervals begin and end, from the moment at which the links were played."""
+    carried_bps: Floats
+    asked_bps: Floats | None
+    """Mean over each interval; None where nothing was asked, or the file of a trace is gone."""
+    dropped: NDArray[np.int64]
+
+    @property
+    def mean_bps(self) -> float:
+        """Over all intervals."""
+        lengths = np.diff(self.edges_s)
+        return float((self.carried_bps * lengths).sum() / lengths.sum())
+
+    @property
+    def share(self) -> float | None:
+        """Of what was asked."""
+        lengths = np.diff(self.edges_s)
+        return None if self.asked_bps is None else self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
+
+
+def _asked(profile: LinkProfile, way: Literal["up", "down"], edges_ns: Sequence[int]) -> Floats | None:
+    """In IP packets of full size, whatever the layer that the profile counts."""
+    pipe = profile.pipe(way)
+    if pipe is None:
+        return None
+    try:
+        line = timeline(pipe)
+    except SpecError:
+        return None
+    ip_share = profile.mtu / (profile.mtu + profile.overhead_bytes)
+    pairs = pairwise(edges_ns)
+    return np.array([line.bits_between(begin, end) * 1e9 / (end - begin) * ip_share for begin, end in pairs])
+
+
+def _dropped(count: LinkCounters) -> int:
+    return count.dropped_buffer + (count.dropped_loss or 0)
+
+
+def series(result: Result) -> list[Series]:
+    """Every direction of every link of a run, in the order of the links; empty where fewer than two samples were taken."""
+    samples = list(result.run.samples())
+    if len(samples) < 2:
+        return []
+    step = math.ceil((len(samples) - 1) / _MOST_POINTS)
+    chosen: list[Sample] = samples[::step] if (len(samples) - 1) % step == 0 else [*samples[::step], samples[-1]]
+    record = result.run.lab
+    origin = samples[0].at_ns if record.played_at_ns is None else record.played_at_ns
+    edges_ns = [max(0, sample.at_ns - origin) for sample in chosen]
+    edges = np.array(edges_ns) / 1e9
+    found = []
+    for name, profile in zip((link.name for link in record.links), result.cell.links, strict=True):
+        for way in _WAYS:
+            counts = [sample.links[name][way] for sample in chosen]
+            carried = 8 * np.diff([count.bytes for count in counts]) / np.diff(edges)
+            dropped = np.diff([_dropped(count) for count in counts])
+            found.append(Series(name, way, profile, edges, carried, _asked(profile, way, edges_ns), dropped))
+    return found
+
+
+def _best_known(group: Group, network: str) -> Result | None:
+    """The run to show: fp32, which loads the links most, or the first codec that finished."""
+    finished = [result for result in group.finished(network) if (result.run.folder / "counters.jsonl").exists()]
+    return next((result for result in finished if result.cell.codec == BASELINE), finished[0] if finished else None)
+
+
+def _panel(axes: Axes, one: Series, look: Look, *, hollow: bool) -> None:
+    unit = 1e6
+    carried = one.carried_bps / unit
+    if hollow:
+        axes.stairs(carried, one.edges_s, color=look.colour, lw=0.9)
+    else:
+        axes.stairs(carried, one.edges_s, fill=True, color=look.colour, alpha=0.75, lw=0)
+    top = float(carried.max(initial=0.0))
+    if one.asked_bps is not None:
+        axes.stairs(one.asked_bps / unit, one.edges_s, baseline=None, color=INK, lw=1.0, ls=(0, (4, 1.5)))
+        top = max(top, float(one.asked_bps.max()) / unit)
+    top = 1.18 * (top or 1.0)
+    axes.set_ylim(0, top)
+    axes.set_xlim(0, float(one.edges_s[-1]))
+    middles = (one.edges_s[1:] + one.edges_s[:-1]) / 2
+    hit = one.dropped > 0
+    axes.plot(middles[hit], np.full(int(hit.sum()), 0.94 * top), ls="none", marker="|", ms=6, mew=0.9, color=INK)
+    axes.set_title(f"{one.link} {one.way}: {one.profile.name}", size=9, pad=15)
+    words = [f"mean {one.mean_bps / unit:.3g} Mbit/s"]
+    if one.share is not None:
+        words.append(f"{100 * one.share:.0f} % of asked")
+    elif one.profile.pipe(one.way) is None:
+        words.append("unshaped")
+    else:
+        words.append("its trace's file is gone")
+    if total := int(one.dropped.sum()):
+        words.append(f"{total:,} dropped")
+    axes.annotate(
+        ", ".join(words), (0, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", size=7.8, color=MUTED
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_locator(MaxNLocator(8))
+    axes.tick_params(labelsize=7.5)
+
+
+def _busiest(found: Sequence[Series]) -> list[Series]:
+    """The links that carried most, in their own order."""
+    moved: dict[str, float] = {}
+    for one in found:
+        moved[one.link] = moved.get(one.link, 0.0) + one.mean_bps
+    kept = set(sorted(moved, key=moved.__getitem__, reverse=True)[:_MOST_LINKS])
+    return [one for one in found if one.link in kept]
+
+
+def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
+    """One figure for each network that has a finished run with counters: a row for each link, `up` beside `down`."""
+    for number, network in enumerate(group.networks, start=1):
+        result = _best_known(group, network)
+        everything = series(result) if result is not None else []
+        if result is None or not everything:
+            continue
+        shown = _busiest(everything)
+        hollow, look = not result.certified, looks(group.codecs)[result.cell.codec]
+        carried = Patch(facecolor="none", edgecolor=look.colour) if hollow else Patch(facecolor=look.colour, alpha=0.75)
+        carried.set_label("carried, hollow: not certified" if hollow else "carried")
+        legend: list[Handle] = [
+            carried,
+            Line2D([], [], color=INK, lw=1.0, ls=(0, (4, 1.5)), label="rate asked"),
+            Line2D([], [], color=INK, ls="none", marker="|", ms=7, mew=1.0, label="packets dropped"),
+        ]
+        title = f"What the links carried over {shortened(network, 60)}, with {result.cell.codec}"
+        figure, panels = canvas(title, _PANEL_HEIGHT, legend, settings, len(shown), columns=2, between=_BETWEEN)
+        for axes, one in zip(panels, shown, strict=True):
+            _panel(axes, one, look, hollow=hollow)
+            if one.way == "up":
+                axes.set_ylabel("Mbit/s", size=8)
+        for axes in panels[-2:]:
+            axes.set_xlabel("time since the run began, s", size=8)
+        yield Drawing(f"utilisation-{number}", title, _caption(result, len(everything) // 2, len(shown) // 2, shown), figure)
+
+
+def _caption(result: Result, links: int, shown: int, found: Sequence[Series]) -> str:
+    width = float(np.median(np.diff(found[0].edges_s)))
+    way = (
+        "up leads to the hub, down to the stage"
+        if result.cell.topology == "star"
+        else "up leads towards the last stage, down back"
+    )
+    more = "" if shown == links else f" The {shown} of {links} links that carried most."
+    stands = "certified" if result.certified else "not certified"
+    return (
+        f"IP packets, acknowledgements too, mean of each {width:.2g} s; {way}. Dashed: the rate that the profile asks for at "
+        "that moment. Marks on top: packets were dropped, by a full buffer or by the loss model. Run "
+        f"{result.run.number} of {result.cell.codec}, engine {result.measured.engine}, {stands}; it begins with connecting and "
+        f"ends with the last evaluation.{more}"
+    )

@@ -1,0 +1,55 @@
+"""TCP_INFO, as every reader of it gets it: from a socket of its own, or from the kernel's list of a namespace's sockets."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from testbed.errors import CapabilityError
+
+# struct tcp_info of <linux/tcp.h>, up to tcpi_bytes_retrans (Linux 4.19): 8 bytes, 24 words from tcpi_rto to
+# tcpi_total_retrans, 4 long words, 6 words, 4 long words, 2 words, 2 long words.
+_LAYOUT = struct.Struct("=8B24I4Q6I4Q2I2Q")
+
+
+class TcpInfo(NamedTuple):
+    """What the kernel knows of a connection, counted from its start."""
+
+    unacked_packets: int
+    """Sent and not acknowledged yet."""
+    rtt_us: int
+    """Smoothed."""
+    min_rtt_us: int
+    cwnd_packets: int
+    retransmits: int
+    bytes_acked: int
+    """Of what this end sent, acknowledged by the other."""
+    bytes_received: int
+    segments_out: int
+    segments_in: int
+    delivery_rate_bps: int
+    """The kernel's own estimate, of payload."""
+    bytes_sent: int
+    """Payload of TCP, retransmissions included."""
+    bytes_retransmitted: int
+
+
+def parse(found: bytes) -> TcpInfo:
+    """CapabilityError for a kernel whose TCP_INFO is too short (before 4.19)."""
+    if len(found) < _LAYOUT.size:
+        raise CapabilityError(f"TCP_INFO of this kernel has {len(found)} bytes, not {_LAYOUT.size}; use Linux 4.19 or newer")
+    field = _LAYOUT.unpack_from(found)
+    return TcpInfo(
+        unacked_packets=field[12],
+        rtt_us=field[23],
+        cwnd_packets=field[26],
+        retransmits=field[31],
+        bytes_acked=field[34],
+        bytes_received=field[35],
+        segments_out=field[36],
+        segments_in=field[37],
+        min_rtt_us=field[39],
+        delivery_rate_bps=8 * field[42],
+        bytes_sent=field[48],
+        bytes_retransmitted=field[49],
+    )

@@ -1,0 +1,240 @@
+"""The player of netem's varying links: what is due when, and what becomes of errors. The qdiscs are real only in the guest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+
+from testbed.errors import ShapingError, SpecError
+from testbed.net import netem, player, qdisc
+from testbed.net.namespace import Namespace
+from testbed.net.netlink import Netlink
+from testbed.net.player import Move, Player
+from testbed.net.qdisc import NetemPlan
+from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Trace, trace
+from testbed.profiles.timeline import TRACE_STEP_MS, timeline
+
+PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
+_MS = 1_000_000
+
+
+def _varying(*changes: tuple[int, int], repeat_ms: int | None = None) -> Pipe:
+    """A pipe with these (ms, Mbit/s) changes; the losses vary, too."""
+    made = tuple(
+        Change(
+            at_ns=at * _MS, rate_bps=rate * 10**6, delay_ns=rate * _MS, jitter_ns=0, loss=Bernoulli(probability=1 / (1 + rate))
+        )
+        for at, rate in changes
+    )
+    schedule = Schedule(changes=made, repeat_ns=None if repeat_ms is None else repeat_ms * _MS)
+    return PIPE.model_copy(update={"schedule": schedule})
+
+
+def _move(pipe: Pipe, link: str = "node-0", namespace: Any = None, device: str = "x") -> Move:
+    return Move(link, "up", namespace, device, pipe, 1500, "ip")
+
+
+class Kernel:
+    """Stands in for netem: notes what is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, NetemPlan]] = []
+        self.refuses: str | None = None
+        self.takes_s = 0.0
+        self.threads: set[str] = set()
+
+    def change(self, netlink: object, device: str, wanted: NetemPlan, *, link: str) -> NetemPlan:
+        self.threads.add(threading.current_thread().name)
+        time.sleep(self.takes_s)
+        if self.refuses:
+            raise ShapingError(f"{link}: {self.refuses}")
+        self.asked.append((link, wanted))
+        return wanted
+
+    def rates(self, link: str = "node-0 up") -> list[int]:
+        """In Mbit/s, in their order."""
+        return [plan.rate_bytes * 8 // 10**6 for name, plan in self.asked if name == link]
+
+
+class _NoSocket:
+    def __init__(self, namespace: object) -> None:
+        pass
+
+    def __enter__(self) -> _NoSocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(netem, "change", made.change)
+    monkeypatch.setattr(player, "Netlink", _NoSocket)
+    return made
+
+
+@pytest.fixture
+def playing(kernel: Kernel) -> Iterator[Any]:
+    """Makes players that are closed in the end."""
+    made = []
+
+    def make(*moves: Move) -> Player:
+        made.append(Player(moves))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "netem player"]
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_nothing_is_changed_before_it_is_played(kernel: Kernel, playing: Any) -> None:
+    playing(_move(_varying((0, 40))))
+    time.sleep(0.05)
+    assert kernel.asked == []
+
+
+def test_every_step_is_made_in_its_order_and_never_early(kernel: Kernel, playing: Any) -> None:
+    pipe = _varying((30, 40), (60, 20), (100, 80))
+    made = playing(_move(pipe))
+    start = time.monotonic_ns()
+    made.play(start)
+    _until(lambda: len(made.log) == 3)
+    assert [plan for _, plan in kernel.asked] == [
+        qdisc.plan(pipe, mtu=1500, layer="ip", step=step) for step in timeline(pipe).steps[1:]
+    ]
+    assert [one.asked_ns - start for one in made.log] == [30 * _MS, 60 * _MS, 100 * _MS]
+    assert all(one.done_ns >= one.asked_ns for one in made.log)
+    assert kernel.threads == {"netem player"}
+
+
+def test_a_schedule_repeats_until_it_is_held(kernel: Kernel, playing: Any) -> None:
+    made = playing(_move(_varying((0, 40), (20, 20), repeat_ms=40)))
+    made.play(time.monotonic_ns())
+    _until(lambda: len(made.log) >= 6)
+    made.hold()
+    played = kernel.rates()
+    assert played[:6] == [40, 20, 40, 20, 40, 20]
+    assert played[-1] == 80
+    time.sleep(0.08)
+    assert kernel.rates() == played
+
+
+def test_what_begins_later_waits(kernel: Kernel, playing: Any) -> None:
+    made = playing(_move(_varying((0, 40))))
+    start = time.monotonic_ns() + 100 * _MS
+    made.play(start)
+    _until(lambda: made.log)
+    assert made.log[0].asked_ns == start <= made.log[0].done_ns
+
+
+def test_steps_that_were_overslept_are_left_out(kernel: Kernel, playing: Any) -> None:
+    kernel.takes_s = 0.1
+    made = playing(_move(_varying((0, 10), (20, 20), (40, 30), (60, 40))))
+    made.play(time.monotonic_ns())
+    _until(lambda: len(made.log) == 2)
+    assert kernel.rates() == [10, 40]
+
+
+def test_links_are_played_side_by_side(kernel: Kernel, playing: Any) -> None:
+    first, second = _varying((0, 10), (40, 20)), _varying((20, 30), (60, 40))
+    made = playing(_move(first, "a"), _move(second, "b"), _move(PIPE, "constant"))
+    made.play(time.monotonic_ns())
+    _until(lambda: len(made.log) == 4)
+    made.hold()
+    assert (kernel.rates("a up"), kernel.rates("b up")) == ([10, 20, 80], [30, 40, 80])
+    assert kernel.rates("constant up") == []
+
+
+def test_the_first_error_is_kept_and_ends_the_play(kernel: Kernel, playing: Any) -> None:
+    made = playing(_move(_varying((0, 40), (20, 20), (40, 80))))
+    assert made.fault is None
+    kernel.refuses = "asked for this, the kernel has that"
+    made.play(time.monotonic_ns())
+    _until(lambda: made.fault)
+    assert made.fault == "node-0 up: asked for this, the kernel has that"
+    kernel.refuses = None
+    time.sleep(0.06)
+    assert kernel.asked == []
+    made.hold()  # what the device holds after an error is not known
+    assert kernel.rates() == [80]
+
+
+def test_who_holds_is_told_when_it_fails(kernel: Kernel, playing: Any) -> None:
+    made = playing(_move(_varying((0, 40))))
+    made.play(time.monotonic_ns())
+    _until(lambda: made.log)
+    kernel.refuses = "no"
+    with pytest.raises(ShapingError, match="node-0 up: no"):
+        made.hold()
+
+
+def test_a_pipe_that_netem_cannot_carry_out_later_is_refused_at_once(kernel: Kernel) -> None:
+    change = Change(at_ns=10**9, rate_bps=8_001, delay_ns=0, jitter_ns=0, loss=None)
+    with pytest.raises(SpecError, match="8001 bit/s"):
+        Player([_move(PIPE.model_copy(update={"schedule": Schedule(changes=(change,), repeat_ns=None)}))])
+
+
+@pytest.fixture
+def device() -> Iterator[tuple[Namespace, Netlink]]:
+    with Namespace("bench") as namespace, Netlink(namespace) as netlink:
+        netlink.add_veth("x", "02:77:00:00:00:00", 1500, namespace, "y", "02:77:00:00:00:01")
+        netem.apply(netlink, "x", qdisc.plan(PIPE, mtu=1500, layer="ip"), link="node-0 up")
+        yield namespace, netlink
+
+
+@pytest.mark.netem
+def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(device: tuple[Namespace, Netlink]) -> None:
+    namespace, netlink = device
+    pipe = _varying((0, 40), (100, 20), (200, 60))
+    constant = qdisc.plan(pipe, mtu=1500, layer="ip")
+    netem.apply(netlink, "x", constant, link="node-0 up")
+    made = Player([_move(pipe, namespace=namespace)])
+    try:
+        made.play(time.monotonic_ns())
+        for number, step in enumerate(timeline(pipe).steps, start=1):
+            _until(lambda expected=number: len(made.log) == expected)
+            netem.check(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip", step=step), link="node-0 up")
+        made.hold()
+        netem.check(netlink, "x", constant, link="node-0 up")
+        assert made.fault is None
+    finally:
+        made.close()
+
+
+@pytest.mark.netem
+def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(device: tuple[Namespace, Netlink], tmp_path: Path) -> None:
+    namespace, netlink = device
+    file = tmp_path / "steps.trace"
+    file.write_text(trace.format_trace(trace.from_rates([(100, 12 * 10**6), (100, 24 * 10**6), (100, 48 * 10**6)])))
+    times, digest = trace.read(file)
+    played = Trace(file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0)
+    pipe = PIPE.model_copy(update={"trace": played})
+    made = Player([_move(pipe, namespace=namespace)])
+    netem.apply(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip"), link="node-0 up")
+    try:
+        start = time.monotonic_ns()
+        made.play(start)
+        _until(lambda: len(made.log) == 5 or made.fault)
+        assert made.fault is None
+        assert [one.asked_ns - start for one in made.log] == [i * TRACE_STEP_MS * _MS for i in range(5)]
+        last = timeline(pipe).at(4 * TRACE_STEP_MS * _MS)
+        assert last.rate_bps == 24_000_000
+        netem.check(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip", step=last), link="node-0 up")
+    finally:
+        made.close()

@@ -1,0 +1,81 @@
+"""A lab without root, where this machine allows one: an ordinary user's process in a user namespace of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from labs import CASES, SHAPES, lab_spec
+
+from testbed import spec
+from testbed.errors import CapabilityError
+from testbed.net import rootless
+from testbed.records import LabRecord
+
+_ROOT = Path(__file__).parents[2]
+_BUILD = """
+import os, socket, sys
+from testbed.net import directory, rootless
+from testbed.net.lab import Lab, LabSpec
+rootless.enter()
+assert os.geteuid() == 0 and rootless.inside()
+with Lab(LabSpec.model_validate_json(sys.argv[1])) as lab:
+    link = lab.links[0]
+    with link.far.entered():
+        server = socket.create_server((link.far_address, 9))
+    with link.near.entered():
+        client = socket.create_connection((link.far_address, 9))
+    used = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\\0")[0].decode()
+    assert used == link.profile.congestion_control, used
+    assert lab.counters()[link.name]["up"].packets > 0
+    assert os.getpid() in [found.pid for found in directory.find()]
+    print(lab.record.model_dump_json())
+"""
+
+
+def _unprivileged(made: str) -> subprocess.CompletedProcess[str]:
+    """Build in a process that has no capability outside its own user namespace, but the one that mapping user 0 takes."""
+    drop = ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all", "--ambient-caps=-all"] if os.geteuid() == 0 else []
+    return subprocess.run(
+        [*drop, sys.executable, "-c", _BUILD, made], capture_output=True, text=True, cwd=_ROOT, timeout=60, check=False
+    )
+
+
+@CASES
+@SHAPES
+def test_a_lab_stands_without_root(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+    done = _unprivileged(lab_spec(names, engine, shape).model_dump_json())
+    if "CapabilityError: cannot make a user namespace" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    record = LabRecord.model_validate_json(done.stdout)
+    assert record.rootless
+    assert {link.settings.get("relay", {}).get("scheduling") for link in record.links} <= {None, "SCHED_OTHER", "SCHED_FIFO"}
+
+
+def test_the_machine_itself_is_no_user_namespace_of_ours() -> None:
+    assert rootless.inside() == (Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "advice"),
+    [
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("kernel/unprivileged_userns_clone", "0", "sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
+    ],
+)
+def test_a_machine_that_forbids_it_is_told_how_to_allow_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, value: str, advice: str
+) -> None:
+    (tmp_path / setting).parent.mkdir(parents=True)
+    (tmp_path / setting).write_text(f"{value}\n")
+    monkeypatch.setattr(rootless, "_SETTINGS", tmp_path)
+    monkeypatch.setattr(rootless, "_unshare", lambda: 1)  # EPERM, before anything has changed
+    with pytest.raises(CapabilityError, match=r"cannot make a user namespace.*Operation not permitted") as caught:
+        rootless.enter()
+    assert advice in str(caught.value)
+    assert "guest kernel" in str(caught.value)

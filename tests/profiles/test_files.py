@@ -1,0 +1,459 @@
+"""Profile files: what they become, and the one message that each mistake gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed import profiles
+from testbed.errors import SpecError, UnknownNameError
+from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule, Slot, keys
+
+GOOD = """
+summary = "s"
+source = "t"
+layer = "ip"
+mtu = 1500
+congestion_control = "cubic"
+slow_start_after_idle = false
+down = "unshaped"
+[up]
+rate = "80Mbit"
+delay = "10ms"
+buffer = "100ms"
+loss = "none"
+seed = 1
+"""
+BURSTS = 'loss = { model = "gilbert-elliott", enter_bad = "1%", leave_bad = "30%", lost_in_bad = "100%", lost_in_good = "0%" }'
+SLOT = 'slot = { wait = "2ms", wait_max = "8ms", packets = 16, bytes = "none" }'
+
+
+def _write(folder: Path, text: str, name: str = "mine") -> Path:
+    path = folder / f"{name}.toml"
+    path.write_text(text, encoding="utf8")
+    return path
+
+
+def _read(folder: Path, text: str, *overrides: str) -> LinkProfile:
+    return profiles.read_profile(_write(folder, text), overrides)
+
+
+def _up(folder: Path, more: str, *overrides: str) -> Pipe:
+    pipe = _read(folder, GOOD + more, *overrides).up
+    assert pipe is not None
+    return pipe
+
+
+def test_a_profile_is_resolved_to_integers_of_base_units(tmp_path: Path) -> None:
+    profile = _read(tmp_path, GOOD)
+    assert profile.up == Pipe(
+        rate_bps=80_000_000,
+        delay_ns=10_000_000,
+        jitter_ns=0,
+        buffer_bytes=1_000_000,
+        loss=None,
+        reorder=0,
+        jitter_reorders=False,
+        duplicate=0,
+        slot=None,
+        seed=1,
+        schedule=None,
+        trace=None,
+    )
+    assert profile.up.buffer_ns == 100_000_000
+    assert not profile.varies
+    assert profile.down is None
+    assert _read(tmp_path, GOOD.replace('"100ms"', '"1MB"')).up == profile.up
+
+
+@pytest.mark.parametrize(
+    ("written", "field", "value"),
+    [
+        ('rate = "1.5Mbit"', "rate_bps", 1_500_000),
+        ('rate = "0.064Gbit/s"', "rate_bps", 64_000_000),
+        ('delay = "0.5ms"', "delay_ns", 500_000),
+        ('delay = "0.5us"', "delay_ns", 500),
+        ('delay = "1ns"', "delay_ns", 1),
+        ('buffer = "64KiB"', "buffer_bytes", 65_536),
+    ],
+)
+def test_fractional_units_and_delays_under_a_microsecond_are_kept(tmp_path: Path, written: str, field: str, value: int) -> None:
+    key = written.partition(" ")[0]
+    lines = [written if line.startswith(f"{key} =") else line for line in GOOD.splitlines()]
+    assert getattr(_read(tmp_path, "\n".join(lines)).up, field) == value
+
+
+def test_every_effect_is_read(tmp_path: Path) -> None:
+    pipe = _up(tmp_path, f'jitter = "2ms"\nreorder = "1%"\nduplicate = "0.5%"\n{SLOT}\n')
+    assert (pipe.jitter_ns, pipe.reorder, pipe.duplicate) == (2_000_000, 0.01, 0.005)
+    assert pipe.slot == Slot(wait_ns=2_000_000, wait_max_ns=8_000_000, packets=16, max_bytes=0)
+    assert _up(tmp_path, 'jitter = "2ms"\nreorder = "by-jitter"\n').jitter_reorders
+    assert _read(tmp_path, GOOD.replace('"none"', '"0.1%"')).up.loss == Bernoulli(probability=0.001)  # type: ignore[union-attr]
+    bursts = _read(tmp_path, GOOD.replace('loss = "none"', BURSTS)).up
+    assert bursts is not None
+    assert bursts.loss == GilbertElliott(enter_bad=0.01, leave_bad=0.3, lost_in_bad=1, lost_in_good=0)
+
+
+def test_a_change_of_the_schedule_keeps_what_it_does_not_state(tmp_path: Path) -> None:
+    pipe = _up(
+        tmp_path,
+        'schedule = [{ at = "1s", rate = "8Mbit" }, { at = "2s", delay = "5ms", loss = "1%" }, { at = "3s", loss = "none" }]\n'
+        'repeat = "10s"\n',
+    )
+    assert pipe.schedule is not None
+    one, two, three = pipe.schedule.changes
+    assert one == Change(at_ns=10**9, rate_bps=8_000_000, delay_ns=10_000_000, jitter_ns=0, loss=None)
+    assert two == Change(at_ns=2 * 10**9, rate_bps=8_000_000, delay_ns=5_000_000, jitter_ns=0, loss=Bernoulli(probability=0.01))
+    assert three == two.model_copy(update={"at_ns": 3 * 10**9, "loss": None})
+    assert pipe.schedule.repeat_ns == 10 * 10**9
+
+
+_MISTAKES = [
+    # rates: units, ranges, whole bytes
+    ('rate = "80Mbit"', 'rate = "80"', "up.rate: rate '80' is not a number with a unit; write for example '80Mbit'"),
+    ('rate = "80Mbit"', "rate = 80000000", "up.rate: rate 80000000 is not a number with a unit; write for example '80Mbit'"),
+    ('rate = "80Mbit"', 'rate = "80Mbps"', "up.rate: rate '80Mbps' has the unit 'Mbps'; known units: bit, kbit, Mbit, Gbit"),
+    ('rate = "80Mbit"', 'rate = "7992bit"', "up.rate: 7.992kbit is out of range; choose 8kbit to 100Gbit"),
+    ('rate = "80Mbit"', 'rate = "101Gbit"', "up.rate: 101Gbit is out of range; choose 8kbit to 100Gbit"),
+    (
+        'rate = "80Mbit"',
+        'rate = "8.001kbit"',
+        "up.rate: rate '8.001kbit' is not a whole number of bytes per second, the kernel's unit; write 8kbit or 8.008kbit",
+    ),
+    # times
+    ('delay = "10ms"', 'delay = "0.5ns"', "up.delay: time '0.5ns' is not a whole number of ns"),
+    ('delay = "10ms"', "delay = 10", "up.delay: time 10 is not a number with a unit; write for example '25ms'"),
+    ('delay = "10ms"', 'delay = "10.000000001s"', "up.delay: 10.000000001s is out of range; choose 0ns to 10s"),
+    (
+        "seed = 1",
+        'seed = 1\njitter = "10.5ms"',
+        "up: the jitter of 10.5ms is more than the delay of 10ms; no packet arrives",
+    ),
+    ("seed = 1", 'seed = 1\njitter = "11s"', "up.jitter: 11s is out of range; choose 0ns to 10s"),
+    # buffer
+    ('buffer = "100ms"', 'buffer = "1499B"', "up.buffer holds 1499 bytes, less than one packet of 1500; enlarge it"),
+    ('buffer = "100ms"', 'buffer = "0.1ms"', "up.buffer holds 1000 bytes, less than one packet of 1500; enlarge it"),
+    ('buffer = "100ms"', 'buffer = "0ms"', "up.buffer: 0B is out of range; choose 1B to 10GB"),
+    ('buffer = "100ms"', 'buffer = "11GB"', "up.buffer: 11GB is out of range; choose 1B to 10GB"),
+    (
+        'buffer = "100ms"',
+        "buffer = 100",
+        "up.buffer: buffer 100 is neither a time nor a size; write for example",
+    ),
+    ('buffer = "100ms"\n', "", "[up] lacks buffer; a profile states every number"),
+    ("buffer =", "bufer =", "there is no key of [up] 'bufer'; did you mean 'buffer'?"),
+    # loss
+    ('loss = "none"', 'loss = "100%"', "up.loss: 100% is out of range; choose more than 0% to less than 100%"),
+    ('loss = "none"', 'loss = "101%"', "up.loss: share '101%' is more than 100%"),
+    ('loss = "none"', "loss = 0.1", "up.loss: share 0.1 is not a percentage; write for example '0.1%'"),
+    ('loss = "none"', 'loss = "1% 25%"', "up.loss: share '1% 25%' is not a percentage"),
+    ('loss = "none"', BURSTS.replace('"1%"', '"0%"'), "up.loss.enter_bad: 0% is out of range; choose more than 0% to 100%"),
+    ('loss = "none"', BURSTS.replace('"30%"', '"0%"'), "up.loss.leave_bad: 0% is out of range; choose more than 0% to 100%"),
+    ('loss = "none"', BURSTS.replace('"100%"', '"0%"'), "up.loss.lost_in_bad: 0% is out of range; choose more than 0% to 100%"),
+    (
+        'loss = "none"',
+        BURSTS.replace('lost_in_good = "0%"', 'lost_in_good = "100%"'),
+        "up.loss.lost_in_good: 100% is out of range; choose 0% to less than 100%",
+    ),
+    ('loss = "none"', BURSTS.replace(', lost_in_good = "0%"', ""), "up.loss lacks lost_in_good"),
+    ('loss = "none"', BURSTS.replace("gilbert-elliott", "gilbert-eliot"), "did you mean 'gilbert-elliott'?"),
+    (
+        'loss = "none"',
+        BURSTS.replace("enter_bad", "enter_bed"),
+        "there is no key of up.loss 'enter_bed'; did you mean",
+    ),
+    # shares
+    ("seed = 1", 'seed = 1\nreorder = "101%"', "up.reorder: share '101%' is more than 100%"),
+    ("seed = 1", "seed = 1\nduplicate = 0.1", "up.duplicate: share 0.1 is not a percentage"),
+    ("seed = 1", 'seed = 1\nreorder = "by-jitter"', "up: reorder is 'by-jitter', and there is no jitter; state one"),
+    # seed
+    ("seed = 1", "seed = -1", "up.seed: -1 is out of range; choose 0 to 9223372036854775807"),
+    ("seed = 1", f"seed = {2**63}", f"up.seed: {2**63} is out of range"),
+    ("seed = 1", "seed = 1.0", "up.seed: Input should be a valid integer, found 1.0"),
+    # slot
+    ("seed = 1", "seed = 1\n" + SLOT.replace("8ms", "1ms"), "up.slot: wait_max is 1ms, less than wait, which is 2ms"),
+    ("seed = 1", "seed = 1\n" + SLOT.replace("2ms", "0ms"), "up.slot.wait: 0ns is out of range; choose 1ns to 10s"),
+    ("seed = 1", "seed = 1\n" + SLOT.replace("16", "-1"), "up.slot.packets: -1 is out of range; choose 0 to 2147483647"),
+    (
+        "seed = 1",
+        "seed = 1\n" + SLOT.replace('"none"', '"3GB"'),
+        "up.slot.bytes: 3GB is out of range; choose 0B to 2.14",
+    ),
+    # schedule
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "2s", rate = "8Mbit" }, { at = "1s", rate = "9Mbit" }]',
+        "up.schedule: change [1] is at 1s, change [0] at 2s; the times of a schedule must increase",
+    ),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "1s" }]',
+        "up.schedule[0] changes nothing; it may state rate",
+    ),
+    ("seed = 1", 'seed = 1\nschedule = [{ rate = "8Mbit" }]', "up.schedule[0] lacks at"),
+    ("seed = 1", "seed = 1\nschedule = []", "up.schedule must be a list of changes such as { at = '10s', rate = '40Mbit' }"),
+    ("seed = 1", 'seed = 1\nschedule = [{ at = "25h", rate = "8Mbit" }]', "up.schedule[0].at: time '25h' has the unit 'h'"),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "86401s", rate = "8Mbit" }]',
+        "up.schedule[0].at: 86401s is out of range; choose 0ns to 86400s",
+    ),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "1s", rate = "1kbit" }]',
+        "up.schedule[0].rate: 1kbit is out of range; choose 8kbit to 100Gbit",
+    ),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "1s", jitter = "20ms" }]',
+        "up.schedule[0]: the jitter of 20ms is more than the delay of 10ms",
+    ),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "2s", rate = "8Mbit" }]\nrepeat = "2s"',
+        "up.schedule: it repeats after 2s, and its last change is at 2s; repeat later than that",
+    ),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "0s", rate = "8Mbit" }]\nrepeat = "0s"',
+        "up.repeat: 0ns is out of range; choose 1ns to 86400s",
+    ),
+    ("seed = 1", 'seed = 1\nrepeat = "2s"', "up.repeat has no meaning without up.schedule; remove it, or state changes"),
+    # what stands above the directions
+    ("mtu = 1500", "mtu = 100", "mtu: 100 bytes is out of range; choose 576 bytes to 9000 bytes"),
+    ("mtu = 1500", 'mtu = "1500"', "mtu: Input should be a valid integer, found '1500'"),
+    ("mtu =", "mut =", "there is no key 'mut'; did you mean 'mtu'?"),
+    ('layer = "ip"', 'layer = "l3"', "layer: Input should be 'ip' or 'ethernet', found 'l3'"),
+    ('"cubic"', '"BBR v3"', "congestion_control: 'BBR v3' is no name of a TCP congestion control; write it as Linux does"),
+    ("= false", '= "false"', "slow_start_after_idle: Input should be a valid boolean, found 'false'"),
+    ('source = "t"', 'source = ""', "source: String should have at least 1 character"),
+    ('source = "t"', "source = 3", "source: Input should be a valid string, found 3"),
+    ('source = "t"\n', "", "it lacks source; a profile states every number, or extends one that does"),
+    ('down = "unshaped"', 'down = "fast"', "down must be a table or the word 'unshaped', found 'fast'"),
+    ('summary = "s"', "summary = ", "is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "instead", "message"), _MISTAKES, ids=[m[2][:40] for m in _MISTAKES])
+def test_a_mistake_is_one_message_with_file_and_key(tmp_path: Path, text: str, instead: str, message: str) -> None:
+    assert text in GOOD
+    with pytest.raises(SpecError) as caught:
+        _read(tmp_path, GOOD.replace(text, instead))
+    assert message in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_profile_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'consumer-80mbps'"):
+        profiles.load_profile("consumer-80mbp")
+    with pytest.raises(SpecError, match=r"cannot read .*nowhere\.toml: No such file"):
+        profiles.load_profile("nowhere.toml")
+
+
+def test_own_profiles_come_before_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "netem_profiles").mkdir()
+    _write(tmp_path / "netem_profiles", GOOD, "cable")
+    monkeypatch.chdir(tmp_path)
+    assert profiles.load_profile("cable").summary == "s"
+    assert profiles.load_profile("lte").summary != "s"
+
+
+# --- extends
+
+
+def test_what_a_file_leaves_out_is_that_of_the_file_it_extends(tmp_path: Path) -> None:
+    _write(tmp_path, GOOD, "base")
+    _write(tmp_path, 'extends = "base"\nsummary = "middle"\n[up]\ndelay = "20ms"\n', "middle")
+    found = _read(tmp_path, 'extends = "middle.toml"\nmtu = 1400\n[up]\nrate = "8Mbit"\n')
+    assert (found.name, found.summary, found.source, found.mtu) == ("mine", "middle", "t", 1400)
+    assert found.up is not None
+    assert (found.up.rate_bps, found.up.delay_ns, found.up.buffer_bytes) == (8_000_000, 20_000_000, 100_000)
+
+
+def test_extends_finds_shipped_profiles_too(tmp_path: Path) -> None:
+    found = _read(tmp_path, 'extends = "cable"\nup = "unshaped"\n')
+    assert found.up is None
+    assert found.down == profiles.load_profile("cable").down
+
+
+def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, 'extends = "two"\n', "one")
+    _write(tmp_path, 'extends = "three"\n', "two")
+    three = _write(tmp_path, 'extends = "one"\n', "three")
+    with pytest.raises(SpecError, match=r"three\.toml: extends goes in a circle: three -> one -> two -> three; one of them must"):
+        profiles.read_profile(three)
+    with pytest.raises(SpecError, match="circle: mine -> mine"):
+        _read(tmp_path, 'extends = "mine"\n')
+
+
+def test_a_mistake_below_names_the_files(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"mine\.toml: there is no profile 'cabel'; did you mean 'cable'\?"):
+        _read(tmp_path, 'extends = "cabel"\n')
+    with pytest.raises(SpecError, match="extends must be the name of a profile, found 3"):
+        _read(tmp_path, "extends = 3\n")
+    _write(tmp_path, GOOD.replace("mtu =", "mut ="), "base")
+    with pytest.raises(SpecError, match=r"mine\.toml: there is no key of base\.toml 'mut'; did you mean 'mtu'\?"):
+        _read(tmp_path, 'extends = "base"\n')
+    _write(tmp_path, GOOD.replace("80Mbit", "80"), "base")
+    with pytest.raises(SpecError, match=r"mine\.toml \(it extends base\): up\.rate: rate '80'"):
+        _read(tmp_path, 'extends = "base"\n')
+    _write(tmp_path, GOOD, "base")
+    with pytest.raises(SpecError, match=r"\[down\] lacks delay, buffer, loss, seed"):
+        _read(tmp_path, 'extends = "base"\n[down]\nrate = "8Mbit"\n')
+
+
+# --- --set
+
+
+def test_set_changes_what_the_file_says(tmp_path: Path) -> None:
+    profile = _read(tmp_path, GOOD, "up.rate=8Mbit", "mtu=1400", "slow_start_after_idle=true", "up.loss = 1%", "source=mine")
+    assert profile.up is not None
+    assert (profile.up.rate_bps, profile.up.buffer_ns) == (8_000_000, 100_000_000)  # a buffer of 100 ms stays one
+    assert (profile.mtu, profile.slow_start_after_idle, profile.up.mean_loss) == (1400, True, 0.01)
+    assert profile.source.startswith("mine Changed by --set: up.rate=8Mbit, ")
+    assert _read(tmp_path, GOOD, "up=unshaped").up is None
+    bursts = _read(tmp_path, GOOD.replace('loss = "none"', BURSTS), "up.loss.leave_bad=50%").up
+    assert bursts is not None
+    assert bursts.loss == GilbertElliott(enter_bad=0.01, leave_bad=0.5, lost_in_bad=1, lost_in_good=0)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("up.rate", "--set 'up.rate': write KEY=VALUE, for example up.rate=40Mbit"),
+        ("up.rate=", "write KEY=VALUE"),
+        ("up.rat=40Mbit", "there is no key of up 'rat'; did you mean 'rate'?"),
+        ("upp.rate=40Mbit", "there is no key of a profile 'upp'; did you mean 'up'?"),
+        ("extends=lte", "there is no key of a profile 'extends'"),
+        ("up.rate=80000000", "up.rate: rate 80000000 is not a number with a unit"),
+        ("up.loss.leave_bad=1%", "loss is 'none', and has no leave_bad; state the whole table in a file"),
+        ("up.rate.x=1", "there is no key of up.rate 'x'"),
+        ("down.rate=40Mbit", "down is 'unshaped', and has no rate; state the whole table in a file"),
+        ("mtu=100", "mtu: 100 bytes is out of range"),
+    ],
+)
+def test_a_mistake_in_set_is_told(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        _read(tmp_path, GOOD, override)
+    assert message in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30))
+def test_any_override_is_understood_or_a_spec_error(text: str) -> None:
+    try:
+        profiles.load_profile("consumer-80mbps", [text])
+    except SpecError as error:
+        assert "consumer-80mbps" in str(error)  # noqa: PT017
+
+
+_KEYS = [*keys.names(keys.TOP), *(f"up.{name}" for name in keys.names(keys.PIPE)), "up.loss.enter_bad", "up.trace.offset"]
+_words_of_files = st.sampled_from(["none", "unshaped", "by-jitter", "80Mbit", "10ms", "1%", "1500B", "0s", "ip", "bbr", ""])
+_values = st.recursive(
+    st.booleans() | st.integers() | st.floats() | _words_of_files | st.text(st.characters(codec="ascii"), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["at", "rate", "delay", "loss", "model", "file", "loop", "offset"]), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf").replace("\x7f", "")
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(_KEYS), _values), min_size=1, max_size=3))
+def test_any_value_of_any_key_is_understood_or_told_in_one_line(changes: list[tuple[str, object]]) -> None:
+    try:
+        found = profiles.load_profile("bursty-80mbps", [f"{key}={_toml(value)}" for key, value in changes])
+    except SpecError as error:
+        assert "bursty-80mbps" in str(error)  # noqa: PT017
+    else:
+        assert found.name == "bursty-80mbps"
+
+
+# --- there and back
+
+_rates = st.integers(1_000, 10**10).map(lambda rate: rate * 8)
+_delays = st.integers(0, 10**10)
+_shares = st.floats(0, 1).map(lambda share: float(f"{share:.12g}"))
+_inner_shares = st.floats(1e-9, 0.999999)
+_losses = st.one_of(
+    st.none(),
+    st.builds(Bernoulli, probability=_inner_shares),
+    st.builds(
+        GilbertElliott, enter_bad=_inner_shares, leave_bad=_inner_shares, lost_in_bad=_inner_shares, lost_in_good=_inner_shares
+    ),
+)
+_slots = st.builds(
+    Slot,
+    wait_ns=st.integers(1, 10**6),
+    wait_max_ns=st.integers(10**6, 10**10),
+    packets=st.integers(0, 2**31 - 1),
+    max_bytes=st.integers(0, 2**31 - 1),
+)
+
+
+@st.composite
+def _schedules(draw: st.DrawFn) -> Schedule:
+    times = sorted(draw(st.sets(st.integers(0, 10**13), min_size=1, max_size=4)))
+    changes = []
+    for time in times:
+        delay = draw(_delays)
+        jitter = draw(st.integers(0, delay))
+        changes.append(Change(at_ns=time, rate_bps=draw(_rates), delay_ns=delay, jitter_ns=jitter, loss=draw(_losses)))
+    return Schedule(changes=tuple(changes), repeat_ns=draw(st.none() | st.integers(times[-1] + 1, 2 * 10**13)))
+
+
+@st.composite
+def _pipes(draw: st.DrawFn) -> Pipe:
+    delay = draw(_delays)
+    jitter = draw(st.integers(0, delay))
+    by_jitter = draw(st.booleans()) and jitter > 0
+    return Pipe(
+        rate_bps=draw(_rates),
+        delay_ns=delay,
+        jitter_ns=jitter,
+        buffer_bytes=draw(st.integers(9_000, 10**10)),
+        loss=draw(_losses),
+        reorder=0 if by_jitter else draw(_shares),
+        jitter_reorders=by_jitter,
+        duplicate=draw(_shares),
+        slot=draw(st.none() | _slots),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        schedule=draw(st.none() | _schedules()),
+        trace=None,
+    )
+
+
+_words = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=30)
+_link_profiles = st.builds(
+    LinkProfile,
+    name=st.just("mine"),
+    summary=_words,
+    source=_words,
+    layer=st.sampled_from(["ip", "ethernet"]),
+    mtu=st.integers(576, 9000),
+    congestion_control=st.from_regex(r"[a-z0-9_]{1,15}", fullmatch=True),
+    slow_start_after_idle=st.booleans(),
+    up=st.none() | _pipes(),
+    down=st.none() | _pipes(),
+)
+
+
+@settings(deadline=None)
+@given(_link_profiles)
+def test_a_written_profile_reads_back_as_itself(tmp_path_factory: pytest.TempPathFactory, profile: LinkProfile) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    assert profiles.read_profile(_write(folder, profiles.write_profile(profile))) == profile

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic import Pipeline, cell, pipe, profile, write_run
+
+from testbed.profiles import Change, Schedule
+from testbed.records import LinkCounters, Sample
+from testbed.report import collect, utilisation
+from testbed.results import Run
+
+ZERO = LinkCounters(packets=0, bytes=0, dropped_buffer=0, dropped_loss=0, backlog_bytes=0)
+DAY = Schedule(
+    changes=tuple(
+        Change(at_ns=at * 10**9, rate_bps=rate * 10**6, delay_ns=0, jitter_ns=0, loss=None) for at, rate in ((0, 10), (1, 40))
+    ),
+    repeat_ns=2 * 10**9,
+)
+LINK = profile("day", pipe(25_000_000, 0, DAY), pipe(50_000_000, 0), layer="ethernet")
+
+
+def a_run(folder: Path, samples: list[Sample]) -> collect.Result:
+    what = cell("fp32", (LINK, profile("unshaped")), stages=2)
+    run = write_run(folder, what, Pipeline(what.profiles, stages=2, played_at_ns=10**9))
+    (run.folder / "counters.jsonl").write_text("".join(one.model_dump_json() + "\n" for one in samples))
+    return result_of(run)
+
+
+def result_of(run: Run) -> collect.Result:
+    return next(iter(collect.read([run])))
+
+
+def test_what_was_carried_and_asked_is_kept_whatever_the_intervals(tmp_path: Path) -> None:
+    """1 kB more each sample, in uneven intervals; of more samples than a panel can show, none is lost."""
+    count = 3001
+    samples = [
+        Sample(
+            at_ns=10**9 + i * 10**7 + (i % 7) * 10**6,
+            links={
+                name: {"up": ZERO.model_copy(update={"bytes": 1000 * i, "dropped_loss": i // 100}), "down": ZERO}
+                for name in ("node-0", "node-1")
+            },
+            sockets=(),
+        )
+        for i in range(count)
+    ]
+    result = a_run(tmp_path, samples)
+    found = {(one.link, one.way): one for one in utilisation.series(result)}
+    assert list(found) == [("node-0", "up"), ("node-0", "down"), ("node-1", "up"), ("node-1", "down")]
+    seconds = (samples[-1].at_ns - samples[0].at_ns) / 1e9
+    up = found["node-0", "up"]
+    assert len(up.carried_bps) < 1000
+    assert up.mean_bps == pytest.approx(1000 * (count - 1) * 8 / seconds)
+    assert up.dropped.sum() == (count - 1) // 100
+    assert up.asked_bps is not None
+    assert up.share == pytest.approx(up.mean_bps / (25e6 * 1500 / 1514), rel=0.01)  # 30 s are 15 of its days
+    assert {round(rate / 1e6 * 1514 / 1500) for rate in up.asked_bps} >= {10, 40}
+    assert found["node-0", "down"].mean_bps == 0
+    assert found["node-1", "up"].asked_bps is None
+    assert found["node-1", "up"].share is None
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_run_that_was_hardly_sampled_has_no_figure(tmp_path: Path, kept: int) -> None:
+    sample = Sample(at_ns=10**9, links={}, sockets=())
+    result = a_run(tmp_path, [sample] * kept)
+    assert utilisation.series(result) == []
+    (group,) = collect.groups([result])
+    assert list(utilisation.utilisation(group, "")) == []
+
+
+def test_a_lab_of_many_links_shows_those_that_carried_most(tmp_path: Path) -> None:
+    what = cell("fp32", LINK, stages=12, microbatches=1)
+    write_run(tmp_path, what, Pipeline(LINK, stages=12, microbatches=1))
+    (group,) = collect.groups(collect.read(collect.latest(tmp_path)))
+    (drawing,) = utilisation.utilisation(group, "")
+    assert len(drawing.figure.axes) == 16
+    assert "The 8 of 12 links that carried most" in drawing.caption
+    assert not any("node-0 " in axes.get_title() for axes in drawing.figure.axes)  # the ends send to one side only
+
+
+def test_a_run_without_certificates_is_drawn_hollow(tmp_path: Path) -> None:
+    for verdict in ("PASS", "FAIL"):
+        folder = tmp_path / verdict
+        folder.mkdir()
+        write_run(folder, cell("fp32", LINK), Pipeline(LINK), verdict=verdict)
+        (group,) = collect.groups(collect.read(collect.latest(folder)))
+        (drawing,) = utilisation.utilisation(group, "")
+        filled = {
+            patch.get_fill() for patch in drawing.figure.axes[0].patches if patch.get_linestyle() == "-" or patch.get_fill()
+        }
+        assert (True in filled) is (verdict == "PASS")
+        assert ("not certified" in drawing.caption) is (verdict == "FAIL")

@@ -1,0 +1,44 @@
+"""With which messages a certificate measures: those that a run will send, and did."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic import FRAME_HEADER, Pipeline, cell
+
+from testbed.sweep.controller import expected_messages, sent_messages
+
+VALUES = 4 * 64 * 256  # sequences of a micro-batch, tokens, width of gpt2-mini
+
+
+@pytest.mark.parametrize(("codec", "parts"), [("fp32", {4}), ("bf16", {2, 4}), ("int8", {1, 4}), ("json:JSONDecoder", {1, 4})])
+def test_before_a_run_they_are_the_tensor_and_what_the_codec_nominally_makes_of_it(codec: str, parts: set[int]) -> None:
+    what = cell(codec)
+    what = what.model_copy(update={"workload": what.workload.model_copy(update={"model": "gpt2-mini"})})
+    assert set(expected_messages(what)) == {VALUES * part for part in parts}
+
+
+def frames_of(*sizes: int) -> list[list[object]]:
+    stages = []
+    for size in sizes:
+        pipeline = Pipeline(cell().profiles, payload_bytes=size - FRAME_HEADER)
+        pipeline.run(0)
+        stages += pipeline.records
+    return stages  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        ((5000,), (5000,)),
+        ((5000, 5400), (5000,)),
+        ((1000, 5000, 90_000), (1000, 5000, 90_000)),
+        ((1000, 1000, 1000, 90_000), (1000, 90_000)),
+        ((1000, 89_000, 89_000, 90_000), (1000, 89_000)),
+    ],
+)
+def test_after_a_run_they_are_what_it_sent_alike_sizes_once(sizes: tuple[int, ...], chosen: tuple[int, ...]) -> None:
+    assert sent_messages(frames_of(*sizes)) == chosen  # type: ignore[arg-type]
+
+
+def test_a_run_that_sent_nothing_has_none() -> None:
+    assert sent_messages([[], []]) == ()
