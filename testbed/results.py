@@ -1,6 +1,7 @@
 """The result folders: `results/<experiment>/<cell id>/run-<k>/`. Written whole or not at all; read back as records.
 
-cell.json  environment.json  lab.json  certificate.json  steps-<stage>.jsonl  counters.jsonl  summary.json (last)
+cell.json  DIGEST.trace (where a link follows one)  environment.json  lab.json  certificate.json  steps-<stage>.jsonl
+counters.jsonl  summary.json (last)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from testbed import paths
 from testbed.errors import ResultsError, SpecError
 from testbed.frozen import Frozen
+from testbed.profiles import trace
 from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summary
 from testbed.spec import Cell
 
@@ -101,6 +103,7 @@ class Run(NamedTuple):
 
     @property
     def cell(self) -> Cell:
+        trace.look_in(self.folder)
         return read_json(self.folder / "cell.json", Cell)
 
     @property
@@ -143,5 +146,9 @@ def new_run(experiment: Path, cell: Cell) -> Run:
     """A fresh folder for the next run of a cell, with cell.json in it."""
     number = max((r.number for r in runs(experiment, cell.id)), default=0) + 1
     run = Run(make_folder(experiment / cell.id / f"run-{number}"))
+    for profile in cell.profiles:
+        for pipe in (profile.up, profile.down):
+            if pipe is not None and pipe.trace is not None:
+                paths.give_to_user(trace.keep(pipe.trace, run.folder))
     write_json(run.folder / "cell.json", cell)
     return run

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from testbed import results
 from testbed.errors import ResultsError, SpecError
+from testbed.profiles import load_profile, trace
 from testbed.records import Sample, Summary
 from testbed.spec import Cell
 from testbed.sweep import plan
@@ -82,3 +84,23 @@ def test_the_last_sweep_says_which_cells_it_asked_for(tmp_path: Path, cell: Cell
     record = results.SweepRecord(question="why", command="testbed sweep", cells=("a", "b"))
     results.write_json(tmp_path / "sweep.json", record)
     assert results.last_sweep(tmp_path) == record
+
+
+def test_a_run_over_a_trace_can_be_read_where_the_trace_is_not(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, folder = tmp_path / "mine", tmp_path / "results"
+    mine.mkdir()
+    (mine / "short.trace").write_text("".join(f"{ms}\n" for ms in range(1, 101)))
+    (mine / "mine.toml").write_text(
+        'extends = "consumer-80mbps"\n[up]\nrate = "12Mbit"\ntrace = { file = "short.trace", loop = true, offset = "0s" }\n'
+    )
+    varying = cell.model_copy(update={"profiles": (load_profile(str(mine / "mine.toml")),)})
+    run = results.new_run(folder, varying)
+    shutil.rmtree(mine)
+    monkeypatch.setattr(trace, "_known", {})  # as in another process
+    trace._load.cache_clear()
+    pipe = run.cell.profiles[0].up
+    assert pipe is not None
+    assert pipe.trace is not None
+    assert trace.load(pipe.trace) == tuple(range(1, 101))

@@ -17,11 +17,16 @@ from testbed.errors import CapabilityError
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SETTINGS = Path("/proc/sys")
 _SWITCHES = (
-    ("kernel/apparmor_restrict_unprivileged_userns", "1", "0"),
-    ("kernel/unprivileged_userns_clone", "0", "1"),
-    ("user/max_user_namespaces", "0", "15000"),
+    # Not by switching it off, which would open it for every program.
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "docs/virtual-machines.md has a profile for this Python alone",
+    ),
+    ("kernel/unprivileged_userns_clone", "0", "allow it: sudo sysctl -w kernel.unprivileged_userns_clone=1"),
+    ("user/max_user_namespaces", "0", "allow it: sudo sysctl -w user.max_user_namespaces=15000"),
 )
-"""Settings that forbid it: name, the value that does, one that does not."""
+"""Settings that forbid it: name, the value that does, what to do."""
 _WHOLE_RANGE = 2**32 - 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,14 +64,13 @@ def _refused(number: int) -> str:
 
 
 def _hint(number: int) -> str:
-    for setting, forbids, allows in _SWITCHES:
+    for setting, forbids, remedy in _SWITCHES:
         try:
             found = (_SETTINGS / setting).read_text(encoding="ascii").strip()
         except OSError:
             continue
         if found == forbids:
-            name = setting.replace("/", ".")
-            return f" ({name} is {found}; allow it: sudo sysctl -w {name}={allows})"
+            return f" ({setting.replace('/', '.')} is {found}; {remedy})"
     if number == errno.ENOSPC:
         return " (there are as many as user.max_user_namespaces allows)"
     return " (in a container: start it with --privileged)" if number == errno.EPERM else ""

@@ -25,8 +25,11 @@ _LONGEST_MS = LONGEST_NS // 1_000_000
 _MOST = 10_000_000
 """Opportunities in one trace: two minutes at 1 Gbit/s. They are held in memory, as one integer each."""
 
+KEPT_SUFFIX = ".trace"
 _known: dict[str, Path] = {}
 """Where a trace of this digest was read in this process: a profile may lie anywhere."""
+_kept: dict[str, Path] = {}
+"""Where one was put beside results: its name says its digest, and its text is the one that `format_trace` writes."""
 
 
 class Found(NamedTuple):
@@ -91,8 +94,23 @@ def _load(digest: str, file: str) -> tuple[int, ...]:
     for path in places:
         if path.is_file() and _digest(content := path.read_bytes()) == digest:
             return parse(content.decode("ascii"), f"trace {path}")
+    if kept := _kept.get(digest):
+        return parse(kept.read_text(encoding="ascii"), f"trace {kept}")
     looked = ", ".join(map(str, places)) or "no folder of profiles"
     raise SpecError(f"cannot find the trace {file} with the content that the profile had when it was read; looked at {looked}")
+
+
+def keep(trace: Trace, folder: Path) -> Path:
+    """Put the content of a trace beside results, so that these can be read where the profile is not. SpecError as from `load`."""
+    path = folder / f"{trace.digest}{KEPT_SUFFIX}"
+    path.write_text(format_trace(load(trace)), encoding="ascii")
+    return path
+
+
+def look_in(folder: Path) -> None:
+    """Traces that `keep` has put there are found from now on."""
+    for path in folder.glob(f"*{KEPT_SUFFIX}"):
+        _kept.setdefault(path.name.removesuffix(KEPT_SUFFIX), path)
 
 
 def mean_rate_bps(times: Sequence[int]) -> float:

@@ -118,8 +118,9 @@ in its quick form. `delay` is one way. TCP is cubic, without slow start after id
 50 ms at least, so that what is measured is the link and not a window. A cell is the distance from the ideal, which follows from
 the profile's numbers alone (rate x payload / packet for goodput; delay and serialisation for the RTT and for a message), in the
 direction that is worse. The RTT is that of an 84-byte packet, accepted within 0.3 ms or 1 %; goodput over 3 s, within 1 %;
-messages, each sent one second after the last one, median of three, within 3 % or 0.5 ms; `queue` is how long a full buffer delays a packet,
-within 10 %. `busy`: every processor also runs a program that never sleeps. `{FAILED.strip()}` marks what is out of tolerance,
+messages, each sent one second after the last one, median of three, within 3 % or 0.5 ms; `queue` is how long a full buffer delays
+a packet, within 10 %. `busy`: every processor also runs a program that never sleeps.
+`{FAILED.strip()}` marks what is out of tolerance,
 `second attempt` a link that was measured twice, as a certificate allows. Losses carry the interval that their number allows.
 """
 

@@ -171,6 +171,32 @@ def test_a_light_train_counts_what_was_sent_and_what_arrived():
     assert sum(timer.lateness) > 50
 
 
+def test_a_straggler_of_an_earlier_train_counts_for_nothing():
+    """An overloaded relay brings the last packets of a train when the next one has begun."""
+    middle = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender, receiver = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    with middle, sender, receiver:
+        middle.bind(("127.0.0.1", 0))
+        receiver.bind(("127.0.0.1", 0))
+        sender.connect(middle.getsockname())
+        middle.connect(sender.getsockname())
+        flow = datagrams.Flow(job(), "up", sender, receiver)
+        flow.begin(datagrams.Pattern(60, 1000.0, 1.0))
+        flow.offer(10_000_000)
+        held = [middle.recv(2000) for _ in range(flow.sent)]
+        flow.begin(datagrams.Pattern(60, 10.0, 1.0))
+        flow.offer(100_000_000)
+        held.append(middle.recv(2000))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as onward:
+            for packet in held:
+                onward.sendto(packet, receiver.getsockname())
+        time.sleep(0.05)
+        flow.take()
+        train = flow.reading(1)
+    assert len(held) > train.sent == train.arrived == 1
+    assert train.copies == train.lost == 0
+
+
 def test_an_overload_is_its_load_and_what_fills_the_buffer():
     with loopback_flow(job()) as flow:
         pattern = datagrams.overload(flow.line, 1500, 1.05, 0.3)

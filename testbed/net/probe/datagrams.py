@@ -4,7 +4,6 @@ reorders, and how long it takes), or more than it carries (its rate and its buff
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import struct
@@ -28,7 +27,7 @@ _READ_AT_ONCE = 32  # in a tick: to read them all would take longer than the lea
 _UNREAD_BYTES = 2_500  # what a packet takes at most of the receiver's buffer
 _QUEUED_AT_ONCE = 200  # packets: what a device's queue holds for certain
 _KEPT = 2_000  # transit times that a reading holds
-_MARK = struct.Struct("<qq")  # number, nanoseconds of CLOCK_REALTIME
+_MARK = struct.Struct("<iiq")  # train, number, nanoseconds of CLOCK_REALTIME
 _TIMESPEC = struct.Struct("@qq")
 
 
@@ -101,6 +100,7 @@ class Flow:
         self.way, self.line, self.mtu = way, line, job.mtu
         self._sender, self._receiver = sender, receiver
         self._can_cut = True
+        self._train = 0
         grow_buffers(sender, _BUFFER_BYTES)
         # Packets stay in the receiver's buffer while others are offered: reading takes CPU time from sending.
         granted = grow_buffers(receiver, _BUFFER_BYTES)
@@ -120,9 +120,7 @@ class Flow:
         tick = int((pattern.packets_per_s + pattern.lead_per_s) * _TICK_NS * 1e-9)
         most = min(_UDP_BYTES // self._payload_bytes, self.line.buffer_bytes // pattern.packet_bytes // 4, 60)
         self._together(min(tick, most) if self._can_cut else 1)
-        with contextlib.suppress(BlockingIOError):
-            while True:  # stragglers of the train before
-                self._receiver.recv(1)
+        self._train += 1
         self.sent = 0
         self.numbers, self.sent_at, self.arrived_at = array("q"), array("q"), array("q")
         self._alone: set[int] = set()  # numbers of packets that had none of ours just before them
@@ -139,7 +137,7 @@ class Flow:
         while self.sent < wanted:
             now = time.time_ns()
             for place in range(self._burst):
-                _MARK.pack_into(self._payload, place * self._payload_bytes, self.sent + place, now)
+                _MARK.pack_into(self._payload, place * self._payload_bytes, self._train, self.sent + place, now)
             try:
                 self._sender.send(self._payload)
             except BlockingIOError:
@@ -159,7 +157,9 @@ class Flow:
                 content, ancillary, _, _ = self._receiver.recvmsg(_MARK.size, 64)
             except BlockingIOError:
                 return
-            number, sent_at = _MARK.unpack(content)
+            train, number, sent_at = _MARK.unpack(content)
+            if train != self._train:
+                continue  # one that an overloaded machine brings after its own train was read
             seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
             self.numbers.append(number)
             self.sent_at.append(sent_at)
