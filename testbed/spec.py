@@ -43,6 +43,8 @@ class PipelineSpec(Frozen):
     schedule: Literal["gpipe", "1f1b"]
     in_flight: int = Field(ge=1)
     """Micro-batches that the first stage may have in flight at once (1f1b; gpipe has all of them)."""
+    layers: tuple[int, ...] | None = None
+    """Layers of each stage; None: as even as can be (see `workloads.table.split`)."""
 
 
 class OptimiserSpec(Frozen):

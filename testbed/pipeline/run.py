@@ -56,7 +56,14 @@ def run(job: StageJob, sockets: Sequence[socket.socket], report: Callable[[Step 
         listener = stack.enter_context(connect.listen(job.listen, name)) if job.listen is not None else None
 
         stages, seed = job.pipeline.stages, job.training.seed
-        model = build(job.workload, stage=job.stage, stages=stages, seed=seed, vocabulary=job.vocabulary)
+        model = build(
+            job.workload,
+            stage=job.stage,
+            stages=stages,
+            seed=seed,
+            vocabulary=job.vocabulary,
+            layers=job.pipeline.layers,
+        )
         tokens = np.load(job.tokens, mmap_mode="r")
         data = Data(tokens, job.workload.sequence_length, job.workload.batch_size, seed)
 

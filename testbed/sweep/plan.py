@@ -110,6 +110,9 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
     if not isinstance(content.get("codec"), str):
         raise SpecError(f"{where}: codec must be a name, found {content.get('codec')!r}")
     content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where)]
+    workload = content.get("workload")
+    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
+        content["workload"] = {**workload, "family": workloads.size_of(workload["model"]).family}
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         cell = Cell.model_validate_json(json.dumps({**content, "engine": engine}), strict=True)
@@ -117,7 +120,7 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
     codecs.find(cell.codec)
-    workloads.check(cell.workload, cell.pipeline.stages)
+    workloads.check(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
     if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(cell.pipeline.stages, cell.pipeline.microbatches):
         raise SpecError(
             f"{where}: pipeline.in_flight is {cell.pipeline.in_flight}; {cell.pipeline.stages} stages need at least "

@@ -150,10 +150,10 @@ def width(spec: WorkloadSpec) -> int:
     return size_of(spec.model).width
 
 
-def check(spec: WorkloadSpec, stages: int) -> None:
+def check(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
     """Everything that can be known before anything starts. SpecError or UnknownNameError."""
     size = checked_size(spec)
-    split(size.layers, stages)
+    split(size.layers, stages, layers)
     if spec.sequence_length > size.context:
         raise SpecError(
             f"workload.sequence_length is {spec.sequence_length}; {spec.model} reads at most {size.context} tokens at once"

@@ -52,6 +52,13 @@ def test_links_may_have_a_profile_each(default: plan.Experiment) -> None:
     assert [profile.name for profile in line.links] == ["cable", "lte"]
 
 
+def test_the_model_says_its_family_and_the_pipeline_how_it_is_cut(default: plan.Experiment) -> None:
+    overrides = ["workload.model=llama-nano", "pipeline.layers=[1, 4, 1]"]
+    cell = plan.cells(default, "relay", overrides=overrides)[0]
+    assert (cell.workload.family, cell.pipeline.layers) == ("llama", (1, 4, 1))
+    assert cell.id != plan.cells(default, "relay", overrides=overrides[:1])[0].id
+
+
 def test_equal_cells_run_once(default: plan.Experiment) -> None:
     assert len(plan.cells(default, "relay", overrides=['codec=["int8", "int8"]', "profile=lte"])) == 1
 
@@ -85,6 +92,8 @@ def test_a_cell_that_was_written_reads_back_with_the_same_id(default: plan.Exper
         ("profile=[[]]", "profile must be a name, or a list of names, one a link; found []"),
         ("profile=[3]", "profile must be a name, or a list of names, one a link; found 3"),
         ("profiles=cable", "did you mean 'profile'?"),
+        ("workload.family=llama", "workload.family is 'llama', and the model 'gpt2-mini' is a gpt2"),
+        ("pipeline.layers=[2, 1]", "3 numbers from 1 on that add up to 4"),
         ("topology=ring", "Input should be 'star' or 'line', found 'ring'"),
     ],
 )
