@@ -45,6 +45,8 @@ class PipelineSpec(Frozen):
     """Micro-batches that the first stage may have in flight at once (1f1b; gpipe has all of them)."""
     layers: tuple[int, ...] | None = None
     """Layers of each stage; None: as even as can be (see `workloads.table.split`)."""
+    recompute: bool = False
+    """What a stage computes forward is not kept for the backward pass but computed again there: less memory for more time."""
 
 
 class OptimiserSpec(Frozen):

@@ -65,6 +65,15 @@ class _Snapshot(NamedTuple):
     sockets: tuple[SocketRecord, ...]
 
 
+class _Kept(NamedTuple):
+    """What a forward action leaves for its backward action."""
+
+    inputs: Tensor
+    outputs: Tensor | None
+    """With their graph; None where they are computed again."""
+    targets: Tensor
+
+
 class Stage:
     """The training loop of one stage. Owns nothing that must be closed."""
 
@@ -90,7 +99,7 @@ class Stage:
         self._schedule = actions(
             spec.schedule, stage=job.stage, stages=spec.stages, microbatches=spec.microbatches, in_flight=spec.in_flight
         )
-        self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[int, _Kept] = {}
         self._losses: list[float] = []
         self._records: list[ActionRecord] = []
 
@@ -132,7 +141,7 @@ class Stage:
             for index in range(count):
                 batch = self._data.validation(*divmod(index, self._microbatches), self._microbatches)
                 self._forward(Action("F", index), batch, Slot("evaluation", step, index, batch.samples))
-        self._graphs.clear()
+        self._kept.clear()
         self._gather.exchange([])
         return self._record(step, "evaluation", self._snapshot(), start_ns, count)
 
@@ -143,16 +152,16 @@ class Stage:
         if self._upstream is not None:
             inputs, asked_ns, input_ns, decoded_ns = self._upstream.receive(slot)
             inputs.requires_grad_(slot.phase == "train")
-        outputs = self._model(inputs)
+        recompute = self._job.pipeline.recompute
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute):
+            outputs = self._through(inputs, batch.targets)
         if self._downstream is None:
-            outputs = self._model.loss(outputs, batch.targets)
             self._losses.append(outputs.item())
             if not math.isfinite(self._losses[-1]):
                 where = f"{slot.phase} step {slot.step}, micro-batch {slot.microbatch}"
                 raise StageError(f"stage {self._job.stage}: the loss is {self._losses[-1]} at {where}: training has diverged")
-            outputs = outputs / self._microbatches
         if slot.phase == "train":
-            self._graphs[action.microbatch] = inputs, outputs
+            self._kept[action.microbatch] = _Kept(inputs, None if recompute else outputs, batch.targets)
         computed_ns = encoded_ns = time.monotonic_ns()
         if self._downstream is not None:
             encoded_ns = self._downstream.send(outputs.detach(), slot)
@@ -160,16 +169,25 @@ class Stage:
 
     def _backward(self, action: Action, slot: Slot) -> None:
         asked_ns = input_ns = decoded_ns = time.monotonic_ns()
-        inputs, outputs = self._graphs.pop(action.microbatch)
+        inputs, outputs, targets = self._kept.pop(action.microbatch)
         gradient = None
         if self._downstream is not None:
             gradient, asked_ns, input_ns, decoded_ns = self._downstream.receive(slot)
+        if outputs is None:
+            outputs = self._through(inputs, targets)
+        if self._downstream is None:
+            outputs = outputs / self._microbatches
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
         computed_ns = encoded_ns = time.monotonic_ns()
         if self._upstream is not None:
             assert inputs.grad is not None
             encoded_ns = self._upstream.send(inputs.grad, slot)
         self._note(action, asked_ns, input_ns, decoded_ns, computed_ns, encoded_ns)
+
+    def _through(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """This stage's layers, and at the last stage the loss."""
+        outputs = self._model(inputs)
+        return outputs if self._downstream is not None else self._model.loss(outputs, targets)
 
     # -------------------------------------------------------------- records
     def _note(self, action: Action, *times_ns: int) -> None:

@@ -249,6 +249,29 @@ def test_cut_schedule_and_depth_do_not_touch_the_numbers(stages: int, schedule: 
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+def test_what_is_computed_again_is_the_same(stages: int) -> None:
+    kept = a_cell(stages)
+    again = kept.model_copy(update={"pipeline": kept.pipeline.model_copy(update={"recompute": True})})
+    forwards: list[bool] = []
+
+    def noting(module: nn.Module, inputs: Any) -> None:
+        forwards.append(torch.is_grad_enabled())
+
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda m, i: noting(m, i) if isinstance(m, Toy) else None)
+    try:
+        found, passes = train(again), len(forwards)
+        with_graph = sum(forwards)
+        expected = train(kept)
+    finally:
+        handle.remove()
+    assert found.losses() == expected.losses()
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters, expected.parameters, strict=True))
+    trained = 6 * MICROBATCHES * stages
+    assert with_graph == trained  # a graph is only there for the backward pass
+    assert passes == len(forwards) - passes + trained  # each of them was one pass more
+
+
 def test_clipping_is_active_in_these_tests() -> None:
     cell = a_cell(1)
     assert any((r.gradient_norm or 0) > cell.optimiser.clip_norm for r in train(cell).records[0])
