@@ -19,7 +19,7 @@ from testbed.net.probe.timer import Timer
 
 _SO_TIMESTAMPNS, _UDP_SEGMENT = 35, 103
 _UDP_BYTES = 65_507  # the most that one call can send
-_BUFFER_BYTES = 16 << 20
+_SEND_BUFFER_BYTES, _RECEIVE_BUFFER_BYTES = 16 << 20, 128 << 20
 HEADERS = 28  # IPv4 and UDP
 _TICK_NS = 1_000_000
 _LEAD_NS = 20_000_000
@@ -101,11 +101,11 @@ class Flow:
         self._sender, self._receiver = sender, receiver
         self._can_cut = True
         self._train = 0
-        grow_buffers(sender, _BUFFER_BYTES)
+        grow_buffers(sender, _SEND_BUFFER_BYTES)
         # Packets stay in the receiver's buffer while others are offered: reading takes CPU time from sending.
-        granted = grow_buffers(receiver, _BUFFER_BYTES)
-        self.small_buffers = granted < _BUFFER_BYTES
-        self._unread_most = min(4_000, granted // _UNREAD_BYTES // 2)
+        granted = grow_buffers(receiver, _RECEIVE_BUFFER_BYTES)
+        self.small_buffers = granted < _RECEIVE_BUFFER_BYTES
+        self._unread_most = granted // _UNREAD_BYTES // 2
         # Stamped by the kernel on arrival: the probe may sleep, and reads several at once.
         receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         for end in (sender, receiver):

@@ -20,6 +20,7 @@ PRIORITY = 40
 """Below the relay's: what is measured must not suffer from being measured."""
 _UNSHAPED_BULK_S = 0.2
 _OVERLOAD = 1.05
+_OVERLOAD_PACKETS = 20_000
 _BOTH_AT_ONCE_BPS, _FOLLOWED_AT_ONCE_BPS = 40_000_000, 200_000_000
 _LONG_ROUND_TRIP_NS = 100_000_000
 Turn = Callable[[], contextlib.AbstractContextManager[None]]
@@ -128,9 +129,14 @@ def _datagrams(job: Job, flows: list[datagrams.Flow], readings: Readings, timer:
         jittery = [flow for flow in flows if flow.line.jitter_ns]
         readings.spaced += datagrams.exchange(jittery, [datagrams.spaced(flow.line, job.spaced_s) for flow in jittery], timer)
     for group in _together(flows, sum(line.rate_bps for line in lines), _BOTH_AT_ONCE_BPS):
-        patterns = [datagrams.overload(flow.line, job.mtu, _OVERLOAD, job.rate_s) for flow in group]
+        patterns = [datagrams.overload(flow.line, job.mtu, _OVERLOAD, _rate_s(job, flow)) for flow in group]
         with turn():
             readings.overload += datagrams.exchange(group, patterns, timer)
+
+
+def _rate_s(job: Job, flow: datagrams.Flow) -> float:
+    """As asked for, but no more packets than the receiver's buffer holds: reading takes CPU time from what is measured."""
+    return min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.line.rate_bps)
 
 
 def measure(job: Job, turn: Turn) -> Readings:
