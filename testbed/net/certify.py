@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 from testbed.errors import LabError
 from testbed.net.capture import Capture, Point
-from testbed.net.effort import Form, ProbeLink, follow_s, limit_s, plan
+from testbed.net.effort import Form, follow_s, limit_s, plan
 from testbed.net.fitness import Fitness, Lateness
 from testbed.net.judge import Judge
+from testbed.net.parts import LabLink
 from testbed.net.probe import Job, Readings
 from testbed.net.relay import Relay, lateness_percentile
 from testbed.records import Measurement
@@ -99,7 +100,7 @@ def _lateness(counts: Sequence[int]) -> Lateness | None:
 
 
 def certify(
-    links: Sequence[ProbeLink],
+    links: Sequence[LabLink],
     *,
     form: Form,
     message_bytes: Sequence[int],
@@ -143,7 +144,7 @@ def certify(
     return tuple(found)
 
 
-def _ends(links: Sequence[ProbeLink]) -> list[Point]:
+def _ends(links: Sequence[LabLink]) -> list[Point]:
     """Where to capture: links may share an end."""
     found: dict[tuple[int, str], Point] = {}
     for link in links:

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from testbed.net.expect import outgrown, packets_for_a_tenth
-from testbed.net.namespace import Namespace
+from testbed.net.parts import LabLink
 from testbed.net.probe import ECHO_BYTES, SMALL_BYTES, Job, Line, Way
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.spec import Engine
 
 Form = Literal["quick", "full"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeLink:
-    """One link and its two ends. `up` leads from near to far."""
-
-    name: str
-    near: Namespace
-    far: Namespace
-    near_address: str
-    far_address: str
-    near_device: str
-    far_device: str
-    profile: LinkProfile
 
 
 class _Effort(NamedTuple):
@@ -147,7 +132,7 @@ def _light_s(profile: LinkProfile, engine: Engine, effort: _Effort) -> float:
     return min(most, max(wanted))
 
 
-def plan(link: ProbeLink, form: Form, message_bytes: Sequence[int], engine: Engine = "relay") -> Job:
+def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine = "relay") -> Job:
     """What the probe is to do on one link."""
     effort, profile = _EFFORTS[form], link.profile
     pipes = _pipes(profile)

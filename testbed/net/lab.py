@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +23,7 @@ from testbed.net import directory, netem, qdisc, rootless
 from testbed.net.arrange import with_own_seed
 from testbed.net.build import build
 from testbed.net.certify import certify
-from testbed.net.effort import ProbeLink
-from testbed.net.elements import Direction, Link, Shaper
+from testbed.net.elements import Direction, Link
 from testbed.net.meters import Counters, Meters
 from testbed.net.namespace import Namespace
 from testbed.net.netlink import Netlink
@@ -168,7 +168,7 @@ class Lab:
         plan = qdisc.plan(seeded, mtu=self._plan.mtu, layer=link.profile.layer)
         with Netlink(self.namespaces[shaper.place]) as netlink:
             netem.change(netlink, shaper.device, plan, link=f"{name} {direction}")
-        self._shapers[name, direction] = _planned(shaper, seeded, plan)
+        self._shapers[name, direction] = replace(shaper, pipe=seeded, plan=plan)
 
     def counters(self) -> Counters:
         """What every link has carried and dropped since it was built, both ways. LabError when the relay has died."""
@@ -196,23 +196,10 @@ class Lab:
         for shaper in self._shapers.values():
             with Netlink(self.namespaces[shaper.place]) as netlink:
                 netem.check(netlink, shaper.device, shaper.plan, link=f"{shaper.link} {shaper.direction}")
-        links = [
-            ProbeLink(
-                name=link.name,
-                near=link.near,
-                far=link.far,
-                near_address=link.near_address,
-                far_address=link.far_address,
-                near_device=link.near_device,
-                far_device=link.far_device,
-                profile=link.profile,
-            )
-            for link in self.links
-        ]
 
         def measure() -> tuple[Measurement, ...]:
             return certify(
-                links,
+                self.links,
                 form=form,
                 message_bytes=message_bytes,
                 relay=self._relay,
@@ -242,9 +229,3 @@ class Lab:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _planned(shaper: Shaper, pipe: Pipe, plan: qdisc.NetemPlan) -> Shaper:
-    return Shaper(
-        link=shaper.link, direction=shaper.direction, place=shaper.place, device=shaper.device, pipe=pipe, plan=plan
-    )  # fmt: skip

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from testbed.net.certify import certify
-from testbed.net.effort import ProbeLink, plan
+from testbed.net.effort import plan
 from testbed.net.fitness import CONTENTION
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.namespace import Namespace
+from testbed.net.parts import LabLink
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
 from tests.net.test_judge import BURSTY, pipe, profile
 
@@ -23,10 +24,12 @@ def link_of(wanted, near=None, far=None, name="n"):
     class Space:
         fd = 0
 
-    return ProbeLink(
+    return LabLink(
         name=name,
         near=near or Space(),
+        near_name="node-0",
         far=far or Space(),
+        far_name="hub",
         near_address="10.77.1.2",
         far_address="10.77.0.1",
         near_device="wan0",
