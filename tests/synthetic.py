@@ -39,18 +39,8 @@ FRAME_HEADER = 64
 
 
 def pipe(rate_bps: int, delay_ns: int, schedule: Schedule | None = None, **changes: Any) -> Pipe:
-    plain: dict[str, Any] = {
-        "jitter_ns": 0,
-        "buffer_bytes": 10_000_000,
-        "loss": None,
-        "reorder": 0.0,
-        "jitter_reorders": False,
-        "duplicate": 0.0,
-        "slot": None,
-        "seed": 1,
-        "trace": None,
-    }
-    return Pipe(**{**plain, "rate_bps": rate_bps, "delay_ns": delay_ns, "schedule": schedule, **changes})
+    stated: dict[str, Any] = {"rate_bps": rate_bps, "delay_ns": delay_ns, "buffer_bytes": 10_000_000, "schedule": schedule}
+    return Pipe.plain(**{**stated, **changes})
 
 
 def profile(name: str = "test", up: Pipe | None = None, down: Pipe | None = None, **changes: Any) -> LinkProfile:

@@ -68,20 +68,8 @@ class Point(Frozen):
         (bbr would do with less, but halts for 200 ms once in ten seconds, and paces by what it once took the rate to be.)
         """
         buffer_ns = max(4 * self.delay_ns, _LEAST_BUFFER_NS)  # two round trips
-        pipe = Pipe(
-            rate_bps=self.rate_bps,
-            delay_ns=self.delay_ns,
-            jitter_ns=0,
-            buffer_bytes=self.rate_bps * buffer_ns // 8_000_000_000,
-            loss=self.loss,
-            reorder=0.0,
-            jitter_reorders=False,
-            duplicate=0.0,
-            slot=None,
-            seed=1,
-            schedule=None,
-            trace=None,
-        )
+        buffer_bytes = self.rate_bps * buffer_ns // 8_000_000_000
+        pipe = Pipe.plain(rate_bps=self.rate_bps, delay_ns=self.delay_ns, buffer_bytes=buffer_bytes, loss=self.loss)
         return LinkProfile(
             name="accuracy",
             summary=self.name,

@@ -36,16 +36,8 @@ _FREE_BYTES = 1_000_000_000
 _PLAIN: dict[str, Any] = {
     "rate_bps": 80_000_000,
     "delay_ns": 10_000_000,
-    "jitter_ns": 0,
     "buffer_bytes": 1_000_000,
     "loss": Bernoulli(probability=0.001),
-    "reorder": 0.0,
-    "jitter_reorders": False,
-    "duplicate": 0.0,
-    "slot": None,
-    "seed": 1,
-    "schedule": None,
-    "trace": None,
 }
 _EFFECTS: dict[str, dict[str, Any]] = {
     "Gilbert-Elliott loss": {"loss": GilbertElliott(enter_bad=0.01, leave_bad=0.3, lost_in_bad=1, lost_in_good=0)},
@@ -93,7 +85,7 @@ def _try_veth() -> str:
 
 
 def _shape(netlink: Netlink, **changes: Any) -> None:
-    pipe = Pipe(**{**_PLAIN, **changes})
+    pipe = Pipe.plain(**{**_PLAIN, **changes})
     netem.apply(netlink, "probe0", qdisc.plan(pipe, mtu=1500, layer="ip"), link="a scratch link")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -142,6 +142,23 @@ class Pipe(Frozen):
     """Same seed, same packets lost, counted from the link's first packet."""
     schedule: Schedule | None
     trace: Trace | None
+
+    @classmethod
+    def plain(
+        cls, *, rate_bps: int, delay_ns: int, buffer_bytes: int, loss: Loss | None = None, seed: int = 1, **effects: Any
+    ) -> Pipe:
+        """A pipe of constant rate and delay, without any effect but those that are named."""
+        nothing: dict[str, Any] = {
+            "jitter_ns": 0,
+            "reorder": 0.0,
+            "jitter_reorders": False,
+            "duplicate": 0.0,
+            "slot": None,
+            "schedule": None,
+            "trace": None,
+        }
+        stated = {"rate_bps": rate_bps, "delay_ns": delay_ns, "buffer_bytes": buffer_bytes, "loss": loss, "seed": seed}
+        return cls(**{**nothing, **stated, **effects})
 
     @property
     def buffer_ns(self) -> int:

@@ -18,21 +18,7 @@ BURSTY = GilbertElliott(enter_bad=0.01, leave_bad=0.2, lost_in_bad=0.8, lost_in_
 
 
 def pipe(**changes):
-    plain = {
-        "rate_bps": 20_000_000,
-        "delay_ns": 25_000_000,
-        "jitter_ns": 0,
-        "buffer_bytes": 200_000,
-        "loss": None,
-        "reorder": 0.0,
-        "jitter_reorders": False,
-        "duplicate": 0.0,
-        "slot": None,
-        "seed": 1,
-        "schedule": None,
-        "trace": None,
-    }
-    return Pipe(**{**plain, **changes})
+    return Pipe.plain(**{"rate_bps": 20_000_000, "delay_ns": 25_000_000, "buffer_bytes": 200_000, **changes})
 
 
 def profile(*, up="pipe", down="pipe", **changes):

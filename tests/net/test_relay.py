@@ -21,24 +21,9 @@ from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, Schedule, 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def pipe(*, rate_bps=10**8, delay_ns=0, buffer_bytes=10**6, loss=0.0, seed=1, **others):
-    return Pipe(
-        **{
-            "rate_bps": rate_bps,
-            "delay_ns": delay_ns,
-            "jitter_ns": 0,
-            "buffer_bytes": buffer_bytes,
-            "loss": (Bernoulli(probability=loss) if loss else None) if isinstance(loss, float) else loss,
-            "reorder": 0.0,
-            "jitter_reorders": False,
-            "duplicate": 0.0,
-            "slot": None,
-            "seed": seed,
-            "schedule": None,
-            "trace": None,
-        }
-        | others
-    )
+def pipe(*, rate_bps=10**8, delay_ns=0, buffer_bytes=10**6, loss=0.0, **others):
+    model = (Bernoulli(probability=loss) if loss else None) if isinstance(loss, float) else loss
+    return Pipe.plain(rate_bps=rate_bps, delay_ns=delay_ns, buffer_bytes=buffer_bytes, loss=model, **others)
 
 
 def packet(target, number, length=100):

@@ -13,20 +13,7 @@ SECOND = 1_000_000_000
 
 
 def _pipe(schedule: Schedule | None) -> Pipe:
-    return Pipe(
-        rate_bps=8_000_000,
-        delay_ns=10_000_000,
-        jitter_ns=0,
-        buffer_bytes=100_000,
-        loss=None,
-        reorder=0,
-        jitter_reorders=False,
-        duplicate=0,
-        slot=None,
-        seed=1,
-        schedule=schedule,
-        trace=None,
-    )
+    return Pipe.plain(rate_bps=8_000_000, delay_ns=10_000_000, buffer_bytes=100_000, schedule=schedule)
 
 
 def _change(at_s: float, rate_bps: int) -> Change:
