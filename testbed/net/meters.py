@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from testbed.errors import LabError
 from testbed.net import netem
-from testbed.net.elements import DIRECTIONS, Meter, Plan
+from testbed.net.elements import DIRECTIONS, Link, Meter, Plan
 from testbed.net.namespace import Namespace
 from testbed.net.netlink import Netlink
 from testbed.net.relay import Relay
@@ -43,26 +43,21 @@ class Meters:
         ports = self._relay.counters() if self._relay else {}
         tables = {place: _device_table(table) for place, table in self._tables.items()}
         return {
-            link.name: {way: self._count(link.meters[way], ports, tables, link.name) for way in DIRECTIONS}
+            link.name: {way: self._count(link.meters[way], ports, tables, link) for way in DIRECTIONS}
             for link in self._plan.links
         }
 
     def _count(
-        self, meter: Meter, ports: Mapping[str, Any], tables: Mapping[str, Mapping[str, tuple[int, ...]]], link: str
+        self, meter: Meter, ports: Mapping[str, Any], tables: Mapping[str, Mapping[str, tuple[int, ...]]], link: Link
     ) -> LinkCounters:
         if meter.kind == "port":
-            found = ports[meter.place][meter.what]
-            return LinkCounters(
-                packets=found["packets_out"],
-                bytes=found["bytes_out"],
-                dropped_buffer=found["dropped_buffer"],
-                dropped_loss=found["dropped_loss"],
-                backlog_bytes=found["backlog_bytes"],
-            )
+            return port_counters(ports[meter.place][meter.what], link.profile.overhead_bytes)
         if meter.kind == "qdisc":
             return netem.counters(self._netlinks[meter.place], meter.what)
         if (row := tables[meter.place].get(meter.what)) is None:
-            raise LabError(f"{link}: cannot read the counters of {meter.what} in {meter.place}: there is no such device any more")
+            raise LabError(
+                f"{link.name}: cannot read the counters of {meter.what} in {meter.place}: there is no such device any more"
+            )
         at = 0 if meter.kind == "received" else 8
         overhead = self._plan.overhead_bytes * row[at + 1]
         return LinkCounters(
@@ -72,6 +67,23 @@ class Meters:
     def close(self) -> None:
         """Let go of the sockets and files."""
         self._stack.close()
+
+
+def port_counters(found: Mapping[str, int], overhead_bytes: int) -> LinkCounters:
+    """Of a relay's direction, which counts a packet when it accepts it, whereas a qdisc does so when it lets it go.
+
+    So what still waits for the wire is taken off, in packets of the mean size. `overhead_bytes` are counted on top of each.
+    """
+    accepted, packets = found["bytes_out"], found["packets_out"]
+    on_the_wire = accepted + packets * overhead_bytes
+    waiting = found["backlog_bytes"] / on_the_wire if on_the_wire else 0.0
+    return LinkCounters(
+        packets=packets - round(packets * waiting),
+        bytes=accepted - round(accepted * waiting),
+        dropped_buffer=found["dropped_buffer"],
+        dropped_loss=found["dropped_loss"],
+        backlog_bytes=round(accepted * waiting),
+    )
 
 
 def _device_table(table: int) -> dict[str, tuple[int, ...]]:

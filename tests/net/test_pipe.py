@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.net.meters import port_counters
 from testbed.net.relay.draws import mix
 from testbed.net.relay.loss import GilbertElliott, loss_model
 from testbed.net.relay.pipe import COUNTERS, Plain, Unshaped
@@ -199,6 +200,19 @@ def test_every_packet_is_counted_once(kind, arrivals, rate_bps, buffer_bytes, lo
     dropped = counted["dropped_buffer"] + counted["dropped_loss"]
     assert counted["packets_in"] + counted["duplicated"] == counted["packets_out"] + dropped
     assert counted["backlog_bytes"] <= buffer_bytes + 1500
+
+
+@given(KINDS, st.integers(1, 60), st.integers(20, 1500), RATES, st.sampled_from([0, 14]), st.floats(0, 1.5))
+def test_what_is_counted_as_carried_has_left_the_wire(kind, packets, length, rate_bps, overhead_bytes, moment):
+    pipe = shaper(kind, rate_bps=rate_bps, overhead_bytes=overhead_bytes)
+    offer(pipe, [(0, length)] * packets)
+    wire_bits = 8 * packets * (length + overhead_bytes)
+    elapsed_ns = round(moment * wire_bits * 1e9 / rate_bps)
+    carried = port_counters(count(pipe, elapsed_ns), overhead_bytes)
+    share = min(1.0, elapsed_ns * rate_bps / 1e9 / wire_bits)
+    assert carried.bytes == pytest.approx(share * packets * length, abs=length + 2e-9 * rate_bps)  # the clock's nanosecond
+    assert carried.packets == pytest.approx(share * packets, abs=1.1 + 2e-9 * rate_bps)
+    assert carried.bytes + carried.backlog_bytes == packets * length
 
 
 @given(ARRIVALS, RATES, st.integers(0, 2**63 - 1), st.integers(0, 10**7), st.integers(0, 10**7))
