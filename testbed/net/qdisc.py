@@ -78,8 +78,8 @@ def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: Step |
     """How sch_netem carries out `start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay`.
 
     netem times packets by exactly this formula, but bounds its queue by packets, not bytes. `limit_packets` is therefore what
-    the pipe holds when every packet is as large as the MTU: packets in flight, packets in the buffer, and one being sent.
-    Smaller packets find a shorter queue in bytes than `buffer_bytes`. Where the pipe varies, the largest number in flight
+    the pipe holds when every packet is as large as the MTU: in flight and in the buffer, to the nearest packet, and one being
+    sent. Smaller packets find a shorter queue in bytes than `buffer_bytes`. Where the pipe varies, the largest number in flight
     counts at all times, or a step to a shorter delay would drop packets under way; in the other steps the difference is
     buffer. `step` takes the place of the pipe's own rate, delay, jitter and loss.
 
@@ -89,13 +89,13 @@ def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: Step |
     extent = _extent(pipe)
     now = step or _own(pipe)
     packet_bytes = mtu if layer == "ip" else mtu + ETHERNET_HEADER_BYTES
-    in_flight, waiting = -(-extent.in_flight_bits // (8 * packet_bytes)), -(-pipe.buffer_bytes // packet_bytes)
+    half_packets = (extent.in_flight_bits + 8 * pipe.buffer_bytes) // (4 * packet_bytes)
     return NetemPlan(
         rate_bytes=now.rate_bps // 8,
         packet_overhead=-ETHERNET_HEADER_BYTES if layer == "ip" else 0,
         latency_ns=now.delay_ns,
         jitter_ns=now.jitter_ns,
-        limit_packets=in_flight + waiting + 1,
+        limit_packets=(half_packets + 1) // 2 + 1,
         loss_u32=share_u32(now.loss.probability) if isinstance(now.loss, Bernoulli) else 0,
         gemodel=_gemodel(now.loss) if isinstance(now.loss, GilbertElliott) else None,
         reorder_u32=share_u32(pipe.reorder),

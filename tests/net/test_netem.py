@@ -252,9 +252,9 @@ def test_delay_and_rate_act_on_packets(bench: Bench) -> None:
 
 @pytest.mark.netem
 def test_the_queue_drops_its_tail_at_the_limit_and_not_before(bench: Bench) -> None:
-    """What is under way counts too: 100 Mbit/s over 1 s holds 8,334 packets, and the buffer 667 more."""
+    """What is under way counts too: 100 Mbit/s over 1 s and the buffer hold 9,000 packets."""
     plan = planned(rate_bps=100_000_000, delay_ns=1_000_000_000, buffer_bytes=1_000_000)
-    assert plan.limit_packets == 8_334 + 667 + 1
+    assert plan.limit_packets == 9_000 + 1
     netem.apply(bench.netlink, "x", plan, link="bench")
     start = time.monotonic()
     bench.send(plan.limit_packets + 100)
