@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands import bench, lab, profiles, sweep, traces, vm
+from testbed.commands import bench, devices, export, lab, profiles, sweep, traces, vm
 from testbed.commands.console import err
 from testbed.errors import TestbedError, UserError
 
@@ -30,9 +30,11 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
     _State.debug = debug
 
 
-for command in (lab.doctor, lab.link, sweep.codecs, sweep.plan, sweep.run, sweep.sweep, sweep.report):
+for command in (lab.doctor, lab.link, sweep.codecs, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export):
     app.command()(command)
 app.command("profiles")(profiles.list_profiles)
+app.command("devices")(devices.list_devices)
+app.command()(devices.record)
 app.command("lab")(lab.stand)
 app.command(context_settings={"allow_interspersed_args": False})(lab.shell)
 app.command(context_settings={"allow_interspersed_args": False})(vm.vm)

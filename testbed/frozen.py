@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -33,10 +33,11 @@ def _known_fields(model: type[BaseModel], place: Place) -> list[str]:
     """The field names at a place inside a nested record."""
     for part in place:
         field = model.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        annotation = field.annotation if field else None
+        inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not inner:
             return []
-        model = inner
+        model = inner[0]
     return list(model.model_fields)
 
 
@@ -76,3 +77,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SpecError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} is not TOML: {error}") from None
+
+
+def toml_text(text: str) -> str:
+    """A TOML basic string: JSON's escapes, and the one control character that JSON lets through."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

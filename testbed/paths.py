@@ -41,13 +41,18 @@ def invoking_user() -> tuple[int, int] | None:
     return (uid, gid) if uid else None
 
 
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/testbed`, or `~/.cache/testbed` of the invoking user. Not created here."""
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME`, or `~/.cache` of the invoking user, whose processes may still have root's HOME. Not created here."""
     if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "testbed"
-    user = invoking_user()
-    home = Path(pwd.getpwuid(user[0]).pw_dir) if user else Path.home()
-    return home / ".cache" / "testbed"
+        return Path(base)
+    uid = os.environ.get("SUDO_UID", "")
+    behind = uid.isdigit() and int(uid) and os.geteuid() in (0, int(uid))
+    return (Path(pwd.getpwuid(int(uid)).pw_dir) if behind else Path.home()) / ".cache"
+
+
+def cache_folder() -> Path:
+    """Ours in `user_cache`. Not created here."""
+    return user_cache() / "testbed"
 
 
 def give_to_user(path: Path) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from testbed.frozen import Frozen
-from testbed.spec import Direction, Engine, Topology
+from testbed.spec import Direction, Engine, Timing, Topology
 
-Phase = Literal["train", "evaluation"]
+Phase = Literal["train", "evaluation", "uncompressed"]
+"""An evaluation is made with the codec in place; uncompressed is the same once more with fp32 at the boundaries."""
 Verdict = Literal["PASS", "FAIL"]
 
 
@@ -27,7 +28,13 @@ class ActionRecord(Frozen):
     decoded_ns: int
     """When the input was a tensor again."""
     computed_ns: int
-    """When the maths was done."""
+    """When the maths was done; where the stage is paced, when the emulated device would have been."""
+    began_ns: int | None = None
+    """Paced: when the maths really began; the times above are then those of the emulated device, on the lab's clock."""
+    maths_ns: int | None = None
+    """Paced: when the maths was really done."""
+    due_ns: int | None = None
+    """Paced: when the action was to end. One whose maths is done later is an overrun."""
     encoded_ns: int
     """When the output was a payload and handed to the send thread (equal to computed_ns where there is no output)."""
 
@@ -104,6 +111,8 @@ class StepRecord(Frozen):
     loss: float | None
     """Mean over the step's tokens; None except at the last stage."""
     gradient_norm: float | None
+    learning_rate: float | None = None
+    """That the step was made with; None in an evaluation."""
     tokens: int
     actions: tuple[ActionRecord, ...]
     sent: tuple[SentRecord, ...]
@@ -217,13 +226,13 @@ class LinkCounters(Frozen):
     """One direction of a link, counted from the lab's start, in IP packets."""
 
     packets: int
-    """Carried: what was dropped is not among them."""
+    """That have left the wire (or, with netem, the pipe, which is the delay later). What was dropped is not among them."""
     bytes: int
     dropped_buffer: int
     dropped_loss: int | None
     """None where the kernel does not tell the reasons apart; then dropped_buffer counts both."""
     backlog_bytes: int
-    """Held at this moment: waiting for the wire and, with netem, also under way."""
+    """Waiting for the wire at this moment and, with netem, also under way."""
 
 
 class SocketSample(Frozen):
@@ -265,12 +274,19 @@ class Split(Frozen):
 
 
 class Summary(Frozen):
-    """One run in numbers; every one is computed from the run's other files by `metrics`."""
+    """One run in numbers; every one is computed from the run's other files by `metrics`.
+
+    Times and rates are those of the emulated world: where the lab was dilated, what was found there is divided by the dilation.
+    """
 
     status: Literal["ok", "failed", "interrupted"]
     error: str | None
     cell_id: str
     engine: Engine
+    timing: Timing = "full"
+    dilation: int = 1
+    ended: Literal["steps", "target", "budget"] | None = None
+    """Why training ended: all steps done, target loss reached, budget spent. None where the run did not end well."""
     certificate: Verdict | None
     steps: int
     """Training steps done, warm-up included."""
@@ -278,6 +294,10 @@ class Summary(Frozen):
     step_s: float | None
     """Median over the measured steps."""
     step_quartiles_s: tuple[float, float] | None
+    first_measured_step: int | None = None
+    """Steps before it are warm-up: those that the cell says, and those before the steady state (`metrics.steady`)."""
+    step_interval_s: tuple[float, float] | None = None
+    """95 % interval of the median (`metrics.statistics`)."""
     ideal_step_s: float | None
     """Critical path of the schedule from measured compute, counted bytes and the profile's pipe formula; median."""
     efficiency: float | None
@@ -298,5 +318,11 @@ class Summary(Frozen):
     """Of the last training step."""
     validation_loss: float | None
     """Of the last evaluation; the boundaries' codec is in place."""
+    uncompressed_loss: float | None = None
+    """Of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""
+    overrun_share: float | None = None
+    """Of the measured steps' actions, whose maths took longer than the emulated device's; None where nothing is paced."""
+    duty: float | None = None
+    """Cores that the maths of all stages kept busy, on average over the measured steps; None where nothing is paced."""
     wall_s: float | None
     """From the start of the first step to the end of the last."""

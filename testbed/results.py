@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,6 +22,17 @@ from testbed.records import LabRecord, RunCertificates, Sample, StepRecord, Summ
 from testbed.spec import Cell
 
 Record = TypeVar("Record", bound=BaseModel)
+Order = Literal["grouped", "interleaved"]
+"""Of the runs of a sweep; see `sweep.order`."""
+
+
+def check_folder(path: Path, remedy: str = "choose another with --results") -> None:
+    """That `make_folder` could make it, as far as can be said without making it. SpecError, which ends with `remedy`."""
+    nearest = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not nearest.is_dir():
+        raise SpecError(f"cannot make the folder {path}: {nearest} is not a folder; {remedy}")
+    if not os.access(nearest, os.W_OK):
+        raise SpecError(f"cannot write to the folder {nearest}; {remedy}")
 
 
 def make_folder(path: Path, remedy: str = "choose another with --results") -> Path:
@@ -80,7 +91,52 @@ class SweepRecord(Frozen):
     command: str
     """What was typed, to be typed again."""
     cells: tuple[str, ...]
-    """Ids, in order."""
+    """Ids, as the file has them; runs that only served to tune are not among them."""
+    repeats: int = 1
+    """Good runs that each cell was to have."""
+    order: Order = "grouped"
+    order_seed: int = 0
+    tuned: bool = False
+    """Whether tuning.json says how a field was chosen for each arm."""
+
+
+class TriedValue(Frozen):
+    """One value of the tuned field, for one arm."""
+
+    value: Any
+    cells: tuple[str, ...]
+    """Ids of its runs, one a seed."""
+    losses: tuple[float | None, ...]
+    """Final validation losses; None where no run ended well."""
+    mean_loss: float | None
+    """None: out, because a loss is missing or not finite."""
+
+
+class TunedArm(Frozen):
+    """One arm: what was tried and what was taken."""
+
+    arm: dict[str, Any]
+    """For example {"codec": "int8"}."""
+    tried: tuple[TriedValue, ...]
+    chosen: Any
+
+
+class TuningRecord(Frozen):
+    """tuning.json: how one field was chosen for each arm before the sweep."""
+
+    field: str
+    """Dotted."""
+    steps: int
+    seeds: tuple[int, ...]
+    over: str
+    """The network."""
+    arms: tuple[TunedArm, ...]
+
+
+def last_tuning(experiment: Path) -> TuningRecord | None:
+    """How the last sweep into this folder was tuned; None where it was not."""
+    path = experiment / "tuning.json"
+    return read_json(path, TuningRecord) if path.exists() else None
 
 
 def last_sweep(experiment: Path) -> SweepRecord:
@@ -111,6 +167,20 @@ class Run(NamedTuple):
         return read_json(self.folder / "lab.json", LabRecord)
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """environment.json: the machine; empty where there is none. ResultsError when it cannot be read."""
+        path = self.folder / "environment.json"
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf8"))
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"cannot read {path}: {error}") from None
+        if not isinstance(found, dict):
+            raise ResultsError(f"{path} does not hold a table of names and values")
+        return found
+
+    @property
     def certificates(self) -> RunCertificates:
         return read_json(self.folder / "certificate.json", RunCertificates)
 
@@ -136,9 +206,14 @@ def runs(experiment: Path, cell_id: str | None = None) -> Iterator[Run]:
         yield from sorted((Run(p) for p in cell.glob("run-*/")), key=lambda run: run.number)
 
 
+def finished_runs(experiment: Path, cell_id: str) -> list[Run]:
+    """The runs of a cell that ended well, oldest first."""
+    return [run for run in runs(experiment, cell_id) if (summary := run.summary) is not None and summary.status == "ok"]
+
+
 def finished(experiment: Path, cell_id: str) -> Run | None:
     """The newest run of a cell that ended well, or None."""
-    done = [r for r in runs(experiment, cell_id) if (s := r.summary) is not None and s.status == "ok"]
+    done = finished_runs(experiment, cell_id)
     return done[-1] if done else None
 
 

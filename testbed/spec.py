@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,8 @@ Engine = Literal["netem", "relay"]
 Direction = Literal["forward", "backward"]
 Topology = Literal["star", "line"]
 Family = Literal["gpt2", "llama"]
+Timing = Literal["full", "replay"]
+DurationNs = Annotated[int, Field(ge=1)]
 
 
 class WorkloadSpec(Frozen):
@@ -27,12 +29,21 @@ class WorkloadSpec(Frozen):
     model: str
     """A named size (see `testbed.workloads`), or the id or path of a cached checkpoint."""
     text: str
-    """'bundled', or the path of a UTF-8 text file."""
+    """'bundled'; the path of a text or .parquet file; or a data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for
+    example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
     sequence_length: int = Field(ge=2)
     batch_size: int = Field(ge=1)
     """Sequences in one step, all micro-batches together."""
     validation_batches: int = Field(ge=1)
     """Batches of the fixed validation split that an evaluation reads."""
+    training_sequences: int | None = Field(default=None, ge=1)
+    """Only so many sequences of the training split are read, again in every epoch; None: all of them."""
+    order: Literal["shuffled", "fixed"] = "shuffled"
+    """Of the training sequences: a new one each epoch, or the first epoch's again."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Drawn from the seed, step, micro-batch and layer, so that neither cut nor recomputation changes it."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """What the layers compute in: bf16 is torch's autocast; parameters, what crosses boundaries and the optimiser stay fp32."""
 
 
 class PipelineSpec(Frozen):
@@ -43,6 +54,8 @@ class PipelineSpec(Frozen):
     schedule: Literal["gpipe", "1f1b"]
     in_flight: int = Field(ge=1)
     """Micro-batches that the first stage may have in flight at once (1f1b; gpipe has all of them)."""
+    accumulation: int = Field(default=1, ge=1)
+    """Times that the schedule is gone through, with its micro-batches each time, before the optimiser takes a step."""
     layers: tuple[int, ...] | None = None
     """Layers of each stage; None: as even as can be (see `workloads.table.split`)."""
     recompute: bool = False
@@ -58,6 +71,12 @@ class OptimiserSpec(Frozen):
     beta2: float = Field(ge=0, lt=1)
     clip_norm: float = Field(gt=0)
     """The global gradient norm, over all stages, is clipped to this."""
+    learning_rate_warmup: int = Field(default=0, ge=0)
+    """First steps, over which the learning rate rises from 0 in a line."""
+    learning_rate_decay: Literal["none", "cosine"] = "none"
+    """From there to the last step."""
+    learning_rate_floor: float = Field(default=0.0, ge=0, le=1)
+    """What remains of it at the last step, as a share."""
 
 
 class TrainingSpec(Frozen):
@@ -69,6 +88,13 @@ class TrainingSpec(Frozen):
     seed: int = Field(ge=0)
     evaluate_every: int = Field(ge=0)
     """Steps between evaluations; 0 means only at the end."""
+    evaluate_uncompressed: bool = False
+    """Each evaluation is made once more with fp32 at the boundaries: what the codec costs while it is in use, and what it has
+    done to the weights, are two things."""
+    target_loss: float | None = Field(default=None, gt=0)
+    """Training ends with the evaluation whose loss, with the codec in place, is at most this."""
+    budget_s: float | None = Field(default=None, gt=0)
+    """Training ends with the step that reaches this wall-clock time, evaluations left out, in the emulated device's seconds."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> TrainingSpec:
@@ -77,10 +103,41 @@ class TrainingSpec(Frozen):
         return self
 
 
+class Measured(Frozen):
+    """Every stage computes as fast as this machine does."""
+
+    mode: Literal["measured"] = "measured"
+
+    @property
+    def dilation(self) -> int:
+        return 1
+
+
+class Paced(Frozen):
+    """The real maths, and each action is held to the duration that it has on the device that is emulated.
+
+    Durations and the link profiles are those of the emulated world. In the lab everything takes `dilation` times as long.
+    """
+
+    mode: Literal["paced"] = "paced"
+    forward_ns: tuple[DurationNs, ...] = Field(min_length=1)
+    """Of one micro-batch: one for all stages, or one a stage."""
+    backward_ns: tuple[DurationNs, ...] = Field(min_length=1)
+    """Recomputation included."""
+    update_ns: int = Field(ge=0)
+    """From the moment at which all gradients are there to the end of the step, the same at all stages."""
+    source: str = Field(min_length=1)
+    """Where the durations come from: 'stated', or the device and how its numbers were had."""
+    dilation: int = Field(default=1, ge=1, le=1000)
+    """A fast device on a slow host: durations and delays in the lab are so many times as long, rates so many times smaller, and
+    reported times are divided by it. What it cannot stretch are TCP's constants (the 200 ms floor of its retransmission timer,
+    40 ms of delayed acknowledgements) and the kernel's clock tick."""
+
+
 class Cell(Frozen):
     """One combination of a sweep: all that decides a run."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     """Raised when a field changes its meaning, so that old results are not taken for new ones."""
     codec: str
     """A name from `testbed codecs`, or 'pkg.mod:Class'."""
@@ -88,7 +145,11 @@ class Cell(Frozen):
     """One that all links have, or one a link: by stage in a star, by boundary in a line."""
     topology: Topology
     engine: Engine
-    compute: Literal["measured"]
+    compute: Annotated[Measured | Paced, Field(discriminator="mode")]
+    timing: Timing = "full"
+    """full: it is trained over its own links. replay: frames of the recorded sizes cross its links, between actions of the
+    recorded durations; both, and the losses, come from the run of `recording(cell)`, because in synchronous training the network
+    cannot change the maths."""
     workload: WorkloadSpec
     pipeline: PipelineSpec
     optimiser: OptimiserSpec
@@ -96,9 +157,19 @@ class Cell(Frozen):
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Cell:
-        if self.workload.batch_size % self.pipeline.microbatches:
-            batch, parts = self.workload.batch_size, self.pipeline.microbatches
+        batch, parts = self.workload.batch_size, self.pipeline.microbatches * self.pipeline.accumulation
+        if batch % parts:
             raise ValueError(f"workload.batch_size {batch} cannot be cut into {parts} equal micro-batches")
+        return self
+
+    @model_validator(mode="after")
+    def _durations_fit(self) -> Cell:
+        for name in ("forward_ns", "backward_ns") if isinstance(self.compute, Paced) else ():
+            if len(getattr(self.compute, name)) not in (1, self.pipeline.stages):
+                raise ValueError(
+                    f"compute.{name.removesuffix('_ns')} has {len(getattr(self.compute, name))} durations for "
+                    f"{self.pipeline.stages} stages; state one for all of them, or one a stage"
+                )
         return self
 
     @model_validator(mode="after")
@@ -113,9 +184,11 @@ class Cell(Frozen):
 
     @property
     def links(self) -> tuple[LinkProfile, ...]:
-        """The profile of each link: by stage in a star, by boundary in a line."""
+        """What the lab is asked for, dilation included: the profile of each link, by stage in a star, by boundary in a line."""
         count = link_count(self.topology, self.pipeline.stages)
-        return self.profiles if len(self.profiles) == count else self.profiles * count
+        dilated = {profile: profile.dilated(self.compute.dilation) for profile in dict.fromkeys(self.profiles)}
+        asked = self.profiles if len(self.profiles) == count else self.profiles * count
+        return tuple(dilated[profile] for profile in asked)
 
     @property
     def network(self) -> str:
@@ -140,6 +213,11 @@ class Cell(Frozen):
 def link_count(topology: Topology, nodes: int) -> int:
     """How many shaped links a lab of so many nodes has."""
     return nodes if topology == "star" else nodes - 1
+
+
+def recording(cell: Cell, unshaped: LinkProfile) -> Cell:
+    """The cell whose run is replayed for `cell`: the same, really trained, over links that `unshaped` describes."""
+    return cell.model_copy(update={"timing": "full", "profiles": (unshaped,)})
 
 
 class Hop(NamedTuple):

@@ -1,6 +1,7 @@
 """Numbers with units, as files write them, to integers of the base unit, as code holds them, and back.
 
-Files: `80Mbit`, `25ms`, `256kB`, `64KiB`, `0.1%`. Code: bits per second, nanoseconds, bytes, a fraction 0..1.
+Files: `80Mbit`, `25ms`, `256kB`, `64KiB`, `0.1%`, `8.1TFLOP/s`, `320GB/s`. Code: bits per second, nanoseconds, bytes, a fraction
+0..1, floating point operations per second, bytes per second.
 `parse_` reads what a file says, `write_` is its exact inverse, and `format_` is for people: four digits and a space.
 A bare number is refused: tc and its libraries read bare numbers in four different units.
 """
@@ -15,6 +16,8 @@ from testbed.errors import SpecError
 _RATE = {"bit": 1, "kbit": 10**3, "Mbit": 10**6, "Gbit": 10**9}
 _TIME = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _SIZE = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_FLOPS = {"FLOP/s": 1, "MFLOP/s": 10**6, "GFLOP/s": 10**9, "TFLOP/s": 10**12}
+_BANDWIDTH = {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z%/]+)\s*", re.ASCII)
 
 
@@ -46,6 +49,16 @@ def parse_time(text: object) -> int:
 def parse_size(text: object) -> int:
     """`256kB`, `64KiB`, `1500B` -> bytes. Case matters: `kb` could mean bits. SpecError otherwise."""
     return _parse(text, _SIZE, "size", "256kB", fold=False)
+
+
+def parse_flops(text: object) -> int:
+    """`8.1TFLOP/s` -> floating point operations per second. SpecError otherwise."""
+    return _parse(text, _FLOPS, "speed", "8.1TFLOP/s", fold=False)
+
+
+def parse_bandwidth(text: object) -> int:
+    """`320GB/s` -> bytes per second. SpecError otherwise."""
+    return _parse(text, _BANDWIDTH, "bandwidth", "320GB/s", fold=False)
 
 
 def parse_fraction(text: object) -> float:
@@ -81,6 +94,16 @@ def write_size(count: int) -> str:
     return _exact(count, _WRITTEN_SIZE)
 
 
+def write_flops(per_second: int) -> str:
+    """8_100_000_000_000 -> '8.1TFLOP/s'. What `parse_flops` reads back."""
+    return _exact(per_second, _FLOPS)
+
+
+def write_bandwidth(per_second: int) -> str:
+    """320_000_000_000 -> '320GB/s'. What `parse_bandwidth` reads back."""
+    return _exact(per_second, _BANDWIDTH)
+
+
 def write_fraction(share: float) -> str:
     """0.001 -> '0.1%'. What `parse_fraction` reads back, to the last bit of the float."""
     return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"
@@ -106,3 +129,8 @@ def format_time(ns: float) -> str:
 def format_size(count: float) -> str:
     """262144 -> '262.1 kB' (decimal)."""
     return _format(count, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))
+
+
+def format_flops(per_second: float) -> str:
+    """8_100_000_000_000 -> '8.1 TFLOP/s'."""
+    return _format(per_second, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1, "FLOP/s")))

@@ -9,12 +9,15 @@ import heapq
 import math
 import random
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from testbed import results
 from testbed.metrics import summarise
+from testbed.pipeline import schedule
 from testbed.profiles import LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 from testbed.records import (
@@ -33,9 +36,10 @@ from testbed.records import (
     SocketSample,
     StepRecord,
 )
-from testbed.spec import Cell, Hop, OptimiserSpec, PipelineSpec, Topology, TrainingSpec, WorkloadSpec, route
+from testbed.spec import Cell, Hop, Measured, OptimiserSpec, Paced, PipelineSpec, Topology, TrainingSpec, WorkloadSpec, route
 
 FRAME_HEADER = 64
+MEASURED = Measured()
 
 
 def pipe(rate_bps: int, delay_ns: int, schedule: Schedule | None = None, **changes: Any) -> Pipe:
@@ -63,28 +67,31 @@ def cell(
     microbatches: int = 4,
     steps: int = 8,
     topology: Topology = "star",
+    compute: Measured | Paced = MEASURED,
+    training: Mapping[str, Any] = MappingProxyType({}),
     **pipeline: Any,
 ) -> Cell:
-    """`links`: one that all have, or one a link."""
+    """`links`: one that all have, or one a link. `training` changes what is stated here, `pipeline` too."""
     shape = {"schedule": "gpipe", "in_flight": microbatches, **pipeline}
+    stated = {"steps": steps, "warmup_steps": 2, "seed": 1, "evaluate_every": 4, **training}
     return Cell(
         codec=codec,
         profiles=links if isinstance(links, tuple) else (links or profile(),),
         topology=topology,
         engine="relay",
-        compute="measured",
+        compute=compute,
         workload=WorkloadSpec(
             family="gpt2", model="mini", text="bundled", sequence_length=64, batch_size=4 * microbatches, validation_batches=1
         ),
         pipeline=PipelineSpec(stages=stages, microbatches=microbatches, **shape),
         optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
-        training=TrainingSpec(steps=steps, warmup_steps=2, seed=1, evaluate_every=4),
+        training=TrainingSpec(**stated),
     )
 
 
 @dataclass
 class Pipeline:
-    """The pipeline that is pretended: gpipe, durations in nanoseconds."""
+    """The pipeline that is pretended; durations in nanoseconds, of the emulated world where it is dilated."""
 
     links: LinkProfile | tuple[LinkProfile, ...]
     stages: int = 3
@@ -101,12 +108,37 @@ class Pipeline:
     topology: Topology = "star"
     played_at_ns: int | None = None
     """None: varying links stay at their own numbers."""
+    schedule: str = "gpipe"
+    in_flight: int | None = None
+    """None: all micro-batches."""
+    accumulation: int = 1
+    paced: bool = False
+    """Maths takes half of the durations and is held; codecs and updates are not."""
+    dilation: int = 1
     now: list[int] = field(init=False)
     records: list[list[StepRecord]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.cell = cell("fp32", self.links, stages=self.stages, microbatches=self.microbatches, topology=self.topology)
+        self.parts = self.microbatches * self.accumulation
+        compute = Paced(
+            forward_ns=(max(1, self.forward_ns),),
+            backward_ns=(max(1, self.backward_ns),),
+            update_ns=self.update_ns,
+            source="stated",
+            dilation=self.dilation,
+        )
+        self.cell = cell(
+            "fp32",
+            self.links,
+            stages=self.stages,
+            microbatches=self.microbatches,
+            topology=self.topology,
+            schedule=self.schedule,
+            in_flight=self.in_flight or self.microbatches,
+            accumulation=self.accumulation,
+            compute=compute if self.paced else MEASURED,
+        )
         self.carried: list[tuple[int, Hop, int]] = []
         self.now = [1_000_000_000] * self.stages
         self.records = [[] for _ in range(self.stages)]
@@ -119,12 +151,20 @@ class Pipeline:
         return ["upstream"] * (stage > 0) + ["downstream"] * (stage < self.stages - 1)
 
     def _longer(self, duration: int) -> int:
-        return round(duration * (1 + self.jitter * self.random.random()))
+        return round(duration * self.dilation * (1 + self.jitter * self.random.random()))
+
+    def _order(self, stage: int, phase: str) -> list[tuple[str, int]]:
+        if phase != "train":
+            return [("F", part) for part in range(self.parts)]
+        shape = self.cell.pipeline
+        once = schedule.actions(
+            shape.schedule, stage=stage, stages=self.stages, microbatches=self.microbatches, in_flight=shape.in_flight
+        )
+        return [(kind, done * self.microbatches + part) for done in range(self.accumulation) for kind, part in once]
 
     def run(self, number: int, phase: str = "train", *, warmup: bool = False, loss: float = 5.0) -> None:
         """One step or evaluation of all stages; appends a record to each."""
-        kinds = ["F"] * self.microbatches + (["B"] * self.microbatches if phase == "train" else [])
-        plan = [deque((kind, i % self.microbatches) for i, kind in enumerate(kinds)) for _ in range(self.stages)]
+        plan = [deque(self._order(stage, phase)) for stage in range(self.stages)]
         start = list(self.now)
         inbox: dict[tuple[int, str, int], tuple[int, int]] = {}
         free: dict[Any, float] = {}
@@ -177,7 +217,8 @@ class Pipeline:
             asked = self.now[stage]
             noticed = now + round(self.jitter * 1e6 * self.random.random()) if linked else now
             decoded = noticed + (self._longer(self.codec_ns) if linked else 0)
-            computed = decoded + self._longer(self.forward_ns if kind == "F" else self.backward_ns)
+            asked_of_it = self.forward_ns if kind == "F" else self.backward_ns
+            computed = decoded + (asked_of_it * self.dilation if self.paced else self._longer(asked_of_it))
             outputs = 0 <= (stage + 1 if kind == "F" else stage - 1) < self.stages
             encoded = computed + (self._longer(self.codec_ns) if outputs else 0)
             if linked:
@@ -200,6 +241,7 @@ class Pipeline:
                     decoded_ns=decoded,
                     computed_ns=computed,
                     encoded_ns=encoded,
+                    **self._pace(decoded, computed),
                 )
             )
             self.now[stage] = encoded
@@ -224,6 +266,13 @@ class Pipeline:
             begin(stage, int(time))
         self._finish(number, phase, warmup, loss, start, actions, sent, received)
 
+    def _pace(self, decoded: int, computed: int) -> dict[str, int]:
+        """The maths is done after half of its time, and one action of fifty is too late."""
+        if not self.paced:
+            return {}
+        late = self.random.random() < 0.02
+        return {"began_ns": decoded, "maths_ns": computed + 1 if late else (decoded + computed) // 2, "due_ns": computed}
+
     def _carry(self, now: float, ip_bytes: int, hop: Hop, free: dict[Any, float], reached: dict[Any, float]) -> float:
         """The pipe formula, for one packet: when it leaves the hop. Order is kept."""
         one = hop.pipe
@@ -247,9 +296,10 @@ class Pipeline:
         self, number: int, phase: str, warmup: bool, loss: float, start: list[int], actions: Any, sent: Any, received: Any
     ) -> None:
         ends = list(self.now)
-        known = max(ends) + self._longer(200_000)
+        known = max(ends) + (0 if self.paced else self._longer(200_000))
         for stage in range(self.stages):
-            end = known + self._longer(self.update_ns) if phase == "train" else ends[stage]
+            update_ns = self.update_ns * self.dilation if self.paced else self._longer(self.update_ns)
+            end = known + update_ns if phase == "train" else ends[stage]
             sockets = [
                 SocketRecord(
                     peer=peer,
@@ -289,19 +339,23 @@ class Pipeline:
                     sockets=sockets,
                 )
             )
-            self.now[stage] = end + 50_000
+            self.now[stage] = end + (0 if self.paced else 50_000)
 
 
 def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepRecord]]:
-    """All steps and evaluations of a cell; `error` is what the codec adds to the loss. The same losses on every link."""
-    noise = random.Random(7)
+    """All steps and evaluations of a cell; `error` is what the codec adds to the loss. The same losses on every link, others for
+    every seed."""
     training = what.training
+    noise, luck = random.Random(training.seed), random.Random(1000 + training.seed).gauss(0, 0.02)
     for step in range(training.steps):
         loss = 5.0 + 3.0 * math.exp(-step / 12) + noise.gauss(0, 0.03) + error * math.sin(step) ** 2
         pipeline.run(step, warmup=step < training.warmup_steps, loss=loss)
         done = step + 1
         if done == training.steps or (training.evaluate_every and done % training.evaluate_every == 0):
-            pipeline.run(done, "evaluation", loss=5.05 + 3.0 * math.exp(-done / 12) + error)
+            loss = 5.05 + luck + 3.0 * math.exp(-done / 12)
+            pipeline.run(done, "evaluation", loss=loss + error)
+            if training.evaluate_uncompressed:
+                pipeline.run(done, "uncompressed", loss=loss + error / 2)
     return pipeline.records
 
 

@@ -36,6 +36,9 @@ def test_only_a_run_that_ended_well_finishes_a_cell(tmp_path: Path, cell: Cell) 
     found = results.finished(tmp_path, cell.id)
     assert found is not None
     assert found.number == 3
+    again = results.new_run(tmp_path, cell)
+    results.write_json(again.folder / "summary.json", _summary(cell, "ok"))
+    assert [run.number for run in results.finished_runs(tmp_path, cell.id)] == [3, 5]
 
 
 def test_what_was_written_reads_back(tmp_path: Path, cell: Cell) -> None:
@@ -76,6 +79,10 @@ def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path: Path) -> No
     (tmp_path / "file").write_text("", encoding="utf8")
     with pytest.raises(SpecError, match="choose another with --results"):
         results.make_folder(tmp_path / "file" / "results")
+    with pytest.raises(SpecError, match=r"file is not a folder; choose another with --results"):
+        results.check_folder(tmp_path / "file" / "results")
+    results.check_folder(tmp_path / "deeper" / "still")
+    assert not (tmp_path / "deeper").exists()
 
 
 def test_the_last_sweep_says_which_cells_it_asked_for(tmp_path: Path, cell: Cell) -> None:

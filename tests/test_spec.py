@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, link_count, route
+from testbed.spec import Cell, Measured, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, link_count, route
 
 
 def _cell(topology: str, *profiles: str, stages: int = 3) -> Cell:
@@ -15,7 +15,7 @@ def _cell(topology: str, *profiles: str, stages: int = 3) -> Cell:
         profiles=tuple(load_profile(name) for name in profiles),
         topology=topology,  # type: ignore[arg-type]
         engine="relay",
-        compute="measured",
+        compute=Measured(),
         workload=WorkloadSpec(
             family="gpt2", model="gpt2-mini", text="bundled", sequence_length=8, batch_size=4, validation_batches=1
         ),

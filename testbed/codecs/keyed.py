@@ -6,19 +6,18 @@ so the same key gives the same noise on every machine and in every version. Phil
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from testbed import keyed
 from testbed.codecs.base import Context, Slot
 
 
 def key(context: Context, slot: Slot, purpose: str) -> int:
     """128 bits that differ whenever seed, boundary, direction, phase, step, micro-batch or purpose do."""
     text = f"{context.seed} {context.boundary} {context.direction} {slot.phase} {slot.step} {slot.microbatch} {purpose}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    return keyed.key(text)
 
 
 def uniform(context: Context, slot: Slot, count: int, purpose: str) -> Tensor:

@@ -14,7 +14,7 @@ from testbed.errors import UserError
 if TYPE_CHECKING:
     from testbed.net.accuracy import Accuracy
 
-app = typer.Typer(help="Measure testbed itself: how true its links are, how fast a lab stands.", no_args_is_help=True)
+app = typer.Typer(help="Measure testbed itself: how true its links and replays are, how fast a lab stands.", no_args_is_help=True)
 
 
 @app.command()
@@ -93,6 +93,43 @@ def lab(
                 times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (one.build_s, one.teardown_s)]
                 rows.add_row(one.tool, str(one.nodes), *times, str(one.repetitions), one.note)
     out.print(rows)
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(help="A result folder with full runs and replays of the same cells.")] = Path(
+        "results/replay_check"
+    ),
+) -> None:
+    """Compare finished replays with the full runs of the same cells: step time, bytes on the wire, losses. Starts nothing."""
+    from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, fidelity
+    from testbed.sweep import recordings
+
+    columns = ("full", "replay", "step time", "wire")
+    rows = table("network", "codec", *columns, "losses", "certificates", "verdict", right=columns)
+    found: list[Fidelity] = []
+    machines = set()
+    for runs in recordings.pairs(folder):
+        cell = runs[0].cell
+        full, again = ((run.summary, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run in runs)
+        assert full[0] is not None
+        assert again[0] is not None
+        one = fidelity(full[0], full[1], again[0], again[1])
+        found.append(one)
+        machines |= {f"{run.environment['cpu_model']}, {run.environment['cores']} processors" for run in runs}
+        times = ["-" if s is None else f"{s * 1e3:.1f} ms" for s in (one.full_s, one.replay_s)]
+        shares = ["-" if share is None else f"{share:+.2%}" for share in (one.step_time, one.wire)]
+        words = ("identical" if one.same_losses else "DIFFER", "PASS" if one.certified else "FAIL")
+        rows.add_row(cell.network, cell.codec, *times, *shares, *words, "holds" if one.holds else "DOES NOT HOLD")
+    if not found:
+        raise UserError(f"{folder} has no cell with a good full run and a good replay; run `testbed sweep replay_check` first")
+    out.print(rows)
+    held = sum(one.holds for one in found)
+    rule = f"step time within {STEP_TIME:.0%}, bytes on the wire within {WIRE:.0%}, losses identical, links certified"
+    out.print(f"{held} of {len(found)} cells hold: {rule}", highlight=False, soft_wrap=True)
+    out.print(f"machine: {'; '.join(sorted(machines))}", highlight=False, soft_wrap=True)
+    if held < len(found):
+        raise typer.Exit(1)
 
 
 def _print_accuracy(found: Accuracy, other: Accuracy | None) -> None:

@@ -21,6 +21,12 @@ ResultsFlag = Annotated[Path, typer.Option(help="Folder that results are written
 SetFlag = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field or an axis, e.g. training.steps=20.")
 ]
+OnlyFlag = Annotated[
+    list[str],
+    typer.Option("--only", metavar="FIELD=VALUE", help="Only cells that have it, e.g. codec=int8."),
+]
+ExcludeFlag = Annotated[list[str], typer.Option("--exclude", metavar="FIELD=VALUE", help="No cell that has it.")]
+RepeatsFlag = Annotated[int | None, typer.Option(help="Good runs that each cell is to have.")]
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from testbed.commands.console import EngineFlag, ResultsFlag, SetFlag, err, out, resolve, table
-from testbed.errors import TestbedError, UserError
+from testbed.commands.console import (
+    EngineFlag,
+    ExcludeFlag,
+    OnlyFlag,
+    RepeatsFlag,
+    ResultsFlag,
+    SetFlag,
+    err,
+    out,
+    resolve,
+)
+from testbed.errors import UserError
+
+if TYPE_CHECKING:
+    from testbed.sweep.plan import Choice, Experiment
 
 ExperimentArgument = Annotated[str, typer.Argument(help="Name of an experiment, or the path of its sweep.toml.")]
 QuickFlag = Annotated[bool, typer.Option("--quick", help="The experiment's short form.")]
+AgainFlag = Annotated[bool, typer.Option("--again", help="Run finished cells once more.")]
 
 
 def plan(
@@ -22,33 +36,26 @@ def plan(
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     overrides: SetFlag = [],  # noqa: B006
+    only: OnlyFlag = [],  # noqa: B006
+    exclude: ExcludeFlag = [],  # noqa: B006
+    repeats: RepeatsFlag = None,
+    again: AgainFlag = False,
 ) -> None:
-    """Show the cells of an experiment and which of them are finished; starts nothing."""
+    """Show the cells of an experiment, which of them are finished, and how long the others will take; starts nothing."""
     from testbed import results as stored
+    from testbed.commands import planned
+    from testbed.sweep import conduct
     from testbed.sweep import plan as planning
 
     found = planning.load_experiment(experiment)
     chosen, reason = resolve(engine or found.engine)
-    cells = planning.cells(found, chosen, quick=quick, overrides=overrides)
+    choice = planning.Choice(quick, overrides, only, exclude, repeats)
     folder = results / found.name
-    rows = table("cell", "stages", "schedule", "micro-batches", "steps", "finished", right=("stages", "micro-batches", "steps"))
-    done = 0
-    for cell in cells:
-        run = stored.finished(folder, cell.id)
-        done += run is not None
-        p = cell.pipeline
-        rows.add_row(
-            cell.id,
-            str(p.stages),
-            f"{p.schedule}, {p.in_flight} in flight",
-            str(p.microbatches),
-            str(cell.training.steps),
-            str(run.folder) if run else "-",
-        )
+    stored.check_folder(folder)
+    agenda = conduct.agenda(found, chosen, choice, folder, again=again)
     out.print(found.question, highlight=False, soft_wrap=True)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    out.print(rows)
-    out.print(f"{len(cells)} cells, {done} finished, {len(cells) - done} to run")
+    planned.show(agenda, folder, again=again)
 
 
 def run(
@@ -81,10 +88,12 @@ def run(
     }
     chosen_flags = [f"{name}={_quoted(value)}" for name, value in flags.items() if value is not None]
     found = planning.load_experiment(experiment)
-    one = found.model_copy(update={"axes": {"codec": [codec], "profile": [profile.split("+") if "+" in profile else profile]}})
+    axes = {"codec": [codec], "profile": [profile.split("+") if "+" in profile else profile]}
+    alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
     if quick:
-        one = one.model_copy(update={"quick": {"cell": found.quick.get("cell", {})}})
-    _sweep(one, "run", engine, quick, results, [*chosen_flags, *overrides], again=True, report=False)
+        alone["quick"] = {"cell": found.quick.get("cell", {})}
+    choice = planning.Choice(quick, [*chosen_flags, *overrides])
+    _sweep(found.model_copy(update=alone), "run", engine, choice, results, again=True, report=False)
 
 
 def _typed() -> str:
@@ -100,43 +109,48 @@ def sweep(
     engine: EngineFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
-    again: Annotated[bool, typer.Option("--again", help="Run finished cells once more.")] = False,
+    again: AgainFlag = False,
     overrides: SetFlag = [],  # noqa: B006
+    only: OnlyFlag = [],  # noqa: B006
+    exclude: ExcludeFlag = [],  # noqa: B006
+    repeats: RepeatsFlag = None,
 ) -> None:
     """Run every cell of an experiment that is not finished yet, then print the table and write the report."""
     from testbed.sweep import plan as planning
 
     found = planning.load_experiment(experiment)
-    _sweep(found, found.name, engine, quick, results, overrides, again=again, report=True)
+    choice = planning.Choice(quick, overrides, only, exclude, repeats)
+    _sweep(found, found.name, engine, choice, results, again=again, report=True)
 
 
 def _sweep(
-    experiment: Any, folder_name: str, engine: str, quick: bool, results: Path, overrides: list[str], *, again: bool, report: bool
+    experiment: Experiment, folder_name: str, engine: str, choice: Choice, results: Path, *, again: bool, report: bool
 ) -> None:
     from testbed import results as stored
+    from testbed.commands import planned
     from testbed.report import collect, tables
-    from testbed.sweep import controller
-    from testbed.sweep import plan as planning
-    from testbed.sweep.progress import Watch
+    from testbed.sweep import conduct
 
     chosen, reason = resolve(engine or experiment.engine)
-    cells = planning.cells(experiment, chosen, quick=quick, overrides=overrides)
-    folder = stored.make_folder(results / folder_name)
-    waiting = [cell for cell in cells if again or stored.finished(folder, cell.id) is None]
+    folder = results / folder_name
+    stored.check_folder(folder)
+    agenda = conduct.agenda(experiment, chosen, choice, folder, again=again)
+    stored.make_folder(folder)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    if len(waiting) < len(cells):
-        out.print(f"{len(cells) - len(waiting)} of {len(cells)} cells are finished already", highlight=False)
-    failures: list[TestbedError] = []
-    if waiting:
-        with Watch(out, waiting) as watch:
-            failures = controller.sweep(waiting, folder, reason, watch)
-    ids = [cell.id for cell in cells]
-    stored.write_json(folder / "sweep.json", stored.SweepRecord(question=experiment.question, command=_typed(), cells=tuple(ids)))
-    out.print(tables.terminal_table(collect.latest(folder, ids)))
+    if agenda.to_tune:
+        agenda = conduct.tune_first(agenda, folder, reason, planned.watch(folder), again=again)
+    if agenda.tuning:
+        planned.show_tuning(agenda.tuning)
+    runs = conduct.missing(agenda.cells, agenda.experiment, folder, again=again)
+    if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
+        out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
+    stored.write_json(folder / "sweep.json", conduct.record_of(agenda, _typed()))
+    failures = conduct.make(runs, folder, reason, planned.watch(folder))
+    out.print(tables.terminal_table(collect.latest(folder, [cell.id for cell in agenda.cells])))
     if report:
         _report(folder, folder / "report.html")
     if failures:
-        lost = f"{len(failures)} of {len(waiting)} cells; the same command tries them again"
+        lost = f"{len(failures)} of {len(runs)} runs; the same command tries them again"
         err.print(f"testbed: failed: {lost}", style="red", highlight=False)
         raise typer.Exit(min(error.exit_status for error in failures))
 
@@ -144,6 +158,9 @@ def _sweep(
 def report(
     folder: Annotated[Path, typer.Argument(help="An experiment's result folder.")] = Path("results/default"),
     output: Annotated[Path | None, typer.Option(help="The page to write; report.html in the folder if not given.")] = None,
+    gantt: Annotated[
+        str | None, typer.Option(metavar="CELL", help="Instead, draw one step of this cell's run, stage by stage, into figures/.")
+    ] = None,
 ) -> None:
     """Draw the report of an experiment's last sweep again from its result files; starts nothing."""
     from testbed import results as stored
@@ -151,6 +168,11 @@ def report(
 
     if not folder.is_dir():
         raise UserError(f"there is no result folder {folder}; run a sweep first, or name another folder")
+    if gantt is not None:
+        from testbed.report import draw_gantt
+
+        out.print(f"gantt: {draw_gantt(folder, gantt, folder / 'figures')}", highlight=False, soft_wrap=True)
+        return
     out.print(tables.terminal_table(collect.latest(folder, stored.last_sweep(folder).cells)))
     _report(folder, output or folder / "report.html")
 
@@ -164,6 +186,7 @@ def _report(folder: Path, page: Path) -> None:
 def codecs() -> None:
     """List the codecs. Anyone's own is named 'package.module:Class'."""
     from testbed.codecs.table import CODECS
+    from testbed.commands.console import table
 
     rows = table("codec", "bits per element", "state", "what it is")
     for name, entry in CODECS.items():

@@ -1,8 +1,9 @@
 """How long a step would take if the links did exactly what the profile says: an event simulation of one step.
 
 Taken from the records: the order and the durations of every stage's actions (decode, compute, encode, update), the bytes of every
-frame, and when it was, which matters where links vary. Replaced by the profile's pipe formula: all waiting for input. Left out:
-losses, jitter, TCP's windows, queues inside the machine.
+frame, and when it was, which matters where links vary. Where stages are paced, compute and update last as long as the emulated
+device is asked to take, whatever they took. Replaced by the profile's pipe formula: all waiting for input. Left out: losses,
+jitter, TCP's windows, queues inside the machine. All times are the lab's own, dilation included.
 
 A wire sends one frame after the other, in the order in which the stage made them. In a line that is all. In a star the frame
 then crosses the receiver's downlink, a fluid queue, because the frames of two neighbours arrive there interleaved: the last bit
@@ -18,8 +19,10 @@ from typing import Literal, NamedTuple
 
 from testbed.errors import ResultsError
 from testbed.metrics.wires import Wire, Wires
-from testbed.records import StepRecord
-from testbed.spec import Direction
+from testbed.records import ActionRecord, StepRecord
+from testbed.spec import Direction, Measured, Paced
+
+MEASURED = Measured()
 
 
 class _Frame(NamedTuple):
@@ -36,7 +39,20 @@ class _Action(NamedTuple):
     sends: _Frame | None
 
 
-def _actions(step: Sequence[StepRecord]) -> list[list[_Action]]:
+def _asked_ns(paced: Paced, stage: int, kind: Literal["F", "B"]) -> int:
+    """What the maths of an action lasts in the lab."""
+    durations = paced.forward_ns if kind == "F" else paced.backward_ns
+    return (durations[stage] if len(durations) > 1 else durations[0]) * paced.dilation
+
+
+def _duration_ns(action: ActionRecord, stage: int, compute: Measured | Paced) -> int:
+    if isinstance(compute, Measured):
+        return action.encoded_ns - action.input_ns
+    codec_ns = action.decoded_ns - action.input_ns + action.encoded_ns - action.computed_ns
+    return _asked_ns(compute, stage, action.kind) + codec_ns
+
+
+def _actions(step: Sequence[StepRecord], compute: Measured | Paced) -> list[list[_Action]]:
     """The recorded actions of each stage with what they need and send."""
     inside = range(len(step))
     found: list[list[_Action]] = []
@@ -53,7 +69,7 @@ def _actions(step: Sequence[StepRecord]) -> list[list[_Action]]:
                     f"{action.microbatch}, so the step's ideal duration cannot be computed"
                 )
             sends = _Frame(target, *key, frames[key]) if target in inside else None
-            found[-1].append(_Action(key if source in inside else None, action.encoded_ns - action.input_ns, sends))
+            found[-1].append(_Action(key if source in inside else None, _duration_ns(action, stage, compute), sends))
     return found
 
 
@@ -179,23 +195,31 @@ class _Simulation:
         return self._at(end, "arrives", stage, frame)
 
 
-def ideal_step_s(wires: Wires, step: Sequence[StepRecord], free_ns: Sequence[int] | None = None) -> float:
-    """The ideal duration of one recorded step, in seconds.
+def ideal_step_s(
+    wires: Wires, step: Sequence[StepRecord], free_ns: Sequence[int] | None = None, compute: Measured | Paced = MEASURED
+) -> float:
+    """The ideal duration of one recorded step, in seconds of the lab.
 
     `step` holds one record per stage, first stage first. `free_ns` says when each stage could begin; the duration counts from
-    the latest of them (a stage that is free earlier has a head start, as it had in the run); None: all begin together.
+    the latest of them (a stage that is free earlier has a head start, as it had in the run); None: all begin together, which is
+    what paced stages do in any case. `compute` is the cell's.
+
     After the actions comes the moment at which all stages know the gradient norm, as long after the last stage's actions as it
-    was in the run, then each stage's own update. ResultsError when the records do not hold together.
+    was in the run, then each stage's own update; where stages are paced, both together are the update that was asked for.
+    ResultsError when the records do not hold together.
     """
-    free = [min(record.start_ns for record in step)] * len(step) if free_ns is None else free_ns
+    if free_ns is None or isinstance(compute, Paced):
+        free_ns = [min(record.start_ns for record in step) if free_ns is None else max(free_ns)] * len(step)
     # Small numbers, so that floats are exact to a fraction of a nanosecond; from where the links were played, where they vary.
-    zero = max(free) if wires.played_at_ns is None else wires.played_at_ns
-    origin = float(max(free) - zero)
-    finished = _Simulation(wires, _actions(step), [float(one - zero) for one in free]).run()
+    zero = max(free_ns) if wires.played_at_ns is None else wires.played_at_ns
+    origin = float(max(free_ns) - zero)
+    finished = _Simulation(wires, _actions(step, compute), [float(one - zero) for one in free_ns]).run()
     last = max(finished) - origin
     actions_end = [record.optimiser_start_ns for record in step if record.optimiser_start_ns is not None]
     norm_known = [record.synchronised_ns for record in step if record.synchronised_ns is not None]
     if len(actions_end) < len(step) or len(norm_known) < len(step):
         return last / 1e9
+    if isinstance(compute, Paced):
+        return (last + compute.update_ns * compute.dilation) / 1e9
     update_begins = last + max(0, min(norm_known) - max(actions_end))
     return max(update_begins + record.end_ns - known for record, known in zip(step, norm_known, strict=True)) / 1e9

@@ -14,10 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from testbed.metrics.spans import Activity, spans
 from testbed.metrics.steps import Step
 from testbed.records import StepRecord
 
 _COMPUTE, _CODEC, _WIRE = range(3)
+_PARTS: dict[Activity, int] = {
+    "forward": _COMPUTE,
+    "backward": _COMPUTE,
+    "update": _COMPUTE,
+    "encode": _CODEC,
+    "decode": _CODEC,
+    "wire": _WIRE,
+}
 
 
 class Shares(NamedTuple):
@@ -31,16 +40,9 @@ class Shares(NamedTuple):
 
 def _intervals(record: StepRecord) -> Iterator[tuple[int, int, int]]:
     """(from, to, part) in nanoseconds; what no interval covers is wait."""
-    flights = {(got.direction, got.microbatch): (got.first_byte_ns, got.last_byte_ns) for got in record.received}
-    for action in record.actions:
-        flight = flights.get(("forward" if action.kind == "F" else "backward", action.microbatch))
-        if flight is not None:
-            yield max(action.asked_ns, flight[0]), min(action.input_ns, flight[1]), _WIRE
-        yield action.input_ns, action.decoded_ns, _CODEC
-        yield action.decoded_ns, action.computed_ns, _COMPUTE
-        yield action.computed_ns, action.encoded_ns, _CODEC
-    if record.synchronised_ns is not None:
-        yield record.synchronised_ns, record.end_ns, _COMPUTE
+    for span in spans(record):
+        if (part := _PARTS.get(span.activity)) is not None:
+            yield span.begin_ns, span.end_ns, part
 
 
 def split_shares(steps: Sequence[Step], chosen: Sequence[Step]) -> Shares | None:

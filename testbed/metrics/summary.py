@@ -1,49 +1,36 @@
-"""One run in numbers, and its loss curves."""
+"""One run in numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
+from testbed.metrics import pace, statistics
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.split import split_shares
-from testbed.metrics.steps import Step, align, measured
+from testbed.metrics.steady import steady
+from testbed.metrics.steps import Step, align
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, Phase, RunCertificates, Split, StepRecord, Summary
 from testbed.spec import Cell
 
 
-class LossPoint(NamedTuple):
-    """One point of a loss curve."""
-
-    step: int
-    """Optimiser steps done before the loss was taken."""
-    seconds: float
-    """Time spent in training steps when the loss was known: evaluations are taken out, warm-up is in."""
-    loss: float
+def _last_loss(steps: Sequence[Step], phase: Phase) -> float | None:
+    losses = [step.loss for step in steps if step.phase == phase and step.loss is not None]
+    return losses[-1] if losses else None
 
 
-def _curve(stages: Sequence[Sequence[StepRecord]], phase: Phase) -> list[LossPoint]:
-    points, seconds = [], 0.0
-    for step in align(stages):
-        if step.phase == "train":
-            seconds += step.seconds
-        if step.phase == phase and step.loss is not None:
-            points.append(LossPoint(step.number, seconds, step.loss))
-    return points
-
-
-def loss_curve(stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
-    """The training loss of every step."""
-    return _curve(stages, "train")
-
-
-def validation_curve(stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
-    """The loss of every evaluation."""
-    return _curve(stages, "evaluation")
+def _ended(cell: Cell, steps: Sequence[Step]) -> Literal["steps", "target", "budget"] | None:
+    """Why a run that ended well did so. A target that is met counts first."""
+    reached, target = _last_loss(steps, "evaluation"), cell.training.target_loss
+    if target is not None and reached is not None and reached <= target:
+        return "target"
+    if sum(step.phase == "train" for step in steps) >= cell.training.steps:
+        return "steps"
+    return None if cell.training.budget_s is None else "budget"
 
 
 def _split(steps: Sequence[Step], chosen: Sequence[Step], step_s: float) -> Split | None:
@@ -66,31 +53,36 @@ def summarise(
 ) -> Summary:
     """A run in numbers. `stages` holds the records of each stage, first stage first; records may be few or none (a failed run).
 
-    Times are those of the measured steps (training, not warm-up); see `metrics.steps` for where a step begins. `step_s` and
-    `ideal_step_s` are medians, `efficiency` is the median of the steps' own ratios, bytes are means. The engine is the lab's;
-    without a lab the cell's. ResultsError when the records do not belong together.
+    Times are those of the measured steps (training, warm-up left out, in the steady state: `metrics.steady`), divided by the
+    cell's dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
+    median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. ResultsError when the
+    records do not belong together.
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
-    chosen = measured(steps)
+    chosen = steady(steps)
     moved = traffic(chosen)
-    seconds = np.array([step.seconds for step in chosen])
+    dilation = cell.compute.dilation
+    seconds = np.array([step.seconds for step in chosen]) / dilation
     wires = Wires(cell, None if lab is None else lab.played_at_ns)
-    ideals = np.array([ideal_step_s(wires, step.records, step.free_ns) for step in chosen])
+    ideals = np.array([ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]) / dilation
     step_s = float(np.median(seconds)) if chosen else None
     low_high = np.quantile(seconds, [0.25, 0.75]) if chosen else None
-    losses = [step.loss for step in train if step.loss is not None]
-    validations = [step.loss for step in steps if step.phase == "evaluation" and step.loss is not None]
     return Summary(
         status=status,
         error=error,
         cell_id=cell.id,
         engine=cell.engine if lab is None else lab.engine,
+        timing=cell.timing,
+        dilation=dilation,
+        ended=_ended(cell, steps) if status == "ok" else None,
         certificate=None if certificates is None else certificates.verdict,
         steps=len(train),
         measured_steps=len(chosen),
         step_s=step_s,
         step_quartiles_s=None if low_high is None else (float(low_high[0]), float(low_high[1])),
+        first_measured_step=chosen[0].number if chosen else None,
+        step_interval_s=statistics.of_steps(seconds.tolist()).interval if chosen else None,
         ideal_step_s=float(np.median(ideals)) if chosen else None,
         efficiency=float(np.median(ideals / seconds)) if chosen and seconds.min() > 0 else None,
         tokens_per_s=chosen[-1].tokens / step_s if chosen and step_s else None,
@@ -101,7 +93,10 @@ def summarise(
         retransmitted_bytes_per_step=moved.retransmitted,
         compression_ratio=moved.raw / moved.payload if moved.raw is not None and moved.payload else None,
         split=None if step_s is None else _split(steps, chosen, step_s),
-        train_loss=losses[-1] if losses else None,
-        validation_loss=validations[-1] if validations else None,
-        wall_s=(train[-1].end_ns - train[0].begin_ns) / 1e9 if train else None,
+        train_loss=_last_loss(steps, "train"),
+        validation_loss=_last_loss(steps, "evaluation"),
+        uncompressed_loss=_last_loss(steps, "uncompressed"),
+        overrun_share=pace.overrun_share(chosen),
+        duty=pace.duty(chosen),
+        wall_s=(train[-1].end_ns - train[0].begin_ns) / 1e9 / dilation if train else None,
     )

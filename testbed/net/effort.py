@@ -173,7 +173,7 @@ def follow_s(profile: LinkProfile) -> float:
     periods = []
     for pipe in _pipes(profile):
         if pipe.trace:
-            periods.append(pipe.trace.length_ms / 1000)
+            periods.append(pipe.trace.length_ms * pipe.trace.stretch / 1000)
         elif pipe.schedule:
             last = pipe.schedule.changes[-1].at_ns / 1e9
             periods.append(pipe.schedule.repeat_ns / 1e9 if pipe.schedule.repeat_ns else last + 2)

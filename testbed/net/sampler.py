@@ -29,13 +29,15 @@ class Sampler:
 
     samples: int
     """Taken so far."""
+    latest: Sample | None
+    """The last of them."""
     cpu_s: float
     """Time of a processor that they took, the relay's own answers not counted."""
 
     def __init__(self, lab: Lab, path: Path, period_s: float = 0.1) -> None:
         """`path` is made, for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
         self._lab, self._period_s = lab, period_s
-        self.samples, self.cpu_s = 0, 0.0
+        self.samples, self.cpu_s, self.latest = 0, 0.0, None
         self._fault: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -72,6 +74,7 @@ class Sampler:
         self._file.write(sample.model_dump_json() + "\n")
         self._file.flush()
         self.samples += 1
+        self.latest = sample
 
     def _run(self) -> None:
         due = time.monotonic()

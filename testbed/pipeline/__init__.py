@@ -1,4 +1,4 @@
 """A model's stages as processes that pass activations and gradients over TCP.
 
-schedule, job, control, gather and transport know no torch; boundary, stage and host do.
+Torch is known to boundary, passes, stage, optimise and run alone; the others serve replays and the controller too.
 """

@@ -22,7 +22,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from testbed.errors import CapabilityError, StageError
 from testbed.frozen import Frozen
 from testbed.pipeline.job import StageJob
+from testbed.pipeline.pacing import prefer
+from testbed.records import Phase
 
+Ended = Literal["steps", "target", "budget", "asked"]
+"""Why training ended: all steps done, target loss reached, budget spent, `Finish`."""
 LARGEST_BYTES = 64 * 1024
 _MOST_SOCKETS = 64
 _KILL_AFTER_S = 2.0
@@ -35,6 +39,15 @@ class Start(Frozen):
 
     kind: Literal["start"] = "start"
     job: StageJob
+
+
+class Finish(Frozen):
+    """End the job that runs, if one does, after its running step or evaluation; it then says `Done`.
+
+    One stage that is told is enough: all stages end after the same step.
+    """
+
+    kind: Literal["finish"] = "finish"
 
 
 class Stop(Frozen):
@@ -68,6 +81,7 @@ class Evaluated(Frozen):
     """An evaluation is done; from the last stage only."""
 
     kind: Literal["evaluated"] = "evaluated"
+    phase: Phase = "evaluation"
     step: int
     """Optimiser steps done before it."""
     loss: float
@@ -78,6 +92,7 @@ class Done(Frozen):
     """The job ended well."""
 
     kind: Literal["done"] = "done"
+    ended: Ended = "steps"
 
 
 class Failed(Frozen):
@@ -97,9 +112,9 @@ class Stopped(Frozen):
     kind: Literal["stopped"] = "stopped"
 
 
-Order = Annotated[Start | Stop, Field(discriminator="kind")]
+Order = Annotated[Start | Finish | Stop, Field(discriminator="kind")]
 Message = Annotated[Ready | Step | Evaluated | Done | Failed | Stopped, Field(discriminator="kind")]
-_ORDER: TypeAdapter[Start | Stop] = TypeAdapter(Order)
+_ORDER: TypeAdapter[Start | Finish | Stop] = TypeAdapter(Order)
 _MESSAGE: TypeAdapter[Ready | Step | Evaluated | Done | Failed | Stopped] = TypeAdapter(Message)
 
 
@@ -108,7 +123,7 @@ def send(channel: socket.socket, message: Frozen, sockets: Sequence[socket.socke
     socket.send_fds(channel, [message.model_dump_json().encode()], [sock.fileno() for sock in sockets])
 
 
-def receive_order(channel: socket.socket) -> tuple[Start | Stop, list[socket.socket]] | None:
+def receive_order(channel: socket.socket) -> tuple[Start | Finish | Stop, list[socket.socket]] | None:
     """The host's end: one order and its sockets; None when the controller is gone."""
     data, fds, _, _ = socket.recv_fds(channel, LARGEST_BYTES, _MOST_SOCKETS)
     return (_ORDER.validate_json(data), [socket.socket(fileno=fd) for fd in fds]) if data else None
@@ -118,8 +133,9 @@ def receive_order(channel: socket.socket) -> tuple[Start | Stop, list[socket.soc
 class Host:
     """A stage host, started and spoken to by the controller. A context manager that ends it."""
 
-    def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
+    def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str, *, light: bool = False) -> None:
         """Start the program; `popen`, called like subprocess.Popen, decides where and as whom. `name` is for messages.
+        A `light` host loads no torch, which replays do without; it starts in a tenth of the time.
 
         For a lab: `functools.partial(node.namespace.popen, user=paths.invoking_user())`.
         """
@@ -129,7 +145,8 @@ class Host:
         number = str(theirs.fileno())
         try:
             self.process = popen(
-                [sys.executable, "-m", "testbed.pipeline.host", "--control-fd", number, "--parent", str(os.getpid())],
+                [sys.executable, "-m", "testbed.pipeline.host", "--control-fd", number, "--parent", str(os.getpid())]
+                + ["--light"] * light,
                 pass_fds=(theirs.fileno(),),
                 env=environment(),
                 stdin=subprocess.DEVNULL,
@@ -158,6 +175,7 @@ class Host:
 
     def start(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
         """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host is gone."""
+        prefer(self.process.pid, job.prompt)
         try:
             send(self._channel, Start(job=job), sockets)
         except OSError as error:
@@ -170,6 +188,11 @@ class Host:
         """What has come in, without waiting. StageError when the host is gone."""
         while (message := self._next(0)) is not None:
             yield message
+
+    def finish(self) -> None:
+        """Have the job end after its running step, if one runs; its last word is then `Done`. See `Finish`."""
+        with contextlib.suppress(OSError):  # a host that is gone is found by whoever reads its messages
+            send(self._channel, Finish())
 
     def stop_job(self, timeout_s: float) -> None:
         """Kill the job that runs, if one does; messages that it left are dropped. StageError when the host does not answer."""

@@ -13,7 +13,7 @@ from testbed.spec import Direction
 _MAGIC = b"TBFR"
 _VERSION = 1
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-_PHASES: tuple[Phase, ...] = ("train", "evaluation")
+_PHASES: tuple[Phase, ...] = ("train", "evaluation", "uncompressed")
 
 # magic, version, direction, phase, nothing, token, step, micro-batch, payload bytes, first byte (ns), CRC-32 of the payload;
 # then a CRC-32 of all that, so that a damaged length is found before anyone waits for that many bytes.

@@ -5,10 +5,12 @@ It is also what ends a step: nobody leaves `exchange` before everybody has enter
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import struct
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from testbed.errors import TransportError
 
@@ -19,6 +21,21 @@ def make_sockets(stages: int) -> tuple[tuple[socket.socket, ...], ...]:
     """The sockets that each stage needs, by stage: stage 0 one to every other, in order; the others one to stage 0."""
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, stages)]
     return (tuple(hub for hub, _ in pairs), *((rim,) for _, rim in pairs))
+
+
+class Met(NamedTuple):
+    """What all stages know alike after they have met, so that all decide alike."""
+
+    line_ns: int
+    """When the last action of all ended."""
+    left_ns: int
+    """When what came before was over at all stages."""
+    asked: bool
+    """Whether a stage was asked to finish."""
+    loss: float
+    """The last stage's; NaN where it had none to tell."""
+    norm: float
+    """Of the whole model's gradient."""
 
 
 class Gather:
@@ -41,6 +58,27 @@ class Gather:
             self._send(0, self._sockets[0], mine)
             merged = self._receive(0, self._sockets[0])
         return [value for (value,) in struct.iter_unpack("d", merged)]
+
+    def meet(
+        self, line_ns: int, *, left_ns: int, asked: bool = False, loss: float | None = None, squares: Sequence[float] = ()
+    ) -> Met:
+        """The end of a step or evaluation: tell the others and hear what all of them tell.
+
+        `line_ns` is when this stage's last action ended, `left_ns` when what came before was over, `asked` whether it was asked
+        to finish, `loss` the last stage's loss, `squares` the squared norms of its gradients.
+        """
+        mine = [line_ns, left_ns, asked, math.nan if loss is None else loss, len(squares), *squares]
+        rest = iter(self.exchange(mine))
+        lines, lefts, asks, losses = [], [], [], []
+        norms: list[float] = []
+        for line in rest:
+            left, ask, found, count = itertools.islice(rest, 4)
+            lines.append(line)
+            lefts.append(left)
+            asks.append(ask)
+            losses.append(found)
+            norms.extend(itertools.islice(rest, int(count)))
+        return Met(int(max(lines)), int(max(lefts)), any(asks), losses[-1], global_norm(norms))
 
     def _send(self, peer: int, sock: socket.socket, data: bytes) -> None:
         assert len(data) < _LARGEST_BYTES

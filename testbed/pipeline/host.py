@@ -1,5 +1,6 @@
-"""The stage host, `python -m testbed.pipeline.host`: lives in a stage's namespace without privileges, with torch loaded, and
-forks one child per job, so that a job starts in milliseconds and takes nothing but itself along when it crashes.
+"""The stage host, `python -m testbed.pipeline.host`: lives in a stage's namespace without privileges, with torch loaded (not so
+with --light, for replays), and forks one child per job, so that a job starts in milliseconds and takes nothing but itself along
+when it crashes.
 
 The controller starts one per stage and speaks to it through `control.Host`; when the controller goes, so do host and child.
 """
@@ -21,7 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from testbed.errors import StageError
-from testbed.pipeline.control import Done, Failed, Ready, Start, Stopped, receive_order, send
+from testbed.pipeline import faults
+from testbed.pipeline.control import Done, Failed, Finish, Ready, Start, Stopped, receive_order, send
 from testbed.pipeline.job import StageJob
 from testbed.process import die_with_parent, drop_capabilities
 
@@ -31,21 +33,24 @@ _PRELOADED = (
     "testbed.codecs.quantise",
     "testbed.codecs.delta",
 )
+_LIGHT = ("testbed.pipeline.replay",)
 _LONGEST_TEXT = 8_000
 
 
 class _Child:
-    """A forked job. Its only link to the host is a pipe: what it says there is why it failed, its end is the child's."""
+    """A forked job. Its links to the host are a pipe, on which it says how it ended, and a flag that asks it to finish."""
 
     def __init__(self, job: StageJob, sockets: list[socket.socket], channel: socket.socket) -> None:
         host = os.getpid()
-        self._stage = job.stage
+        self._job = job
+        self._kills = faults.oom_kills()
+        self._asked = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.pipe, theirs = os.pipe()
         self._text = b""
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.pipe)
-            _work(job, sockets, channel, theirs, host)
+            _work(job, sockets, channel, theirs, self._asked, host)
         os.close(theirs)
 
     def read(self) -> Done | Failed | None:
@@ -55,33 +60,50 @@ class _Child:
             return None
         status = self._reap()
         if status == 0:
-            return Done()
+            return Done.model_validate_json(self._text)
         if self._text:
             return Failed.model_validate_json(self._text)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        return Failed(error="StageError", message=f"the process of stage {self._stage} {how}", traceback="")
+        by_kernel = status == -signal.SIGKILL and faults.oom_kills() > self._kills
+        error = faults.killed(self._job.stage, how, f"after {self._recorded()} recorded steps", by_kernel=by_kernel)
+        return Failed(error=type(error).__name__, message=str(error), traceback="")
+
+    def finish(self) -> None:
+        """Ask it to end after its running step."""
+        os.eventfd_write(self._asked, 1)
 
     def kill(self) -> None:
         """End it now."""
         os.kill(self.pid, signal.SIGKILL)
         self._reap()
 
+    def _recorded(self) -> int:
+        """Steps and evaluations that it has written down."""
+        try:
+            return (Path(self._job.folder) / f"steps-{self._job.stage}.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            return 0
+
     def _reap(self) -> int:
         os.close(self.pipe)
+        os.close(self._asked)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _work(job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, host: int) -> NoReturn:
-    """In the child: do the job, say on the pipe why if it fails, and never return into the host's code."""
+def _work(job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int) -> NoReturn:
+    """In the child: do the job, say on the pipe how it ended, and never return into the host's code."""
     status = 1
     try:
         die_with_parent(host)
         log = os.open(Path(job.folder) / f"stage-{job.stage}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-        from testbed.pipeline.run import run
-
-        run(job, sockets, lambda message: send(channel, message))
+        if job.replay is None:
+            from testbed.pipeline.run import run
+        else:
+            from testbed.pipeline.replay import run
+        ended = run(job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0]))
+        os.write(pipe, Done(ended=ended).model_dump_json().encode())
         status = 0
     except BaseException as error:
         traceback.print_exc()
@@ -116,6 +138,9 @@ def serve(channel: socket.socket) -> None:
             child = _Child(order.job, sockets, channel)
             for sock in sockets:
                 sock.close()
+        elif isinstance(order, Finish):
+            if child is not None:
+                child.finish()
         else:
             if child is not None:
                 child.kill()
@@ -129,13 +154,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A stage host; started by the controller, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--light", action="store_true")
     arguments = parser.parse_args()
     drop_capabilities()
     die_with_parent(arguments.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what a Ctrl-C ends
     channel = socket.socket(fileno=arguments.control_fd)
     channel.set_inheritable(False)
-    for module in _PRELOADED:
+    for module in _LIGHT if arguments.light else _PRELOADED:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the children

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from testbed.frozen import Frozen
-from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
 
 
 class Endpoint(Frozen):
@@ -34,6 +34,7 @@ class StageJob(Frozen):
     stage: int = Field(ge=0)
     """0-based."""
     codec: str
+    compute: Measured | Paced = Field(discriminator="mode")
     workload: WorkloadSpec
     pipeline: PipelineSpec
     optimiser: OptimiserSpec
@@ -54,7 +55,14 @@ class StageJob(Frozen):
     """What those devices count on top of each IP packet."""
     folder: str
     """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
+    replay: str | None = None
+    """Folder of the run whose sizes and durations are replayed (`pipeline.replay`); None: the stage trains."""
     limits: Limits
+
+    @property
+    def prompt(self) -> bool:
+        """Whether the stage is to do things at given moments, and not only as soon as it can: see `pacing.prefer`."""
+        return isinstance(self.compute, Paced) or self.replay is not None
 
     @model_validator(mode="after")
     def _ends_fit(self) -> StageJob:
@@ -78,6 +86,7 @@ def jobs(
     devices: tuple[tuple[str, ...], ...],
     overhead_bytes: int,
     limits: Limits,
+    replay: str | None = None,
 ) -> tuple[StageJob, ...]:
     """One job a stage of `cell`; `addresses` (where the stage before connects to) and `devices` by stage."""
     stages = cell.pipeline.stages
@@ -87,6 +96,7 @@ def jobs(
         StageJob(
             stage=stage,
             codec=cell.codec,
+            compute=cell.compute,
             workload=cell.workload,
             pipeline=cell.pipeline,
             optimiser=cell.optimiser,
@@ -99,6 +109,7 @@ def jobs(
             devices=devices[stage],
             overhead_bytes=overhead_bytes,
             folder=folder,
+            replay=replay,
             limits=limits,
         )
         for stage in range(stages)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -14,22 +12,19 @@ import numpy as np
 import torch
 
 from testbed.codecs.make import make
-from testbed.counters import DeviceCounters
 from testbed.errors import StageError
-from testbed.pipeline import connect
-from testbed.pipeline.boundary import Boundary, Side, sends
-from testbed.pipeline.control import Evaluated, Step
-from testbed.pipeline.gather import Gather
+from testbed.pipeline import faults
+from testbed.pipeline.boundary import Boundary
+from testbed.pipeline.control import Ended, Evaluated, Step
 from testbed.pipeline.job import StageJob
+from testbed.pipeline.pacing import watch_for
+from testbed.pipeline.port import Side
+from testbed.pipeline.recorder import Recorder
 from testbed.pipeline.stage import Stage
 from testbed.pipeline.transport import Connection
+from testbed.pipeline.wiring import Wiring
 from testbed.workloads.build import build
 from testbed.workloads.data import Data
-
-_SWITCH_INTERVAL_S = 0.0005
-"""How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message."""
-_FRAMES = 2
-"""Steps' worth of frames that may wait unsent or untaken."""
 
 
 def set_up_torch() -> None:
@@ -41,71 +36,54 @@ def set_up_torch() -> None:
         raise StageError(f"a stage works with one thread: set OMP_NUM_THREADS=1 before it starts; found {found}")
 
 
-def run(job: StageJob, sockets: Sequence[socket.socket], report: Callable[[Step | Evaluated], None]) -> None:
-    """Do the whole job. `sockets` are those of its `Gather`; both they and what is opened here are closed at the end."""
+def run(
+    job: StageJob, sockets: Sequence[socket.socket], report: Callable[[Step | Evaluated], None], asked: Callable[[], bool]
+) -> Ended:
+    """Do the whole job; returns why training ended. `sockets` are those of its `Gather`; they are closed at the end.
+
+    `asked` says whether the job is to finish before its time. StageError, with advice, where memory does not suffice.
+    """
     set_up_torch()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    name = f"stage {job.stage}"
-    with ExitStack() as stack:
-        gather = Gather(job.stage, sockets, job.limits.message_s)
-        stack.callback(gather.close)
-        counters = None
-        if job.devices:
-            counters = DeviceCounters(job.devices, job.overhead_bytes)
-            stack.callback(counters.close)
-        listener = stack.enter_context(connect.listen(job.listen, name)) if job.listen is not None else None
-
-        stages, seed = job.pipeline.stages, job.training.seed
-        model = build(
-            job.workload,
-            stage=job.stage,
-            stages=stages,
-            seed=seed,
-            vocabulary=job.vocabulary,
-            layers=job.pipeline.layers,
-        )
-        tokens = np.load(job.tokens, mmap_mode="r")
-        data = Data(tokens, job.workload.sequence_length, job.workload.batch_size, seed)
-
-        upstream = downstream = None
-        if job.downstream is not None:
-            peer = f"{name} <-> stage {job.stage + 1} ({job.downstream})"
-            sock = connect.connect(job.downstream, peer, job.limits.connect_s)
-            downstream = _boundary(stack, job, "downstream", sock, peer, model.width)
-        if listener is not None:
-            peer = f"{name} <-> stage {job.stage - 1}"
-            sock = connect.accept(listener, peer, job.limits.connect_s)
-            upstream = _boundary(stack, job, "upstream", sock, peer, model.width)
-        gather.exchange([])  # the first step starts when every stage is there
-
-        steps = stack.enter_context((Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8"))
-        Stage(
-            job,
-            model=model,
-            data=data,
-            upstream=upstream,
-            downstream=downstream,
-            gather=gather,
-            counters=counters,
-            report=report,
-        ).run(steps)
-        for boundary in (upstream, downstream):
-            if boundary is not None:
-                boundary.connection.close(job.limits.message_s)
+    stage: Stage | None = None
+    try:
+        with Wiring(job, sockets) as wiring:
+            model = build(
+                job.workload,
+                stage=job.stage,
+                stages=job.pipeline.stages,
+                seed=job.training.seed,
+                vocabulary=job.vocabulary,
+                layers=job.pipeline.layers,
+            )
+            data = Data(np.load(job.tokens, mmap_mode="r"), job.workload, job.training.seed)
+            wiring.connect()
+            upstream = _boundary(job, "upstream", wiring.upstream)
+            downstream = _boundary(job, "downstream", wiring.downstream)
+            ports = [boundary for boundary in (upstream, downstream) if boundary is not None]
+            with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
+                stage = Stage(
+                    job,
+                    model=model,
+                    data=data,
+                    upstream=upstream,
+                    downstream=downstream,
+                    gather=wiring.gather,
+                    recorder=Recorder(job, steps, ports=ports, counters=wiring.counters, report=report),
+                    watch=watch_for(job.compute, job.stage),
+                    asked=asked,
+                )
+                ended = stage.run()
+            wiring.leave()
+        return ended
+    except (MemoryError, RuntimeError, OSError) as error:
+        if not faults.is_out_of_memory(error):
+            raise
+        raise faults.out_of_memory(job.stage, "while its model was built" if stage is None else stage.doing, error) from error
 
 
-def _boundary(stack: ExitStack, job: StageJob, side: Side, sock: socket.socket, name: str, width: int) -> Boundary:
-    tensor_bytes = job.workload.batch_size // job.pipeline.microbatches * job.workload.sequence_length * width * 4
-    connection = Connection(
-        sock,
-        name=name,
-        token=bytes.fromhex(job.token),
-        incoming=sends("upstream" if side == "downstream" else "downstream"),
-        # room for codecs that send more than the tensor (new bases, codebooks), and an end to what a hostile length can take
-        max_payload_bytes=4 * tensor_bytes + (1 << 20),
-        max_frames=_FRAMES * job.pipeline.microbatches,
-    )
-    stack.enter_context(connection)
+def _boundary(job: StageJob, side: Side, connection: Connection | None) -> Boundary | None:
+    if connection is None:
+        return None
     return Boundary(
         side,
         index=job.stage - (side == "upstream"),

@@ -1,7 +1,7 @@
 """The order in which one stage works: a pure function from numbers to a list of actions. `stage.Stage` obeys the list.
 
-Backwards run in the order 0..M-1 under every schedule, so gradients are added up in one order and training comes out
-bit-identical whatever the schedule and the depth.
+Backwards run in the order of the micro-batches under every schedule, so gradients are added up in one order and training comes
+out bit-identical whatever the schedule and the depth.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ def depth(schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microb
 
 
 def actions(
-    schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microbatches: int, in_flight: int
+    schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microbatches: int, in_flight: int, accumulation: int = 1
 ) -> tuple[Action, ...]:
-    """All actions of one step at one stage (0-based), in order."""
+    """All actions of one step at one stage (0-based), in order.
+
+    With `accumulation` the schedule is gone through so many times, and its micro-batches are numbered on.
+    """
     assert 0 <= stage < stages
     assert microbatches >= 1
     assert in_flight >= 1
+    assert accumulation >= 1
     ahead = depth(schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight)
     order = [Action("F", m) for m in range(ahead)]
     for m in range(microbatches):
         order.append(Action("B", m))
         if m + ahead < microbatches:
             order.append(Action("F", m + ahead))
-    return tuple(order)
+    return tuple(Action(kind, turn * microbatches + m) for turn in range(accumulation) for kind, m in order)

@@ -21,9 +21,12 @@ from typing import NamedTuple
 
 from testbed.errors import TransportError
 from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
+from testbed.pipeline.pacing import wait_until
 from testbed.spec import Direction
 
 Payload = bytes | bytearray | memoryview
+_EXACT_S = 0.005
+"""So long before a frame is free to go its thread begins to sleep, which is more exact than waiting for a condition."""
 
 
 class Arrival(NamedTuple):
@@ -75,8 +78,10 @@ class Connection:
             thread.start()
 
     # -------------------------------------------------------------- for the stage
-    def send(self, key: Key, payload: Payload) -> int:
-        """Queue a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of queueing."""
+    def send(self, key: Key, payload: Payload, not_before_ns: int = 0) -> int:
+        """Queue a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of queueing, or
+        `not_before_ns` where that is later: the moment until which the payload, and all behind it, is then kept back.
+        """
         view = memoryview(payload)
         view = view.cast("B") if view.nbytes else memoryview(b"")
         if view.nbytes > self._max_payload_bytes:
@@ -87,7 +92,7 @@ class Connection:
             self._changed.wait_for(lambda: self._failure or self._unsent < self._max_frames)
             self._raise_failure(f"cannot send the {key}")
             self._unsent += 1
-        queued_ns = time.monotonic_ns()
+        queued_ns = max(time.monotonic_ns(), not_before_ns)
         self._outbox.put((key, view, queued_ns))
         return queued_ns
 
@@ -176,7 +181,7 @@ class Connection:
         while (item := self._outbox.get()) is not None:
             key, payload, queued_ns = item
             crc = zlib.crc32(payload)
-            first_byte_ns = time.monotonic_ns()
+            first_byte_ns = self._hold(queued_ns)
             header = pack(Header(key, payload.nbytes, first_byte_ns, crc), self._token)
             rest = [memoryview(header), payload]
             while rest:  # a blocking call may still be cut short
@@ -191,6 +196,14 @@ class Connection:
                 self._unsent -= 1
                 self._changed.notify_all()
         self.socket.shutdown(socket.SHUT_WR)
+
+    def _hold(self, moment_ns: int) -> int:
+        """Wait until then, or until the connection has failed. Returns the time."""
+        if (coarse_s := (moment_ns - time.monotonic_ns()) * 1e-9 - _EXACT_S) > 0:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._failure, coarse_s):
+                    return time.monotonic_ns()
+        return wait_until(moment_ns)
 
     def _receive_all(self) -> None:
         header = bytearray(HEADER_BYTES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from testbed import units
-from testbed.frozen import Frozen
+from testbed.frozen import Frozen, explain
 from testbed.profiles.loss import Loss
 from testbed.profiles.ranges import (
+    LONGEST_NS,
     BufferBytes,
     BurstBytes,
     CongestionControl,
@@ -30,6 +31,19 @@ def _jitter_within(jitter_ns: int, delay_ns: int) -> None:
     if jitter_ns > delay_ns:
         jitter, delay = units.write_time(jitter_ns), units.write_time(delay_ns)
         raise ValueError(f"the jitter of {jitter} is more than the delay of {delay}; no packet arrives before it is sent")
+
+
+def _dilated(content: Any, factor: int, name: str = "") -> Any:
+    """A record's content; the names of its fields tell which are times and which are rates."""
+    if isinstance(content, dict):
+        return {key: _dilated(value, factor, key) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_dilated(value, factor) for value in content]
+    if content is not None and (name.endswith("_ns") or name == "stretch"):
+        return content * factor
+    if name.endswith("_bps"):
+        return (content + 4 * factor) // (8 * factor) * 8
+    return content
 
 
 class Slot(Frozen):
@@ -103,11 +117,15 @@ class Trace(Frozen):
     """Whether it begins again at its end; else the pipe's rate holds from there on."""
     offset_ms: int = Field(ge=0)
     """Where in the trace the run begins."""
+    stretch: int = Field(default=1, ge=1)
+    """So many milliseconds pass while it plays one of its own: see `Pipe.dilated`. A file has no word for it."""
 
     @model_validator(mode="after")
     def _offset_inside(self) -> Trace:
         if self.offset_ms >= self.length_ms:
             raise ValueError(f"the offset {self.offset_ms}ms does not lie before the trace's end at {self.length_ms}ms")
+        if self.length_ms * self.stretch > LONGEST_NS // 1_000_000:
+            raise ValueError(f"it would play for {self.length_ms * self.stretch / 3_600_000:.1f} hours; at most 24 are accepted")
         return self
 
 
@@ -175,6 +193,20 @@ class Pipe(Frozen):
         """Whether it changes while it is played."""
         return self.schedule is not None or self.trace is not None
 
+    def dilated(self, factor: int) -> Pipe:
+        """The same pipe in a world in which everything takes `factor` times as long.
+
+        Times are multiplied, rates divided, to the nearest multiple of 8 bits per second, which is the kernel's unit; bytes,
+        shares and the seed stay, so the same packets are lost. SpecError when that leaves the range of what a pipe can be.
+        """
+        if factor == 1:
+            return self
+        try:
+            return Pipe.model_validate(_dilated(self.model_dump(), factor))
+        except ValidationError as error:
+            where = f"a dilation of {factor} is too large for a pipe of {units.write_rate(self.rate_bps)}"
+            raise explain(error, Pipe, where) from None
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Pipe:
         _jitter_within(self.jitter_ns, self.delay_ns)
@@ -222,6 +254,13 @@ class LinkProfile(Frozen):
     def pipe(self, direction: Literal["up", "down"]) -> Pipe | None:
         """The pipe in that direction; None: unshaped."""
         return self.up if direction == "up" else self.down
+
+    def dilated(self, factor: int) -> LinkProfile:
+        """The same link in a world in which everything takes `factor` times as long: see `Pipe.dilated`."""
+        if factor == 1:
+            return self
+        up, down = (None if pipe is None else pipe.dilated(factor) for pipe in (self.up, self.down))
+        return self.model_copy(update={"up": up, "down": down})
 
     @model_validator(mode="after")
     def _buffer_holds_a_packet(self) -> LinkProfile:

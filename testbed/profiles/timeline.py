@@ -10,7 +10,7 @@ from testbed.profiles.loss import Loss
 from testbed.profiles.model import Pipe, Trace
 
 TRACE_STEP_MS = 100
-"""How finely a trace is cut where it cannot be followed packet by packet."""
+"""How finely a trace is cut where it cannot be followed packet by packet, in the trace's own time."""
 _SLOWEST_BPS = trace.OPPORTUNITY_BYTES * 8 * 1000 // TRACE_STEP_MS
 """Where a trace stands still: one packet a step. A rate of 0 would mean no limit to the kernel, and a lower one would still hold
 packets when the trace has gone on, because the kernel times a packet when it enters."""
@@ -84,10 +84,12 @@ def timeline(pipe: Pipe) -> Timeline:
 
 
 def _of_trace(base: Step, asked: Trace) -> Timeline:
-    grain = TRACE_STEP_MS * 1_000_000
-    rates = [max(_SLOWEST_BPS, int(rate) // 8 * 8) for rate in trace.bin_rates(trace.load(asked), TRACE_STEP_MS)]
+    ms = 1_000_000 * asked.stretch
+    grain = TRACE_STEP_MS * ms
+    found = trace.bin_rates(trace.load(asked), TRACE_STEP_MS)
+    rates = [max(_SLOWEST_BPS, int(rate)) // asked.stretch // 8 * 8 for rate in found]
     edges = [i * grain for i in range(len(rates))]
-    length, offset = asked.length_ms * 1_000_000, asked.offset_ms * 1_000_000
+    length, offset = asked.length_ms * ms, asked.offset_ms * ms
     # Played from the offset: the bin that holds it first, what lies before it at the end of the round.
     first = offset // grain
     steps = [base._replace(at_ns=max(0, edges[i] - offset), rate_bps=rates[i]) for i in range(first, len(rates))]

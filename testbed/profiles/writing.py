@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from testbed import units
+from testbed.frozen import toml_text
 from testbed.profiles.keys import BY_JITTER, NONE, SIDES, UNSHAPED
 from testbed.profiles.loss import Bernoulli, Loss
 from testbed.profiles.model import LinkProfile, Pipe
@@ -13,14 +12,14 @@ from testbed.profiles.model import LinkProfile, Pipe
 def write_profile(profile: LinkProfile) -> str:
     """The inverse of `files.read_profile`, but for the name, which is the file's, and for what follows a `#`."""
     head = {
-        "summary": _text(profile.summary),
-        "source": _text(profile.source),
-        "layer": _text(profile.layer),
+        "summary": toml_text(profile.summary),
+        "source": toml_text(profile.source),
+        "layer": toml_text(profile.layer),
         "mtu": str(profile.mtu),
-        "congestion_control": _text(profile.congestion_control),
+        "congestion_control": toml_text(profile.congestion_control),
         "slow_start_after_idle": _truth(profile.slow_start_after_idle),
     }
-    head |= {side: _text(UNSHAPED) for side in SIDES if profile.pipe(side) is None}
+    head |= {side: toml_text(UNSHAPED) for side in SIDES if profile.pipe(side) is None}
     text = _lines(head)
     for side in SIDES:
         if pipe := profile.pipe(side):
@@ -31,17 +30,17 @@ def write_profile(profile: LinkProfile) -> str:
 def _pipe(pipe: Pipe) -> dict[str, str]:
     schedule = pipe.schedule
     return {
-        "rate": _text(units.write_rate(pipe.rate_bps)),
-        "delay": _text(units.write_time(pipe.delay_ns)),
-        "buffer": f"{_text(units.write_size(pipe.buffer_bytes))}  # {units.format_time(pipe.buffer_ns)} at the rate",
+        "rate": toml_text(units.write_rate(pipe.rate_bps)),
+        "delay": toml_text(units.write_time(pipe.delay_ns)),
+        "buffer": f"{toml_text(units.write_size(pipe.buffer_bytes))}  # {units.format_time(pipe.buffer_ns)} at the rate",
         "loss": _loss(pipe.loss) + _in_words(pipe.loss),
         "seed": str(pipe.seed),
         "jitter": _time_or_none(pipe.jitter_ns),
-        "reorder": _text(BY_JITTER) if pipe.jitter_reorders else _share_or_none(pipe.reorder),
+        "reorder": toml_text(BY_JITTER) if pipe.jitter_reorders else _share_or_none(pipe.reorder),
         "duplicate": _share_or_none(pipe.duplicate),
         "slot": _slot(pipe),
-        "schedule": "[\n" + "".join(f"  {_change(c)},\n" for c in _changes(pipe)) + "]" if schedule else _text(NONE),
-        "repeat": _text(units.write_time(schedule.repeat_ns)) if schedule and schedule.repeat_ns else _text(NONE),
+        "schedule": "[\n" + "".join(f"  {_change(c)},\n" for c in _changes(pipe)) + "]" if schedule else toml_text(NONE),
+        "repeat": toml_text(units.write_time(schedule.repeat_ns)) if schedule and schedule.repeat_ns else toml_text(NONE),
         "trace": _trace(pipe),
     }
 
@@ -49,9 +48,9 @@ def _pipe(pipe: Pipe) -> dict[str, str]:
 def _changes(pipe: Pipe) -> list[dict[str, str]]:
     return [
         {
-            "at": _text(units.write_time(change.at_ns)),
-            "rate": _text(units.write_rate(change.rate_bps)),
-            "delay": _text(units.write_time(change.delay_ns)),
+            "at": toml_text(units.write_time(change.at_ns)),
+            "rate": toml_text(units.write_rate(change.rate_bps)),
+            "delay": toml_text(units.write_time(change.delay_ns)),
             "jitter": _time_or_none(change.jitter_ns),
             "loss": _loss(change.loss),
         }
@@ -65,11 +64,13 @@ def _change(entries: dict[str, str]) -> str:
 
 def _loss(loss: Loss | None) -> str:
     if loss is None:
-        return _text(NONE)
+        return toml_text(NONE)
     if isinstance(loss, Bernoulli):
-        return _text(units.write_fraction(loss.probability))
+        return toml_text(units.write_fraction(loss.probability))
     shares = loss.model_dump(exclude={"model"})
-    return _change({"model": _text(loss.model)} | {name: _text(units.write_fraction(share)) for name, share in shares.items()})
+    return _change(
+        {"model": toml_text(loss.model)} | {name: toml_text(units.write_fraction(share)) for name, share in shares.items()}
+    )
 
 
 def _in_words(loss: Loss | None) -> str:
@@ -80,31 +81,26 @@ def _in_words(loss: Loss | None) -> str:
 
 def _slot(pipe: Pipe) -> str:
     if pipe.slot is None:
-        return _text(NONE)
+        return toml_text(NONE)
     slot = pipe.slot
-    times = {"wait": _text(units.write_time(slot.wait_ns)), "wait_max": _text(units.write_time(slot.wait_max_ns))}
-    size = _text(units.write_size(slot.max_bytes) if slot.max_bytes else NONE)
+    times = {"wait": toml_text(units.write_time(slot.wait_ns)), "wait_max": toml_text(units.write_time(slot.wait_max_ns))}
+    size = toml_text(units.write_size(slot.max_bytes) if slot.max_bytes else NONE)
     return _change({**times, "packets": str(slot.packets), "bytes": size})
 
 
 def _trace(pipe: Pipe) -> str:
     if pipe.trace is None:
-        return _text(NONE)
+        return toml_text(NONE)
     trace = pipe.trace
-    return _change({"file": _text(trace.file), "loop": _truth(trace.loop), "offset": _text(f"{trace.offset_ms}ms")})
+    return _change({"file": toml_text(trace.file), "loop": _truth(trace.loop), "offset": toml_text(f"{trace.offset_ms}ms")})
 
 
 def _time_or_none(ns: int) -> str:
-    return _text(units.write_time(ns) if ns else NONE)
+    return toml_text(units.write_time(ns) if ns else NONE)
 
 
 def _share_or_none(share: float) -> str:
-    return _text(units.write_fraction(share) if share else NONE)
-
-
-def _text(text: str) -> str:
-    """A TOML basic string: JSON's escapes, and the one control character that JSON lets through."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return toml_text(units.write_fraction(share) if share else NONE)
 
 
 def _truth(value: bool) -> str:

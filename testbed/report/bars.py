@@ -17,11 +17,11 @@ from testbed.report.canvas import (
     Handle,
     columns_for,
     group_looks,
-    hollow_patch,
+    hollow_patches,
     network_panels,
-    uncertified,
 )
-from testbed.report.collect import Group, Result
+from testbed.report.collect import Group
+from testbed.report.entry import OVERRUNS, Entry
 from testbed.report.style import INK, MUTED, PAPER, Look
 
 _PARTS = (("compute", 1.0), ("encode and decode", 0.62), ("wire", 0.36), ("wait", 0.14))
@@ -29,7 +29,6 @@ _PARTS = (("compute", 1.0), ("encode and decode", 0.62), ("wire", 0.36), ("wait"
 _LONGEST_NAME = 20
 _ROOM_FOR_NUMBERS = 1.5
 """Length of an axis over its longest bar."""
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def _panel_height(group: Group) -> float:
@@ -40,7 +39,7 @@ def _room_for_names(group: Group) -> float:
     return 0.2 + 0.078 * min(_LONGEST_NAME, max(len(codec) for codec in group.codecs))
 
 
-def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Result | None]]]:
+def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Entry | None]]]:
     """Each panel with its bars from top to bottom: the same codecs everywhere, None where no run finished."""
     names = [codec if len(codec) <= _LONGEST_NAME else "…" + codec[1 - _LONGEST_NAME :] for codec in group.codecs]
     for index, (network, axes) in enumerate(panels.items()):
@@ -51,7 +50,7 @@ def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str,
         axes.spines["left"].set_visible(False)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         row = [group.cells.get((network, codec)) for codec in group.codecs]
-        yield axes, network, [result if result is not None and result.ok else None for result in row]
+        yield axes, network, [entry if entry is not None and entry.ok else None for entry in row]
 
 
 def _bar(axes: Axes, y: int, ends: Sequence[float], opacities: Sequence[float], look: Look, *, hollow: bool) -> None:
@@ -84,36 +83,46 @@ def step_time(group: Group, settings: str) -> Drawing:
     found, title = group_looks(group), "Where the time of a step goes"
     legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=name) for name, opacity in _PARTS]
     legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
-    if uncertified(group):
-        legend.append(hollow_patch())
+    legend += hollow_patches(group)
     figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
     for axes, network, row in _rows(group, panels):
-        longest = max((result.measured.step_s or 0.0 for result in row if result), default=0.0) or 1.0
+        longest = max((entry.measured.step_s or 0.0 for entry in row if entry), default=0.0) or 1.0
         unit, name = (1.0, "s") if longest >= 1 else (1e3, "ms")
-        for y, result in enumerate(row):
-            if result is None or result.measured.step_s is None:
+        for y, entry in enumerate(row):
+            if entry is None or entry.measured.step_s is None:
                 _no_run(axes, y)
                 continue
-            summary, split = result.measured, result.measured.split
+            summary, split = entry.measured, entry.measured.split
             parts = (
-                (split.compute_s, split.codec_s, split.wire_s, split.wait_s) if split else (0.0, 0.0, 0.0, result.measured.step_s)
+                (split.compute_s, split.codec_s, split.wire_s, split.wait_s) if split else (0.0, 0.0, 0.0, entry.measured.step_s)
             )
             ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
-            _bar(axes, y, ends, [opacity for _, opacity in _PARTS], found[result.cell.codec], hollow=not result.certified)
+            _bar(axes, y, ends, [opacity for _, opacity in _PARTS], found[entry.cell.codec], hollow=not entry.sound)
             if summary.ideal_step_s is not None:
                 axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
-            gain = tables.speed_up(summary, group.baseline(network))
-            text = tables.three(ends[-1]) + ("" if gain is None else f"  ({gain:.2f}x)")
-            _number(axes, y, max(ends[-1], (summary.ideal_step_s or 0.0) * unit), text)
+            if (interval := summary.step_interval_s) is not None:
+                axes.plot([end * unit for end in interval], [y, y], color=INK, lw=1.1, marker="|", ms=4, mew=1.1)
+            gain = tables.gain(group, network, entry)
+            text = tables.three(ends[-1]) + ("" if gain == tables.MISSING else f"  ({gain})")
+            text += f" {tables.NOTED}" if entry.overruns > OVERRUNS else ""
+            right = (summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
+            _number(axes, y, max(ends[-1], *(end * unit for end in right)), text)
         axes.set_xlim(0, longest * unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"step, {name}")
     caption = (
-        "Bar: the median step, and in brackets the speed-up over fp32; its parts are the shares of all measured steps, averaged "
-        "over the stages. Wire: an input was waited for while it was on its way. Wait: the input had not been sent yet, or other "
-        "stages had not reached the end of the step. Upright line: the ideal step, which the same compute and bytes would take "
-        "if the links did exactly what the profile says. Each panel has its own time axis, from 0."
+        "Bar: the median step with its 95 % interval, and in brackets the speed-up over fp32 (~: not separable); its parts are "
+        "the shares of all measured steps, averaged over the stages. Wire: an input was waited for while it was on its way. "
+        "Wait: the input had not been sent yet, or other stages had not reached the end of the step. Upright line: the ideal "
+        "step, which the same compute and bytes would take if the links did exactly what the profile says. Each panel has its "
+        f"own time axis, from 0.{_overruns(group)}"
     )
     return Drawing("step-time", title, caption, figure)
+
+
+def _overruns(group: Group) -> str:
+    """The codecs whose maths was too slow for the emulated device, for a caption; empty where none was."""
+    late = [f"{e.cell.codec} over {e.cell.network} ({e.overruns:.1%})" for e in group.entries if e.ok and e.overruns > OVERRUNS]
+    return f" {tables.NOTED} Actions that overran the emulated device: {', '.join(late)}." if late else ""
 
 
 def bytes_per_step(group: Group, settings: str) -> Drawing:
@@ -124,24 +133,23 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
         Patch(facecolor=INK, alpha=0.36, label="added on the wire (headers, ACKs, resent)"),
         Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="raw fp32 tensors"),
     ]
-    if uncertified(group):
-        legend.append(hollow_patch())
+    legend += hollow_patches(group)
     figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
-    done = [result.measured for result in group.results if result.ok]
+    done = [entry.measured for entry in group.entries if entry.ok]
     moved = [v for s in done for v in (s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step) if v is not None]
     largest = max(moved, default=1.0) or 1.0
-    unit, name = next(((u, n) for u, n in _UNITS if largest >= u), _UNITS[-1])
+    unit, name = tables.byte_unit([largest])
     for axes, _, row in _rows(group, panels):
-        for raw in {result.measured.raw_bytes_per_step for result in row if result}:
+        for raw in {entry.measured.raw_bytes_per_step for entry in row if entry}:
             if raw:
                 axes.axvline(raw / unit, color=INK, ls=(0, (2, 2)), lw=1.2)
-        for y, result in enumerate(row):
-            if result is None or result.measured.payload_bytes_per_step is None:
+        for y, entry in enumerate(row):
+            if entry is None or entry.measured.payload_bytes_per_step is None:
                 _no_run(axes, y)
                 continue
-            summary, payload, wire = result.measured, result.measured.payload_bytes_per_step, result.measured.wire_bytes_per_step
+            summary, payload, wire = entry.measured, entry.measured.payload_bytes_per_step, entry.measured.wire_bytes_per_step
             ends = [payload / unit, (payload if wire is None else wire) / unit]
-            _bar(axes, y, ends, (1.0, 0.36), found[result.cell.codec], hollow=not result.certified)
+            _bar(axes, y, ends, (1.0, 0.36), found[entry.cell.codec], hollow=not entry.sound)
             ratio = "" if summary.compression_ratio is None else f"  ({tables.three(summary.compression_ratio)}x)"
             _number(axes, y, max(ends), ("wire not counted" if wire is None else tables.three(wire / unit)) + ratio)
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
@@ -151,3 +159,28 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
         "the compression ratio, raw fp32 tensors to payload. All panels have the same axis, from 0."
     )
     return Drawing("bytes", title, caption, figure)
+
+
+def efficiency(group: Group, settings: str) -> Drawing:
+    """How near each median step is to what physics allows, one panel per network."""
+    found, title = group_looks(group), "Efficiency: ideal step / measured step"
+    legend: list[Handle] = [Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="the ideal")]
+    legend += hollow_patches(group)
+    figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    for axes, _, row in _rows(group, panels):
+        axes.axvline(1.0, color=INK, ls=(0, (2, 2)), lw=1.2)
+        for y, entry in enumerate(row):
+            if entry is None or entry.measured.efficiency is None:
+                _no_run(axes, y)
+                continue
+            share = entry.measured.efficiency
+            _bar(axes, y, [share], [1.0], found[entry.cell.codec], hollow=not entry.sound)
+            _number(axes, y, max(share, 1.0), f"{share:.3f}")
+        axes.set_xlim(0, 1.28)
+        axes.set_xlabel("ideal / measured")
+    caption = (
+        "Median of the steps' own ratios. The ideal is the critical path of the schedule, from the compute and codec times that "
+        "were measured, the bytes that were sent, and the rate and delay that the profile asks for. What is missing to 1 went to "
+        "TCP, to losses, and to the machine."
+    )
+    return Drawing("efficiency", title, caption, figure)

@@ -46,18 +46,22 @@ class Drawing(NamedTuple):
 
 def group_looks(group: Group) -> dict[str, Look]:
     """The look of each of the group's codecs, in their order."""
-    found = looks(group.codecs)
+    found = looks(group.palette)
     return {codec: found[codec] for codec in group.codecs}
 
 
-def uncertified(group: Group) -> bool:
-    """Whether a finished run lacks two passing certificates, so that something is drawn hollow."""
-    return any(result.ok and not result.certified for result in group.results)
+def hollow_words(group: Group) -> str:
+    """Why something of the group is drawn hollow, for the legend; empty where nothing is."""
+    finished = [entry for entry in group.entries if entry.ok]
+    reasons = ["not certified"] * any(not entry.certified for entry in finished)
+    reasons += ["overruns"] * any(entry.certified and not entry.sound for entry in finished)
+    return f"hollow: {', '.join(reasons)}" if reasons else ""
 
 
-def hollow_patch() -> Patch:
+def hollow_patches(group: Group) -> list[Handle]:
     """What the legend says about hollow bars."""
-    return Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label="hollow: not certified")
+    words = hollow_words(group)
+    return [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
 
 
 def codec_legend(group: Group) -> list[Handle]:
@@ -66,8 +70,8 @@ def codec_legend(group: Group) -> list[Handle]:
         Line2D([], [], color=look.colour, ls=look.dash, marker=look.marker, label=codec)
         for codec, look in group_looks(group).items()
     ]
-    if uncertified(group):
-        handles.append(Line2D([], [], color=MUTED, ls="none", marker="o", mfc=PAPER, label="hollow: not certified"))
+    if words := hollow_words(group):
+        handles.append(Line2D([], [], color=MUTED, ls="none", marker="o", mfc=PAPER, label=words))
     return handles
 
 

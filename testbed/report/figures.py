@@ -10,29 +10,33 @@ from xml.sax.saxutils import escape
 from matplotlib.figure import Figure
 
 from testbed import paths
-from testbed.report import style
-from testbed.report.bars import bytes_per_step, step_time
+from testbed.report import gantt, style
+from testbed.report.asked import asked_against_measured
+from testbed.report.bars import bytes_per_step, efficiency, step_time
 from testbed.report.canvas import Drawing
 from testbed.report.collect import Group
-from testbed.report.lines import AllCurves, loss_against_steps, loss_against_time
+from testbed.report.lines import loss_against_steps, loss_against_time
 from testbed.report.utilisation import utilisation
 
 _NO_DATE = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
-def draw(group: Group, curves: AllCurves, settings: str, *, same_maths: bool) -> list[Drawing]:
+def draw(group: Group, settings: str, *, same_maths: bool) -> list[Drawing]:
     """All figures of a group, in the order in which they are read.
 
-    `settings` stands below each picture: engine, schedule, transport, machine. `same_maths`: each codec's losses are the same
-    over every network.
+    `settings` stands below each picture. `same_maths`: each codec's losses are the same over every network.
     """
     with style.applied():
+        links = asked_against_measured(group, settings)
         return [
             step_time(group, settings),
-            loss_against_time(group, curves, settings),
-            loss_against_steps(group, curves, settings, same_maths=same_maths),
+            loss_against_time(group, settings),
+            loss_against_steps(group, settings, same_maths=same_maths),
             bytes_per_step(group, settings),
+            efficiency(group, settings),
+            *gantt.usual(group, settings),
             *utilisation(group, settings),
+            *([] if links is None else [links]),
         ]
 
 

@@ -1,11 +1,12 @@
-"""What the runs show, in sentences that are computed from their numbers, and in one line what they were made with."""
+"""What the runs show, in sentences that are computed from their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from testbed.report import tables
-from testbed.report.collect import BASELINE, Curves, Group, codec_order
+from testbed.report.collect import BASELINE, Group, codec_order
+from testbed.report.entry import OVERRUNS, Entry
 
 _NAMED = 4
 """So many codecs are named in a sentence; of more, the fastest and the slowest."""
@@ -19,64 +20,67 @@ def _join(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
-def _distinct(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))
-
-
-def same_maths(curves: Mapping[tuple[str, str], Curves]) -> bool:
-    """Whether each codec's losses are bit for bit the same over every network."""
-    first: dict[str, tuple[list[tuple[int, float]], list[tuple[int, float]]]] = {}
-    for (_, codec), curve in curves.items():
-        train, validation = ([(point.step, point.loss) for point in points] for points in curve)
-        if first.setdefault(codec, (train, validation)) != (train, validation):
-            return False
+def same_maths(group: Group) -> bool:
+    """Whether each codec's losses are bit for bit the same over every network and in every repeat, seed by seed."""
+    first: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
+    for entry in group.entries:
+        for run in entry.steps if entry.ok else ():
+            losses = [[(point.step, point.loss) for point in points] for points in (run.train, run.validation)]
+            if first.setdefault((entry.cell.codec, run.seed), losses) != losses:
+                return False
     return True
 
 
-def findings(group: Group, curves: Mapping[tuple[str, str], Curves]) -> list[str]:
+def findings(group: Group) -> list[str]:
     """The sentences at the top of a report, the most important first."""
     found = [sentence for network in group.networks if (sentence := _time(group, network))]
-    return found + [
-        s for s in (_bytes(group), _twins(group), _loss(group, curves), _ideal(group), _busy(group), _unmeasured(group)) if s
-    ]
+    more = (_bytes, _twins, _loss, _ideal, _busy, _overruns, _unmeasured)
+    return found + [sentence for make in more if (sentence := make(group))]
 
 
 def _time(group: Group, network: str) -> str | None:
     base = group.baseline(network)
-    others = [result for result in group.finished(network) if result.cell.codec != BASELINE and result.measured.step_s]
-    if base is None or not base.step_s or not others:
+    others = [entry for entry in group.finished(network) if entry.cell.codec != BASELINE and entry.measured.step_s]
+    if base is None or not base.measured.step_s or not others:
         return None
-    others.sort(key=lambda result: result.measured.step_s or 0.0)
+    others.sort(key=lambda entry: entry.measured.step_s or 0.0)
     more = "" if len(others) <= _NAMED else f" The table has {len(others) - _NAMED} more."
     if more:
         others = [*others[: _NAMED - 1], others[-1]]
-    marked = any(result.certified for result in group.results)
+    marked = any(entry.sound for entry in group.entries)
     faster, within, slower = [], [], []
-    for result in others:
-        codec = result.cell.codec + (" (not certified)" if marked and not result.certified else "")
-        step_s = result.measured.step_s or 0.0
-        if not tables.apart(result.measured, base):
-            within.append(f"{codec} ({step_s / base.step_s:.2f} times as long)")
-        elif step_s < base.step_s:
-            faster.append(f"{codec} is {base.step_s / step_s:.2f} times as fast ({tables.seconds(step_s)})")
+    for entry in others:
+        compared = group.compared(network, entry)
+        if compared is None or compared.speed_up is None:
+            continue
+        codec, ratio = entry.cell.codec + _doubt(entry, marked), compared.speed_up.value
+        ends = tables.interval(compared.speed_up.interval, "{:.2f}")
+        if not compared.separable:
+            within.append(f"{codec} ({ratio:.2f} {ends}".rstrip() + ")")
+        elif ratio > 1:
+            faster.append(f"{codec} is {ratio:.2f} {ends} times as fast ({tables.seconds(entry.measured.step_s)})")
         else:
-            slower.append(f"{codec} ({step_s / base.step_s:.2f} times as long)")
-    doubt = " (not certified)" if marked and base.certificate != "PASS" else ""
+            slower.append(f"{codec} ({1 / ratio:.2f} times as long)")
     return (
-        f"Over {network} a step takes {tables.seconds(base.step_s)} with fp32{doubt}; "
+        f"Over {network} a step takes {tables.seconds(base.measured.step_s)} with fp32{_doubt(base, marked)}; "
         + (f"{_join(faster)}." if faster else "no codec makes it clearly faster.")
-        + (f" Within the spread of the steps: {_join(within)}." if within else "")
+        + (f" Not separable from fp32: {_join(within)}." if within else "")
         + (f" Slower: {_join(slower)}." if slower else "")
         + more
     )
 
 
+def _doubt(entry: Entry, marked: bool) -> str:
+    """Where everything is doubtful, a sentence of its own says so."""
+    return "" if entry.sound or not marked else " (overruns)" if entry.certified else " (not certified)"
+
+
 def _payloads(group: Group) -> dict[str, float]:
     """Codec -> payload of a step over the first network that has it."""
     found: dict[str, float] = {}
-    for result in group.results:
-        if result.ok and result.measured.payload_bytes_per_step:
-            found.setdefault(result.cell.codec, result.measured.payload_bytes_per_step)
+    for entry in group.entries:
+        if entry.ok and entry.measured.payload_bytes_per_step:
+            found.setdefault(entry.cell.codec, entry.measured.payload_bytes_per_step)
     return found
 
 
@@ -101,23 +105,31 @@ def _twins(group: Group) -> str | None:
     return " ".join(pairs) or None
 
 
-def _loss(group: Group, curves: Mapping[tuple[str, str], Curves]) -> str | None:
-    last: dict[str, tuple[int, float]] = {}
-    for (_, codec), curve in curves.items():
-        if curve.validation:
-            last.setdefault(codec, (curve.validation[-1].step, curve.validation[-1].loss))
+def _loss(group: Group) -> str | None:
+    finished: dict[str, tuple[str, Entry]] = {}
+    for (network, codec), entry in group.cells.items():
+        if entry.ok and entry.measured.validation_loss is not None:
+            finished.setdefault(codec, (network, entry))
     sentences = []
-    if BASELINE in last and len(last) > 1:
-        step, base = last.pop(BASELINE)
-        parts = [
-            f"{codec} {round(loss - base, 4) + 0.0:+.4f}"
-            for codec, (at, loss) in sorted(last.items(), key=lambda item: codec_order(item[0]))
-            if at == step
-        ]
+    if BASELINE in finished and len(finished) > 1:
+        network, base = finished[BASELINE]
+        parts = []
+        for codec, (over, entry) in sorted(finished.items(), key=lambda item: codec_order(item[0])):
+            found = group.compared(over, entry)
+            if codec != BASELINE and found is not None and found.loss_difference is not None:
+                difference = found.loss_difference
+                parts.append(
+                    f"{codec} {round(difference.value, 4) + 0.0:+.4f} {tables.interval(difference.interval, '{:+.4f}')}".rstrip()
+                )
         if parts:
-            sentences.append(f"Validation loss after {step} steps: fp32 {base:.4f}; {_join(parts)}.")
-    if len(group.networks) > 1 and curves:
-        if same_maths(curves):
+            step = base.steps[0].validation[-1].step
+            seeds = len({run.seed for run in base.steps})
+            many = "one seed, so no difference can be told from chance" if seeds == 1 else f"{seeds} seeds"
+            sentences.append(
+                f"Validation loss after {step} steps: fp32 {base.measured.validation_loss:.4f}; {_join(parts)} ({many})."
+            )
+    if len(group.networks) > 1 and any(entry.ok for entry in group.entries):
+        if same_maths(group):
             sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
         else:
             sentences.append(
@@ -128,9 +140,9 @@ def _loss(group: Group, curves: Mapping[tuple[str, str], Curves]) -> str | None:
 
 def _ideal(group: Group) -> str | None:
     shaped = [
-        (result.measured.efficiency, result)
-        for result in group.results
-        if result.ok and result.cell.shaped and result.measured.efficiency
+        (entry.measured.efficiency, entry)
+        for entry in group.entries
+        if entry.ok and entry.cell.shaped and entry.measured.efficiency
     ]
     if not shaped:
         return None
@@ -146,7 +158,7 @@ def _busy(group: Group) -> str | None:
     worst = 1.0
     found = None
     for network in group.networks:
-        times = {r.cell.codec: r.measured.split.compute_s for r in group.finished(network) if r.measured.split}
+        times = {e.cell.codec: e.measured.split.compute_s for e in group.finished(network) if e.measured.split}
         slow, fast = max(times, key=times.__getitem__, default=""), min(times, key=times.__getitem__, default="")
         if times and times[fast] > 0 and times[slow] / times[fast] > max(worst, _STEADY):
             worst = times[slow] / times[fast]
@@ -158,10 +170,19 @@ def _busy(group: Group) -> str | None:
     return found
 
 
+def _overruns(group: Group) -> str | None:
+    late = [entry for entry in group.entries if entry.ok and entry.overruns > OVERRUNS]
+    if not late:
+        return None
+    who = _join([f"{entry.cell.codec} over {entry.cell.network} ({entry.overruns:.1%})".replace("%", " %") for entry in late])
+    invalid = " More than 5 % make a time invalid: state a larger dilation." if any(not e.sound for e in late) else ""
+    return f"This machine was too slow for the emulated device in a share of the actions: {who}.{invalid}"
+
+
 def _unmeasured(group: Group) -> str | None:
-    finished = [r for r in group.results if r.ok]
-    doubtful = [f"{r.cell.codec} over {r.cell.network}" for r in finished if not r.certified]
-    failed = [f"{r.cell.codec} over {r.cell.network}" for r in group.results if not r.ok]
+    finished = [e for e in group.entries if e.ok]
+    doubtful = [f"{e.cell.codec} over {e.cell.network}" for e in finished if not e.certified]
+    failed = [f"{e.cell.codec} over {e.cell.network}" for e in group.entries if not e.ok]
     sentences = []
     if doubtful and len(doubtful) == len(finished):
         sentences.append("No run has two passing certificates: all are drawn hollow, none is to be relied on.")
@@ -170,33 +191,3 @@ def _unmeasured(group: Group) -> str | None:
     if failed:
         sentences.append(f"Without a finished run: {_join(failed)}.")
     return " ".join(sentences) or None
-
-
-def settings(group: Group) -> str:
-    """Engine, schedule, transport and machine, for the foot of every figure; two lines."""
-    cell = group.results[0].cell
-    pipeline = cell.pipeline
-    transports: dict[str, list[str]] = {}
-    for name, links in group.networks.items():
-        restart = "on" if links[0].slow_start_after_idle else "off"
-        control = "+".join(_distinct(link.congestion_control for link in links))
-        transports.setdefault(f"{control}, slow start after idle {restart}", []).append(name)
-    usual = max(transports, key=lambda how: len(transports[how]))
-    transport = f"TCP {usual}" + "".join(f"; over {_join(names)} {how}" for how, names in transports.items() if how != usual)
-    in_flight = pipeline.microbatches if pipeline.schedule == "gpipe" else pipeline.in_flight
-    stages = f"{cell.topology} of {pipeline.stages} stages"
-    shape = f"{stages}, {pipeline.schedule}, {pipeline.microbatches} micro-batches a step, {in_flight} in flight"
-    machines = _distinct(machine for result in group.results if (machine := _machine(result.environment)))
-    return f"engine {cell.engine}; {shape}; {transport}\n{'; '.join(machines) or 'the machine was not recorded'}"
-
-
-def _machine(environment: Mapping[str, object]) -> str:
-    words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
-    if environment.get("cores"):
-        words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")
-    memory = environment.get("memory_bytes")
-    if isinstance(memory, int | float):
-        words.append(f"{memory / 1e9:.0f} GB of memory")
-    if environment.get("kernel"):
-        words.append(f"Linux {environment['kernel']}")
-    return ", ".join(words)

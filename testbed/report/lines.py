@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from testbed.metrics import LossPoint
+from testbed.metrics import LossPoint, RunSteps, bands
 from testbed.report.canvas import Drawing, canvas, codec_legend, columns_for, group_looks, network_panels
-from testbed.report.collect import BASELINE, Curves, Group, Result
+from testbed.report.collect import BASELINE, Group
+from testbed.report.entry import Entry
 from testbed.report.style import MUTED, PAPER, Look
 
-AllCurves = Mapping[tuple[str, str], Curves]
-"""(network, codec) -> the curves of its finished run."""
+
+class Line(NamedTuple):
+    """The curves of an entry's runs as one, with the band of its seeds."""
+
+    steps: list[int]
+    seconds: list[float]
+    """Median over all runs."""
+    low: list[float]
+    losses: list[float]
+    """Median over the seeds."""
+    high: list[float]
+    seeds: int
 
 
 def window(points: Sequence[LossPoint]) -> int:
@@ -31,34 +44,66 @@ def smooth(points: Sequence[LossPoint]) -> list[LossPoint]:
     return smoothed
 
 
-def _words(curves: AllCurves) -> str:
-    widths = sorted({window(curve.train) for curve in curves.values()})
+def together(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint]]) -> Line:
+    """One curve of each run as one. Runs of a seed have the same losses: each seed counts once in the band."""
+    band = bands(list({run.seed: curve for run, curve in zip(runs, curves, strict=True)}.values()))
+    moments: dict[int, list[float]] = {}
+    for curve in curves:
+        for point in curve:
+            moments.setdefault(point.step, []).append(point.seconds)
+    return Line(band.steps, [median(moments[step]) for step in band.steps], band.low, band.median, band.high, band.curves)
+
+
+def less(
+    curves: Sequence[Sequence[LossPoint]], runs: Sequence[RunSteps], base: Mapping[int, Mapping[int, float]]
+) -> list[list[LossPoint]]:
+    """Each curve less that of the same seed in `base` (seed -> step -> loss); empty where that seed is not there."""
+    return [
+        [point._replace(loss=point.loss - base[run.seed][point.step]) for point in curve if point.step in base.get(run.seed, {})]
+        for run, curve in zip(runs, curves, strict=True)
+    ]
+
+
+def _words(group: Group) -> str:
+    runs = [run for entry in group.entries if entry.ok for run in entry.steps]
+    widths = sorted({window(run.train) for run in runs})
+    seeds = max((len({run.seed for run in entry.steps}) for entry in group.entries if entry.ok), default=1)
+    band = f" Bands: from the lowest to the highest of up to {seeds} seeds, the line is their median." if seeds > 1 else ""
     if not widths or widths == [1]:
-        return "Lines: training loss of each step."
-    return f"Lines: training loss, mean of {' or '.join(str(w) for w in widths)} steps (pale: each step)."
+        return f"Lines: training loss of each step.{band}"
+    each = "" if seeds > 1 else " (pale: each step)"
+    return f"Lines: training loss, mean of {' or '.join(map(str, widths))} steps{each}.{band}"
 
 
-def _plot(axes: Axes, curve: Curves, result: Result, look: Look, *, time: bool) -> None:
-    for points, alpha, width in ((curve.train, 0.3, 0.8), (smooth(curve.train), 1.0, 1.7)):
-        x = [point.seconds if time else point.step for point in points]
-        axes.plot(x, [point.loss for point in points], color=look.colour, ls=look.dash, alpha=alpha, lw=width)
-    x = [point.seconds if time else point.step for point in curve.validation]
-    _mark(axes, x, [point.loss for point in curve.validation], result, look)
+def _plot(axes: Axes, entry: Entry, look: Look, *, time: bool) -> None:
+    runs = entry.steps
+    line = together(runs, [smooth(run.train) for run in runs])
+    if line.seeds > 1:
+        axes.fill_between(line.seconds if time else line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
+    else:
+        raw = together(runs, [run.train for run in runs])
+        axes.plot(raw.seconds if time else raw.steps, raw.losses, color=look.colour, ls=look.dash, alpha=0.3, lw=0.8)
+    axes.plot(line.seconds if time else line.steps, line.losses, color=look.colour, ls=look.dash)
+    _mark(axes, together(runs, [run.validation for run in runs]), entry, look, time=time)
 
 
-def _mark(axes: Axes, x: Sequence[float], y: Sequence[float], result: Result, look: Look) -> None:
-    face = look.colour if result.certified else PAPER
-    axes.plot(x, y, ls="none", marker=look.marker, color=look.colour, mfc=face, mew=1.2, zorder=3)
+def _mark(axes: Axes, line: Line, entry: Entry, look: Look, *, time: bool = False) -> None:
+    face = look.colour if entry.sound else PAPER
+    x = line.seconds if time else line.steps
+    if line.seeds > 1:
+        axes.vlines(x, line.low, line.high, color=look.colour, lw=1.0)
+    axes.plot(x, line.losses, ls="none", marker=look.marker, color=look.colour, mfc=face, mew=1.2, zorder=3)
 
 
-def loss_against_time(group: Group, curves: AllCurves, settings: str) -> Drawing:
+def loss_against_time(group: Group, settings: str) -> Drawing:
     """Loss against training time, one panel per network."""
     found, title = group_looks(group), "Loss against training time"
     figure, panels = network_panels(group, title, 2.45, codec_legend(group), settings)
-    losses = [point.loss for curve in curves.values() for point in (*curve.train, *curve.validation)]
+    runs = [run for entry in group.entries if entry.ok for run in entry.steps]
+    losses = [point.loss for run in runs for point in (*run.train, *run.validation)]
     for index, (network, axes) in enumerate(panels.items()):
-        for result in group.finished(network):
-            _plot(axes, curves[network, result.cell.codec], result, found[result.cell.codec], time=True)
+        for entry in group.finished(network):
+            _plot(axes, entry, found[entry.cell.codec], time=True)
         axes.set_xlabel("training time, s")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -68,34 +113,35 @@ def loss_against_time(group: Group, curves: AllCurves, settings: str) -> Drawing
         if index % columns_for(len(panels)) == 0:
             axes.set_ylabel("loss, nats per token")
     caption = (
-        f"{_words(curves)} Markers: validation loss, with the codec in place. Time is the sum of the training steps, without "
+        f"{_words(group)} Markers: validation loss, with the codec in place. Time is the sum of the training steps, without "
         "evaluations. The panels share the loss axis; their time axes differ."
     )
     return Drawing("loss-time", title, caption, figure)
 
 
-def loss_against_steps(group: Group, curves: AllCurves, settings: str, *, same_maths: bool) -> Drawing:
-    """Loss against steps, and how far each codec is from fp32.
+def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Drawing:
+    """Loss against steps, and how far each codec is from fp32, seed by seed.
 
-    With `same_maths` (each codec's losses are the same over every network) a codec is drawn once, else every run is drawn.
+    With `same_maths` (each codec's losses are the same over every network) a codec is drawn once, else every entry is drawn.
     """
     found, title = group_looks(group), "Loss against steps"
     figure, (left, right) = canvas(title, 2.75, codec_legend(group), settings, 2, columns=2)
-    runs = [(group.cells[key], curve) for key, curve in curves.items()]
-    first: dict[str, tuple[Result, Curves]] = {}
-    for result, curve in runs:
-        if result.cell.codec not in first or (result.certified and not first[result.cell.codec][0].certified):
-            first[result.cell.codec] = (result, curve)
-    base = first[BASELINE][1] if BASELINE in first else Curves([], [])
-    train = {point.step: point.loss for point in smooth(base.train)}
-    validation = {point.step: point.loss for point in base.validation}
-    for result, curve in first.values() if same_maths else runs:
-        look = found[result.cell.codec]
-        _plot(left, curve, result, look, time=False)
-        line = [(point.step, point.loss - train[point.step]) for point in smooth(curve.train) if point.step in train]
-        marks = [(point.step, point.loss - validation[point.step]) for point in curve.validation if point.step in validation]
-        right.plot([x for x, _ in line], [y for _, y in line], color=look.colour, ls=look.dash)
-        _mark(right, [x for x, _ in marks], [y for _, y in marks], result, look)
+    finished = [entry for entry in group.entries if entry.ok]
+    first: dict[str, Entry] = {}
+    for entry in finished:
+        if entry.cell.codec not in first or (entry.sound and not first[entry.cell.codec].sound):
+            first[entry.cell.codec] = entry
+    base = first[BASELINE].steps if BASELINE in first else ()
+    train = {run.seed: {point.step: point.loss for point in smooth(run.train)} for run in base}
+    validation = {run.seed: {point.step: point.loss for point in run.validation} for run in base}
+    for entry in first.values() if same_maths else finished:
+        look, runs = found[entry.cell.codec], entry.steps
+        _plot(left, entry, look, time=False)
+        line = together(runs, less([smooth(run.train) for run in runs], runs, train))
+        if line.seeds > 1:
+            right.fill_between(line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
+        right.plot(line.steps, line.losses, color=look.colour, ls=look.dash)
+        _mark(right, together(runs, less([run.validation for run in runs], runs, validation)), entry, look)
     left.set_title("loss")
     left.set_ylabel("loss, nats per token")
     right.set_title("difference from fp32 (above 0 is worse)")
@@ -109,4 +155,4 @@ def loss_against_steps(group: Group, curves: AllCurves, settings: str, *, same_m
         networks = " The losses of a codec differ between networks, so every run is drawn."
     elif len(group.networks) > 1:
         networks = " The losses of a codec are bit for bit the same over every network, so each codec is drawn once."
-    return Drawing("loss-steps", title, f"{_words(curves)} Markers: validation loss.{networks}", figure)
+    return Drawing("loss-steps", title, f"{_words(group)} Markers: validation loss.{networks}", figure)

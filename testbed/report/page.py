@@ -10,13 +10,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from testbed import __version__, paths, results
-from testbed.errors import ResultsError
+from testbed.errors import ResultsError, UnknownNameError
 from testbed.profiles import LinkProfile
 from testbed.records import Measurement, RunCertificates
-from testbed.report import collect, figures, tables
-from testbed.report.canvas import link_words
-from testbed.report.collect import Group, Result
-from testbed.report.findings import findings, same_maths, settings
+from testbed.report import collect, figures, gantt, style, tables
+from testbed.report.canvas import group_looks, link_words
+from testbed.report.collect import Group
+from testbed.report.comparison import ComparisonTable, comparison_table
+from testbed.report.entry import Result
+from testbed.report.findings import findings, same_maths
+from testbed.report.settings import settings
 
 
 class _Figure(NamedTuple):
@@ -30,6 +33,7 @@ class _Section(NamedTuple):
     group: Group
     sentences: list[str]
     table: tables.ResultTable
+    comparison: ComparisonTable
     figures: list[_Figure]
 
 
@@ -59,8 +63,8 @@ class _Certified(NamedTuple):
 def build(experiment: Path, page: Path) -> Path:
     """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures` beside it.
 
-    `experiment` is a result folder. Of each cell the newest run that ended well counts; where none did, the newest is listed with
-    its error. Returns `page`. ResultsError when there is no run at all or a file cannot be read; SpecError when the page
+    `experiment` is a result folder. Of each cell all runs that ended well count; where none did, the newest is listed with its
+    error. Returns `page`. ResultsError when there is no run at all or a file cannot be read; SpecError when the page
     cannot be written.
     """
     sweep = results.last_sweep(experiment)
@@ -69,7 +73,8 @@ def build(experiment: Path, page: Path) -> Path:
         raise ResultsError(f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again")
     folder = results.make_folder(results.make_folder(page.parent) / "figures")
     groups = collect.groups(found)
-    sections = [_section(group, folder, "" if len(groups) == 1 else f"{number}-") for number, group in enumerate(groups, 1)]
+    shown = zip(groups, tables.result_tables(groups), strict=True)
+    sections = [_section(*one, folder, "" if len(groups) == 1 else f"{number}-") for number, one in enumerate(shown, 1)]
     title = experiment.resolve().name
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -83,7 +88,7 @@ def build(experiment: Path, page: Path) -> Path:
         question=sweep.question,
         command=sweep.command,
         sections=sections,
-        certified=[_certified(result) for group in groups for result in group.results],
+        certified=[_certified(result) for group in groups for entry in group.entries for result in entry.results],
         failed=[result for result in found if not result.ok],
         environment=_environment(found),
         engines=_engines(found),
@@ -99,15 +104,33 @@ def build(experiment: Path, page: Path) -> Path:
     return draft.replace(page)
 
 
-def _section(group: Group, folder: Path, prefix: str) -> _Section:
-    curves = {key: collect.curves(result) for key, result in group.cells.items() if result.ok}
+def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
+    """Draw one step of a cell's run as PNG and SVG into `folder`, which is made; returns the PNG.
+
+    UnknownNameError for a cell that has no run in `experiment`, ResultsError where none ended well.
+    """
+    wanted = {*results.last_sweep(experiment).cells, cell_id}  # all of the sweep, whose codecs share their colours
+    found = collect.groups(collect.read(collect.latest(experiment, wanted)))
+    for group in found:
+        for entry in group.entries:
+            chosen = entry.only(cell_id)
+            if chosen is not None:
+                with style.applied():
+                    look = group_looks(group)[chosen.cell.codec]
+                    drawing = gantt.gantt(chosen.typical, look, settings(group), f"gantt-{cell_id}")
+                figures.save(drawing, results.make_folder(folder), drawing.name)
+                return folder / f"{drawing.name}.png"
+    raise UnknownNameError("cell", cell_id, (result.cell.id for group in found for e in group.entries for result in e.results))
+
+
+def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str) -> _Section:
     drawn = []
-    if curves:
-        for drawing in figures.draw(group, curves, settings(group), same_maths=same_maths(curves)):
+    if any(entry.ok for entry in group.entries):
+        for drawing in figures.draw(group, settings(group), same_maths=same_maths(group)):
             stem = prefix + drawing.name
             svg = figures.save(drawing, folder, stem)
             drawn.append(_Figure(stem, drawing.title, drawing.caption, Markup(figures.inline(svg, stem, drawing.title))))
-    return _Section(group, findings(group, curves), tables.result_table(group), drawn)
+    return _Section(group, findings(group), table, comparison_table(group), drawn)
 
 
 def _certified(result: Result) -> _Certified:
@@ -173,7 +196,7 @@ def _environment(found: Sequence[Result]) -> dict[str, str]:
     """Every key of the runs' environments; values that changed from run to run as 'first ... last'."""
     values: dict[str, set[str]] = {}
     for result in found:
-        for key, value in _flat(result.environment).items():
+        for key, value in _flat(result.run.environment).items():
             values.setdefault(key, set()).add(value)
     shown = {}
     for key, several in sorted(values.items()):

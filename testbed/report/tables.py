@@ -9,9 +9,13 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from testbed.records import Certificate, Measurement, Summary
+from testbed.metrics import compare
+from testbed.metrics.compare import RUN_TO_RUN
+from testbed.metrics.statistics import Interval
+from testbed.records import Certificate, Measurement
 from testbed.report import collect
-from testbed.report.collect import Group, Result
+from testbed.report.collect import BASELINE, SECOND_BASELINE, Group
+from testbed.report.entry import Entry
 from testbed.results import Run
 
 MISSING = "-"
@@ -47,18 +51,18 @@ class Column(NamedTuple):
 
     name: str
     unit: str
-    short: str
-    """The heading where there is little room, two lines."""
+    short: str = ""
+    """The heading in the terminal, two lines; empty: on the page only."""
     numeric: bool = True
 
 
 class Row(NamedTuple):
-    """One run as text; `cells` follow the columns of its table."""
+    """One entry as text; `cells` follow the columns of its table."""
 
-    result: Result
+    entry: Entry
     cells: tuple[str, ...]
     best: bool
-    """Certified, and the shortest step of its network by more than the spread of the steps."""
+    """Sound, and the shortest step of its network, separable from all others."""
 
 
 class ResultTable(NamedTuple):
@@ -69,121 +73,177 @@ class ResultTable(NamedTuple):
     """By network."""
 
 
-def certificate_word(summary: Summary | None) -> str:
-    """'pass', 'FAIL', or 'none' where the run has no certificate."""
-    if summary is None or summary.certificate is None:
+def certificate_word(entry: Entry) -> str:
+    """'pass', 'FAIL', or 'none' where a run has no certificate."""
+    if entry.measured.certificate is None:
         return "none"
-    return "pass" if summary.certificate == "PASS" else "FAIL"
+    return "pass" if entry.certified else "FAIL"
 
 
-def speed_up(summary: Summary, baseline: Summary | None) -> float | None:
-    """How many times faster than the baseline a step is."""
-    if baseline is None or not baseline.step_s or not summary.step_s:
-        return None
-    return baseline.step_s / summary.step_s
+def gain(group: Group, network: str, entry: Entry, baseline: str = BASELINE) -> str:
+    """How many times as fast as the baseline: '1.35x'; '~1.01x' where it cannot be told from 1."""
+    found = group.compared(network, entry, baseline)
+    if found is None or found.speed_up is None:
+        return MISSING
+    own = entry.cell.codec == baseline
+    return f"{'' if found.separable or own else '~'}{found.speed_up.value:.2f}x"
 
 
-def apart(one: Summary, other: Summary) -> bool:
-    """Whether two step times differ by more than noise: the middle halves of their steps do not overlap, and 3 % lie between."""
-    if one.step_s is None or other.step_s is None or one.step_quartiles_s is None or other.step_quartiles_s is None:
-        return False
-    disjoint = one.step_quartiles_s[1] < other.step_quartiles_s[0] or other.step_quartiles_s[1] < one.step_quartiles_s[0]
-    return disjoint and max(one.step_s, other.step_s) > 1.03 * min(one.step_s, other.step_s)
+def interval(found: Interval | tuple[float, float] | None, form: str) -> str:
+    """'[1.32, 1.39]'; empty where there is none."""
+    return "" if found is None else f"[{form.format(found[0])}, {form.format(found[1])}]"
 
 
-def result_table(group: Group) -> ResultTable:
-    """Every number that the terminal and the page show, in units that suit the whole table."""
-    done = [result.measured for result in group.results if result.ok]
+def byte_unit(values: Iterable[float | None]) -> tuple[float, str]:
+    """The unit that suits the largest."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    return next(((unit, name) for unit, name in _SIZES if largest >= unit), _SIZES[-1])
+
+
+class _Scale(NamedTuple):
+    """What all tables of a report share, so that they stand below each other."""
+
+    step: float
+    bytes: float
+    second: bool
+    """Whether there is anything to compare with the second baseline."""
+    uncompressed: bool
+
+
+def result_tables(found: Sequence[Group]) -> list[ResultTable]:
+    """Every number that the terminal and the page show, a table a group, all with the same columns."""
+    done = [entry.measured for group in found for entry in group.entries if entry.ok]
     longest = max((s.step_s for s in done if s.step_s is not None), default=0.0)
     step_unit, step_name = (1.0, "s") if longest >= 10 else (1e3, "ms")
-    largest = max((b for s in done for b in (s.wire_bytes_per_step, s.payload_bytes_per_step) if b is not None), default=0.0)
-    byte_unit, byte_name = next(((u, n) for u, n in _SIZES if largest >= u), (1.0, "B"))
+    bytes_, byte_name = byte_unit(b for s in done for b in (s.wire_bytes_per_step, s.payload_bytes_per_step))
+    scale = _Scale(
+        step=step_unit,
+        bytes=bytes_,
+        second=any(SECOND_BASELINE in group.codecs for group in found),
+        uncompressed=any(s.uncompressed_loss is not None for s in done),
+    )
     columns = (
         Column("step", step_name, f"step\n{step_name}"),
-        Column("speed-up", "over fp32", "speed-up\nvs fp32"),
-        Column("throughput", "tokens/s", "tokens\n/s"),
+        Column("speed-up", f"over {BASELINE}", f"vs\n{BASELINE}"),
+        *([Column("speed-up", f"over {SECOND_BASELINE}", f"vs\n{SECOND_BASELINE}")] if scale.second else []),
+        Column("throughput", "tokens/s"),
         Column("payload", f"{byte_name}/step", f"payload\n{byte_name}/step"),
         Column("wire", f"{byte_name}/step", f"wire\n{byte_name}/step"),
         Column("compression", "raw/payload", "ratio\nto fp32"),
         Column("validation loss", "nats/token", "val.\nloss"),
+        *([Column("the same, uncompressed", "nats/token", "un-\ncompr.")] if scale.uncompressed else []),
         Column("efficiency", "ideal/measured", "effi-\nciency"),
         Column("certificate", "", "\ncert.", numeric=False),
     )
-
-    def texts(summary: Summary, baseline: Summary | None) -> tuple[str, ...]:
-        def scaled(value: float | None, unit: float) -> str:
-            return three(None if value is None else value / unit)
-
-        loss = summary.validation_loss
-        ratio = speed_up(summary, baseline)
-        return (
-            three(None if summary.step_s is None else summary.step_s * step_unit),
-            MISSING if ratio is None else f"{ratio:.2f}x",
-            three(summary.tokens_per_s),
-            scaled(summary.payload_bytes_per_step, byte_unit),
-            scaled(summary.wire_bytes_per_step, byte_unit),
-            MISSING if summary.compression_ratio is None else f"{three(summary.compression_ratio)}x",
-            MISSING if loss is None else f"{loss:.4f}",
-            MISSING if summary.efficiency is None else f"{summary.efficiency:.2f}",
-            certificate_word(summary),
+    return [
+        ResultTable(
+            columns,
+            {
+                network: [
+                    Row(entry, _cells(group, network, entry, scale) if entry.ok else (), entry is best)
+                    for best in (_best(group, network),)
+                    for entry in group.row(network)
+                ]
+                for network in group.networks
+            },
         )
-
-    sections: dict[str, list[Row]] = {}
-    for network in group.networks:
-        baseline, finished = group.baseline(network), group.finished(network)
-        sections[network] = []
-        for result in group.row(network):
-            others = [other.measured for other in finished if other is not result]
-            best = result.ok and result.certified and bool(others) and all(_beats(result.measured, other) for other in others)
-            cells = texts(result.measured, baseline) if result.ok else ()
-            sections[network].append(Row(result, cells, best))
-    return ResultTable(columns, sections)
+        for group in found
+    ]
 
 
-def _beats(one: Summary, other: Summary) -> bool:
-    return bool(one.step_s and other.step_s and one.step_s < other.step_s and apart(one, other))
+def _cells(group: Group, network: str, entry: Entry, scale: _Scale) -> tuple[str, ...]:
+    summary = entry.measured
+
+    def scaled(value: float | None, unit: float) -> str:
+        return three(None if value is None else value / unit)
+
+    def loss(value: float | None) -> str:
+        return MISSING if value is None else f"{value:.4f}"
+
+    return (
+        three(None if summary.step_s is None else summary.step_s * scale.step),
+        gain(group, network, entry),
+        *([gain(group, network, entry, SECOND_BASELINE)] if scale.second else []),
+        three(summary.tokens_per_s),
+        scaled(summary.payload_bytes_per_step, scale.bytes),
+        scaled(summary.wire_bytes_per_step, scale.bytes),
+        MISSING if summary.compression_ratio is None else f"{three(summary.compression_ratio)}x",
+        loss(summary.validation_loss),
+        *([loss(summary.uncompressed_loss)] if scale.uncompressed else []),
+        MISSING if summary.efficiency is None else f"{summary.efficiency:.2f}",
+        certificate_word(entry),
+    )
 
 
-def _mark(row: Row) -> Text:
-    hollow = row.result.ok and not row.result.certified
-    return Text(f"{'○' if hollow else ' '} {row.result.cell.codec}", style="yellow" if hollow else "")
+def _best(group: Group, network: str) -> Entry | None:
+    """The sound entry that is faster than each of the others and can be told from it."""
+    timed = [entry for entry in group.finished(network) if entry.measured.step_s]
+    timed.sort(key=lambda entry: entry.measured.step_s or 0.0)
+    if len(timed) < 2 or not timed[0].sound:
+        return None
+    return timed[0] if all(compare(timed[0].steps, other.steps).separable for other in timed[1:]) else None
+
+
+HOLLOW, NOTED = "○", "†"
+"""In front of what is not sound; behind what must be read together with a note."""
+
+
+def _mark(entry: Entry) -> Text:
+    hollow = entry.ok and not entry.sound
+    noted = NOTED if entry.ok and _notable(entry) else ""
+    return Text(f"{HOLLOW if hollow else ' '} {entry.cell.codec}{noted}", style="yellow" if hollow else "")
+
+
+def _notable(entry: Entry) -> list[str]:
+    return [mark for mark in entry.marks if mark != "not certified"]
 
 
 def terminal_table(runs: Iterable[Run]) -> Table:
     """Codecs by network, for the end of a sweep. Runs that did not end well have a row that says why."""
     found = collect.groups(collect.read(runs))
-    shown = [result_table(group) for group in found]
+    shown = result_tables(found)
     columns = shown[0].columns if shown else ()
     table = Table(
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style="dim"
     )
     table.add_column("network\n  codec", overflow="fold", min_width=15)
     for column in columns:
-        table.add_column(column.short, justify="right" if column.numeric else "left", no_wrap=True)
+        if column.short:
+            table.add_column(column.short, justify="right" if column.numeric else "left", no_wrap=True)
     for group, one in zip(found, shown, strict=True):
-        units = "" if one.columns == columns else f" (step in {one.columns[0].unit}, bytes in {one.columns[3].unit})"
-        if group.label or units:
-            table.add_row(Text(group.label + units, style="bold italic"))
+        if group.label:
+            table.add_row(Text(group.label, style="bold italic"))
         for network, rows in one.sections.items():
             table.add_row(Text(network, style="bold"))
             for row in rows:
-                if row.result.ok:
+                if row.entry.ok:
+                    texts = [cell for column, cell in zip(columns, row.cells, strict=True) if column.short]
                     table.add_row(
-                        _mark(row), *(Text(cell, style="bold" if row.best and i < 2 else "") for i, cell in enumerate(row.cells))
+                        _mark(row.entry),
+                        *(Text(cell, style="bold" if row.best and i < 2 else "") for i, cell in enumerate(texts)),
                     )
                 else:
-                    table.add_row(Text(f"  {row.result.cell.codec}", style="red"), Text("-", style="red"))
-    table.caption = "\n".join(_notes(found))
+                    table.add_row(Text(f"  {row.entry.cell.codec}", style="red"), Text("-", style="red"))
+    table.caption = "\n".join(_notes(found, shown))
     return table
 
 
-def _notes(found: Sequence[Group]) -> list[str]:
-    everything = [result for group in found for result in group.results]
+def _notes(found: Sequence[Group], shown: Sequence[ResultTable]) -> list[str]:
+    everything = [entry for group in found for entry in group.entries]
+    finished = [entry for entry in everything if entry.ok]
     notes = []
-    if any(result.ok and not result.certified for result in everything):
-        notes.append("○ no two passing certificates: the link was not shown to be what the profile says")
-    notes += [f"{result.cell.id} {result.outcome}" for result in everything if not result.ok]
-    return notes
+    if any(not entry.certified for entry in finished):
+        notes.append(f"{HOLLOW} no two passing certificates: the link was not shown to be what the profile says")
+    noted: dict[str, list[str]] = {}
+    for entry in finished:
+        for mark in _notable(entry):
+            noted.setdefault(mark, []).append(f"{entry.cell.codec} over {entry.cell.network}")
+    notes += [f"{NOTED} {mark}: {'all' if len(who) == len(finished) else ', '.join(who)}" for mark, who in noted.items()]
+    if any(cell.startswith("~") for one in shown for rows in one.sections.values() for row in rows for cell in row.cells):
+        notes.append(f"~ not separable: the 95 % interval contains 1, or one pair of runs differs by less than {RUN_TO_RUN:.0%}")
+    counts = sorted({entry.count for entry in finished})
+    notes += [f"each row: {' or '.join(counts)}"] if counts not in ([], ["1 run"]) else []
+    return notes + [f"{entry.cell.id} {entry.outcome}" for entry in everything if not entry.ok]
 
 
 _SHOWN = {"bit/s": (1e-6, "Mbit/s"), "share": (100.0, "%")}

@@ -18,9 +18,10 @@ from testbed.errors import SpecError
 from testbed.profiles import LinkProfile
 from testbed.profiles.timeline import timeline
 from testbed.records import LinkCounters, Sample
-from testbed.report.canvas import Drawing, Handle, canvas, shortened
-from testbed.report.collect import BASELINE, Group, Result
-from testbed.report.style import INK, MUTED, Look, looks
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened
+from testbed.report.collect import BASELINE, Group
+from testbed.report.entry import Result
+from testbed.report.style import INK, MUTED, Look
 
 Floats = NDArray[np.float64]
 _MOST_POINTS = 400
@@ -38,7 +39,7 @@ class Series(NamedTuple):
     way: Literal["up", "down"]
     profile: LinkProfile
     edges_s: Floats
-    """Where intervals begin and end, from the moment at which the links were played."""
+    """Where intervals begin and end, from the moment at which the links were played. All numbers are the emulated world's."""
     carried_bps: Floats
     asked_bps: Floats | None
     """Mean over each interval; None where nothing was asked, or the file of a trace is gone."""
@@ -85,20 +86,24 @@ def series(result: Result) -> list[Series]:
     record = result.run.lab
     origin = samples[0].at_ns if record.played_at_ns is None else record.played_at_ns
     edges_ns = [max(0, sample.at_ns - origin) for sample in chosen]
-    edges = np.array(edges_ns) / 1e9
+    factor = result.cell.compute.dilation
+    edges = np.array(edges_ns) / (1e9 * factor)
     found = []
     for name, profile in zip((link.name for link in record.links), result.cell.links, strict=True):
         for way in _WAYS:
             counts = [sample.links[name][way] for sample in chosen]
             carried = 8 * np.diff([count.bytes for count in counts]) / np.diff(edges)
             dropped = np.diff([_dropped(count) for count in counts])
-            found.append(Series(name, way, profile, edges, carried, _asked(profile, way, edges_ns), dropped))
+            asked = _asked(profile, way, edges_ns)
+            shown = None if asked is None else asked * factor
+            found.append(Series(name, way, profile, edges, carried, shown, dropped))
     return found
 
 
 def _best_known(group: Group, network: str) -> Result | None:
     """The run to show: fp32, which loads the links most, or the first codec that finished."""
-    finished = [result for result in group.finished(network) if (result.run.folder / "counters.jsonl").exists()]
+    typical = [entry.typical for entry in group.finished(network)]
+    finished = [result for result in typical if (result.run.folder / "counters.jsonl").exists()]
     return next((result for result in finished if result.cell.codec == BASELINE), finished[0] if finished else None)
 
 
@@ -154,7 +159,7 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
         if result is None or not everything:
             continue
         shown = _busiest(everything)
-        hollow, look = not result.certified, looks(group.codecs)[result.cell.codec]
+        hollow, look = not result.sound, group_looks(group)[result.cell.codec]
         carried = Patch(facecolor="none", edgecolor=look.colour) if hollow else Patch(facecolor=look.colour, alpha=0.75)
         carried.set_label("carried, hollow: not certified" if hollow else "carried")
         legend: list[Handle] = [

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +14,11 @@ from testbed import paths, results
 from testbed.codecs import table as codecs
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.metrics import summarise
-from testbed.pipeline.control import READABLE
+from testbed.pipeline.control import READABLE, Ended
 from testbed.records import Certificate, LabRecord, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, WorkloadSpec
-from testbed.sweep import environment
+from testbed.sweep import environment, recordings
+from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.machine import machine
 from testbed.sweep.progress import Watch
 from testbed.sweep.session import Session, Tokens, network_of
@@ -29,45 +31,81 @@ Status = Literal["ok", "failed", "interrupted"]
 
 
 def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch) -> list[TestbedError]:
-    """Run each cell once, into `folder`; returns why cells failed. One that fails does not stop the others.
+    """Make a run for each of `cells`, in their order, into `folder`; returns why cells failed.
 
-    KeyboardInterrupt ends it, after the running cell is closed and its summary says `interrupted`.
+    A cell that fails does not stop the others; but where it stands in the list again, it is not tried again. Ctrl-C ends it with
+    KeyboardInterrupt: once, after the running cell's step (see `interrupt`); twice, at once. Either way the running cell is
+    closed, and its summary says `interrupted`.
     """
     failures: list[TestbedError] = []
-    session: Session | None = None
-    tokens: dict[WorkloadSpec, Tokens] = {}
-    with machine():
-        try:
-            for cell in cells:
-                watch.begin(cell)
-                run = results.new_run(folder, cell)
-                runner = _Runner(run, cell, watch)
-                try:
-                    if session is not None and session.network != network_of(cell):
-                        session.close()
-                        session = None
-                    if cell.workload not in tokens:
-                        watch.phase("preparing the text")
-                        tokens[cell.workload] = prepare(cell.workload)
-                    if session is None:
-                        watch.phase("building the lab")
-                        session = Session(cell, engine_reason)
-                    runner.run(session, tokens[cell.workload])
-                except BaseException as error:
-                    summary = runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
-                    watch.end(cell, summary)
-                    if session is not None:  # its hosts and links are in an unknown state
-                        session.close()
-                        session = None
-                    if not isinstance(error, TestbedError):
-                        raise
-                    failures.append(error)
-                else:
-                    watch.end(cell, runner.close("ok", None))
-        finally:
-            if session is not None:
-                session.close()
+    failed: set[str] = set()
+    with machine(), Interrupt(watch.note) as interrupt, closing(_Standing(folder, engine_reason, watch)) as standing:
+        for cell in cells:
+            watch.begin(cell)
+            if cell.id in failed:
+                watch.leave_out("it has failed before")
+                continue
+            runner = _Runner(results.new_run(folder, cell), cell, watch)
+            try:
+                replay = standing.recording(cell)
+                tokens = standing.tokens(cell)
+                ended = runner.run(standing.session(cell), tokens, interrupt, replay)
+            except BaseException as error:
+                summary = runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+                watch.end(cell, summary)
+                standing.close()  # hosts and links are in an unknown state
+                if not isinstance(error, TestbedError):
+                    raise
+                failures.append(error)
+                failed.add(cell.id)
+            else:
+                stopped = KeyboardInterrupt("Ctrl-C; the running step was finished") if ended == "asked" else None
+                watch.end(cell, runner.close("interrupted" if stopped else "ok", stopped))
+            if interrupt.asked:
+                raise KeyboardInterrupt
     return failures
+
+
+class _Standing:
+    """What runs share: the session of the last network, prepared texts, recordings that were looked at."""
+
+    def __init__(self, folder: Path, engine_reason: str, watch: Watch) -> None:
+        self._folder, self._engine_reason, self._watch = folder, engine_reason, watch
+        self._session: Session | None = None
+        self._tokens: dict[WorkloadSpec, Tokens] = {}
+        self._recordings: set[Path] = set()
+
+    def session(self, cell: Cell) -> Session:
+        """The one that stands, where it is of the cell's network, else a new one in its place."""
+        if self._session is not None and self._session.network != network_of(cell):
+            self.close()
+        if self._session is None:
+            self._watch.phase("building the lab")
+            self._session = Session(cell, self._engine_reason)
+        return self._session
+
+    def tokens(self, cell: Cell) -> Tokens:
+        """The cell's text, prepared."""
+        if cell.workload not in self._tokens:
+            self._watch.phase("preparing the text")
+            self._tokens[cell.workload] = prepare(cell.workload)
+        return self._tokens[cell.workload]
+
+    def recording(self, cell: Cell) -> Path | None:
+        """The run that a replay replays; what speaks against it is said once. None for a cell that is trained."""
+        if cell.timing != "replay":
+            return None
+        found = recordings.folder_of(cell, self._folder)
+        if found not in self._recordings and (doubt := recordings.doubt(found)):
+            self._watch.note(doubt)
+        self._recordings.add(found)
+        return found
+
+    def close(self) -> None:
+        """End the session, if one stands."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
 
 class _Runner:
@@ -80,19 +118,21 @@ class _Runner:
         self._after: Certificate | None = None
         results.write_json(run.folder / "environment.json", environment.snapshot())
 
-    def run(self, session: Session, tokens: Tokens) -> None:
-        """Certify, train, certify."""
+    def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
+        """Certify, train or replay that run, certify; why training ended."""
         cell, folder = self._cell, self._run.folder
         self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))  # it may have been, for another run
         self._watch.phase("certifying the links")
         self._before = session.lab.certify("quick", expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))
         self._watch.phase("starting")
-        session.train(cell, tokens, folder, self._watch.step, self._note_lab)
-        self._watch.phase("certifying the links again")
-        sent = sent_messages(self._run.steps(stage) for stage in range(cell.pipeline.stages))
-        self._after = session.lab.certify("quick", sent or expected_messages(cell))
+        with interrupt.patient():
+            ended = session.train(cell, tokens, folder, self._watch, interrupt, self._note_lab, replay)
+            self._watch.phase("certifying the links again")
+            sent = sent_messages(self._run.steps(stage) for stage in range(cell.pipeline.stages))
+            self._after = session.lab.certify("quick", sent or expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=self._after))
+        return ended
 
     def close(self, status: Status, error: BaseException | None) -> Summary:
         """Write summary.json, the last file of a run, from what the other files hold."""
@@ -111,7 +151,7 @@ class _Runner:
 def expected_messages(cell: Cell) -> tuple[int, ...]:
     """Sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it, and as fp32."""
     spec, pipeline = cell.workload, cell.pipeline
-    values = spec.batch_size // pipeline.microbatches * spec.sequence_length * workloads.width(spec)
+    values = spec.batch_size // (pipeline.microbatches * pipeline.accumulation) * spec.sequence_length * workloads.width(spec)
     return tuple(sorted({values * bits // 8 for bits in (codecs.find(cell.codec).nominal_bits, 32)}))
 
 
@@ -134,6 +174,8 @@ def prepare(workload: WorkloadSpec) -> Tokens:
     command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
     command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]
     command += ["--batch-size", str(workload.batch_size), "--validation-batches", str(workload.validation_batches)]
+    if workload.training_sequences is not None:
+        command += ["--training-sequences", str(workload.training_sequences)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True, **identity)  # type: ignore[call-overload]
     except OSError as error:

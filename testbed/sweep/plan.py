@@ -1,33 +1,40 @@
-"""Experiment files to cells. Pure: reads files, starts nothing, resolves every number.
-
-[cell]    the fields that all cells share, as tables
-[axes]    dotted field name = list of values; the cells are the product, the first axis varying slowest
-          profile: the name of a profile, which all links have, or a list: one a stage in a star, one a boundary in a line
-[quick]   what --quick replaces, in the same layout
-"""
+"""Experiment files to cells. Pure: reads files, starts nothing, resolves every number. experiments/README.md has the format."""
 
 from __future__ import annotations
 
-import copy
 import itertools
-import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import Field, StrictInt, ValidationError
 
 from testbed import paths
-from testbed.codecs import table as codecs
 from testbed.errors import SpecError, TestbedError, UnknownNameError
 from testbed.frozen import Frozen, explain, read_toml
-from testbed.net import relay, topology
-from testbed.profiles import LinkProfile, load_profile
+from testbed.results import Order
 from testbed.spec import Cell, Engine
-from testbed.workloads import table as workloads
+from testbed.sweep import filters
+from testbed.sweep.fields import Tables, flatten, merge, nest, parse
+from testbed.sweep.resolve import resolve_cell
 
 AskedEngine = Literal["auto", "netem", "relay"]
+_QUICK = ("cell", "axes", "repeats", "tune")
+
+
+class Tune(Frozen):
+    """[tune]: before the sweep, the value of one field is chosen for each arm by short runs; see `sweep.tune`."""
+
+    field: str
+    """Dotted, for example optimiser.learning_rate."""
+    values: Annotated[tuple[Any, ...], Field(min_length=1)]
+    steps: Annotated[StrictInt, Field(ge=1)]
+    """Of each run."""
+    seeds: Annotated[tuple[StrictInt, ...], Field(min_length=1)]
+    over: str | list[str]
+    """As `profile`: the network of these runs. It does not touch the maths; an unshaped one is the fastest."""
+    arm: Annotated[tuple[str, ...], Field(min_length=1)] = ("codec",)
+    """Fields whose every combination gets a value of its own."""
 
 
 class Experiment(Frozen):
@@ -37,9 +44,43 @@ class Experiment(Frozen):
     path: Path
     question: str
     engine: AskedEngine
+    repeats: Annotated[StrictInt, Field(ge=1)] = 1
+    """Good runs that each cell is to have."""
+    order: Order = "grouped"
+    order_seed: StrictInt = 0
     cell: dict[str, Any]
     axes: dict[str, list[Any]]
-    quick: dict[str, Any]
+    variants: list[dict[str, Any]] = Field(default=[])
+    exclude: list[dict[str, Any]] = Field(default=[])
+    only: list[dict[str, Any]] = Field(default=[])
+    tune: Tune | None = None
+    quick: dict[str, Any] = Field(default={})
+
+
+class Choice(NamedTuple):
+    """What the command line changes in an experiment."""
+
+    quick: bool = False
+    overrides: Sequence[str] = ()
+    """`field=value`; one for an axis replaces that axis."""
+    only: Sequence[str] = ()
+    """`field=value`; all must hold, and of several for one field one must."""
+    exclude: Sequence[str] = ()
+    """`field=value`; none may hold."""
+    repeats: int | None = None
+
+
+class Combination(NamedTuple):
+    """One point of the axes."""
+
+    label: str
+    """What the axes have there, for messages."""
+    fields: Tables
+
+    def arm(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of some fields here, by name; None where one is not stated."""
+        stated = dict(flatten(self.fields))
+        return {name: stated.get(name) for name in names}
 
 
 def experiment_files() -> dict[str, Path]:
@@ -57,133 +98,121 @@ def load_experiment(name: str) -> Experiment:
         if name not in files:
             raise UnknownNameError("experiment", name, files)
         path = files[name]
-    content = read_toml(path)
+    return _read({"name": path.parent.name, "path": path, **read_toml(path)}, path)
+
+
+def _read(content: Mapping[str, Any], path: Path) -> Experiment:
     try:
-        return Experiment(**{"name": path.parent.name, "path": path, "quick": {}, **content})
+        return Experiment(**content)
     except ValidationError as error:
         raise explain(error, Experiment, str(path)) from None
 
 
-def _merge(base: dict[str, Any], change: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy of nested tables with the leaves of `change` put in."""
-    merged = copy.deepcopy(base)
-    for key, value in change.items():
-        if isinstance(value, Mapping):
-            if not isinstance(merged.setdefault(key, {}), dict):
-                raise SpecError(f"{where}: {key} is a value, not a table")
-            merged[key] = _merge(merged[key], value, f"{where}.{key}")
-        else:
-            merged[key] = copy.deepcopy(value)
-    return merged
-
-
-def _nest(dotted: str, value: Any) -> dict[str, Any]:
-    for part in reversed(dotted.split(".")):
-        value = {part: value}
-    return dict(value)
-
-
-def _lookup(tables: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = tables
-    for part in dotted.split("."):
-        value = value[part]
-    return value
-
-
-def parse_override(text: str) -> dict[str, Any]:
-    """`training.steps=20` -> nested tables. The value is read as TOML, and as a plain word where that fails."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise SpecError(f"--set {text!r} is not of the form field=value, for example training.steps=20")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    return _nest(key.strip(), parsed)
-
-
-def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
-    """One cell from nested tables: profiles by name, everything checked that can be checked without starting anything."""
-    content = dict(fields)
-    if "profiles" in content:
-        raise UnknownNameError(f"key of {where}", "profiles", ("profile",))
-    if not isinstance(content.get("codec"), str):
-        raise SpecError(f"{where}: codec must be a name, found {content.get('codec')!r}")
-    content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where)]
-    workload = content.get("workload")
-    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
-        content["workload"] = {**workload, "family": workloads.size_of(workload["model"]).family}
-    try:
-        # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
-        cell = Cell.model_validate_json(json.dumps({**content, "engine": engine}), strict=True)
-    except ValidationError as error:
-        raise explain(error, Cell, where) from None
-    _check_network(cell, where)
-    codecs.find(cell.codec)
-    workloads.check(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
-    if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(cell.pipeline.stages, cell.pipeline.microbatches):
-        raise SpecError(
-            f"{where}: pipeline.in_flight is {cell.pipeline.in_flight}; {cell.pipeline.stages} stages need at least "
-            f"{min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches in flight to be busy at once"
-        )
-    return cell
-
-
-def _profiles(names: Any, where: str) -> list[LinkProfile]:
-    """The profiles of a cell's links: of one name, or of a list of names."""
-    listed = [names] if isinstance(names, str) else names
-    if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
-        raise SpecError(f"{where}: profile must be a name, or a list of names, one a link; found {names!r}")
-    known = {name: load_profile(name) for name in dict.fromkeys(listed)}
-    return [known[name] for name in listed]
-
-
-def _check_network(cell: Cell, where: str) -> None:
-    """What the lab itself would find out: that it can be laid out, and that its engine can carry out every pipe."""
-    lay_out = topology.star if cell.topology == "star" else topology.line
-    try:
-        lay_out(cell.profiles, cell.pipeline.stages, cell.engine)
-        for profile in cell.profiles if cell.engine == "relay" else ():
-            for pipe in (profile.up, profile.down):
-                relay.asked(pipe)
-    except SpecError as error:
-        raise SpecError(f"{where}: network {cell.network}: {error}") from None
-
-
-def cells(experiment: Experiment, engine: Engine, *, quick: bool = False, overrides: Sequence[str] = ()) -> tuple[Cell, ...]:
-    """The cells of an experiment, in the order in which they will run; each once.
-
-    `engine` is what `auto` resolved to. `overrides` are `field=value` texts; one for an axis replaces that axis.
-    """
+def chosen(experiment: Experiment, choice: Choice) -> Experiment:
+    """The experiment with what --quick, --set and --repeats change in it."""
     where = str(experiment.path)
-    base, axes = experiment.cell, dict(experiment.axes)
-    if quick:
+    content = {name: getattr(experiment, name) for name in Experiment.model_fields}
+    if choice.quick:
         if not experiment.quick:
             raise SpecError(f"{where} has no [quick] table, so --quick has no meaning for it")
-        if unknown := set(experiment.quick) - {"cell", "axes"}:
-            raise UnknownNameError("key of [quick]", unknown.pop(), ("cell", "axes"))
-        base = _merge(base, experiment.quick.get("cell", {}), where)
-        axes |= experiment.quick.get("axes", {})
-    for text in overrides:
-        change = parse_override(text)
-        name = text.partition("=")[0].strip()
-        if name in axes:
-            value = _lookup(change, name)
-            axes[name] = value if isinstance(value, list) else [value]
+        if unknown := set(experiment.quick) - set(_QUICK):
+            raise UnknownNameError(f"key of [quick] in {where}:", unknown.pop(), _QUICK)
+        tune = None if experiment.tune is None else experiment.tune.model_dump()
+        short = merge({"cell": experiment.cell, "axes": {}, "tune": tune or {}}, experiment.quick, where)
+        content |= {**short, "axes": experiment.axes | short["axes"], "tune": short["tune"] or None}
+    content["axes"] = dict(content["axes"])
+    for text in choice.overrides:
+        name, value = parse(text, "--set")
+        if any(name in dict(flatten(variant)) for variant in experiment.variants):
+            raise SpecError(f"--set {text}: {name} is set by the [[variants]] of {where}; choose among them with --only")
+        if name in content["axes"]:
+            content["axes"][name] = value if isinstance(value, list) else [value]
         else:
-            base = _merge(base, change, "--set")
-    for name, values in axes.items():
-        if not isinstance(values, list) or not values:
+            content["cell"] = merge(content["cell"], nest(name, value), "--set")
+    if choice.repeats is not None:
+        content["repeats"] = choice.repeats
+    return _read(content, experiment.path)
+
+
+def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
+    """The product of the axes, the first varying slowest and the variants fastest, without what is filtered out.
+
+    `experiment` is one that was `chosen` already. SpecError where nothing is left.
+    """
+    where = str(experiment.path)
+    axes = [[nest(name, value) for value in values] for name, values in experiment.axes.items()]
+    for name, values in experiment.axes.items():
+        if not values:
             raise SpecError(f"{where}: axis {name} must be a list with at least one value, found {values!r}")
-    found: dict[str, Cell] = {}
-    for combination in itertools.product(*axes.values()):
-        fields = base
-        for name, value in zip(axes, combination, strict=True):
-            fields = _merge(fields, _nest(name, value), where)
+        if any(name in dict(flatten(variant)) for variant in experiment.variants):
+            raise SpecError(f"{where}: {name} is an axis and stands in [[variants]] too; state it in one of them")
+    found = []
+    for changes in itertools.product(*axes, *([experiment.variants] if experiment.variants else [])):
+        fields: Tables = experiment.cell
+        for change in changes:
+            fields = merge(fields, change, where)
+        label = ", ".join(f"{name}={value}" for change in changes for name, value in flatten(change))
+        found.append(Combination(label, fields))
+    return _filtered(found, experiment, choice)
+
+
+def _filtered(found: list[Combination], experiment: Experiment, choice: Choice) -> list[Combination]:
+    where, fields = str(experiment.path), [combination.fields for combination in found]
+    typed_only = filters.together(filters.of_flags(choice.only, "--only"))
+    typed_exclude = filters.of_flags(choice.exclude, "--exclude")
+    filters.check_used(typed_only, fields, "--only")
+    for condition in typed_exclude:
+        filters.check_used(condition, fields, "--exclude")
+    keep = [filters.of_table(table, f"[[only]] of {where}") for table in experiment.only]
+    drop = [filters.of_table(table, f"[[exclude]] of {where}") for table in experiment.exclude] + typed_exclude
+    left = [
+        one
+        for one in found
+        if (not keep or any(filters.holds(condition, one.fields) for condition in keep))
+        and filters.holds(typed_only, one.fields)
+        and not any(filters.holds(condition, one.fields) for condition in drop)
+    ]
+    if not left:
+        raise SpecError(f"{where}: no cell is left of {len(found)}: only and exclude leave all of them out")
+    return left
+
+
+def resolve(found: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
+    """A cell for each combination."""
+    cells = []
+    for combination in found:
         try:
-            cell = resolve_cell(fields, engine, where)
+            cells.append(resolve_cell(combination.fields, engine, where))
         except TestbedError as error:
-            label = ", ".join(f"{name}={value}" for name, value in zip(axes, combination, strict=True))
-            raise SpecError(f"cell {label}: {error}") from None
-        found.setdefault(cell.id, cell)
-    return tuple(found.values())
+            raise SpecError(f"cell {combination.label}: {error}") from None
+    return cells
+
+
+def untuned(found: Sequence[Combination], tune: Tune | None) -> list[Combination]:
+    """The combinations with the first value that [tune] will try in place: what can be checked and shown before the choice."""
+    if tune is None:
+        return list(found)
+    return [Combination(one.label, merge(one.fields, nest(tune.field, tune.values[0]), "[tune]")) for one in found]
+
+
+def cells(
+    experiment: Experiment,
+    engine: Engine,
+    *,
+    quick: bool = False,
+    overrides: Sequence[str] = (),
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+) -> tuple[Cell, ...]:
+    """The cells of an experiment, each once, in the file's order, before anything is tuned; see `Choice` for the rest.
+
+    `engine` is what `auto` resolved to.
+    """
+    choice = Choice(quick=quick, overrides=overrides, only=only, exclude=exclude)
+    asked = chosen(experiment, choice)
+    return unique(resolve(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path)))
+
+
+def unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """Each cell once, in order."""
+    return tuple({cell.id: cell for cell in cells}.values())

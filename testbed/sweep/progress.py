@@ -1,16 +1,23 @@
-"""What a person sees while cells run: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while cells run: a live view on a terminal (`live`), plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from testbed.records import Summary
+from testbed.pipeline.control import Evaluated, Step
+from testbed.records import Sample, Summary
 from testbed.spec import Cell
+
+_RATES_OVER = 20
+"""Samples, taken ten times a second, over which a link's rate is averaged."""
+_ENDED = {"target": "target loss reached", "budget": "budget spent"}
 
 
 def format_duration(seconds: float) -> str:
@@ -22,26 +29,52 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-class Watch:
-    """Follows the cells of a sweep; a context manager. The controller calls it, it decides nothing."""
+@dataclass
+class Turn:
+    """One run of the sweep. Times and rates are those of the emulated world."""
 
-    def __init__(self, console: Console, cells: Sequence[Cell]) -> None:
+    cell: Cell
+    state: Literal["waiting", "running", "ok", "failed", "interrupted", "left out"] = "waiting"
+    phase: str = ""
+    done: int = 0
+    """Training steps."""
+    loss: float | None = None
+    validation_loss: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    certificate: str = ""
+    took_s: float | None = None
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_RATES_OVER))
+
+    @property
+    def rates_bps(self) -> dict[str, tuple[float, float]]:
+        """Of each link over the last two seconds, up and down; empty while too little was counted."""
+        if len(self.samples) < 2 or (seconds := (self.samples[-1].at_ns - self.samples[0].at_ns) / 1e9) <= 0:
+            return {}
+        first, last = self.samples[0].links, self.samples[-1].links
+
+        def rate(link: str, way: Literal["up", "down"]) -> float:
+            return (last[link][way].bytes - first[link][way].bytes) * 8 / seconds * self.cell.compute.dilation
+
+        return {link: (rate(link, "up"), rate(link, "down")) for link in last if link in first}
+
+
+class Watch:
+    """Follows the runs of a sweep; a context manager. The controller calls it, it decides nothing."""
+
+    def __init__(self, console: Console, cells: Sequence[Cell], expected_s: Mapping[str, float] | None = None) -> None:
+        """`cells` in the order of their runs; `expected_s`: how long a run of each cell, by id, is thought to take."""
+        self.turns = [Turn(cell) for cell in cells]
+        self.current = -1
+        """Index of the turn that runs, or ran last."""
         self._console = console
-        self._waiting = list(cells)
-        self._total = len(cells)
-        self._seconds: dict[str, list[float]] = {}
+        self._expected_s = dict(expected_s or {})
         self._began = 0.0
-        self._label = ""
-        self._live: Progress | None = None
+        self._live = None
         if console.is_terminal:
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.fields[state]}"),
-                console=console,
-                transient=True,
-            )
-            self._task = self._live.add_task("", total=None, state="", visible=False)
+            from testbed.sweep.live import view
+
+            self._live = view(console, self)
 
     def __enter__(self) -> Watch:
         if self._live:
@@ -56,52 +89,85 @@ class Watch:
         """A line that stays."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    # ------------------------------------------------------------------ called by the controller
     def begin(self, cell: Cell) -> None:
-        """A cell's turn has come."""
-        self._waiting.remove(cell)
+        """The next run's turn has come."""
+        self.current += 1
+        assert self._turn.cell.id == cell.id
+        self._turn.state = "running"
         self._began = time.monotonic()
-        number = self._total - len(self._waiting)
-        self._label = f"[{number}/{self._total}] {cell.codec} on {cell.network}"
-        if self._live:
-            self._live.update(
-                self._task,
-                description=self._label.replace("[", r"\["),
-                total=cell.training.steps,
-                completed=0,
-                state="",
-                visible=True,
-            )
+
+    def leave_out(self, reason: str) -> None:
+        """It is not made after all."""
+        self._turn.state = "left out"
+        self.note(f"{self.label}: left out: {reason}")
 
     def phase(self, text: str) -> None:
         """What the cell is doing now."""
-        if self._live:
-            self._live.update(self._task, state=text + self._left())
+        self._turn.phase = text
 
-    def step(self, done: int, loss: float | None, seconds: float) -> None:
+    def step(self, message: Step) -> None:
         """A training step has ended."""
-        if self._live:
-            shown = "" if loss is None else f"loss {loss:.3f}, "
-            self._live.update(self._task, completed=done, state=f"{shown}{seconds:.3f} s/step{self._left()}")
+        turn, dilation = self._turn, self._turn.cell.compute.dilation
+        turn.phase = "training"
+        turn.done, turn.loss, turn.step_s = message.step + 1, message.loss, message.seconds / dilation
+        turn.tokens_per_s = message.tokens / turn.step_s if turn.step_s else None
+
+    def evaluated(self, message: Evaluated) -> None:
+        """An evaluation has ended."""
+        if message.phase == "evaluation":
+            self._turn.validation_loss = message.loss
+
+    def carried(self, sample: Sample) -> None:
+        """What the links have carried by now; the same sample may come again."""
+        samples = self._turn.samples
+        if not samples or samples[-1].at_ns < sample.at_ns:
+            samples.append(sample)
 
     def end(self, cell: Cell, summary: Summary) -> None:
-        """A cell has ended, well or not."""
-        took = time.monotonic() - self._began
+        """A run has ended, well or not."""
+        turn = self._turn
+        turn.state, turn.took_s, turn.phase = summary.status, time.monotonic() - self._began, ""
         if summary.status != "ok":
-            return self.note(f"{self._label}: {summary.status}: {summary.error}")
-        self._seconds.setdefault(cell.network, []).append(took)
-        parts = [f"{took:.0f} s"]
+            return self.note(f"{self.label}: {summary.status}: {summary.error}")
+        turn.step_s, turn.tokens_per_s = summary.step_s, summary.tokens_per_s
+        turn.validation_loss, turn.certificate = summary.validation_loss, summary.certificate or "missing"
+        parts = [f"{turn.took_s:.0f} s"]
         if summary.step_s is not None:
             parts.append(f"step {summary.step_s * 1e3:.0f} ms")
         if summary.validation_loss is not None:
             parts.append(f"validation loss {summary.validation_loss:.3f}")
-        parts.append(f"certificate {summary.certificate or 'missing'}")
-        return self.note(f"{self._label}: {', '.join(parts)}{self._left()}")
+        if summary.ended in _ENDED:
+            parts.append(f"{_ENDED[summary.ended]} after {summary.steps} steps")
+        parts.append(f"certificate {turn.certificate}")
+        if (left := self.left_s()) > 0:
+            parts[-1] += f"; about {format_duration(left)} left"
+        return self.note(f"{self.label}: {', '.join(parts)}")
 
-    def _left(self) -> str:
-        """Time left: the mean of the finished cells over the same network, of all finished cells where there is none."""
-        everything = [s for group in self._seconds.values() for s in group]
-        if not self._waiting or not everything:
-            return ""
-        mean = sum(everything) / len(everything)
-        left = sum(sum(group) / len(group) if (group := self._seconds.get(cell.network)) else mean for cell in self._waiting)
-        return f"; about {format_duration(left)} left"
+    # ------------------------------------------------------------------ what is shown
+    @property
+    def _turn(self) -> Turn:
+        return self.turns[self.current]
+
+    @property
+    def label(self) -> str:
+        """The running cell, for people."""
+        cell = self._turn.cell
+        mark = ", replay" if cell.timing == "replay" else ""
+        return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {cell.network}{mark}"
+
+    def left_s(self) -> float:
+        """Time left, in seconds; 0 where nothing is known yet."""
+        left = sum(self._takes_s(turn.cell) or 0.0 for turn in self.turns if turn.state == "waiting")
+        if self.current >= 0 and self._turn.state == "running":
+            left += max(0.0, (self._takes_s(self._turn.cell) or 0.0) - (time.monotonic() - self._began))
+        return left
+
+    def _takes_s(self, cell: Cell) -> float | None:
+        """A run of this cell: the mean of those over the same network in this sweep, else as expected, else the mean of all."""
+        ended = [turn for turn in self.turns if turn.state == "ok" and turn.took_s is not None]
+        alike = [turn for turn in ended if turn.cell.network == cell.network]
+        if not alike and cell.id in self._expected_s:
+            return self._expected_s[cell.id]
+        took = [turn.took_s or 0.0 for turn in alike or ended]
+        return sum(took) / len(took) if took else None

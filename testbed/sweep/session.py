@@ -1,4 +1,6 @@
-"""A lab with a stage host in every node. Cells that share a network share a session, so torch is imported once for them."""
+"""A lab with a stage host in every node. Cells that share a network and a timing share a session, so torch is imported once for
+those that train; for replays it is not.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from testbed import paths
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
-from testbed.pipeline.control import Done, Failed, Host, Step
+from testbed.pipeline.control import Done, Ended, Evaluated, Failed, Host, Step
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
-from testbed.records import LabRecord
-from testbed.spec import Cell
+from testbed.records import LabRecord, Sample
+from testbed.spec import Cell, Paced
+from testbed.sweep.interrupt import Interrupt
 from testbed.workloads import table as workloads
 
 _DATA_PORT = 29500
@@ -37,8 +40,18 @@ _MOMENTS = 1000
 _GRACE_S = 2.0
 """After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its cause."""
 
-Observe = Callable[[int, float | None, float], None]
-"""Called at each training step of the last stage with (steps done, loss, seconds)."""
+
+class Observer(Protocol):
+    """Who is told what happens while a cell trains. Times are the lab's."""
+
+    def step(self, message: Step) -> None:
+        """A training step has ended."""
+
+    def evaluated(self, message: Evaluated) -> None:
+        """An evaluation has ended."""
+
+    def carried(self, sample: Sample) -> None:
+        """What the links have carried by now."""
 
 
 class Tokens(NamedTuple):
@@ -56,7 +69,7 @@ class Session:
         with ExitStack() as stack:
             spec = LabSpec(
                 topology=cell.topology,
-                profiles=cell.profiles,
+                profiles=cell.links,
                 nodes=cell.pipeline.stages,
                 engine=cell.engine,
                 engine_reason=engine_reason,
@@ -64,7 +77,11 @@ class Session:
             self.lab = stack.enter_context(Lab(spec))
             self.hosts = [
                 stack.enter_context(
-                    Host(functools.partial(node.namespace.popen, user=paths.invoking_user()), name=f"stage {node.index}")
+                    Host(
+                        functools.partial(node.namespace.popen, user=paths.invoking_user()),
+                        name=f"stage {node.index}",
+                        light=cell.timing == "replay",
+                    )
                 )
                 for node in self.lab.nodes
             ]
@@ -72,14 +89,24 @@ class Session:
                 host.wait_ready(_LOADING_S)
             self._stack = stack.pop_all()
 
-    def train(self, cell: Cell, tokens: Tokens, folder: Path, observe: Observe, played: Callable[[LabRecord], None]) -> None:
-        """Run one cell's jobs to their end. StageError names the stage at fault and says what it said.
+    def train(
+        self,
+        cell: Cell,
+        tokens: Tokens,
+        folder: Path,
+        observer: Observer,
+        interrupt: Interrupt,
+        played: Callable[[LabRecord], None],
+        replay: Path | None = None,
+    ) -> Ended:
+        """Run one cell's jobs to their end; why they ended. StageError names the stage at fault and says what it said.
 
+        `replay` is the run that is replayed, in a session of a cell with that timing.
         Links that vary begin to when the jobs do: `played` is then called with the lab's record, which says when. Afterwards
         they are held at their own numbers again. What the links carry meanwhile goes to counters.jsonl in the folder.
-        After an error the session's state is unknown: close it.
+        An interrupt ends the jobs after their running step. After an error the session's state is unknown: close it.
         """
-        patience_s = _PATIENCE_S + 10 * _transfer_s(cell)
+        patience_s = _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
             cell,
             addresses=tuple(node.address for node in self.lab.nodes),
@@ -90,6 +117,7 @@ class Session:
             folder=str(folder.resolve()),
             devices=tuple(node.devices for node in self.lab.nodes),
             overhead_bytes=self.lab.record.overhead_bytes,
+            replay=None if replay is None else str(replay.resolve()),
             limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
         )
         self.lab.play()
@@ -97,12 +125,17 @@ class Session:
         with Sampler(self.lab, folder / "counters.jsonl") as sampler:
             for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
                 host.start(job, sockets)
-            self._follow(work, sampler, observe, patience_s)
+            ended = self._follow(work, sampler, observer, interrupt, patience_s)
         self.lab.hold()
+        return ended
 
-    def _follow(self, work: tuple[StageJob, ...], sampler: Sampler, observe: Observe, patience_s: float) -> None:
+    def _follow(
+        self, work: tuple[StageJob, ...], sampler: Sampler, observer: Observer, interrupt: Interrupt, patience_s: float
+    ) -> Ended:
         """Read what the stages say until each has said that it is done."""
         running = set(range(len(work)))
+        told = False
+        ended: Ended = "steps"
         failures: dict[int, Failed] = {}
         deadline = time.monotonic() + _LOADING_S + patience_s
         with selectors.DefaultSelector() as selector:
@@ -111,25 +144,34 @@ class Session:
             while running - failures.keys():
                 ready = selector.select(0.5)
                 sampler.check()
+                if sampler.latest is not None:
+                    observer.carried(sampler.latest)
+                if interrupt.asked and not told:
+                    told = True
+                    for host in self.hosts:
+                        host.finish()
                 for key, _ in ready:
                     for message in self.hosts[key.data].messages():
                         match message:
                             case Step():
-                                observe(message.step + 1, message.loss, message.seconds)
+                                observer.step(message)
+                                deadline = time.monotonic() + patience_s
+                            case Evaluated():
+                                observer.evaluated(message)
                                 deadline = time.monotonic() + patience_s
                             case Done():
                                 running.discard(key.data)
+                                ended = message.ended
                             case Failed():
                                 failures[key.data] = message
                                 deadline = min(deadline, time.monotonic() + _GRACE_S)
-                            case _:  # an evaluation is news too
-                                deadline = time.monotonic() + patience_s
                 if time.monotonic() > deadline:
                     break
         if failures:
             raise _cause(failures)
         if running:
             raise StageError(f"stages {sorted(running)} said nothing for {patience_s:.0f} s and were stopped")
+        return ended
 
     def close(self) -> None:
         """End the stage hosts, then take down the links."""
@@ -144,7 +186,7 @@ class Session:
 
 def network_of(cell: Cell) -> tuple[object, ...]:
     """Cells for which this is equal can share a session."""
-    return (cell.topology, cell.links, cell.engine, cell.pipeline.stages)
+    return (cell.topology, cell.links, cell.engine, cell.pipeline.stages, cell.timing)
 
 
 def _transfer_s(cell: Cell) -> float:
@@ -157,8 +199,17 @@ def _transfer_s(cell: Cell) -> float:
         wire_ns = max(line.carried_at(start, 2 * 4 * values * 8) - start for start in starts)
         return (wire_ns + max(step.delay_ns for step in line.steps) * cell.pipeline.stages) / 1e9
 
-    pipes = {pipe for profile in cell.profiles for pipe in (profile.up, profile.down) if pipe is not None}
+    pipes = {pipe for profile in cell.links for pipe in (profile.up, profile.down) if pipe is not None}
     return max(map(seconds, pipes), default=0.0)
+
+
+def _computing_s(cell: Cell) -> float:
+    """How long the actions of one step last in the lab if none overlap; 0 where nothing holds them to a duration."""
+    if not isinstance(cell.compute, Paced):
+        return 0.0
+    parts, stages = cell.pipeline.microbatches * cell.pipeline.accumulation, cell.pipeline.stages
+    action_ns = max(cell.compute.forward_ns) + max(cell.compute.backward_ns)
+    return parts * stages * action_ns * cell.compute.dilation / 1e9
 
 
 def _cause(failures: dict[int, Failed]) -> StageError | SpecError:

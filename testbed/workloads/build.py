@@ -1,19 +1,16 @@
-"""A stage's share of a model: each builds transformers' whole model from the seed, or loads it, and keeps its own layers."""
+"""A stage's share of a model: its layers of transformers' whole model, initialised from the seed or read from a checkpoint."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from torch import nn
 
 from testbed.errors import SpecError
 from testbed.spec import WorkloadSpec
-from testbed.workloads import gpt2, llama, table
+from testbed.workloads import gpt2, llama, table, weights
 from testbed.workloads.model import StageModel
 
 _FAMILIES: dict[str, tuple[ModuleType, type[Any]]] = {"gpt2": (gpt2, gpt2.Gpt2Stage), "llama": (llama, llama.LlamaStage)}
@@ -34,25 +31,47 @@ def build(
             f"the tokenizer has {vocabulary} tokens and the model {spec.model!r} {size.vocabulary}: they do not belong together"
         )
     own = table.split(size.layers, stages, layers)[stage]
-    family, kind = _FAMILIES[size.family]
+    family, kind = _FAMILIES[spec.family]
+    if spec.model not in table.SIZES:
+        model: StageModel = kind(empty(spec), own, spec, seed)
+        _fill(model, spec)
+        return model
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        whole = family.WHOLE(family.configuration(size)) if spec.model in table.SIZES else _load(spec.model, family)
-    model: StageModel = kind(whole, own)
-    return model
+        # whole, because a layer's numbers come after those of all layers before it
+        return kind(family.WHOLE(family.configuration(size, spec.dropout)), own, spec, seed)  # type: ignore[no-any-return]
 
 
-def _load(model: str, family: ModuleType) -> Any:
-    folder = os.fspath(table.checkpoint_folder(model))
+def empty(spec: WorkloadSpec) -> Any:
+    """transformers' whole model without its numbers: its parameters take no memory. SpecError as `build`."""
+    size = table.checked_size(spec)
+    family, _ = _FAMILIES[spec.family]
+    named = spec.model in table.SIZES
+    config = family.configuration(size, spec.dropout) if named else _configuration(spec, **family.settings(spec.dropout))
+    with torch.device("meta"):
+        return family.WHOLE(config)
+
+
+def _configuration(spec: WorkloadSpec, **changes: Any) -> Any:
+    """A checkpoint's own, but for `changes`."""
+    folder = table.checkpoint_folder(spec.model)
+    family, _ = _FAMILIES[spec.family]
     try:
-        whole, loading = family.WHOLE.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True, **family.FIXED
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise SpecError(f"model {model!r}: cannot load a checkpoint from {folder}: {type(error).__name__}: {error}") from None
-    # transformers would fill these with random numbers
-    if missing := sorted(loading["missing_keys"]):
-        raise SpecError(f"model {model!r}: the checkpoint in {folder} lacks {len(missing)} weights, the first is {missing[0]}")
-    # A published checkpoint ties the two; each gets a copy, and from here they learn apart.
-    whole.lm_head.weight = nn.Parameter(whole.lm_head.weight.detach().clone())
-    return whole
+        return family.WHOLE.config_class.from_pretrained(folder, local_files_only=True, **changes)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"model {spec.model!r}: cannot load a configuration from {folder}: {error}") from None
+
+
+def _fill(model: StageModel, spec: WorkloadSpec) -> None:
+    """Read the stage's weights. A published checkpoint ties its embeddings; each gets a copy, and from here they learn apart."""
+    family, _ = _FAMILIES[spec.family]
+    base, output = f"{family.WHOLE.base_model_prefix}.", "lm_head.weight"
+    # the oldest checkpoints of GPT-2 are of the model without its output layer, whose names lack the prefix
+    wanted = {name: [name, name.removeprefix(base)] for name in model.state_dict()}
+    if _configuration(spec).tie_word_embeddings:
+        for name in {family.EMBEDDING, output} & wanted.keys():
+            wanted[name] = [family.EMBEDDING, family.EMBEDDING.removeprefix(base), output]
+    try:
+        model.load_state_dict(weights.read(table.checkpoint_folder(spec.model), wanted), assign=True)
+    except (SpecError, RuntimeError) as error:
+        raise SpecError(f"model {spec.model!r}: {error}") from None

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from testbed.spec import WorkloadSpec
 from testbed.workloads import windows
 
 
@@ -24,29 +25,33 @@ class Batch(NamedTuple):
 
 
 class Data:
-    """Training batches in a new order each epoch; validation batches always the same, whatever the seed."""
+    """Training batches, epoch after epoch; validation batches always the same, whatever the seed."""
 
-    def __init__(self, tokens: npt.NDArray[np.unsignedinteger], sequence_length: int, batch_size: int, seed: int) -> None:
-        """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it holds no training batch."""
-        windows.check(len(tokens), sequence_length=sequence_length, batch_size=batch_size, validation_batches=0)
-        self._tokens, self._length, self._batch_size, self._seed = tokens, sequence_length, batch_size, seed
-        self._train, self._validation = windows.cut(len(tokens), sequence_length)
+    def __init__(self, tokens: npt.NDArray[np.unsignedinteger], spec: WorkloadSpec, seed: int) -> None:
+        """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it does not hold the workload."""
+        windows.check_workload(spec, len(tokens))
+        self._tokens, self._spec, self._seed = tokens, spec, seed
+        self._train, self._validation = windows.cut(len(tokens), spec.sequence_length)
+        if spec.training_sequences is not None:
+            self._train = windows.chosen(self._train, spec.training_sequences)
         self._validation = self._validation[windows.shuffled(len(self._validation), "validation")]
         self._epoch, self._order = -1, self._train
 
     @property
     def batches_per_epoch(self) -> int:
-        """A remainder smaller than a batch is left out; another one each epoch."""
-        return len(self._train) // self._batch_size
+        """A remainder smaller than a batch is left out; another one each epoch, unless the order is fixed."""
+        return len(self._train) // self._spec.batch_size
 
     @property
     def validation_batches(self) -> int:
         """How many there are at most."""
-        return len(self._validation) // self._batch_size
+        return len(self._validation) // self._spec.batch_size
 
     def train(self, step: int, microbatch: int, microbatches: int) -> Batch:
         """Part `microbatch` of the batch for an optimiser step; together the parts are the batch, in order."""
         epoch, index = divmod(step, self.batches_per_epoch)
+        if self._spec.order == "fixed":
+            epoch = 0
         if epoch != self._epoch:
             order = windows.shuffled(len(self._train), f"train {self._seed} {epoch}")
             self._epoch, self._order = epoch, self._train[order]
@@ -59,8 +64,8 @@ class Data:
         return self._part(self._validation, index, microbatch, microbatches)
 
     def _part(self, order: windows.Starts, index: int, microbatch: int, microbatches: int) -> Batch:
-        size = self._batch_size // microbatches
-        first = index * self._batch_size + microbatch * size
+        size = self._spec.batch_size // microbatches
+        first = index * self._spec.batch_size + microbatch * size
         starts = order[first : first + size]
-        tokens = torch.from_numpy(self._tokens[starts[:, None] + np.arange(self._length + 1)].astype(np.int64))
+        tokens = torch.from_numpy(self._tokens[starts[:, None] + np.arange(self._spec.sequence_length + 1)].astype(np.int64))
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), tuple(starts.tolist()))

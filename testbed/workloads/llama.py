@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
+from testbed.spec import WorkloadSpec
 from testbed.workloads.model import StageModel
 from testbed.workloads.table import Size
 
 WHOLE = LlamaForCausalLM
-FIXED = {"attention_dropout": 0.0, "use_cache": False, "attn_implementation": "sdpa"}
+EMBEDDING = "model.embed_tokens.weight"
+"""Which the output layer may share in published checkpoints."""
+
+
+def settings(dropout: float) -> dict[str, Any]:
+    """What a workload decides of a configuration, a checkpoint's too. Llama has dropout in its attention alone."""
+    return {
+        "attention_dropout": dropout,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+        "tie_word_embeddings": False,
+    }
 
 
 class LlamaStage(StageModel):
     """One stage's share of a `LlamaForCausalLM`. Every stage computes the rotary positions for itself."""
 
-    def __init__(self, whole: Any, layers: range) -> None:
+    def __init__(self, whole: Any, layers: range, spec: WorkloadSpec, seed: int) -> None:
         config = whole.config
         first, last = layers.start == 0, layers.stop == config.num_hidden_layers
-        super().__init__(first=first, last=last, layers=layers, width=config.hidden_size, context=config.max_position_embeddings)
+        width, context = config.hidden_size, config.max_position_embeddings
+        super().__init__(first=first, last=last, layers=layers, width=width, context=context, spec=spec, seed=seed)
         source = whole.model
         parts: dict[str, nn.Module] = {"layers": nn.ModuleDict({str(i): source.layers[i] for i in layers})}
         if first:
@@ -30,7 +45,7 @@ class LlamaStage(StageModel):
         if last:
             parts["norm"] = source.norm
         self.model = nn.ModuleDict(parts)
-        self.rotary: nn.Module = source.rotary_emb  # it has no parameters
+        self.rotary: nn.Module = LlamaRotaryEmbedding(config)  # its numbers are in no checkpoint
         if last:
             self.lm_head: nn.Module = whole.lm_head
 
@@ -38,21 +53,22 @@ class LlamaStage(StageModel):
         hidden: Tensor = self.model["embed_tokens"](ids)
         return hidden
 
-    def through(self, hidden: Tensor) -> Tensor:
+    def blocks(self, hidden: Tensor) -> Iterable[Callable[[Tensor], Tensor]]:
         positions = torch.arange(hidden.shape[1]).unsqueeze(0)
         rotations = self.rotary(hidden, position_ids=positions)
         layers = self.model["layers"]
         assert isinstance(layers, nn.ModuleDict)
-        for layer in layers.values():  # without a mask, sdpa is causal
-            hidden = layer(hidden, position_embeddings=rotations, position_ids=positions, use_cache=False)
-        return hidden
+        # without a mask, sdpa is causal
+        return (
+            partial(layer, position_embeddings=rotations, position_ids=positions, use_cache=False) for layer in layers.values()
+        )
 
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.model["norm"](hidden))
         return logits
 
 
-def configuration(size: Size) -> LlamaConfig:
+def configuration(size: Size, dropout: float = 0.0) -> LlamaConfig:
     """transformers' description of a named size."""
     return LlamaConfig(
         num_hidden_layers=size.layers,
@@ -62,9 +78,8 @@ def configuration(size: Size) -> LlamaConfig:
         intermediate_size=size.inner,
         max_position_embeddings=size.context,
         vocab_size=size.vocabulary,
-        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
-        **FIXED,
+        **settings(dropout),
     )

@@ -1,15 +1,28 @@
 """A causal language model cut into stages: what is the same for every family. gpt2.py and llama.py fill in the rest.
 
 Chained with plain tensors, the stages do the same operations in the same order as transformers' whole model, bit for bit,
-whatever the number of stages. Input and output embeddings are not tied: tied ones would lie in the first and the last stage, and
-their gradients would have to be exchanged at every step.
+whatever the number of stages, in fp32 and in bf16, with and without dropout. Input and output embeddings are not tied: tied ones
+would lie in the first and the last stage, and their gradients would have to be exchanged at every step.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
+
+from testbed import keyed
+from testbed.spec import WorkloadSpec
+
+EMBEDDING = "embedding"
+"""Stands for the layer's number where the embedding's dropout is drawn."""
+
+
+def dropout_key(seed: int, step: int, microbatch: int, layer: int | str) -> int:
+    """What torch's generator is seeded with before that layer. Its Mersenne Twister takes 32 bits and no more."""
+    return keyed.key(f"dropout {seed} {step} {microbatch} {layer}", size_bytes=4)
 
 
 class StageModel(nn.Module, ABC):
@@ -18,31 +31,62 @@ class StageModel(nn.Module, ABC):
     The first stage has the embeddings, the last the final norm and the output layer; one stage alone has all.
     """
 
-    def __init__(self, *, first: bool, last: bool, layers: range, width: int, context: int) -> None:
-        """`layers` of the whole model are here; `width` is the hidden size, `context` the longest sequence in tokens."""
+    def __init__(
+        self, *, first: bool, last: bool, layers: range, width: int, context: int, spec: WorkloadSpec, seed: int
+    ) -> None:
+        """`layers` of the whole model are here; `width` is the hidden size, `context` the longest sequence in tokens.
+
+        `spec` says dropout and precision, `seed` keys the dropout.
+        """
         super().__init__()
         self.first, self.last, self.layers, self.width, self.context = first, last, layers, width, context
+        self._dropout, self._bf16, self._seed = spec.dropout, spec.precision == "bf16", seed
+        self._slot: tuple[int, int] | None = None
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids (b, n) int64 to hidden states (b, n, d); at the first stage only."""
 
     @abstractmethod
-    def through(self, hidden: Tensor) -> Tensor:
-        """Hidden states (b, n, d) through this stage's layers."""
+    def blocks(self, hidden: Tensor) -> Iterable[Callable[[Tensor], Tensor]]:
+        """This stage's layers in order, each from hidden states (b, n, d) to the next; `hidden` are the first ones."""
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (b, n, d) to logits (b, n, v); at the last stage only."""
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Token ids (b, n) int64 at the first stage, hidden states (b, n, d) fp32 at others, to hidden states.
+    def draw(self, step: int, microbatch: int) -> None:
+        """What the next forward passes are for: dropout is the same whenever seed, step, micro-batch and layer are.
 
-        The last stage returns logits (b, n, v).
+        So neither the cut nor the order of micro-batches changes it, nor that activations are computed again.
         """
-        hidden = self.through(self.embed(inputs) if self.first else inputs)
-        return self.head(hidden) if self.last else hidden
+        self._slot = (step, microbatch)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Token ids (b, n) int64 at the first stage, hidden states (b, n, d) fp32 at others, to hidden states fp32.
+
+        The last stage returns logits (b, n, v). torch's global generator is left as it was.
+        """
+        drawn = self.training and self._dropout > 0
+        with self._autocast(), torch.random.fork_rng(devices=[], enabled=drawn):
+            hidden = inputs
+            if self.first:
+                self._key(EMBEDDING, drawn)
+                hidden = self.embed(inputs)
+            for layer, block in zip(self.layers, self.blocks(hidden), strict=True):
+                self._key(layer, drawn)
+                hidden = block(hidden)
+            return self.head(hidden) if self.last else hidden.float()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats over the b * n tokens, a scalar: what the whole model computes from shifted labels."""
-        return nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+        with self._autocast():
+            return nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self._bf16)
+
+    def _key(self, layer: int | str, drawn: bool) -> None:
+        if drawn:
+            assert self._slot is not None, "draw() says what a forward pass with dropout is for"
+            torch.default_generator.manual_seed(dropout_key(self._seed, *self._slot, layer))

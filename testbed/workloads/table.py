@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pwd
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import Family, WorkloadSpec
+from testbed.workloads import texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,10 @@ SIZES: dict[str, Size] = {
     # The published weights are 'openai-community/gpt2', where they are cached.
     "gpt2": _gpt2(layers=12, width=768, heads=12, context=1024, vocabulary=50257),
 }
+
+
+FETCHED = {"smollm2-135m": "testbed.workloads.smollm2"}
+"""Pretrained models that a program of ours fetches, once a machine: name to module."""
 
 
 def split(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
@@ -158,20 +162,27 @@ def check(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) 
         raise SpecError(
             f"workload.sequence_length is {spec.sequence_length}; {spec.model} reads at most {size.context} tokens at once"
         )
-    if spec.text != "bundled" and not Path(spec.text).is_file():
-        raise SpecError(f"workload.text: there is no file {spec.text!r}; give the path of a text file, or 'bundled'")
+    if spec.training_sequences is not None and spec.training_sequences < spec.batch_size:
+        raise SpecError(
+            f"workload.training_sequences is {spec.training_sequences}, less than a batch of {spec.batch_size} sequences"
+        )
+    texts.check(spec.text)
 
 
 # ------------------------------------------------------------------ checkpoints
 def checkpoint_folder(model: str) -> Path:
     """The folder of a checkpoint: `model` itself where it is one, else the newest snapshot of that id in the Hugging Face cache.
 
-    Nothing is downloaded. UnknownNameError for a plain word, SpecError for an id or folder that is not here.
+    Nothing is downloaded. UnknownNameError for a plain word, SpecError for a model that is not here.
     """
+    if model in FETCHED:
+        if not (folder := fetched_folder(model)).is_dir():
+            raise SpecError(f"model {model!r} is not on this machine yet; fetch it once with: python -m {FETCHED[model]}")
+        return folder
     if Path(model).is_dir():
         return Path(model)
     if "/" not in model:
-        raise UnknownNameError("model", model, SIZES)
+        raise UnknownNameError("model", model, (*SIZES, *FETCHED))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise SpecError(
             f"model {model!r}: there is no such folder; give a checkpoint's folder, a cached id, or one of {', '.join(SIZES)}"
@@ -187,14 +198,10 @@ def checkpoint_folder(model: str) -> Path:
     return repository / "snapshots" / commit
 
 
+def fetched_folder(model: str) -> Path:
+    """Where the checkpoint of a fetched model lies, or will."""
+    return paths.cache_folder() / "models" / model
+
+
 def _hub_cache() -> Path:
-    """Where huggingface_hub keeps repositories; under sudo that of the person behind it."""
-    if folder := os.environ.get("HF_HUB_CACHE"):
-        return Path(folder)
-    if folder := os.environ.get("HF_HOME"):
-        return Path(folder) / "hub"
-    user = paths.invoking_user()
-    if user is None and os.environ.get("SUDO_UID") == str(os.geteuid()):
-        user = os.geteuid(), os.getegid()  # a helper of a run under sudo, which still has root's HOME
-    home = Path(pwd.getpwuid(user[0]).pw_dir) if user else Path.home()
-    return Path(os.environ.get("XDG_CACHE_HOME", home / ".cache")) / "huggingface" / "hub"
+    return Path(os.environ.get("HF_HUB_CACHE") or texts.hub_home() / "hub")

@@ -7,12 +7,12 @@ stretch, so no token is learned that is validated on.
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from testbed import keyed
 from testbed.errors import SpecError
 from testbed.spec import WorkloadSpec
 
@@ -46,22 +46,34 @@ def shuffled(count: int, purpose: str) -> npt.NDArray[np.int64]:
 
     numpy promises this raw stream for good (NEP 19), not what `Generator.permutation` makes of it.
     """
-    key = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=16).digest(), "little")
-    return np.argsort(np.asarray(np.random.Philox(key=key).random_raw(count)), kind="stable")
+    return np.argsort(np.asarray(np.random.Philox(key=keyed.key(purpose)).random_raw(count)), kind="stable")
 
 
-def check(tokens: int, *, sequence_length: int, batch_size: int, validation_batches: int) -> None:
-    """SpecError when a text of so many tokens does not hold a training batch and the validation batches asked for."""
+def chosen(train: Starts, count: int) -> Starts:
+    """`count` of the training windows, from all over the text; the same whatever the seed, and all of them among more."""
+    return np.sort(train[shuffled(len(train), "training sequences")[:count]])
+
+
+def check(
+    tokens: int, *, sequence_length: int, batch_size: int, validation_batches: int, training_sequences: int | None = None
+) -> None:
+    """SpecError when a text of so many tokens does not hold a training batch, or the sequences and batches asked for."""
     windows = cut(tokens, sequence_length)
-    wanted = {"training": batch_size, "validation": batch_size * validation_batches}
+    wanted = {"training": max(batch_size, training_sequences or 0), "validation": batch_size * validation_batches}
     for (name, need), found in zip(wanted.items(), windows, strict=True):
         if len(found) < need:
             raise SpecError(
                 f"a text of {tokens} tokens has {len(found)} {name} sequences of {sequence_length}, and {need} are needed; "
-                "use a longer text, or a smaller sequence_length, batch_size or validation_batches"
+                "use a longer text, or a smaller sequence_length, batch_size, training_sequences or validation_batches"
             )
 
 
 def check_workload(spec: WorkloadSpec, tokens: int) -> None:
     """`check` for a workload."""
-    check(tokens, sequence_length=spec.sequence_length, batch_size=spec.batch_size, validation_batches=spec.validation_batches)
+    check(
+        tokens,
+        sequence_length=spec.sequence_length,
+        batch_size=spec.batch_size,
+        validation_batches=spec.validation_batches,
+        training_sequences=spec.training_sequences,
+    )

@@ -4,8 +4,9 @@ import pytest
 from synthetic import FRAME_HEADER, Pipeline, cell, pipe, profile, train
 
 from testbed.errors import ResultsError
-from testbed.metrics import align, loss_curve, measured, summarise, traffic, validation_curve
+from testbed.metrics import align, loss_curve, measured, run_steps, summarise, traffic
 from testbed.records import RunCertificates, StepRecord, Summary
+from testbed.spec import Cell, Paced
 
 SLOW = profile("slow", pipe(40_000_000, 5_000_000), pipe(80_000_000, 5_000_000))
 Stages = list[list[StepRecord]]
@@ -107,7 +108,8 @@ def test_one_stage_sends_nothing_and_says_so() -> None:
 
 def test_a_run_without_records_has_no_numbers() -> None:
     summary = summarise(cell(), None, None, [[], [], []], status="failed", error="stage 1 died")
-    numbers = summary.model_dump(exclude={"status", "error", "cell_id", "engine", "steps", "measured_steps"})
+    stated = {"status", "error", "cell_id", "engine", "timing", "dilation", "steps", "measured_steps"}
+    numbers = summary.model_dump(exclude=stated)
     assert set(numbers.values()) == {None}
     assert (summary.steps, summary.measured_steps, summary.error) == (0, 0, "stage 1 died")
 
@@ -129,16 +131,116 @@ def test_certificates_need_both_sides() -> None:
     assert summarise(what, None, None, [[]], status="ok", error=None).certificate is None
 
 
-def test_curves_leave_out_the_time_of_evaluations() -> None:
-    summary, stages = run()
-    train_points, validation = loss_curve(stages), validation_curve(stages)
-    steps = align(stages)
-    assert [point.step for point in train_points] == list(range(8))
-    assert [point.step for point in validation] == [4, 8]
-    assert (
-        train_points[-1].seconds == validation[-1].seconds == pytest.approx(sum(s.seconds for s in steps if s.phase == "train"))
-    )
-    assert summary.wall_s is not None
-    assert summary.wall_s > train_points[-1].seconds
-    assert validation[-1].loss == summary.validation_loss
-    assert train_points[-1].loss == summary.train_loss
+PACED = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=5_000_000, source="stated")
+
+
+@pytest.mark.parametrize("dilation", [2, 8])
+def test_a_dilated_run_is_reported_as_if_it_were_not(dilation: int) -> None:
+    """Everything takes so many times as long in the lab, and the emulated world is the same."""
+    found, spent, taken = [], [], []
+    for factor in (1, dilation):
+        what = cell("int8", SLOW, compute=PACED.model_copy(update={"dilation": factor}), training={"budget_s": 1000.0})
+        stages = train(Pipeline(SLOW, paced=True, dilation=factor), what)
+        found.append(summarise(what, None, None, stages, status="ok", error=None))
+        spent.append(loss_curve(what, stages)[-1].seconds)
+        taken.append(sum(run_steps(what, 1, stages).seconds))
+    plain, dilated = found
+    assert spent[1] == pytest.approx(spent[0], rel=0.01)
+    assert taken[1] == pytest.approx(taken[0], rel=0.01)
+    assert (plain.dilation, dilated.dilation) == (1, dilation)
+    assert dilated.split is not None
+    assert plain.split is not None
+    assert dilated.split.model_dump() == pytest.approx(plain.split.model_dump(), rel=0.01)
+    assert plain.overrun_share is not None
+    assert 0 < plain.overrun_share < 0.2
+    assert dilated.overrun_share == plain.overrun_share
+    for name in (
+        "duty",
+        "step_s",
+        "ideal_step_s",
+        "efficiency",
+        "tokens_per_s",
+        "wall_s",
+        "payload_bytes_per_step",
+        "step_interval_s",
+    ):
+        assert getattr(dilated, name) == pytest.approx(getattr(plain, name), rel=0.01), name
+
+
+def test_overruns_and_duty_are_those_of_the_measured_steps() -> None:
+    """The warm-up's maths is always late, the others' never."""
+    what = cell(compute=PACED)
+    stages = [
+        [
+            record.model_copy(
+                update={"actions": tuple(a.model_copy(update={"maths_ns": (a.due_ns or 0) + late}) for a in record.actions)}
+            )
+            for record in records
+            for late in [1 if record.warmup else -1]
+        ]
+        for records in train(Pipeline(SLOW, paced=True), what)
+    ]
+    assert summarise(what, None, None, stages, status="ok", error=None).overrun_share == 0
+    unpaced, _ = run()
+    assert (unpaced.overrun_share, unpaced.duty) == (None, None)
+
+
+def test_the_ideal_of_paced_stages_is_what_was_asked_for() -> None:
+    """What every action takes too long is the run's, and not the ideal's."""
+    stages = train(Pipeline(SLOW, paced=True), cell(compute=PACED))
+    late = [[_late(record) for record in records] for records in stages]
+
+    def ideals(what: Cell) -> list[float | None]:
+        return [summarise(what, None, None, found, status="ok", error=None).ideal_step_s for found in (stages, late)]
+
+    asked, still_asked = ideals(cell(compute=PACED))
+    assert still_asked == asked
+    measured_s, longer_s = ideals(cell())
+    assert measured_s == pytest.approx(asked)
+    assert longer_s is not None
+    assert measured_s is not None
+    assert longer_s > measured_s + 8 * 0.001
+
+
+def _late(record: StepRecord) -> StepRecord:
+    """The maths of every action ends a millisecond later than it was due."""
+    actions = [
+        action.model_copy(update={"computed_ns": action.computed_ns + 1_000_000, "encoded_ns": action.encoded_ns + 1_000_000})
+        for action in record.actions
+    ]
+    return record.model_copy(update={"actions": tuple(actions)})
+
+
+def ended(steps: int = 8, status: str = "ok", **training) -> str | None:
+    what = cell(training={"steps": 8, **training})
+    done = what.model_copy(update={"training": what.training.model_copy(update={"steps": steps})})
+    stages = train(Pipeline(SLOW), done)
+    return summarise(what, None, None, stages, status=status, error=None).ended
+
+
+def test_why_a_run_ended() -> None:
+    assert ended() == "steps"
+    assert ended(target_loss=0.1) == "steps"
+    assert ended(steps=4, target_loss=100.0) == "target"
+    assert ended(target_loss=100.0) == "target"
+    assert ended(steps=5, budget_s=1.0) == "budget"
+    assert ended(steps=5, budget_s=1.0, target_loss=0.1) == "budget"
+    assert ended(status="failed") is None
+    assert ended(steps=5, status="interrupted") is None
+
+
+def test_accumulated_passes_are_one_step() -> None:
+    """Twice the frames, actions and codecs, and one update."""
+    found = []
+    for times in (1, 2):
+        pipeline = Pipeline(SLOW, accumulation=times)
+        for step in range(4):
+            pipeline.run(step, warmup=step < 1)
+        found.append(summarise(pipeline.cell, None, None, pipeline.records, status="ok", error=None))
+    once, twice = found
+    assert twice.efficiency == pytest.approx(1, abs=0.02)
+    assert twice.payload_bytes_per_step == 2 * (once.payload_bytes_per_step or 0)
+    assert once.split is not None
+    assert twice.split is not None
+    assert twice.split.codec_s == pytest.approx(2 * once.split.codec_s)
+    assert twice.split.compute_s == pytest.approx(2 * once.split.compute_s - pipeline.update_ns / 1e9)

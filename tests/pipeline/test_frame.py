@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import TransportError
 from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
+from testbed.records import Phase
 
 TOKEN = bytes(range(16))
 words = st.integers(0, 2**32 - 1)
-keys = st.builds(Key, st.sampled_from(["train", "evaluation"]), words, st.sampled_from(["forward", "backward"]), words)
+keys = st.builds(Key, st.sampled_from(get_args(Phase)), words, st.sampled_from(["forward", "backward"]), words)
 headers = st.builds(Header, keys, st.integers(0, 10**6), st.integers(0, 2**63), words)
 
 

@@ -5,29 +5,35 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import TransportError
-from testbed.pipeline.gather import Gather, global_norm, make_sockets
+from testbed.pipeline.gather import Gather, Met, global_norm, make_sockets
 
 
-def exchange_all(parts: list[list[float]]) -> list[list[float]]:
-    results: list[list[float]] = [[] for _ in parts]
-    ends = [Gather(stage, sockets, 10) for stage, sockets in enumerate(make_sockets(len(parts)))]
-
-    def work(stage: int) -> None:
-        results[stage] = ends[stage].exchange(parts[stage])
-
-    threads = [threading.Thread(target=work, args=(stage,)) for stage in range(len(parts))]
+def together(stages: int, work: Callable[[Gather, int], None]) -> None:
+    """Let every stage do it, in a thread of its own."""
+    ends = [Gather(stage, sockets, 10) for stage, sockets in enumerate(make_sockets(stages))]
+    threads = [threading.Thread(target=work, args=(end, stage)) for stage, end in enumerate(ends)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for end in ends:
         end.close()
+
+
+def exchange_all(parts: list[list[float]]) -> list[list[float]]:
+    results: list[list[float]] = [[] for _ in parts]
+
+    def work(end: Gather, stage: int) -> None:
+        results[stage] = end.exchange(parts[stage])
+
+    together(len(parts), work)
     return results
 
 
@@ -40,6 +46,25 @@ def test_every_stage_gets_all_values_in_order(stages: int) -> None:
 
 def test_empty_exchange_is_a_barrier() -> None:
     assert exchange_all([[], [], []]) == [[], [], []]
+
+
+@pytest.mark.parametrize("asked", [None, 0, 2])
+def test_all_stages_know_the_same_when_they_have_met(asked: int | None) -> None:
+    found: list[Met] = []
+
+    def tell(end: Gather, stage: int) -> None:
+        found.append(
+            end.meet(
+                100 + stage,
+                left_ns=90 - stage,
+                asked=stage == asked,
+                loss=2.5 if stage == 2 else None,
+                squares=[float(stage)] * stage,
+            )
+        )
+
+    together(3, tell)
+    assert found == [Met(line_ns=102, left_ns=90, asked=asked is not None, loss=2.5, norm=math.sqrt(1 + 2 + 2))] * 3
 
 
 @given(st.lists(st.floats(0, 1e12), max_size=20), st.randoms(use_true_random=False))

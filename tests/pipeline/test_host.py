@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+import resource
 import select
 import signal
 import socket
@@ -25,7 +27,7 @@ from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 60.0
@@ -39,7 +41,7 @@ def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str =
         profiles=(load_profile("datacenter"),),
         topology="star",
         engine="relay",
-        compute="measured",
+        compute=Measured(),
         workload=WorkloadSpec(
             family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
         ),
@@ -154,6 +156,7 @@ def wait_for_step(host: Host) -> None:
 # ------------------------------------------------------------------ training
 UNSPLIT = """
 import sys, numpy as np, torch
+from testbed.spec import WorkloadSpec
 from testbed.workloads.data import Data
 from testbed.workloads.gpt2 import configuration
 from testbed.workloads.table import SIZES
@@ -164,7 +167,10 @@ torch.use_deterministic_algorithms(True)
 torch.manual_seed(3)
 model = GPT2LMHeadModel(configuration(SIZES["gpt2-nano"]))
 adamw = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
-data = Data(np.load(sys.argv[1]), 16, 4, 3)
+spec = WorkloadSpec(
+    family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
+)
+data = Data(np.load(sys.argv[1]), spec, 3)
 for step in range(int(sys.argv[2])):
     losses = []
     for m in range(2):
@@ -247,11 +253,65 @@ def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(shared: list
     os.kill(victim, signal.SIGKILL)
     heard = finish(started)
     assert heard[1][-1].error == "StageError"
-    assert heard[1][-1].message == "the process of stage 1 was killed by SIGKILL"
+    assert re.fullmatch(r"the process of stage 1 was killed by SIGKILL after \d+ recorded steps", heard[1][-1].message)
     assert [heard[stage][-1].error for stage in (0, 2)] == ["TransportError"] * 2
     (tmp_path / "again").mkdir()
     start(started, jobs_of(a_cell(3), tmp_path / "again", tokens))
     assert [said[-1] for said in finish(started)] == [Done()] * 3
+
+
+def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    started = shared[:3]
+    started[0].finish()  # no job runs: nothing happens
+    start(started, jobs_of(a_cell(3, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(started[2])
+    started[1].finish()
+    heard = finish(started)
+    assert [said[-1] for said in heard] == [Done(ended="asked")] * 3
+    written = [[(record.phase, record.step) for record in read(tmp_path, stage)] for stage in range(3)]
+    assert written[0] == written[1] == written[2] == [("train", step) for step in range(len(written[0]))]
+    assert 0 < len(written[0]) < 100_000
+
+
+def test_a_paced_stage_says_how_it_was_scheduled(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    compute = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")
+    cell = a_cell(2).model_copy(update={"compute": compute})
+    start(shared[:2], jobs_of(cell, tmp_path, tokens))
+    assert [said[-1] for said in finish(shared[:2])] == [Done()] * 2
+    for stage in range(2):
+        assert re.match(f"stage {stage} works with SCHED_(RR|OTHER)", (tmp_path / f"stage-{stage}.log").read_text())
+    policies = []
+    for host in shared[:2]:
+        (tmp_path / f"{host.name}").mkdir()
+        start([host], jobs_of(a_cell(1), tmp_path / f"{host.name}", tokens))
+        policies.append(os.sched_getscheduler(host.process.pid))
+        assert finish([host])[0][-1] == Done()
+    assert policies == [os.SCHED_OTHER] * 2, "a job that is not paced runs as usual again"
+
+
+def test_a_stage_without_memory_says_what_to_try(own: Host, tmp_path: Path) -> None:
+    status = Path(f"/proc/{own.process.pid}/status").read_text()
+    has = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmSize"))
+    resource.prlimit(own.process.pid, resource.RLIMIT_AS, (has + (300 << 20), has + (300 << 20)))
+    workload = a_cell(1).workload.model_copy(update={"sequence_length": 128, "batch_size": 64})
+    np.save(tmp_path / "long.npy", np.zeros(400_000, np.uint16))
+    start([own], jobs_of(a_cell(1).model_copy(update={"workload": workload}), tmp_path, tmp_path / "long.npy"))
+    failed = finish([own])[0][-1]
+    assert failed.error == "StageError"
+    assert failed.message.startswith("stage 0: out of memory at train step 0 (")
+    for advice in ("smaller micro-batches", "pipeline.recompute = true", "fewer stages on this machine"):
+        assert advice in failed.message
+    assert children(own.process.pid) == []
+
+
+def test_a_training_that_diverges_says_what_to_try(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+    wild = a_cell(2).optimiser.model_copy(update={"learning_rate": 1e30})
+    start(shared[:2], jobs_of(a_cell(2, steps=20).model_copy(update={"optimiser": wild}), tmp_path, tokens))
+    heard = finish(shared[:2])
+    failed = [said[-1] for said in heard if said[-1].error == "StageError"]
+    assert failed
+    assert re.search(r"the (loss|gradient norm) is (nan|inf) at train step \d+.*lower optimiser.learning_rate", failed[0].message)
+    assert [children(host.process.pid) for host in shared[:2]] == [[], []]
 
 
 def test_stop_kills_the_job_and_not_the_host(shared: list[Host], tokens: Path, tmp_path: Path) -> None:

@@ -76,6 +76,24 @@ def test_depth_of_1f1b_falls_from_in_flight_to_one(stages: int, microbatches: in
     assert [at(stage, stages) for stage in range(stages)] == [min(microbatches, stages - stage) for stage in range(stages)]
 
 
+@given(names, st.integers(1, 6), small, small, st.integers(1, 4), st.integers(0, 5))
+def test_accumulation_repeats_the_schedule(
+    name: Name, stages: int, microbatches: int, in_flight: int, accumulation: int, latency: int
+) -> None:
+    once = all_stages(name, stages, microbatches, in_flight)
+    again = [
+        actions(name, stage=s, stages=stages, microbatches=microbatches, in_flight=in_flight, accumulation=accumulation)
+        for s in range(stages)
+    ]
+    for one, many in zip(once, again, strict=True):
+        passes = [many[n * len(one) : (n + 1) * len(one)] for n in range(accumulation)]
+        assert len(many) == accumulation * len(one)
+        for turn, found in enumerate(passes):
+            assert found == tuple(Action(kind, m + turn * microbatches) for kind, m in one)
+    # The first stage ends a pass last, so passes do not overlap.
+    assert simulate(again, latency=latency) == accumulation * simulate(once, latency=latency)
+
+
 @given(names, small, small, small, st.integers(0, 5))
 def test_no_deadlock(name: Name, stages: int, microbatches: int, in_flight: int, latency: int) -> None:
     simulate(all_stages(name, stages, microbatches, in_flight), latency=latency)

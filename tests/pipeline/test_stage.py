@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from testbed.codecs.base import Codec, Context, Slot
 from testbed.errors import StageError, TestbedError, TransportError
 from testbed.pipeline.boundary import Boundary
-from testbed.pipeline.control import Evaluated, Step
+from testbed.pipeline.control import Ended, Evaluated, Step
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather, make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.pipeline.optimise import learning_rate
+from testbed.pipeline.pacing import watch_for
+from testbed.pipeline.recorder import Recorder
 from testbed.pipeline.stage import Stage
 from testbed.pipeline.transport import Connection
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
 
 TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 
@@ -36,7 +39,7 @@ def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: 
         profiles=(load_profile("datacenter"),),
         topology="star",
         engine="relay",
-        compute="measured",
+        compute=Measured(),
         workload=WorkloadSpec(
             family="gpt2", model="toy", text="none", sequence_length=LENGTH, batch_size=BATCH, validation_batches=2
         ),
@@ -58,6 +61,10 @@ class Toy(nn.Module):
         self.embed = embed if stage == 0 else None
         self.layers = nn.ModuleList(layers[stage * 6 // stages : (stage + 1) * 6 // stages])
         self.head = head if stage == stages - 1 else None
+        self.drawn: list[tuple[bool, int, int]] = []
+
+    def draw(self, step: int, microbatch: int) -> None:
+        self.drawn.append((torch.is_grad_enabled(), step, microbatch))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.embed(inputs) if self.embed is not None else inputs
@@ -103,6 +110,8 @@ class Result(NamedTuple):
     told: list[Step | Evaluated]
     parameters: list[Tensor]
     errors: list[BaseException | None]
+    ended: list[Ended | None]
+    models: list[Toy]
 
     def losses(self, phase: str = "train") -> list[float | None]:
         return [r.loss for r in self.records[-1] if r.phase == phase]
@@ -122,13 +131,19 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         return one, listener.accept()[0]
 
 
-def train(cell: Cell, make: Callable[[Context], Codec] = Plain, data: Callable[[int], Any] = lambda stage: ToyData()) -> Result:
+def train(
+    cell: Cell,
+    make: Callable[[Context], Codec] = Plain,
+    data: Callable[[int], Any] = lambda stage: ToyData(),
+    asked: Callable[[int], bool] = lambda stage: False,
+) -> Result:
     """Run every stage of a cell in a thread of its own, connected over loopback."""
     stages = cell.pipeline.stages
     told: list[Step | Evaluated] = []
     models = [Toy(stage, stages) for stage in range(stages)]
     outputs = [io.StringIO() for _ in range(stages)]
     errors: list[BaseException | None] = [None] * stages
+    ended: list[Ended | None] = [None] * stages
     all_jobs = jobs(
         cell,
         addresses=("127.0.0.1",) * stages,
@@ -163,19 +178,20 @@ def train(cell: Cell, make: Callable[[Context], Codec] = Plain, data: Callable[[
                 stack.callback(gather.close)
                 upstream = boundary(stack, job, "upstream", links[s - 1][1]) if s > 0 else None
                 downstream = boundary(stack, job, "downstream", links[s][0]) if s < stages - 1 else None
-                Stage(
+                ports = [end for end in (upstream, downstream) if end is not None]
+                ended[s] = Stage(
                     job,
                     model=models[s],
                     data=data(s),
                     upstream=upstream,
                     downstream=downstream,
                     gather=gather,
-                    counters=None,
-                    report=told.append,
-                ).run(outputs[s])
-                for end in (upstream, downstream):
-                    if end is not None:
-                        end.connection.close(20)
+                    recorder=Recorder(job, outputs[s], ports=ports, counters=None, report=told.append),
+                    watch=watch_for(job.compute, s),
+                    asked=lambda: asked(s),
+                ).run()
+                for end in ports:
+                    end.connection.close(20)
         except TestbedError as error:
             errors[s] = error
 
@@ -185,7 +201,7 @@ def train(cell: Cell, make: Callable[[Context], Codec] = Plain, data: Callable[[
     for thread in threads:
         thread.join()
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    return Result(records, told, [p for model in models for p in model.parameters()], errors)
+    return Result(records, told, [p for model in models for p in model.parameters()], errors, ended, models)
 
 
 def reference(cell: Cell) -> tuple[list[float], list[Tensor]]:
@@ -272,6 +288,45 @@ def test_what_is_computed_again_is_the_same(stages: int) -> None:
     assert passes == len(forwards) - passes + trained  # each of them was one pass more
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_accumulation_does_not_touch_the_numbers(schedule: str) -> None:
+    found = []
+    for microbatches, accumulation in ((8, 1), (4, 2), (2, 4)):
+        cell = a_cell(3, schedule)
+        changed = cell.pipeline.model_copy(update={"microbatches": microbatches, "accumulation": accumulation})
+        found.append(train(cell.model_copy(update={"pipeline": changed})))
+    assert [result.errors for result in found] == [[None] * 3] * 3
+    for other in found[1:]:
+        assert other.losses() == found[0].losses()
+        assert other.losses("evaluation") == found[0].losses("evaluation")
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters, found[0].parameters, strict=True))
+    assert [len(trained(result, 1, 0).actions) for result in found] == [16] * 3
+
+
+def test_random_draws_are_keyed_before_every_training_forward_and_never_in_an_evaluation() -> None:
+    for recompute in (False, True):
+        cell = a_cell(2, steps=2)
+        cell = cell.model_copy(update={"pipeline": cell.pipeline.model_copy(update={"recompute": recompute})})
+        for model in train(cell).models:
+            keys = [list(key) for key in itertools.product(range(2), range(MICROBATCHES))]
+            with_graph, without = ([key for graph, *key in model.drawn if graph == wanted] for wanted in (True, False))
+            assert sorted(with_graph) == keys
+            assert sorted(without) == (keys if recompute else [])
+
+
+def test_the_learning_rate_is_recorded_and_applied() -> None:
+    cell = a_cell(2)
+    spec = cell.optimiser.model_copy(update={"learning_rate_warmup": 2, "learning_rate_decay": "cosine"})
+    changed = train(cell.model_copy(update={"optimiser": spec}))
+    for records in changed.records:
+        rates = [record.learning_rate for record in records if record.phase == "train"]
+        assert rates == [learning_rate(spec, step, 6) for step in range(6)]
+        assert all(record.learning_rate is None for record in records if record.phase != "train")
+    constant = train(cell)
+    assert changed.losses()[0] == constant.losses()[0]
+    assert changed.losses()[1:] != constant.losses()[1:]
+
+
 def test_clipping_is_active_in_these_tests() -> None:
     cell = a_cell(1)
     assert any((r.gradient_norm or 0) > cell.optimiser.clip_norm for r in train(cell).records[0])
@@ -285,6 +340,87 @@ def test_evaluations_come_when_asked_and_at_the_end() -> None:
     assert phases(0, 2) == [("train", 0), ("train", 1), ("evaluation", 2)]
     assert phases(2, 3) == [("train", 0), ("train", 1), ("evaluation", 2), ("train", 2), ("evaluation", 3)]
     assert phases(1, 2) == [("train", 0), ("evaluation", 1), ("train", 1), ("evaluation", 2)]
+
+
+class Coarse(Plain):
+    """A codec that loses much, and is told of every slot."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def encode(self, tensor: Tensor, slot: Slot) -> bytes:
+        self.seen.add(slot.phase)
+        return super().encode(tensor.round(decimals=0), slot)
+
+    def decode(self, payload: Any, slot: Slot) -> Tensor:
+        self.seen.add(slot.phase)
+        return super().decode(payload, slot)
+
+
+def test_an_evaluation_without_the_codec_is_one_and_leaves_the_training_alone() -> None:
+    both, once = (train(a_cell(3, steps=4, evaluate_uncompressed=asked), Coarse) for asked in (True, False))
+    expected = [("train", 0), ("train", 1), ("evaluation", 2), ("uncompressed", 2)]
+    expected += [("train", 2), ("train", 3), ("evaluation", 4), ("uncompressed", 4)]
+    assert [[(r.phase, r.step) for r in records] for records in both.records] == [expected] * 3
+    assert Coarse.seen == {"train", "evaluation"}
+    assert both.losses() == once.losses()
+    assert both.losses("evaluation") == once.losses("evaluation")
+    assert both.losses("uncompressed") != both.losses("evaluation")
+    plain = train(a_cell(3, steps=4, evaluate_uncompressed=True))
+    assert plain.losses("uncompressed") == plain.losses("evaluation")
+    told = [(m.phase, m.step) for m in both.told if isinstance(m, Evaluated)]
+    assert told == [("evaluation", 2), ("uncompressed", 2), ("evaluation", 4), ("uncompressed", 4)]
+
+
+# ------------------------------------------------------------------ why training ends
+def phases_of(result: Result) -> list[list[tuple[str, int]]]:
+    return [[(record.phase, record.step) for record in records] for records in result.records]
+
+
+def test_a_target_ends_training_with_the_first_evaluation_that_reaches_it() -> None:
+    losses = [loss for loss in train(a_cell(2, evaluate_every=1)).losses("evaluation") if loss is not None]
+    target = losses[2]
+    assert target < min(losses[:2]), "the toy is expected to learn"
+    result = train(a_cell(2, evaluate_every=1, target_loss=target))
+    assert result.ended == ["target"] * 2
+    assert result.losses("evaluation") == losses[:3]
+    assert train(a_cell(2, evaluate_every=1, target_loss=losses[-1] / 2)).ended == ["steps"] * 2
+
+
+def test_a_budget_ends_training_and_is_followed_by_an_evaluation() -> None:
+    result = train(a_cell(3, steps=100_000, evaluate_every=0, budget_s=0.2))
+    assert result.ended == ["budget"] * 3
+    one, two, three = phases_of(result)
+    steps = len(one) - 1
+    assert one == two == three == [*(("train", step) for step in range(steps)), ("evaluation", steps)]
+    lines = [max(trained(result, stage, step).optimiser_start_ns or 0 for stage in range(3)) for step in range(steps)]
+    begin = max(records[0].start_ns for records in result.records)
+    assert lines[-1] - begin >= 0.2e9 - 5e6, "the first step begins a moment before the first record"
+    assert steps < 2 or lines[-2] - begin < 0.2e9
+
+
+def test_a_budget_is_in_the_emulated_device_s_time() -> None:
+    def steps(dilation: int) -> int:
+        compute = Paced(forward_ns=(2_500_000,), backward_ns=(5_000_000,), update_ns=0, source="stated", dilation=dilation)
+        cell = a_cell(1, steps=1000, evaluate_every=1, budget_s=0.29)
+        return len([0 for phase, _ in phases_of(train(cell.model_copy(update={"compute": compute})))[0] if phase == "train"])
+
+    assert steps(1) == steps(3) == 10  # 4 micro-batches of 7.5 ms each; evaluations are left out
+
+
+@pytest.mark.parametrize("told", [0, 1, 2])
+def test_one_stage_that_is_asked_to_finish_is_enough(told: int) -> None:
+    count = itertools.count()
+    result = train(a_cell(3, steps=100_000, evaluate_every=0), asked=lambda stage: stage == told and next(count) == 3)
+    assert result.ended == ["asked"] * 3
+    assert phases_of(result) == [[("train", step) for step in range(4)]] * 3
+
+
+def test_finishing_in_an_evaluation_ends_with_it() -> None:
+    count = itertools.count()
+    cell = a_cell(2, evaluate_every=2, evaluate_uncompressed=True)
+    result = train(cell, asked=lambda stage: stage == 0 and next(count) == 2)
+    assert result.ended == ["asked"] * 2
+    assert phases_of(result) == [[("train", 0), ("train", 1), ("evaluation", 2)]] * 2
 
 
 def test_records_hold_together() -> None:
@@ -386,4 +522,4 @@ def test_a_gradient_that_is_no_number_stops_every_stage() -> None:
             return tensor * float("inf") if slot.step == 3 and self.context.direction == "backward" else tensor
 
     result = train(a_cell(2, evaluate_every=0), Poison)
-    assert all(isinstance(error, StageError) and "at step 3" in str(error) for error in result.errors)
+    assert all(isinstance(error, StageError) and "at train step 3" in str(error) for error in result.errors)

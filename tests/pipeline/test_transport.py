@@ -186,6 +186,26 @@ def test_bytes_that_are_no_frame_of_this_run(wire: tuple[socket.socket, Connecti
         late.take(key(0), SOON_S)
 
 
+def test_a_frame_is_kept_back_until_its_moment_and_others_behind_it(pair: tuple[Connection, Connection]) -> None:
+    one, other = pair
+    moment_ns = time.monotonic_ns() + 50_000_000
+    assert one.send(key(0), b"early", moment_ns) == moment_ns
+    one.send(key(1), b"late")
+    arrivals = [other.take(key(m), SOON_S) for m in (0, 1)]
+    assert [bytes(arrival.payload) for arrival in arrivals] == [b"early", b"late"]
+    assert moment_ns <= arrivals[0].first_byte_ns <= arrivals[0].last_byte_ns <= arrivals[1].last_byte_ns
+    assert one.departures(SOON_S)[0].queued_ns == moment_ns
+    close_both(one, other)
+
+
+def test_a_frame_that_is_kept_back_does_not_hold_up_the_end(pair: tuple[Connection, Connection]) -> None:
+    one, _ = pair
+    one.send(key(0), b"in an hour", time.monotonic_ns() + 3600 * 10**9)
+    began = time.monotonic()
+    one.abort()
+    assert time.monotonic() - began < SOON_S
+
+
 @pytest.mark.parametrize("cut", [1, HEADER_BYTES, HEADER_BYTES + 1])
 def test_a_peer_that_dies_inside_a_frame(wire: tuple[socket.socket, Connection], cut: int) -> None:
     bare, late = wire

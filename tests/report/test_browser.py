@@ -12,7 +12,7 @@ from testbed.report import build
 
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0", "--window-size=1200,3000",
+    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0", "--window-size=1200,4500",
 )  # fmt: skip
 
 
@@ -30,8 +30,8 @@ def test_the_page_renders_without_a_word_on_the_console(experiment: Path, tmp_pa
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert said == []
     pixels = imread(picture)
-    assert pixels.shape[:2] == (3000, 1200)
-    for part in (pixels[:1000], pixels[1000:2000], pixels[2000:]):
+    assert pixels.shape[:2] == (4500, 1200)
+    for part in (pixels[:1500], pixels[1500:3000], pixels[3000:]):
         assert part[..., :3].std() > 0.02
     colours = {tuple(int(255 * v + 0.5) for v in pixel) for pixel in pixels[::3, ::3, :3].reshape(-1, 3)}
     assert (0x00, 0x72, 0xB2) in colours, "no bar in bf16's colour"

@@ -133,10 +133,54 @@ def test_an_unknown_experiment_suggests_the_nearest() -> None:
         plan.load_experiment("defualt")
 
 
-def test_an_unknown_table_in_an_experiment_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("[axes]", "[axis]", "there is no key 'axis' (did you mean 'axes'?)"),
+        ("[cell.training]", "[cell.trainin]", "there is no key 'trainin' (did you mean 'training'?)"),
+        ("seed = 0", "sed = 0", "there is no key 'training.sed' (did you mean 'training.seed'?)"),
+        ("[axes]", '[axes]\n"pipeline.stage" = [2]', "there is no key 'pipeline.stage' (did you mean 'pipeline.stages'?)"),
+        ("[axes]", "[axes]\nseed = 3", "axes.seed: Input should be a valid list"),
+        ("[axes]", "[axes]\ntopology = []", "axis topology must be a list with at least one value"),
+        ("[axes]", "[[exclude]]\ncodex = 1\n[axes]", "did you mean 'codec'?"),
+        ("[axes]", "[[only]]\ntraining.step = 1\n[axes]", "did you mean 'training.steps'?"),
+        ("[axes]", "[[variants]]\ntraining.step = 1\n[axes]", "there is no key 'training.step' (did you mean 'training.steps'?)"),
+        ("[axes]", "[tune]\nfeld = 1\n[axes]", "there is no key 'tune.feld' (did you mean 'tune.field'?)"),
+        ("[quick.axes]", "[quick.axis]", "there is no key of [quick]"),
+        ("[cell]", "repeat = 2\n[cell]", "there is no key 'repeat' (did you mean 'repeats'?)"),
+        ("[cell]", 'order = "shuffled"\n[cell]', "order: Input should be 'grouped' or 'interleaved', found 'shuffled'"),
+        ("[cell]", "repeats = 0\n[cell]", "repeats: Input should be greater than or equal to 1, found 0"),
+        ("[cell]", "repeats = true\n[cell]", "repeats: Input should be a valid integer, found True"),
+        ('compute.mode = "measured"', "", "compute is not stated"),
+        ('compute.mode = "measured"', 'compute = "fast"', "compute: "),
+        ('compute.mode = "measured"', 'compute.mode = "paced"\ncompute.device = "t5"', "did you mean 't4'?"),
+    ],
+)
+def test_a_slip_in_an_experiment_file_is_one_message(tmp_path: Path, before: str, after: str, message: str) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     text = (plan.experiment_files()["default"]).read_text(encoding="utf8")
-    (folder / "sweep.toml").write_text(text.replace("[axes]", "[axis]"), encoding="utf8")
-    with pytest.raises(SpecError, match=r"there is no key 'axis' \(did you mean 'axes'\?\)"):
-        plan.load_experiment(str(folder / "sweep.toml"))
+    assert before in text
+    (folder / "sweep.toml").write_text(text.replace(before, after, 1), encoding="utf8")
+    with pytest.raises(UserError) as caught:
+        plan.cells(plan.load_experiment(str(folder / "sweep.toml")), "relay", quick=True)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_any_field_may_be_an_axis(default: plan.Experiment) -> None:
+    axes = {"compute.dilation": [1, 2], "pipeline.accumulation": [1, 2], "profile": ["cable"], "codec": ["int8"]}
+    paced = {**default.cell, "compute": {"mode": "paced", "forward": "20ms", "backward": ["40ms", "40ms", "50ms"]}}
+    cells = plan.cells(default.model_copy(update={"axes": axes, "cell": paced}), "relay")
+    assert [(c.compute.dilation, c.pipeline.accumulation) for c in cells] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert {c.network for c in cells} == {"cable"}
+    assert cells[0].links[0].up.rate_bps == 2 * cells[2].links[0].up.rate_bps  # type: ignore[union-attr]
+
+
+def test_quick_may_ask_for_other_repeats(default: plan.Experiment) -> None:
+    short = default.model_copy(update={"quick": {**default.quick, "repeats": 2}})
+    assert plan.chosen(short, plan.Choice(quick=True)).repeats == 2
+    assert plan.chosen(short, plan.Choice(quick=True, repeats=5)).repeats == 5
+    assert plan.chosen(short, plan.Choice()).repeats == 1
+    with pytest.raises(UserError, match="repeats"):
+        plan.chosen(short, plan.Choice(repeats=0))

@@ -3,97 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-import sys
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from commands import SMALL, Command
 
 from testbed import results
 from testbed.net.capabilities import resolve_engine
-from testbed.records import Summary
 from testbed.results import Run
-
-_SMALL = ["workload.model=gpt2-nano", "workload.sequence_length=32", "workload.batch_size=8", "workload.validation_batches=1"]
-
-
-class Command:
-    """`python -m testbed ...` in a folder of its own; every process that it starts carries a mark in its environment."""
-
-    def __init__(self, folder: Path, engine: str) -> None:
-        self.folder, self.engine, self.mark = folder, engine, f"TESTBED_TEST_MARK={uuid.uuid4().hex}"
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        name, _, value = self.mark.partition("=")
-        return subprocess.Popen(
-            [sys.executable, "-m", "testbed", *arguments],
-            cwd=self.folder,
-            env={**os.environ, name: value, "PYTHONPATH": os.pathsep.join([str(self.folder), *sys.path[:1]])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            # A shell starts background jobs with SIGINT ignored, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-
-    def cell(self, *fields: str, steps: int, codec: str = "fp32", profile: str = "datacenter") -> list[str]:
-        sets = [
-            part
-            for field in (*_SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
-            for part in ("--set", field)
-        ]
-        return ["run", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
-
-    def finish(self, *arguments: str, status: int = 0) -> str:
-        process = self.start(*arguments)
-        output, _ = process.communicate(timeout=170)
-        assert process.returncode == status, output
-        assert self.left() == {}
-        return output
-
-    def left(self) -> dict[int, str]:
-        """Processes that carry the mark, with their command lines."""
-        found = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (process / "environ").read_bytes():
-                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
-
-    def runs(self) -> list[Run]:
-        return sorted(results.runs(self.folder / "results" / "run"), key=lambda run: run.folder.stat().st_ctime)
-
-    def last(self) -> tuple[Run, Summary]:
-        run = self.runs()[-1]
-        summary = run.summary
-        assert summary is not None
-        return run, summary
-
-
-def _outside() -> tuple[object, ...]:
-    """What a lab could leave behind in the machine."""
-    devices = sorted(path.name for path in Path("/sys/class/net").iterdir())
-    named = sorted(path.name for path in Path("/run/netns").glob("*"))
-    return devices, named, Path("/proc/self/mountinfo").read_text(encoding="utf8")
-
-
-@pytest.fixture
-def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
-    engine = "netem" if request.node.get_closest_marker("netem") else "relay"
-    before = _outside()
-    command = Command(tmp_path, engine)
-    yield command
-    for pid in command.left():  # of a test that failed: the next one must not suffer
-        os.kill(pid, signal.SIGKILL)
-    assert _outside() == before
+from testbed.sweep.interrupt import MESSAGE
 
 
 def _losses(run: Run) -> list[float | None]:
@@ -253,10 +176,10 @@ def test_a_strangers_codec_runs_and_a_broken_one_fails_with_its_reason(command: 
     assert command.last()[1].steps == 2
 
 
-def _wait_for_steps(command: Command, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+def _wait_for_steps(command: Command, process: subprocess.Popen[str], folder: Path | None = None) -> None:
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
-        if any(run.steps(0) for run in results.runs(command.folder / "results" / "run")):
+        if any(run.steps(0) for run in results.runs(folder or command.folder / "results" / "run")):
             return
         time.sleep(0.05)
     pytest.fail(f"no step was done: {process.communicate()[0] if process.poll() is not None else 'still running'}")
@@ -281,17 +204,40 @@ def test_a_killed_controller_leaves_nothing(command: Command) -> None:
 
 
 @pytest.mark.root
-def test_ctrl_c_tidies_up_and_says_how_to_go_on(command: Command) -> None:
+def test_ctrl_c_once_finishes_the_step_certifies_and_says_how_to_go_on(command: Command) -> None:
     process = command.start(*command.cell(steps=500, profile="consumer-80mbps"))
     _wait_for_steps(command, process)
     os.kill(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
+    assert MESSAGE in output
     assert "goes on with what is missing" in output
     assert "Traceback" not in output
     assert _wait_until_nothing_is_left(command) < 2
-    assert command.last()[1].status == "interrupted"
-    assert sum(len(sample.sockets) > 0 for sample in command.last()[0].samples()) >= 2
+    run, summary = command.last()
+    assert summary.status == "interrupted"
+    assert summary.ended is None
+    assert [len(run.steps(stage)) for stage in range(3)] == [summary.steps] * 3  # all stages ended with the same step
+    assert 1 <= summary.steps < 500
+    assert run.certificates.after is not None
+    assert sum(len(sample.sockets) > 0 for sample in run.samples()) >= 2
+
+
+@pytest.mark.root
+def test_ctrl_c_twice_ends_it_at_once(command: Command) -> None:
+    process = command.start(*command.cell("workload.batch_size=64", steps=500, profile="consumer-80mbps"))
+    _wait_for_steps(command, process)
+    os.kill(process.pid, signal.SIGINT)
+    time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output
+    assert MESSAGE in output
+    assert "Traceback" not in output
+    assert _wait_until_nothing_is_left(command) < 2
+    run, summary = command.last()
+    assert summary.status == "interrupted"
+    assert run.certificates.after is None
 
 
 @pytest.mark.root
@@ -311,7 +257,7 @@ def test_a_killed_stage_fails_the_run_and_is_named(command: Command) -> None:
 def test_a_sweep_goes_on_past_a_failed_cell_and_the_next_one_does_only_what_is_missing(command: Command) -> None:
     (command.folder / "mycodecs.py").write_text(_OWN_CODECS, encoding="utf8")
     sets = [
-        *_SMALL,
+        *SMALL,
         "training.steps=4",
         "training.warmup_steps=1",
         "profile=datacenter",
@@ -331,3 +277,79 @@ def test_a_sweep_goes_on_past_a_failed_cell_and_the_next_one_does_only_what_is_m
         ("myco", 1),
         ("myco", 2),
     ]
+
+
+def _small_sweep(command: Command, *fields: str) -> list[str]:
+    sets = [*SMALL, "training.steps=6", "training.warmup_steps=1", "training.evaluate_every=3", "pipeline.stages=2", *fields]
+    return ["sweep", "--engine", command.engine, *(part for field in sets for part in ("--set", field))]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_repeated_sweep_has_the_same_losses_bit_for_bit(command: Command) -> None:
+    """The quick form of the default experiment: two networks, two codecs, each cell twice."""
+    flags = ["--quick", "--engine", command.engine, "--repeats", "2", "--only", "codec=fp32", "--only", "codec=delta-int8"]
+    process = command.start("sweep", *flags)
+    output, _ = process.communicate(timeout=580)
+    assert process.returncode == 0, output
+    folder = command.folder / "results" / "default"
+    cells = results.last_sweep(folder).cells
+    assert len(cells) == 4
+    curves: dict[str, list[float | None]] = {}
+    for cell_id in cells:
+        first, second = results.finished_runs(folder, cell_id)
+        assert _losses(first) == _losses(second)
+        assert None not in _losses(first)
+        curves.setdefault(first.cell.codec, _losses(first))
+        assert _losses(first) == curves[first.cell.codec]  # nor does the network change them
+    assert curves["fp32"] != curves["delta-int8"]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_repeats_interleave_and_what_was_interrupted_is_made_again(command: Command) -> None:
+    text = (
+        'question = "?"\nengine = "auto"\norder = "interleaved"\nrepeats = 2\n'
+        + (command.shipped / "default" / "sweep.toml").read_text(encoding="utf8").split("\n", 2)[2]
+    )
+    (command.folder / "sweep.toml").write_text(text, encoding="utf8")
+    sweep = _small_sweep(command, 'codec=["fp32", "int8"]', "profile=datacenter", "training.steps=40")
+    process = command.start("sweep", "sweep.toml", *sweep[1:])
+    folder = command.folder / "results" / command.folder.name
+    _wait_for_steps(command, process, folder)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    output = command.finish("sweep", "sweep.toml", *sweep[1:])
+    order = re.findall(r"^\[\d/4\] ([\w-]+) on", output, re.MULTILINE)
+    assert len(order) == 4  # the one that was interrupted is among them
+    assert set(order[:2]) == set(order[2:]) == {"fp32", "int8"}
+    assert all(len(results.finished_runs(folder, cell_id)) == 2 for cell_id in results.last_sweep(folder).cells)
+    assert results.last_sweep(folder).order == "interleaved"
+    assert "2 of 2 cells are finished already" in command.finish("sweep", "sweep.toml", *sweep[1:])
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_learning_rate_is_chosen_before_the_sweep(command: Command) -> None:
+    tune = '[tune]\nfield = "optimiser.learning_rate"\nvalues = [1e-9, 3e-3]\nsteps = 20\nseeds = [0]\nover = "datacenter"\n'
+    text = (command.shipped / "default" / "sweep.toml").read_text(encoding="utf8")
+    (command.folder / "sweep.toml").write_text(f"{text}\n{tune}", encoding="utf8")
+    flags = ["sweep.toml", *_small_sweep(command, 'codec=["fp32", "int8"]', "profile=consumer-80mbps")[1:]]
+    before = command.finish("plan", *flags)
+    assert "2 arms x 2 values x 1 seeds = 4 runs of 20 steps" in before
+    assert "as chosen after tuning" in before
+    output = command.finish("sweep", *flags)
+    assert "tuned: fp32: optimiser.learning_rate = 0.003" in output
+    folder = command.folder / "results" / command.folder.name
+    cells = [results.finished_runs(folder, cell_id)[0].cell for cell_id in results.last_sweep(folder).cells]
+    assert [(cell.codec, cell.optimiser.learning_rate, cell.network) for cell in cells] == [
+        ("fp32", 3e-3, "consumer-80mbps"),
+        ("int8", 3e-3, "consumer-80mbps"),
+    ]
+    after = command.finish("plan", *flags)
+    assert "tuned: int8" in after
+    assert "0 runs to make" in after

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
+from testbed.spec import WorkloadSpec
 from testbed.workloads import table, windows
 from testbed.workloads.data import Data
 
 TOKENS = np.arange(60_000, dtype=np.uint16)  # a token's value is its place
+
+
+def served(length: int, batch_size: int, seed: int = 0, *, tokens: int = len(TOKENS), **changes: Any) -> Data:
+    spec = WorkloadSpec(
+        family="gpt2",
+        model="gpt2-nano",
+        text="bundled",
+        sequence_length=length,
+        batch_size=batch_size,
+        validation_batches=1,
+        **changes,
+    )
+    return Data(TOKENS[:tokens], spec, seed)
+
+
+def epoch(data: Data, number: int) -> list[int]:
+    """The ids that it reads, in order."""
+    steps = range(number * data.batches_per_epoch, (number + 1) * data.batches_per_epoch)
+    return [sample for step in steps for sample in data.train(step, 0, 1).samples]
 
 
 @given(tokens=st.integers(0, 300_000), length=st.integers(1, 2000))
@@ -52,7 +73,7 @@ def test_shuffled_is_a_permutation_of_its_own(count: int, purpose: str) -> None:
 
 
 def test_targets_are_the_inputs_one_later() -> None:
-    batch = Data(TOKENS, 32, 8, 0).train(0, 0, 1)
+    batch = served(32, 8, 0).train(0, 0, 1)
     assert batch.inputs.shape == batch.targets.shape == (8, 32)
     assert batch.inputs.dtype == batch.targets.dtype == torch.int64
     assert torch.equal(batch.targets, batch.inputs + 1)
@@ -60,20 +81,55 @@ def test_targets_are_the_inputs_one_later() -> None:
 
 
 def test_an_epoch_reads_every_sequence_at_most_once_and_the_next_in_another_order() -> None:
-    data = Data(TOKENS, 64, 8, 0)
-    epochs = [
-        [s for step in range(data.batches_per_epoch) for s in data.train(epoch * data.batches_per_epoch + step, 0, 1).samples]
-        for epoch in range(3)
-    ]
+    data = served(64, 8, 0)
+    epochs = [epoch(data, number) for number in range(3)]
     train, _ = windows.cut(len(TOKENS), 64)
-    for epoch in epochs:
-        assert len(set(epoch)) == len(epoch) > len(train) - 8
-        assert set(epoch) <= set(train.tolist())
+    for read in epochs:
+        assert len(set(read)) == len(read) > len(train) - 8
+        assert set(read) <= set(train.tolist())
     assert all(a != b for a, b in itertools.combinations(epochs, 2))
 
 
+@given(
+    batch_size=st.integers(1, 9), batches=st.integers(1, 12), seed=st.integers(0, 3), order=st.sampled_from(["shuffled", "fixed"])
+)
+@settings(max_examples=30, deadline=None)
+def test_epochs_over_some_sequences_are_permutations_of_them(batch_size: int, batches: int, seed: int, order: str) -> None:
+    data = served(64, batch_size, seed, training_sequences=batch_size * batches, order=order)
+    assert data.batches_per_epoch == batches
+    first, second, third = (epoch(data, number) for number in range(3))
+    assert sorted(first) == sorted(second) == sorted(third)
+    assert len(set(first)) == len(first) == batch_size * batches
+    if len(first) > 6:  # fewer may come in the same order by chance
+        assert (first == second == third) == (order == "fixed")
+    held_out = {s for i in range(data.validation_batches) for s in data.validation(i, 0, 1).samples}
+    assert held_out.isdisjoint(first)
+    # an id is the same text in every epoch
+    texts = {}
+    for step in range(3 * batches):
+        batch = data.train(step, 0, 1)
+        for sample, tokens in zip(batch.samples, batch.inputs, strict=True):
+            assert torch.equal(texts.setdefault(sample, tokens), tokens)
+
+
+def test_the_chosen_sequences_are_everyones_and_from_all_over_the_text() -> None:
+    few, more = (served(64, 4, seed, training_sequences=count) for seed, count in ((0, 40), (1, 80)))
+    assert set(epoch(few, 0)) < set(epoch(more, 0))
+    assert len({sample * 4 // len(TOKENS) for sample in epoch(few, 0)}) == 4
+    validated = [[d.validation(i, 0, 1).samples for i in range(3)] for d in (few, more, served(64, 4))]
+    assert validated[0] == validated[1] == validated[2]
+
+
+def test_one_batch_again_and_again() -> None:
+    data = served(32, 4, training_sequences=4, order="fixed")
+    assert len({data.train(step, 0, 1).samples for step in range(5)}) == 1
+    assert len({data.train(step, 1, 2).samples for step in range(5)}) == 1
+    shuffled = served(32, 4, training_sequences=4)
+    assert len({shuffled.train(step, 0, 1).samples for step in range(5)}) > 1
+
+
 def test_every_stage_derives_the_same_in_whatever_order_it_asks() -> None:
-    one, two = Data(TOKENS, 64, 8, 3), Data(TOKENS, 64, 8, 3)
+    one, two = served(64, 8, 3), served(64, 8, 3)
     steps = [0, 1, 150, 40, 300, 2]
     asked = {step: one.train(step, 1, 2) for step in steps}
     for step in reversed(steps):
@@ -84,7 +140,7 @@ def test_every_stage_derives_the_same_in_whatever_order_it_asks() -> None:
 
 @pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
 def test_microbatches_together_are_the_batch(microbatches: int) -> None:
-    data = Data(TOKENS, 16, 8, 1)
+    data = served(16, 8, 1)
     for read in (data.train, data.validation):
         whole = read(2, 0, 1)
         parts = [read(2, m, microbatches) for m in range(microbatches)]
@@ -94,13 +150,13 @@ def test_microbatches_together_are_the_batch(microbatches: int) -> None:
 
 
 def test_seeds_change_training_and_not_validation() -> None:
-    one, two = Data(TOKENS, 32, 4, 0), Data(TOKENS, 32, 4, 1)
+    one, two = served(32, 4, 0), served(32, 4, 1)
     assert one.train(0, 0, 1).samples != two.train(0, 0, 1).samples
     assert one.validation(3, 0, 1).samples == two.validation(3, 0, 1).samples
 
 
 def test_validation_is_held_out_and_ends() -> None:
-    data = Data(TOKENS, 32, 4, 0)
+    data = served(32, 4, 0)
     trained = {s for step in range(data.batches_per_epoch) for s in data.train(step, 0, 1).samples}
     validated = [s for i in range(data.validation_batches) for s in data.validation(i, 0, 1).samples]
     assert len(set(validated)) == len(validated)
@@ -111,9 +167,13 @@ def test_validation_is_held_out_and_ends() -> None:
 
 def test_a_text_too_short() -> None:
     with pytest.raises(SpecError, match="0 training sequences"):
-        Data(TOKENS[:4096], 32, 4, 0)
+        served(32, 4, tokens=4096)
     with pytest.raises(SpecError, match="127 validation sequences of 32, and 160"):
         windows.check(4097 + 4096, sequence_length=32, batch_size=4, validation_batches=40)
+    with pytest.raises(SpecError, match=r"training sequences of 32, and 99999 are needed"):
+        served(32, 4, training_sequences=99_999)
+    with pytest.raises(SpecError, match="less than a batch of 4"):
+        table.check(served(32, 4)._spec.model_copy(update={"training_sequences": 3}), 1)
     with pytest.raises(SpecError, match="at most 4095"):
         windows.cut(10_000, 4096)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import GPT2LMHeadModel, LlamaForCausalLM
+from chained import Trained, batches, cut, reference, train_stages, train_whole, workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import WorkloadSpec
-from testbed.workloads import gpt2, llama, table
+from testbed.workloads import checkpoint, table
 from testbed.workloads.build import build
 from testbed.workloads.gpt2 import configuration
-from testbed.workloads.model import StageModel
-
-SEED, MICROBATCHES, STEPS = 11, 2, 3
 
 
 @pytest.fixture(autouse=True)
@@ -31,112 +33,114 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def workload(model: str = "gpt2-midi", sequence_length: int = 24) -> WorkloadSpec:
-    return WorkloadSpec(
-        family="llama" if "llama" in model else "gpt2",
-        model=model,
-        text="bundled",
-        sequence_length=sequence_length,
-        batch_size=4,
-        validation_batches=1,
-    )
+@pytest.fixture(autouse=True)
+def _a_deep_narrow_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No named GPT-2 is both quick and of enough layers for many cuts."""
+    monkeypatch.setitem(table.SIZES, "gpt2-deep", dataclasses.replace(table.SIZES["gpt2-nano"], layers=8))
 
 
-def batches(vocabulary: int = 4096) -> Tensor:
-    """(steps, micro-batches, sequences, tokens + 1)."""
-    return torch.randint(vocabulary, (STEPS, MICROBATCHES, 2, 25), generator=torch.Generator().manual_seed(3))
-
-
-def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, foreach=False)
-
-
-def train_whole(model: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Losses and parameters of transformers' model, its own forward and its own loss."""
-    adamw, losses = optimiser(model), []
-    model.train()
-    for step in batches():
-        for tokens in step:
-            out = model(tokens[:, :-1], labels=tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous())
-            (out.loss / MICROBATCHES).backward()
-            losses.append(out.loss.detach())
-        adamw.step()
-        adamw.zero_grad()
-    return losses, dict(model.named_parameters())
-
-
-def train_stages(stages: list[StageModel]) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """The same through the stages: what crosses a boundary is a detached tensor, and its gradient on the way back."""
-    optimisers, losses = [optimiser(stage) for stage in stages], []
-    for step in batches():
-        for tokens in step:
-            hidden, crossings = tokens[:, :-1], []
-            for stage in stages:
-                if stage is not stages[0]:
-                    hidden = hidden.detach().clone().requires_grad_()
-                inputs, hidden = hidden, stage(hidden)
-                crossings.append((inputs, hidden))
-            loss = stages[-1].loss(hidden, tokens[:, 1:])
-            losses.append(loss.detach())
-            gradient = None
-            for i, (inputs, outputs) in reversed(list(enumerate(crossings))):
-                (loss / MICROBATCHES if gradient is None else outputs).backward(gradient)
-                gradient = inputs.grad.clone() if i else None
-        for adamw in optimisers:
-            adamw.step()
-            adamw.zero_grad()
-    return losses, {name: value for stage in stages for name, value in stage.named_parameters()}
-
-
-def reference(size: str = "gpt2-midi") -> Any:
-    family = llama if size.startswith("llama") else gpt2
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        return family.WHOLE(family.configuration(table.SIZES[size]))
-
-
-def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> list[StageModel]:
-    return [build(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
+REGIMES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dropout": {"dropout": 0.2},
+    "bf16": {"precision": "bf16"},
+    "bf16, dropout": {"precision": "bf16", "dropout": 0.1},
+}
 
 
 @functools.cache
-def whole(size: str) -> tuple[list[Tensor], dict[str, Tensor]]:
-    return train_whole(reference(size))
+def whole(spec: WorkloadSpec) -> Trained:
+    return train_whole(spec)
 
 
-@pytest.mark.parametrize("size", ["gpt2-midi", "llama-nano"])
-@pytest.mark.parametrize("shares", [1, 2, 3, 4, 5, 6, "uneven"], ids=str)
-def test_training_in_stages_is_training_the_whole(size: str, shares: int | str) -> None:
-    uneven = [1, table.SIZES[size].layers - 3, 2]
-    stages = cut(workload(size), 3, uneven) if shares == "uneven" else cut(workload(size), int(shares))
-    losses, parameters = train_stages(stages)
-    expected, names = whole(size)
-    assert [loss.item() for loss in losses] == [loss.item() for loss in expected]
-    assert list(parameters) == list(names)  # the names, and the order of transformers
+def assert_same(found: Trained, expected: Trained) -> None:
+    """Bit for bit; the parameters' names and their order are transformers' too."""
+    (losses, parameters), (whole_losses, names) = found, expected
+    assert [loss.item() for loss in losses] == [loss.item() for loss in whole_losses]
+    assert list(parameters) == list(names)
     assert all(torch.equal(parameters[name], value) for name, value in names.items())
-    assert expected[-1] < expected[0] + 1  # something was computed
 
 
-def test_what_stages_learned_is_a_checkpoint(tmp_path: Path) -> None:
-    """Parameter names map back: transformers loads what the stages hold."""
-    for size, kind in (("gpt2-nano", GPT2LMHeadModel), ("llama-nano", LlamaForCausalLM)):
-        stages = cut(workload(size), 3)
-        train_stages(stages)
-        model = reference(size)
-        model.load_state_dict({name: value for stage in stages for name, value in stage.named_parameters()})
-        model.save_pretrained(tmp_path / size)
-        ids = batches()[0, 0, :, :-1]
-        hidden = ids
-        with torch.no_grad():
-            for stage in stages:
-                hidden = stage(hidden)
-            assert torch.equal(hidden, kind.from_pretrained(tmp_path / size, attn_implementation="sdpa")(ids).logits)
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("size", ["gpt2-deep", "llama-nano"])
+@pytest.mark.parametrize("shares", [1, 2, 3, 4, 5, 6, "uneven"], ids=str)
+def test_training_in_stages_is_training_the_whole(size: str, shares: int | str, regime: str) -> None:
+    spec = workload(size, **REGIMES[regime])
+    uneven = [1, table.SIZES[size].layers - 3, 2]
+    stages = cut(spec, 3, uneven) if shares == "uneven" else cut(spec, int(shares))
+    before = torch.get_rng_state()
+    trained = train_stages(stages)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_same(trained, whole(spec))
+    losses, _ = trained
+    assert losses[-1] < losses[0] + 1  # something was computed
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("size", ["gpt2-deep", "llama-nano"])
+def test_activations_computed_again_are_the_same(size: str, regime: str) -> None:
+    spec = workload(size, **REGIMES[regime])
+    assert_same(train_stages(cut(spec, 3), recompute=True), whole(spec))
+
+
+@given(
+    cuts=st.sets(st.integers(1, 7)),
+    size=st.sampled_from(["gpt2-deep", "llama-nano"]),
+    regime=st.sampled_from(sorted(REGIMES)),
+    recompute=st.booleans(),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_cut_is_the_whole(cuts: set[int], size: str, regime: str, recompute: bool) -> None:
+    layers = table.SIZES[size].layers
+    ends = [0, *sorted(end for end in cuts if end < layers), layers]
+    shares = [end - start for start, end in itertools.pairwise(ends)]
+    spec = workload(size, **REGIMES[regime])
+    assert_same(train_stages(cut(spec, len(shares), shares), recompute=recompute), whole(spec))
+
+
+def test_regimes_are_not_the_same() -> None:
+    """Else the tests above would compare nothing: dropout and bf16 do change the numbers, and so does what keys dropout."""
+    curves = [tuple(loss.item() for loss in whole(workload("llama-nano", **regime))[0]) for regime in REGIMES.values()]
+    assert len(set(curves)) == len(REGIMES)
+    ids = batches()[0, 0, :, :-1]
+    for size in ("gpt2-nano", "llama-nano"):
+        outputs = []
+        for seed, step, microbatch in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0)):
+            (stage,) = cut(workload(size, dropout=0.1), 1)
+            stage._seed = seed
+            stage.draw(step, microbatch)
+            outputs.append(stage.train()(ids))
+        assert torch.equal(outputs[0], outputs[-1])
+        assert not any(torch.equal(outputs[0], other) for other in outputs[1:-1])
+        (plain,) = cut(workload(size), 1)
+        assert torch.equal(stage.eval()(ids), plain.eval()(ids))  # an evaluation draws nothing
+
+
+@pytest.mark.parametrize(("size", "kind"), [("gpt2-nano", GPT2LMHeadModel), ("llama-nano", LlamaForCausalLM)])
+def test_what_stages_learned_is_a_checkpoint(size: str, kind: Any, tmp_path: Path) -> None:
+    stages = cut(workload(size), 3)
+    train_stages(stages)
+    checkpoint.save(workload(size), [stage.state_dict() for stage in stages], tmp_path / "llama or gpt2")
+    hidden = ids = batches()[0, 0, :, :-1]
+    with torch.no_grad():
+        for stage in stages:
+            hidden = stage(hidden)
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "llama or gpt2", attn_implementation="sdpa")
+        assert isinstance(loaded, kind)
+        assert torch.equal(hidden, loaded(ids).logits)
+        # and a workload can name it, its tokenizer included
+        spec = workload(size).model_copy(update={"model": str(tmp_path / "llama or gpt2")})
+        again = ids
+        for stage in cut(spec, 2):
+            again = stage(again)
+        assert torch.equal(again, hidden)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        checkpoint.save(workload(size), [stage.state_dict() for stage in stages[1:]], tmp_path / "a part")
 
 
 def test_a_stage_holds_its_own_parameters_and_no_others() -> None:
     owned = [set(dict(stage.named_parameters())) for stage in cut(workload(), 3)]
     assert sum(map(len, owned)) == len(set.union(*owned))
-    assert set.union(*owned) == set(dict(reference().named_parameters()))
+    assert set.union(*owned) == set(dict(reference(workload()).named_parameters()))
     assert {"transformer.wte.weight", "transformer.wpe.weight"} <= owned[0]
     assert {"transformer.ln_f.weight", "lm_head.weight"} <= owned[2]
     assert {name.split(".")[2] for name in owned[1]} == {"3", "4", "5"}
@@ -197,7 +201,42 @@ def test_a_checkpoint_in_stages_is_the_checkpoint(tied: bool, tmp_path: Path) ->
         assert torch.equal(hidden, saved.eval()(ids).logits)
     assert torch.equal(stages[0].state_dict()["transformer.wte.weight"], stages[2].state_dict()["lm_head.weight"]) == tied
     whole = cut(spec, 1)[0]
-    assert len(dict(whole.named_parameters())) == len(dict(reference("gpt2-nano").named_parameters()))
+    assert len(dict(whole.named_parameters())) == len(dict(reference(workload("gpt2-nano")).named_parameters()))
+
+
+def rewritten(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """The same checkpoint with its weights in another form."""
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def test_weights_may_lie_in_shards_in_older_files_and_under_older_names(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    saved = save(folder, tied=True)
+    weights = load_file(folder / "model.safetensors")
+    expected = cut(workload(str(folder)), 3)
+
+    def assert_unchanged() -> None:
+        for stage, before in zip(cut(workload(str(folder)), 3), expected, strict=True):
+            assert all(torch.equal(value, before.state_dict()[name]) for name, value in stage.state_dict().items())
+
+    saved.save_pretrained(folder, max_shard_size="500KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    (folder / "model.safetensors").unlink()
+    assert_unchanged()
+    for part in folder.glob("model*"):
+        part.unlink()
+    # GPT-2 as it was published: of the model without its output layer, and with masks among the weights
+    plain = {name.removeprefix("transformer."): value for name, value in weights.items()} | {"h.0.attn.bias": torch.ones(1, 1)}
+    save_file(plain, folder / "model.safetensors")
+    assert_unchanged()
+    rewritten(folder, plain)
+    assert_unchanged()
+    torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert_unchanged()
+    torch.save({name: value.to(torch.int8) for name, value in weights.items()}, folder / "pytorch_model.bin")
+    with pytest.raises(SpecError, match="quantised"):
+        cut(workload(str(folder)), 1)
 
 
 def test_a_cached_checkpoint_is_found_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +249,15 @@ def test_a_cached_checkpoint_is_found_by_its_id(tmp_path: Path, monkeypatch: pyt
     assert build(workload("someone/tiny"), stage=2, stages=3, seed=0, vocabulary=4096).width == 64
     with pytest.raises(SpecError, match="hf download someone/other"):
         table.check(workload("someone/other"), 1)
+
+
+def test_a_pretrained_model_that_is_not_here_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for model, module in table.FETCHED.items():
+        with pytest.raises(SpecError, match=f"fetch it once with: python -m {module}"):
+            table.check(workload(model).model_copy(update={"family": "llama"}), 2)
+        save(tmp_path / "testbed" / "models" / model, tied=True)
+        table.check(workload(model).model_copy(update={"family": "gpt2"}), 2)
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:

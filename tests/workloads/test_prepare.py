@@ -17,7 +17,8 @@ from tokenizers import Tokenizer
 
 from testbed.errors import SpecError
 from testbed.workloads import table
-from testbed.workloads.prepare import ASSETS, prepare
+from testbed.workloads.prepare import prepare
+from testbed.workloads.sources import ASSETS
 
 TEXT = "One nation, «indivisible»,\nwith liberty\n\n\tand justice — for all. 日本語 🙂\n" * 300
 

@@ -60,7 +60,7 @@ def asked(pipe: Pipe | None) -> dict[str, Any] | None:
         "jitter_reorders": pipe.jitter_reorders,
         "steps": [step._asdict() | {"loss": step.loss and step.loss.model_dump()} for step in varying.steps] if varying else None,
         "repeat_ns": varying.repeat_ns if varying else None,
-        "trace": pipe.trace and pipe.trace.model_dump(include={"digest", "loop", "offset_ms"}),
+        "trace": pipe.trace and pipe.trace.model_dump(include={"digest", "loop", "offset_ms", "stretch"}),
     }
 
 

@@ -52,7 +52,7 @@ class Control:
     ) -> Direction:
         trace: Opportunities | None = None
         if pipe is not None and (asked := pipe["trace"]) is not None:
-            trace = Opportunities(self._traces[asked["digest"]], asked["loop"], asked["offset_ms"])
+            trace = Opportunities(self._traces[asked["digest"]], asked["loop"], asked["offset_ms"], asked["stretch"])
         stream = 2 * self._numbers[port] + (direction == "down")
         return build(pipe, self._overheads[port], stream, trace, before, monotonic_ns())
 

@@ -22,6 +22,8 @@ class Opportunities(NamedTuple):
     times_ms: Sequence[int]
     loop: bool
     offset_ms: int
+    stretch: int = 1
+    """So many milliseconds pass while it plays one of its own."""
 
 
 class TracePlayer:
@@ -31,17 +33,18 @@ class TracePlayer:
     through when the last that it needs has come.
     """
 
-    __slots__ = ("_left", "_length_ms", "_place", "_round", "_start_ns", "_times", "end_ns")
+    __slots__ = ("_left", "_length_ms", "_ms_ns", "_place", "_round", "_start_ns", "_times", "end_ns")
 
     def __init__(self, trace: Opportunities, start_ns: int) -> None:
         times, self._length_ms = trace.times_ms, trace.times_ms[-1]
-        self._times, self._start_ns = times, start_ns - trace.offset_ms * _MS
+        self._ms_ns = trace.stretch * _MS
+        self._times, self._start_ns = times, start_ns - trace.offset_ms * self._ms_ns
         self._round, self._place, self._left = 0, bisect_left(times, trace.offset_ms), OPPORTUNITY_BYTES
-        self.end_ns = None if trace.loop else self._start_ns + self._length_ms * _MS
+        self.end_ns = None if trace.loop else self._start_ns + self._length_ms * self._ms_ns
         """From here on the trace carries nothing more; None: never."""
 
     def _at(self) -> int:
-        return self._start_ns + (self._round * self._length_ms + self._times[self._place]) * _MS
+        return self._start_ns + (self._round * self._length_ms + self._times[self._place]) * self._ms_ns
 
     def _next(self) -> bool:
         self._place += 1
@@ -57,7 +60,7 @@ class TracePlayer:
 
     def _skip_to(self, now_ns: int) -> None:
         """To the first opportunity that is not over, by a jump: a link may have been idle for long."""
-        elapsed_ms = -((self._start_ns - now_ns) // _MS)  # rounded up
+        elapsed_ms = -((self._start_ns - now_ns) // self._ms_ns)  # rounded up
         if self.end_ns is None and elapsed_ms > 0:
             # A round's last moment, not the first of the next one: the sequence begins with the earlier of the two.
             self._round, elapsed_ms = (elapsed_ms - 1) // self._length_ms, (elapsed_ms - 1) % self._length_ms + 1

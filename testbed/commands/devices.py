@@ -1,0 +1,89 @@
+"""Commands about the devices that are emulated, and how long this machine takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed import devices, units
+from testbed.commands.console import out, table
+from testbed.devices import machine
+from testbed.devices import record as recording
+from testbed.devices.model import Precision
+from testbed.errors import UnknownNameError, UserError
+
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+
+
+def list_devices(
+    name: Annotated[str | None, typer.Argument(help="Show this device in full: its name, or the path of its file.")] = None,
+    draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the devices, drawn from the files.")] = False,
+) -> None:
+    """List the devices whose pace stages can be held to, or show one in full, as a file that reads back."""
+    if draw_page:
+        from testbed.devices.page import page
+
+        typer.echo(page(), nl=False)
+    elif name is not None:
+        shown = devices.load_device(name)
+        typer.echo(f"# {shown.name}\n{devices.write_device(shown)}", nl=False)
+    else:
+        columns = ("device", "memory", "fp32", "bf16 or fp16", "of it reached", "recorded", "what it is")
+        listing = table(*columns, right=columns[1:6])
+        for found in map(devices.load_device, sorted(devices.device_files())):
+            speeds = (found.fp32, found.half)
+            listing.add_row(
+                found.name,
+                units.format_size(found.memory_bytes) if found.memory_bytes else "-",
+                *(units.format_flops(speed.peak_flops) if speed else "-" for speed in speeds),
+                ", ".join(f"{speed.utilisation:.0%}" for speed in speeds if speed) or "-",
+                str(len(found.recorded)),
+                found.summary,
+            )
+        out.print(listing)
+        out.print("python -m testbed devices NAME shows one in full, with sources.", highlight=False)
+
+
+def record(
+    model: Annotated[str, typer.Option(help="A named size, or the id or path of a cached checkpoint.")] = "gpt2-mini",
+    sequence_length: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 64,
+    sequences: Annotated[int, typer.Option(help="Sequences in a micro-batch.")] = 4,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu, one thread of it, or cuda.")] = "cpu",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Device file to put it into; it is made where there is none.")
+    ] = None,
+    host: Annotated[
+        bool, typer.Option("--host", help="Measure what this machine reaches, which plan needs, and keep that.")
+    ] = False,
+) -> None:
+    """Measure how long each part of a model takes on this machine, for a device file that stages can be held to."""
+    if precision not in _PRECISIONS:
+        raise UnknownNameError("precision", precision, _PRECISIONS)
+    wanted: Precision = "bf16" if precision == "bf16" else "fp32"
+    if host:
+        found = machine.host(wanted, again=True)
+        speed = found.speed(wanted)
+        assert speed is not None
+        out.print(f"{found.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread", highlight=False)
+        out.print(f"kept in {machine.host_file()}", highlight=False, soft_wrap=True)
+        return
+    if device not in ("cpu", "cuda"):
+        raise UnknownNameError("device to record on", device, ("cpu", "cuda"))
+    if output is not None and output.suffix != ".toml":
+        raise UserError(f"-o {output}: a device file's name ends with .toml")
+    measured = recording.record(model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device)
+    one = measured.recorded
+    out.print(
+        f"{measured.machine}: {one.model} in {one.precision}, {one.sequences} x {one.sequence_length} tokens, {one.software}",
+        highlight=False,
+    )
+    listing = table("part", "forward", "backward", "update", "", right=("forward", "backward", "update"))
+    for part, times in (("embedding", one.embedding), ("one layer", one.layer), ("norm, output layer, loss", one.head)):
+        listing.add_row(part, *map(units.format_time, (times.forward_ns, times.backward_ns, times.update_ns)), "")
+    out.print(listing)
+    if output is not None:
+        recording.keep(output, measured)
+        out.print(f"kept in {output}; use it with: compute.device = {str(output)!r}", highlight=False, soft_wrap=True)

@@ -1,0 +1,109 @@
+"""What a sweep is going to do, for people: its cells, their predicted time, what is tuned; and the watch that follows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from testbed import devices
+from testbed.commands.console import out, table
+from testbed.results import TuningRecord
+from testbed.spec import Cell, Paced
+from testbed.sweep import conduct
+from testbed.sweep.estimate import Estimator, on_this_machine
+from testbed.sweep.progress import Watch, format_duration
+
+_DILATED = (
+    "dilation: everything in the lab takes so many times as long, and reported times are divided by it. TCP's own constants are "
+    "not stretched: its retransmission timer is never below 200 ms, acknowledgements may wait 40 ms. Nor is the kernel's tick."
+)
+
+
+def watch(folder: Path) -> Callable[[Sequence[Cell]], Watch]:
+    """Makes the watch of some runs into `folder`, with an idea of how long each takes."""
+    estimator = Estimator(folder, None)  # measuring this machine first would take longer than it is worth
+
+    def make(cells: Sequence[Cell]) -> Watch:
+        estimates = {cell.id: estimator.estimate(cell) for cell in cells}
+        return Watch(out, cells, {cell_id: found.seconds for cell_id, found in estimates.items() if found is not None})
+
+    return make
+
+
+def show(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
+    """The table of `testbed plan`, and what must be known before the sweep is started."""
+    estimator = Estimator(folder, cache(devices.host))
+    rows = table("cell", "stages", "schedule", "micro-batches", "steps", "runs", "a run takes", "known from")
+    cells, repeats = agenda.cells, agenda.experiment.repeats
+    tuning = conduct.untried(agenda, folder, again=again)
+    runs = conduct.missing(cells, agenda.experiment, folder, again=again)
+    left = Counter(cell.id for cell in (*tuning, *runs))
+    recordings = {cell.id: cell for cell in runs if cell.id not in {one.id for one in cells}}
+    seconds = 0.0
+    for kind, group in (("tuning ", agenda.to_tune), ("recording ", tuple(recordings.values())), ("", cells)):
+        for cell in group:
+            estimate, p = estimator.estimate(cell), cell.pipeline
+            assert estimate is not None
+            asked = repeats if not kind else 1
+            seconds += left[cell.id] * estimate.seconds
+            rows.add_row(
+                kind + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),
+                str(p.stages),
+                f"{p.schedule}, {p.in_flight} in flight",
+                f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches),
+                str(cell.training.steps),
+                f"{max(0, asked - left[cell.id])} of {asked} done",
+                format_duration(estimate.seconds),
+                estimate.source,
+            )
+    out.print(rows)
+    _show_trials(agenda)
+    _show_paced(cells)
+    made = sum(left[cell.id] == 0 for cell in cells)
+    order = f", {agenda.experiment.order}" if repeats > 1 else ""
+    out.print(
+        f"{len(cells)} cells x {repeats} runs{order}: {made} cells finished, {left.total()} runs to make, "
+        f"about {format_duration(seconds)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show_trials(agenda: conduct.Agenda) -> None:
+    asked = agenda.experiment.tune
+    if asked is None:
+        return None
+    if agenda.tuning is not None:
+        return show_tuning(agenda.tuning)
+    arms = len({repr(trial.arm) for trial in agenda.trials})
+    total = arms * len(asked.values) * len(asked.seeds)
+    text = (
+        f"tuning: {asked.field} for each {', '.join(asked.arm)}: {arms} arms x {len(asked.values)} values x {len(asked.seeds)} "
+        f"seeds = {total} runs of {asked.steps} steps, {total * asked.steps} in all; the cells get what is chosen after tuning"
+    )
+    return out.print(text, highlight=False, soft_wrap=True)
+
+
+def show_tuning(record: TuningRecord) -> None:
+    """What was chosen for each arm, and among what."""
+    for arm in record.arms:
+        name = ", ".join(str(value) for value in arm.arm.values())
+        tried = ", ".join(f"{one.value}: {'out' if one.mean_loss is None else f'{one.mean_loss:.3f}'}" for one in arm.tried)
+        end = len(arm.tried) > 1 and arm.chosen in (arm.tried[0].value, arm.tried[-1].value)
+        more = "; this is the end of the list, so the best may lie beyond it" if end else ""
+        out.print(f"tuned: {name}: {record.field} = {arm.chosen} (mean loss {tried}){more}", highlight=False, soft_wrap=True)
+
+
+def _show_paced(cells: Sequence[Cell]) -> None:
+    """What this machine means for cells whose compute is paced."""
+    lines: dict[str, int] = {}
+    for cell in cells:
+        if isinstance(cell.compute, Paced):
+            text = on_this_machine(cell, devices.host(cell.workload.precision))
+            lines[text] = lines.get(text, 0) + 1
+    for text, count in lines.items():
+        out.print(f"paced, {count} cells: {text}", highlight=False, soft_wrap=True)
+    if any(cell.compute.dilation > 1 for cell in cells):
+        out.print(_DILATED, highlight=False, soft_wrap=True)

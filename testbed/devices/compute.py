@@ -1,0 +1,98 @@
+"""What `[cell.compute]` in a file means.
+
+  compute.mode = "measured"                      as fast as this machine
+  compute.mode = "paced"                         held to a device's durations, with either
+  compute.forward = "40ms"                       of one micro-batch; or a list, one a stage
+  compute.backward = "80ms"                      likewise, recomputation included
+or
+  compute.device = "t4"                          a name from `testbed devices`, or the path of a file
+and
+  compute.update = "2ms"                         from the last gradient to the step's end; else the device's, or none
+  compute.dilation = 4                           everything takes so many times as long in the lab; else 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed import units
+from testbed.devices.durations import durations
+from testbed.devices.files import load_device
+from testbed.errors import SpecError, UnknownNameError
+from testbed.spec import Measured, Paced, PipelineSpec, WorkloadSpec
+
+_STATED = ("forward", "backward")
+_KEYS = ("mode", "device", *_STATED, "update", "dilation")
+_MOST_DILATED = 1000
+
+
+def compute_of(asked: Mapping[str, Any] | str, workload: WorkloadSpec, pipeline: PipelineSpec, where: str) -> Measured | Paced:
+    """The compute that a table asks for; the text "measured" stands for a table with that mode.
+
+    SpecError, which starts with `where`, names the key and what is wrong with it.
+    """
+    try:
+        return _compute_of({"mode": asked} if asked == "measured" else asked, workload, pipeline)
+    except (SpecError, UnknownNameError) as error:
+        raise SpecError(f"{where}: compute: {error}") from None
+
+
+def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -> Measured | Paced:
+    if not isinstance(asked, Mapping):
+        raise SpecError(f"it must be 'measured' or a table with a mode, found {asked!r}")
+    for key in asked:
+        if key not in _KEYS:
+            raise UnknownNameError("key of compute", key, _KEYS)
+    mode = asked.get("mode")
+    if mode == "measured":
+        if more := [key for key in asked if key != "mode"]:
+            raise SpecError(f"mode is 'measured', which takes no {', '.join(more)}; leave them out, or use mode 'paced'")
+        return Measured()
+    if mode != "paced":
+        raise SpecError(f"mode must be 'measured' or 'paced', found {mode!r}")
+    stated = [key for key in _STATED if key in asked]
+    if ("device" in asked) == bool(stated):
+        found = "both" if stated else "neither"
+        raise SpecError(f"mode 'paced' takes either forward and backward, or a device; found {found}")
+    dilation = asked.get("dilation", 1)
+    if not isinstance(dilation, int) or isinstance(dilation, bool) or not 1 <= dilation <= _MOST_DILATED:
+        raise SpecError(f"dilation must be a whole number from 1 to {_MOST_DILATED}, found {dilation!r}")
+    update_ns = _time("update", asked["update"], least=0) if "update" in asked else None
+    if stated:
+        if len(stated) < len(_STATED):
+            raise SpecError(f"{stated[0]} is stated without {(set(_STATED) - set(stated)).pop()}; state both")
+        forward_ns, backward_ns = (_times(key, asked[key], pipeline.stages) for key in _STATED)
+        source, own_update_ns = "stated", 0
+    else:
+        name = asked["device"]
+        if not isinstance(name, str):
+            raise SpecError(f"device must be a name or the path of a file, found {name!r}")
+        forward_ns, backward_ns, updates_ns, source = durations(load_device(name), workload, pipeline)
+        own_update_ns = max(updates_ns)  # a step ends at the slowest stage
+        if update_ns is not None:
+            source += "; update stated"
+    return Paced(
+        forward_ns=forward_ns,
+        backward_ns=backward_ns,
+        update_ns=own_update_ns if update_ns is None else update_ns,
+        source=source,
+        dilation=dilation,
+    )
+
+
+def _times(key: str, asked: object, stages: int) -> tuple[int, ...]:
+    listed = asked if isinstance(asked, list | tuple) else [asked]
+    if len(listed) not in (1, stages):
+        raise SpecError(f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one a stage")
+    return tuple(_time(key, one, least=1) for one in listed)
+
+
+def _time(key: str, asked: object, *, least: int) -> int:
+    try:
+        found = units.parse_time(asked)
+    except SpecError as error:
+        raise SpecError(f"{key}: {error}") from None
+    if found < least:
+        raise SpecError(f"{key} is {asked}; an action takes at least 1ns")
+    return found

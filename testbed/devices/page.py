@@ -1,0 +1,81 @@
+"""The README of the shipped devices, in Markdown, drawn from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+from testbed import units
+from testbed.devices.durations import durations
+from testbed.devices.files import SHIPPED, read_device
+from testbed.devices.machine import SHARE_OF_CORES
+from testbed.devices.model import Device, Speed
+from testbed.spec import PipelineSpec, WorkloadSpec
+
+_TEMPLATE = Path(__file__).with_name("page.md.j2")
+_TOKENS = 1024
+
+
+def page() -> str:
+    """The README. SpecError where a device cannot be read."""
+    devices = [read_device(path) for path in sorted(SHIPPED.glob("*.toml"))]
+    return (
+        jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False)
+        .from_string(_TEMPLATE.read_text(encoding="utf8"))
+        .render(
+            devices=devices,
+            rows=[_row(device) for device in devices],
+            notes=_notes(devices),
+            tokens=_TOKENS,
+            share=SHARE_OF_CORES,
+        )
+    )
+
+
+def _row(device: Device) -> tuple[str, ...]:
+    return (
+        device.name,
+        device.summary,
+        units.format_size(device.memory_bytes) if device.memory_bytes else "-",
+        f"{device.bandwidth_bytes_per_s / 1e9:g}",
+        *(f"{speed.peak_flops / 1e12:g} x {speed.utilisation:.0%}" if speed else "-" for speed in (device.fp32, device.half)),
+        *(f"{_pass_ms(device, precision):.3g}" if speed else "-" for precision, speed in _speeds(device).items()),
+    )
+
+
+def _speeds(device: Device) -> dict[str, Speed | None]:
+    return {"fp32": device.fp32, "bf16": device.half}
+
+
+def _pass_ms(device: Device, precision: str) -> float:
+    """Forward and backward of GPT-2 124M, one sequence, the whole model as one stage."""
+    workload = WorkloadSpec.model_validate(
+        {
+            "family": "gpt2",
+            "model": "gpt2",
+            "text": "bundled",
+            "sequence_length": _TOKENS,
+            "batch_size": 1,
+            "validation_batches": 1,
+            "precision": precision,
+        }
+    )
+    found = durations(device, workload, PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1))
+    return (found.forward_ns[0] + found.backward_ns[0]) / 1e6
+
+
+def _notes(devices: list[Device]) -> list[str]:
+    """Where every number comes from: what is said of several devices once."""
+    found: dict[str, list[str]] = {}
+    for device in devices:
+        found.setdefault(f"peak and bandwidth: {device.source}", []).append(device.name)
+        for name, speed in _speeds(device).items():
+            if speed is not None and speed.derived:
+                found.setdefault(f"peak derived: {speed.derived}.", []).append(f"{device.name} {name}")
+            if speed is not None:
+                said = f"{speed.utilisation:.0%} reached: {speed.utilisation_source}"
+                found.setdefault(said, []).append(f"{device.name} {name}")
+            if speed is not None and name != speed.format:
+                found.setdefault(f"{speed.format} stands in for {name}, which it lacks.", []).append(device.name)
+    return [f"{', '.join(names)}: {text}" for text, names in found.items()]

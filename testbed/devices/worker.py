@@ -1,0 +1,194 @@
+"""Times the parts of a model here: `python -m testbed.devices.worker ASKED`. What is asked, and the answer, are JSON.
+
+A program of its own, so that torch has one thread from the start and is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from testbed import process
+from testbed.errors import CapabilityError, UserError
+from testbed.spec import WorkloadSpec
+from testbed.workloads import table
+from testbed.workloads.build import build
+from testbed.workloads.model import StageModel
+
+_WARM_UP = 3
+_FEWEST, _MOST = 5, 200
+"""Repeats of one part."""
+_PART_S = 1.0
+"""How long it is repeated."""
+
+
+class _Times(NamedTuple):
+    forward_ns: list[int]
+    backward_ns: list[int]
+
+
+class _Stopwatch:
+    """Times what is done on the device, all of it."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device.startswith("cuda")
+
+    def time(self, work: Callable[[], Any]) -> tuple[int, Any]:
+        """Nanoseconds, and what `work` returned."""
+        self._wait()
+        begin = time.monotonic_ns()
+        found = work()
+        self._wait()
+        return time.monotonic_ns() - begin, found
+
+    def _wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+def _repeat(once: Callable[[], None]) -> None:
+    """Until enough is seen: at least _FEWEST times and then for _PART_S, after warming up."""
+    for _ in range(_WARM_UP):
+        once()
+    end = time.monotonic() + _PART_S
+    for count in range(_MOST):
+        if count >= _FEWEST and time.monotonic() > end:
+            return
+        once()
+
+
+def _passes(watch: _Stopwatch, forward: Callable[[], Tensor]) -> _Times:
+    """Forward and backward of one part; `forward` returns what is differentiated."""
+    found = _Times([], [])
+
+    def once() -> None:
+        took, outputs = watch.time(forward)
+        gradient = torch.ones_like(outputs)
+        found.forward_ns.append(took)
+        found.backward_ns.append(watch.time(lambda: outputs.backward(gradient))[0])
+
+    _repeat(once)
+    return found
+
+
+def _updates(watch: _Stopwatch, parameters: Iterable[nn.Parameter]) -> list[int]:
+    """One step of AdamW as torch does it there by default, the norm that gradients are clipped to included."""
+    own = list(parameters)
+    adamw = torch.optim.AdamW(own)
+    found: list[int] = []
+
+    def step() -> None:
+        nn.utils.clip_grad_norm_(own, 1.0)
+        adamw.step()
+
+    def once() -> None:
+        found.append(watch.time(step)[0])
+
+    _repeat(once)
+    return found
+
+
+def _part(times: _Times, updates: list[int], share: int = 1) -> dict[str, int]:
+    """Medians, of one of `share` equal layers. What came first was warming up."""
+    return {
+        name: max(1, round(statistics.median(seen[_WARM_UP:]) / share))
+        for name, seen in (("forward_ns", times.forward_ns), ("backward_ns", times.backward_ns), ("update_ns", updates))
+    }
+
+
+def _parameters(model: StageModel) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
+    """Of the embedding, of all layers, of the head: those that a stage in the first place, the middle or the last would have."""
+    first: list[nn.Parameter] = []
+    layers: list[nn.Parameter] = []
+    last: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        # transformers names layers NAME.NUMBER.; what comes before them embeds
+        if any(part.isdigit() for part in name.split(".")):
+            layers.append(parameter)
+        else:
+            (last if layers else first).append(parameter)
+    return first, layers, last
+
+
+def record(asked: dict[str, Any]) -> dict[str, Any]:
+    """What was asked as `record.py` writes it; times in nanoseconds. CapabilityError where there is no such device."""
+    device, sequences, length = asked["device"], asked["sequences"], asked["sequence_length"]
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise CapabilityError(
+            f"torch {torch.__version__} finds no CUDA device here; use --device cpu, or install a torch with CUDA"
+        )
+    torch.set_num_threads(1)
+    size = table.size_of(asked["model"])
+    spec = WorkloadSpec(
+        family=size.family,
+        model=asked["model"],
+        text="bundled",
+        sequence_length=length,
+        batch_size=sequences,
+        validation_batches=1,
+        precision=asked["precision"],
+    )
+    watch = _Stopwatch(device)
+    model = build(spec, stage=0, stages=1, seed=1, vocabulary=size.vocabulary).to(device)
+    with torch.device(device):  # positions are made there too
+        generator = torch.Generator(device).manual_seed(1)
+        ids = torch.randint(size.vocabulary, (sequences, length), generator=generator)
+        hidden = torch.randn((sequences, length, size.width), generator=generator, requires_grad=True)
+
+        def autocast() -> torch.autocast:
+            return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=spec.precision == "bf16")
+
+        def embed() -> Tensor:
+            with autocast():
+                return model.embed(ids)
+
+        def layers() -> Tensor:
+            with autocast():
+                found = hidden
+                for block in model.blocks(hidden):
+                    found = block(found)
+                return found.float()
+
+        def head() -> Tensor:
+            with autocast():
+                return model.loss(model.head(hidden), ids)
+
+        times = [_passes(watch, forward) for forward in (embed, layers, head)]
+        updates = [_updates(watch, parameters) for parameters in _parameters(model)]
+    embedding, layer, last = (
+        _part(seen, update, share) for seen, update, share in zip(times, updates, (1, size.layers, 1), strict=True)
+    )
+    return {
+        "machine": torch.cuda.get_device_name() if device.startswith("cuda") else None,
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if device.startswith("cuda") else None,
+        "torch": torch.__version__,
+        "embedding": embedding,
+        "layer": layer,
+        "head": last,
+    }
+
+
+def main() -> None:
+    """Answer on the real standard output, whatever libraries print to theirs."""
+    asked = json.loads(sys.argv[1])
+    process.die_with_parent(asked["parent"])
+    answer = os.fdopen(os.dup(1), "w", encoding="utf8")
+    os.dup2(2, 1)
+    try:
+        found = {"recorded": record(asked)}
+    except UserError as error:
+        found = {"refused": {"message": str(error)}}
+    answer.write(json.dumps(found) + "\n")
+    answer.close()
+
+
+if __name__ == "__main__":
+    main()

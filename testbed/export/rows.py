@@ -1,0 +1,190 @@
+"""A run's files as rows of tables: see columns for what stands in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from testbed.metrics import Step, align, loss_curve, measured, uncompressed_curve, validation_curve
+from testbed.metrics.pace import overran
+from testbed.metrics.spans import flights, spans
+from testbed.records import Certificate, StepRecord
+from testbed.results import Run
+from testbed.spec import Cell
+
+Row = dict[str, Any]
+ACTIVITIES = ("forward", "backward", "update", "encode", "decode", "wire", "wait", "synchronise")
+
+
+class Recorded:
+    """One run, its files read once each, when they are needed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @cached_property
+    def cell(self) -> Cell:
+        return self.run.cell
+
+    @cached_property
+    def stages(self) -> list[list[StepRecord]]:
+        """The records of each stage, first stage first."""
+        return [self.run.steps(stage) for stage in range(self.cell.pipeline.stages)]
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return align(self.stages)
+
+    @cached_property
+    def origin_ns(self) -> int | None:
+        """When the first step began; None where none did."""
+        return self.steps[0].begin_ns if self.steps else None
+
+    def seconds(self, duration_ns: float) -> float:
+        """A duration in the lab as seconds of the emulated world."""
+        return duration_ns / (self.cell.compute.dilation * 1e9)
+
+    def moment(self, at_ns: int) -> float:
+        """A moment in the lab as seconds of the emulated world since the first step began."""
+        return self.seconds(at_ns - (self.origin_ns or 0))
+
+    @property
+    def key(self) -> Row:
+        return {"cell_id": self.run.folder.parent.name, "run": self.run.number}
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(one, float) for one in value):
+        yield from zip((f"{prefix}.low", f"{prefix}.high"), value, strict=True)
+    else:
+        yield prefix, json.dumps(value) if isinstance(value, tuple | list) else value
+
+
+def runs(one: Recorded) -> Iterator[Row]:
+    """One row: the cell, what came out, the machine."""
+    cell, summary, environment = one.cell, one.run.summary, one.run.environment
+    pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.profiles]
+    row: Row = {
+        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles"}))),
+        "compute.dilation": cell.compute.dilation,
+        "folder": f"{one.run.folder.parent.name}/{one.run.folder.name}",
+        "network": cell.network,
+        "up_rate_bps": min((link.up.rate_bps for link in cell.profiles if link.up), default=None),
+        "down_rate_bps": min((link.down.rate_bps for link in cell.profiles if link.down), default=None),
+        "round_trip_s": max(sum(pipe.delay_ns for pipe in pair) for pair in pipes) / 1e9,
+        "status": "unfinished",
+        **{name: environment.get(name) for name in ("taken_at", "cpu_model", "cores", "kernel")},
+    }
+    if summary is not None:
+        row |= dict(_flat(summary.model_dump(exclude={"cell_id", "engine", "timing", "dilation"})))
+    yield row | one.key
+
+
+def steps(one: Recorded) -> Iterator[Row]:
+    """A row a step and stage, evaluations too."""
+    summary, paced = one.run.summary, one.cell.compute.mode == "paced"
+    first = summary.first_measured_step if summary is not None else None
+    counted = {step.number for step in measured(one.steps) if first is None or step.number >= first}
+    for step in one.steps:
+        for stage, record in enumerate(step.records):
+            before = None if step.before is None else step.before[stage].counters
+            spent = dict.fromkeys(ACTIVITIES, 0)
+            for span in spans(record):
+                spent[span.activity] += span.end_ns - span.begin_ns
+            overruns = sum(bool(overran(action)) for action in record.actions)
+            yield one.key | {
+                "stage": stage,
+                "phase": step.phase,
+                "step": step.number,
+                "measured": step.phase == "train" and step.number in counted,
+                "begin_s": one.moment(step.begin_ns),
+                "step_s": one.seconds(step.end_ns - step.begin_ns),
+                "stage_begin_s": one.moment(record.start_ns),
+                "stage_end_s": one.moment(record.end_ns),
+                **{f"{activity}_s": one.seconds(duration) for activity, duration in spent.items()},
+                "overruns": overruns if paced else None,
+                "loss": record.loss,
+                "gradient_norm": record.gradient_norm,
+                "learning_rate": record.learning_rate,
+                "tokens": record.tokens,
+                "sent_frames": len(record.sent),
+                "sent_raw_bytes": sum(frame.raw_bytes for frame in record.sent),
+                "sent_payload_bytes": sum(frame.payload_bytes for frame in record.sent),
+                "sent_frame_bytes": sum(frame.frame_bytes for frame in record.sent),
+                "sent_wire_bytes": record.counters.sent_bytes - before.sent_bytes if record.counters and before else None,
+                "retransmits": sum(socket.retransmits for socket in record.sockets),
+            }
+
+
+def frames(one: Recorded) -> Iterator[Row]:
+    """A row a frame, in the order in which they were sent, stage by stage."""
+    for step in one.steps:
+        for flight in flights(step.records):
+            sent, received = flight.sent, flight.received
+            yield one.key | {
+                "phase": step.phase,
+                "step": step.number,
+                "sender": flight.sender,
+                "receiver": flight.receiver,
+                "direction": flight.direction,
+                "microbatch": sent.microbatch,
+                "raw_bytes": sent.raw_bytes,
+                "payload_bytes": sent.payload_bytes,
+                "frame_bytes": sent.frame_bytes,
+                "queued_s": one.moment(sent.queued_ns),
+                "first_byte_s": one.moment(sent.first_byte_ns),
+                "sent_s": one.moment(sent.last_byte_ns),
+                "received_s": None if received is None else one.moment(received.last_byte_ns),
+            }
+
+
+def losses(one: Recorded) -> Iterator[Row]:
+    """A row a point of a loss curve."""
+    curves = {"train": loss_curve, "evaluation": validation_curve, "uncompressed": uncompressed_curve}
+    for phase, curve in curves.items():
+        for point in curve(one.cell, one.stages):
+            yield one.key | {"phase": phase, "step": point.step, "training_s": point.seconds, "loss": point.loss}
+
+
+def links(one: Recorded) -> Iterator[Row]:
+    """A row a sample, link and direction, from the lab's counters."""
+    before = None
+    for sample in one.run.samples():
+        interval_s = 0.0 if before is None else one.seconds(sample.at_ns - before.at_ns)
+        for link, directions in sample.links.items():
+            for direction, count in directions.items():
+                carried = 0 if before is None else count.bytes - before.links[link][direction].bytes
+                yield one.key | {
+                    "at_s": None if one.origin_ns is None else one.moment(sample.at_ns),
+                    "link": link,
+                    "direction": direction,
+                    **count.model_dump(),
+                    "rate_bps": 8 * carried / interval_s if interval_s > 0 else None,
+                }
+        before = sample
+
+
+def certificates(one: Recorded) -> Iterator[Row]:
+    """A row a quantity that was measured."""
+    if not (one.run.folder / "certificate.json").exists():
+        return
+    found = one.run.certificates
+    for when, certificate in (("before", found.before), ("after", found.after)):
+        if certificate is not None:
+            yield from (one.key | {"when": when} | row for row in _measurements(certificate))
+
+
+def _measurements(certificate: Certificate) -> Iterator[Row]:
+    for counts, several in ((False, certificate.rejected), (True, certificate.measurements)):
+        for one in several:
+            row = {"taken_at": certificate.taken_at, "counts": counts, **one.model_dump()}
+            yield row | {"detail": one.detail or None, "note": one.note or None}
+
+
+MAKERS = {"runs": runs, "steps": steps, "frames": frames, "losses": losses, "links": links, "certificates": certificates}
+"""Name of each table -> its rows of one run."""

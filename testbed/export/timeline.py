@@ -1,0 +1,119 @@
+"""A run's timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+A track a stage with its actions and waits; a track a directed boundary with the frames under way, each tied by an arrow to the
+actions that sent and used it; a counter a link and direction with the rate that it carried. Times are microseconds of the
+emulated world since the first step began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed import paths
+from testbed.export import rows
+from testbed.export.rows import Recorded
+from testbed.metrics import Step
+from testbed.metrics.pace import overran
+from testbed.metrics.spans import flights, spans
+from testbed.records import ActionRecord
+from testbed.results import Run
+
+Event = dict[str, Any]
+STAGES, BOUNDARIES, LINKS = 1, 2, 3
+"""Process ids: groups of tracks."""
+_GROUPS = {STAGES: "stages", BOUNDARIES: "boundaries", LINKS: "links"}
+
+
+def _us(one: Recorded, at_ns: int) -> float:
+    return round(one.moment(at_ns) * 1e6, 3)
+
+
+def _slice(one: Recorded, name: str, category: str, thread: int, begin_ns: int, end_ns: int, **args: Any) -> Event:
+    begin, end = _us(one, begin_ns), _us(one, end_ns)
+    event = {"ph": "X", "name": name, "cat": category, "pid": STAGES, "tid": thread, "ts": begin, "dur": round(end - begin, 3)}
+    return event | ({"args": args} if args else {})
+
+
+def _names(stages: int, boundaries: Mapping[tuple[int, int], int]) -> Iterator[Event]:
+    def named(kind: str, pid: int, tid: int, name: str) -> Event:
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
+
+    yield from (named("process_name", pid, 0, name) for pid, name in _GROUPS.items())
+    yield from (named("thread_name", STAGES, stage, f"stage {stage}") for stage in range(stages))
+    yield from (
+        named("thread_name", BOUNDARIES, thread, f"stage {sender} to {receiver}")
+        for (sender, receiver), thread in boundaries.items()
+    )
+
+
+def _stages(one: Recorded, step: Step) -> Iterator[Event]:
+    title = f"step {step.number}" if step.phase == "train" else f"{step.phase} after step {step.number}"
+    for stage, record in enumerate(step.records):
+        yield _slice(one, title, step.phase, stage, record.start_ns, record.end_ns, step=step.number, warmup=step.warmup)
+        for action in record.actions:
+            name = f"{action.kind}{action.microbatch}"
+            late = {"overrun": True} if overran(action) else {}
+            yield _slice(one, name, "action", stage, action.input_ns, action.encoded_ns, **late)
+        for span in spans(record):
+            name = span.activity if span.microbatch is None else f"{span.activity} {span.microbatch}"
+            yield _slice(one, name, span.activity, stage, span.begin_ns, span.end_ns)
+
+
+def _boundaries(one: Recorded, step: Step, threads: Mapping[tuple[int, int], int], first: int) -> Iterator[Event]:
+    """Frames overlap, so they are asynchronous events; `first` is the id of the step's first."""
+    used: list[dict[tuple[str, int], ActionRecord]]
+    used = [{(action.kind, action.microbatch): action for action in record.actions} for record in step.records]
+    for number, flight in enumerate(flights(step.records), start=first):
+        sent, name = flight.sent, f"{flight.direction} {flight.sent.microbatch}"
+        about: Event = {"name": name, "cat": "frame", "pid": BOUNDARIES, "tid": threads[flight.sender, flight.receiver]}
+        sizes = {"raw_bytes": sent.raw_bytes, "payload_bytes": sent.payload_bytes, "frame_bytes": sent.frame_bytes}
+        yield about | {"ph": "b", "id": number, "ts": _us(one, sent.first_byte_ns), "args": sizes}
+        yield about | {"ph": "e", "id": number, "ts": _us(one, flight.end_ns)}
+        key = ("F" if flight.direction == "forward" else "B", sent.microbatch)
+        source, target = used[flight.sender].get(key), used[flight.receiver].get(key)
+        if source is not None and target is not None and source.input_ns < source.encoded_ns:
+            arrow = {"name": name, "cat": "flow", "pid": STAGES, "id": number}
+            # An arrow starts inside the slice that it leaves: its end is not.
+            yield arrow | {"ph": "s", "tid": flight.sender, "ts": _us(one, source.computed_ns)}
+            yield arrow | {"ph": "f", "bp": "e", "tid": flight.receiver, "ts": _us(one, target.input_ns)}
+
+
+def _counters(one: Recorded) -> Iterator[Event]:
+    for row in rows.links(one):
+        if row["rate_bps"] is not None and row["at_s"] is not None:
+            name = f"{row['link']} {row['direction']}"
+            at, rate = round(row["at_s"] * 1e6, 3), round(row["rate_bps"] / 1e6, 3)
+            yield {"ph": "C", "name": name, "pid": LINKS, "tid": 0, "ts": at, "args": {"Mbit/s": rate}}
+
+
+def events(one: Recorded) -> list[Event]:
+    """All events of a run: names first, then by time."""
+    stages = one.cell.pipeline.stages
+    pairs = [pair for left in range(stages - 1) for pair in ((left, left + 1), (left + 1, left))]
+    threads = {pair: number for number, pair in enumerate(pairs)}
+    found: list[Event] = []
+    frames = 0
+    for step in one.steps:
+        found += _stages(one, step)
+        found += _boundaries(one, step, threads, frames)
+        frames += sum(len(record.sent) for record in step.records)
+    found += _counters(one)
+    # What lasts longer comes first, so that an inner slice follows the one around it.
+    found.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    return [*_names(stages, threads), *found]
+
+
+def write(runs: Iterable[Run], folder: Path) -> list[Path]:
+    """A file a run, CELL-run-K.json, into an existing folder. Returns the files."""
+    made = []
+    for one in map(Recorded, runs):
+        about = {"cell": one.run.folder.parent.name, "timing": one.cell.timing, "dilation": one.cell.compute.dilation}
+        content = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events(one)}
+        path = folder / f"{one.run.folder.parent.name}-{one.run.folder.name}.json"
+        path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf8")
+        paths.give_to_user(path)
+        made.append(path)
+    return made

@@ -1,0 +1,114 @@
+"""A codec against a baseline over the same network: how many times as fast, and what it costs in loss.
+
+Runs are paired: the same seed, and of that seed the first run with the first, the second with the second (in a sweep whose order
+is interleaved these were made close to each other, so that a machine that grows slower weighs on both). What has no partner is
+left out and counted. Steps are not paired: step 7 of one run was not made at the time of step 7 of another.
+
+Speed-up: the baseline's median step over the codec's. One pair: both runs' steps are resampled, each on its own. Several pairs:
+Student's t over the logarithms of the pairs' ratios.
+Loss: the codec's validation loss less the baseline's, at the last step at which both were evaluated, one pair a seed (another run
+of a seed has the same losses). One seed has no interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from testbed.metrics import statistics
+from testbed.metrics.curves import LossPoint, loss_curve, validation_curve
+from testbed.metrics.statistics import Estimate
+from testbed.metrics.steady import steady
+from testbed.metrics.steps import align
+from testbed.records import StepRecord
+from testbed.spec import Cell
+
+RUN_TO_RUN = 0.03
+"""Two runs of one cell may differ by so much on a quiet machine; a single pair must differ by more to be called separable."""
+
+
+class RunSteps(NamedTuple):
+    """What a comparison takes from a run. All seconds are the emulated world's."""
+
+    seed: int
+    number: int
+    """k of the folder run-k."""
+    seconds: tuple[float, ...]
+    """Of each measured step in the steady state, in order."""
+    train: tuple[LossPoint, ...]
+    validation: tuple[LossPoint, ...]
+
+
+def run_steps(cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]]) -> RunSteps:
+    """From the records of a run that ended well. `stages` as for `summarise`."""
+    seconds = tuple(step.seconds / cell.compute.dilation for step in steady(align(stages)))
+    return RunSteps(cell.training.seed, number, seconds, tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages)))
+
+
+class Comparison(NamedTuple):
+    """A codec against a baseline."""
+
+    speed_up: Estimate | None
+    """How many times as fast as the baseline; None without a pair of runs that have measured steps."""
+    separable: bool
+    """Whether the interval of the speed-up excludes 1 (and a single pair differs by more than `RUN_TO_RUN`)."""
+    loss_difference: Estimate | None
+    """Nats per token above the baseline (below: negative); None without a seed that both evaluated at one step."""
+    loss_separable: bool
+    """Whether its interval excludes 0; one seed never can."""
+    pairs: int
+    unpaired: int
+    """Runs of either side that have no partner."""
+    rule: str
+    """How the pairs were made, for a caption."""
+
+
+def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple[RunSteps, RunSteps]]:
+    """The k-th run of a seed with the k-th of the same seed, by seed."""
+    pairs: list[tuple[RunSteps, RunSteps]] = []
+    for seed in sorted({run.seed for run in ours}):
+        first, second = (sorted((r for r in side if r.seed == seed), key=lambda r: r.number) for side in (ours, baseline))
+        pairs += zip(first, second, strict=False)
+    return pairs
+
+
+def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> Comparison:
+    """Runs of one codec against runs of another, all over the same network and otherwise the same cell, seeds apart."""
+    pairs = paired(ours, baseline)
+    speed_up, loss = _speed_up(pairs), _loss_difference(pairs)
+    separable = speed_up is not None and speed_up.interval is not None and not speed_up.interval.holds(1.0)
+    if speed_up is not None and len(pairs) == 1:
+        separable = separable and abs(speed_up.value - 1) > RUN_TO_RUN
+    return Comparison(
+        speed_up=speed_up,
+        separable=separable,
+        loss_difference=loss,
+        loss_separable=loss is not None and loss.interval is not None and not loss.interval.holds(0.0),
+        pairs=len(pairs),
+        unpaired=len(ours) + len(baseline) - 2 * len(pairs),
+        rule="runs of the same seed, in the order in which they were made",
+    )
+
+
+def _speed_up(pairs: Sequence[tuple[RunSteps, RunSteps]]) -> Estimate | None:
+    timed = [(ours.seconds, base.seconds) for ours, base in pairs if ours.seconds and base.seconds]
+    ratios = [float(np.median(base) / np.median(ours)) for ours, base in timed]
+    if len(timed) != 1:
+        return statistics.of_ratios(ratios, "pair") if timed else None
+    [(ours, base)] = timed
+    if min(len(ours), len(base)) < 2:
+        return Estimate(ratios[0], None, 1, "1 pair of runs")
+    interval = statistics.percentiles(statistics.resampled(base) / statistics.resampled(ours))
+    return Estimate(ratios[0], interval, 1, "1 pair of runs, bootstrap of the steps of each")
+
+
+def _loss_difference(pairs: Sequence[tuple[RunSteps, RunSteps]]) -> Estimate | None:
+    differences: dict[int, float] = {}
+    for ours, base in pairs:
+        theirs = {point.step: point.loss for point in base.validation}
+        common = [point for point in ours.validation if point.step in theirs]
+        if common:
+            differences.setdefault(ours.seed, common[-1].loss - theirs[common[-1].step])
+    return statistics.of_differences(list(differences.values()), "seed") if differences else None

@@ -1,0 +1,70 @@
+"""Loss curves: of one run, and of several seeds together. Times are the emulated world's seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from testbed.metrics.steps import align
+from testbed.records import Phase, StepRecord
+from testbed.spec import Cell
+
+
+class LossPoint(NamedTuple):
+    """One point of a loss curve."""
+
+    step: int
+    """Optimiser steps done before the loss was taken."""
+    seconds: float
+    """Time spent in training steps when the loss was known: evaluations are taken out, warm-up is in."""
+    loss: float
+
+
+class Bands(NamedTuple):
+    """Several curves as one: at each step that all of them have, over the curves."""
+
+    steps: list[int]
+    low: list[float]
+    """The smallest loss: of the few seeds that a sweep has, a quantile would be made up."""
+    median: list[float]
+    high: list[float]
+    """The largest loss."""
+    curves: int
+
+
+def _curve(cell: Cell, stages: Sequence[Sequence[StepRecord]], phase: Phase) -> list[LossPoint]:
+    points, seconds = [], 0.0
+    for step in align(stages):
+        if step.phase == "train":
+            seconds += step.seconds / cell.compute.dilation
+        if step.phase == phase and step.loss is not None:
+            points.append(LossPoint(step.number, seconds, step.loss))
+    return points
+
+
+def loss_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
+    """The training loss of every step."""
+    return _curve(cell, stages, "train")
+
+
+def validation_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
+    """The loss of every evaluation, with the codec in place."""
+    return _curve(cell, stages, "evaluation")
+
+
+def uncompressed_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
+    """The loss of every evaluation that was made once more with fp32 at the boundaries."""
+    return _curve(cell, stages, "uncompressed")
+
+
+def bands(curves: Sequence[Sequence[LossPoint]]) -> Bands:
+    """The curves of a cell's seeds as one band. A step that one of them lacks (it ended early) is left out."""
+    losses = [{point.step: point.loss for point in curve} for curve in curves]
+    steps = sorted(set.intersection(*(set(one) for one in losses))) if losses else []
+    rows = np.array([[one[step] for step in steps] for one in losses], dtype=np.float64).reshape(len(losses), len(steps))
+    if not steps:
+        return Bands([], [], [], [], len(losses))
+    low, median, high = rows.min(axis=0), np.median(rows, axis=0), rows.max(axis=0)
+    return Bands(steps, low.tolist(), median.tolist(), high.tolist(), len(losses))

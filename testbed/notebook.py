@@ -1,0 +1,127 @@
+"""For notebooks: run a cell, and read results, as pandas frames. `import testbed` offers these functions and imports them late.
+
+A cell is run by the command line in a process of its own: a lab needs privileges or a user namespace, which the process of a
+notebook could not put down again, and Ctrl-C must mean the same as in a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from testbed import export, results
+from testbed.errors import ResultsError, TestbedError, UserError
+from testbed.export import files
+from testbed.results import Run
+
+_PROGRAM = (
+    "import sys; from testbed.process import die_with_parent; die_with_parent(int(sys.argv.pop(1))); "
+    "from testbed.cli import main; main()"
+)
+_SUMS = (
+    "sent_frames", "sent_raw_bytes", "sent_payload_bytes", "sent_frame_bytes", "sent_wire_bytes", "retransmits", "overruns",
+)  # fmt: skip
+_MEANS = ("forward_s", "backward_s", "update_s", "encode_s", "decode_s", "wire_s", "wait_s", "synchronise_s")
+_KEY = ["cell_id", "run", "phase", "step"]
+
+
+def run_cell(
+    codec: str = "fp32",
+    profile: str = "consumer-80mbps",
+    *,
+    like: str = "default",
+    quick: bool = False,
+    engine: str = "auto",
+    folder: str | Path = "results",
+    fields: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Any:
+    """Run one cell, as `python -m testbed run` does, and return its steps: a pandas.DataFrame, see `steps`.
+
+    `profile`: of all links, or `cable+lte+cable`, one a link. All other fields are those of the experiment `like`, or its short
+    form, except those in `fields`: {"training.steps": 20, "pipeline.stages": 2}. Results go to `folder`/run. `.attrs` of the
+    frame holds `folder` (of the run) and `summary` (a dict, see records.Summary). Unless `quiet`, what the command prints is
+    printed.
+
+    UserError or TestbedError, with what the command printed, when the run does not end well. Ctrl-C (the notebook's stop button)
+    once ends the run after its step, twice at once.
+    """
+    home = Path(folder)
+    words = ["run", "--codec", codec, "--profile", profile, "--like", like, "--engine", engine, "--results", str(home)]
+    words += ["--quick"] if quick else []
+    for name, value in (fields or {}).items():
+        words += ["--set", f"{name}={json.dumps(value)}"]  # what JSON writes for these values is TOML too
+    _command(words, quiet=quiet)
+    (cell_id,) = results.last_sweep(home / "run").cells
+    run = results.finished(home / "run", cell_id)
+    summary = None if run is None else run.summary
+    if run is None or summary is None:
+        raise ResultsError(f"there is no finished run in {home / 'run' / cell_id}, though its command ended well")
+    frame = steps(run.folder)
+    frame.attrs |= {"folder": str(run.folder), "summary": summary.model_dump(mode="json")}
+    return frame
+
+
+def load(folder: str | Path = "results/default") -> Any:
+    """The runs of an experiment's last sweep, a row each, as a pandas.DataFrame: the cell's fields, what came out, the machine.
+
+    Columns are described in testbed/export/README.md.
+    """
+    return files.frame("runs", _runs(Path(folder)))
+
+
+def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> Any:
+    """The steps of a run's folder, or of all runs of an experiment's last sweep, as a pandas.DataFrame.
+
+    A row is a step or an evaluation of the whole pipeline: bytes are sums over the stages, times of activities means over them.
+    `by_stage`: a row a stage. Columns are described in testbed/export/README.md.
+    """
+    frame = files.frame("steps", _runs(Path(folder)))
+    if by_stage:
+        return frame
+    how = dict.fromkeys(_SUMS, "sum") | dict.fromkeys(_MEANS, "mean") | {"loss": "last", "tokens": "last", "stage_end_s": "max"}
+    how |= dict.fromkeys(("measured", "begin_s", "step_s", "gradient_norm", "learning_rate"), "first")
+    grouped = frame.groupby(_KEY, sort=False)
+    whole = grouped.agg({name: how[name] for name in frame.columns if name in how and name not in _SUMS})
+    sums = grouped[list(_SUMS)].sum(min_count=1)  # what is missing at every stage stays missing
+    return whole.join(sums).rename(columns={"stage_end_s": "end_s"}).reset_index()
+
+
+def _runs(folder: Path) -> Iterable[Run]:
+    if (folder / "cell.json").exists():
+        return [Run(folder)]
+    if not folder.is_dir():
+        raise ResultsError(f"there is no result folder {folder}")
+    return export.chosen(folder)
+
+
+def _command(words: list[str], *, quiet: bool) -> None:
+    """Run a command of testbed. UserError or TestbedError, with what it printed, where its exit status is not 0."""
+    program = [sys.executable, "-c", _PROGRAM, str(os.getpid()), *words]
+    said: list[str] = []
+    interrupted = False
+    # A session of its own, so that an interrupt reaches it once: from here, and not from the terminal too.
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as child:
+        while True:
+            try:
+                for line in child.stdout or ():
+                    said.append(line)
+                    if not quiet:
+                        sys.stdout.write(line)
+                status = child.wait()
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+                child.send_signal(signal.SIGINT)
+    if interrupted:
+        raise KeyboardInterrupt
+    if status != 0:
+        kind = UserError if status == UserError.exit_status else TestbedError
+        raise kind(f"testbed {shlex.join(words)} ended with exit status {status}: {''.join(said)[-2000:].strip()}")

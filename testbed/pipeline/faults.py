@@ -1,0 +1,53 @@
+"""What can go wrong with a stage's maths and memory, in words that say what to try. No torch."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from testbed.errors import StageError
+
+_ALLOCATOR = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")
+"""What torch says in its RuntimeErrors."""
+_MEMORY = (
+    "try smaller micro-batches (more of them, or a smaller workload.batch_size), pipeline.recompute = true, a shorter sequence, "
+    "or fewer stages on this machine"
+)
+
+
+def diverged(stage: int, what: str, value: float, where: str) -> StageError:
+    """A loss or a gradient is no number."""
+    return StageError(
+        f"stage {stage}: the {what} is {value} at {where}: training has diverged; try a lower optimiser.learning_rate, a longer "
+        f"learning_rate_warmup or a smaller clip_norm, and if only this codec does it, a milder one"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory could not be had."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATOR))
+
+
+def out_of_memory(stage: int, where: str, error: BaseException) -> StageError:
+    """Memory was refused to a stage."""
+    lines = str(error).strip().splitlines()
+    found = f" ({lines[0]})" if lines else ""
+    return StageError(f"stage {stage}: out of memory {where}{found}; {_MEMORY}")
+
+
+def killed(stage: int, how: str, where: str, *, by_kernel: bool) -> StageError:
+    """A stage's process came to an end that was not its own; `by_kernel`: while the kernel ended processes for want of memory."""
+    if by_kernel:
+        return StageError(f"stage {stage}: out of memory {where}: the kernel killed its process; {_MEMORY}")
+    return StageError(f"the process of stage {stage} {how} {where}")
+
+
+def oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started; 0 where it does not count them."""
+    try:
+        fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields.get("oom_kill", 0))

@@ -1,0 +1,141 @@
+"""Forward and backward passes through one stage: the input from one neighbour, the maths, the output to the other.
+
+There is no first, middle or last kind of stage: where `upstream` is None inputs are token ids, where `downstream` is None
+outputs go into the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.base import Slot
+from testbed.pipeline import faults
+from testbed.pipeline.boundary import Boundary
+from testbed.pipeline.job import StageJob
+from testbed.pipeline.pacing import Kind, Watch
+from testbed.records import ActionRecord
+
+
+class Model(Protocol):
+    """A stage's share of a model (`workloads` makes it); a torch.nn.Module."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Token ids or hidden states in; hidden states or, at the last stage, logits out."""
+        ...
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean over the tokens."""
+        ...
+
+    def draw(self, step: int, microbatch: int) -> None:
+        """What the next forward pass is for: keys what it draws at random."""
+        ...
+
+    def parameters(self) -> Any: ...
+
+    def train(self, mode: bool) -> Any: ...
+
+
+class Batch(Protocol):
+    """One micro-batch; every stage derives it from the seed, so it crosses no link."""
+
+    @property
+    def inputs(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def samples(self) -> tuple[int, ...]: ...
+
+
+class Done(NamedTuple):
+    """What the passes since the last time have come to."""
+
+    actions: list[ActionRecord]
+    loss: float | None
+    """Mean over the micro-batches; None except at the last stage."""
+
+
+class _Kept(NamedTuple):
+    """What a forward pass leaves for its backward pass."""
+
+    inputs: Tensor
+    outputs: Tensor | None
+    """With their graph; None where they are computed again."""
+    targets: Tensor
+
+
+class Passes:
+    """One stage's passes. Owns nothing that must be closed."""
+
+    def __init__(
+        self, job: StageJob, *, model: Model, upstream: Boundary | None, downstream: Boundary | None, watch: Watch
+    ) -> None:
+        self._stage, self._recompute = job.stage, job.pipeline.recompute
+        self._parts = job.pipeline.microbatches * job.pipeline.accumulation
+        self._model, self._upstream, self._downstream, self._watch = model, upstream, downstream, watch
+        self._kept: dict[int, _Kept] = {}
+        self._losses: list[float] = []
+        self._records: list[ActionRecord] = []
+
+    def forward(self, batch: Batch, slot: Slot) -> None:
+        """One micro-batch through the stage. StageError for a loss that is no number."""
+        training = slot.phase == "train"
+        self._watch.ask()
+        inputs = batch.inputs
+        if self._upstream is not None:
+            inputs = self._take(self._upstream, slot).requires_grad_(training)
+        self._watch.begin("F")
+        with torch.set_grad_enabled(training and not self._recompute):
+            outputs = self._through(inputs, batch.targets, slot)
+        if self._downstream is None:
+            self._losses.append(loss := outputs.item())
+            if not math.isfinite(loss):
+                raise faults.diverged(self._stage, "loss", loss, f"{slot.phase} step {slot.step}, micro-batch {slot.microbatch}")
+        if training:
+            self._kept[slot.microbatch] = _Kept(inputs, None if self._recompute else outputs, batch.targets)
+        self._watch.done()
+        self._finish("F", slot, self._downstream, outputs.detach())
+
+    def backward(self, slot: Slot) -> None:
+        """The gradient of one micro-batch back through the stage."""
+        inputs, outputs, targets = self._kept.pop(slot.microbatch)
+        self._watch.ask()
+        gradient = None if self._downstream is None else self._take(self._downstream, slot)
+        self._watch.begin("B")
+        if outputs is None:
+            outputs = self._through(inputs, targets, slot)
+        if self._downstream is None:
+            outputs = outputs / self._parts
+        outputs.backward(gradient)  # type: ignore[no-untyped-call]
+        self._watch.done()
+        self._finish("B", slot, self._upstream, inputs.grad)
+
+    def take(self) -> Done:
+        """What there is to record since the last call."""
+        loss = math.fsum(self._losses) / len(self._losses) if self._losses else None
+        done = Done(self._records, loss)
+        self._losses, self._records = [], []
+        return done
+
+    def _take(self, source: Boundary, slot: Slot) -> Tensor:
+        tensor, *times_ns = source.receive(slot)
+        self._watch.received(*times_ns)
+        return tensor
+
+    def _through(self, inputs: Tensor, targets: Tensor, slot: Slot) -> Tensor:
+        """This stage's layers, and at the last stage the loss."""
+        if slot.phase == "train":
+            self._model.draw(slot.step, slot.microbatch)
+        outputs = self._model(inputs)
+        return outputs if self._downstream is not None else self._model.loss(outputs, targets)
+
+    def _finish(self, kind: Kind, slot: Slot, target: Boundary | None, output: Tensor | None) -> None:
+        encoded_ns = None
+        if target is not None:
+            assert output is not None
+            encoded_ns = target.send(output, slot, self._watch.encoded)
+        self._records.append(self._watch.record(kind, slot.microbatch, encoded_ns))

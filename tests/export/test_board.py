@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.errors import CapabilityError
+from testbed.export import chosen, export
+from testbed.metrics import loss_curve, validation_curve
+
+
+def test_tensorboard_reads_what_the_records_hold(experiment: Path, tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for _ in range(2):  # a second export replaces the first
+        folders = export(experiment, "tensorboard", tmp_path)
+    runs = chosen(experiment)
+    assert len(folders) == len(runs)
+    for run, folder in zip(runs, folders, strict=True):
+        assert len(list(folder.iterdir())) == 1
+        found = loader.EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0})
+        found.Reload()
+        stages = [run.steps(stage) for stage in range(run.cell.pipeline.stages)]
+        for tag, curve in (("loss/train", loss_curve), ("loss/validation", validation_curve)):
+            read = [(event.step, event.value) for event in found.Scalars(tag)]
+            assert read == [(point.step, np.float32(point.loss)) for point in curve(run.cell, stages)]
+        times = found.Scalars("step/seconds")
+        assert len(times) == run.cell.training.steps
+        assert [event.wall_time for event in times] == sorted(event.wall_time for event in times)
+        payload = sum(sent.payload_bytes for records in stages for sent in records[0].sent)
+        assert found.Scalars("step/payload bytes")[0].value == np.float32(payload)
+
+
+def test_without_tensorboard_one_message_says_what_to_install(
+    experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("tensorboard"):
+            raise ImportError("No module named 'tensorboard'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(CapabilityError, match=r"pip install 'testbed\[tensorboard\]'"):
+        export(experiment, "tensorboard", tmp_path)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+import pyarrow.parquet
+import pytest
+from pandas.testing import assert_frame_equal
+from typer.testing import CliRunner
+
+from testbed import results
+from testbed.cli import app
+from testbed.errors import ResultsError, SpecError, UnknownNameError
+from testbed.export import FORMATS, chosen, columns, export, files, page, rows
+from testbed.metrics import loss_curve, validation_curve
+
+TABLES = pytest.mark.parametrize("table", columns.TABLES)
+
+
+@pytest.fixture(scope="module")
+def written(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    for form in ("csv", "parquet"):
+        export(experiment, form, folder)
+    return folder
+
+
+def test_every_table_can_be_made(experiment: Path) -> None:
+    assert columns.TABLES.keys() == rows.MAKERS.keys()
+    for table, described in columns.TABLES.items():
+        names = [column.name for column in described]
+        assert len(names) == len(set(names))
+        found = {name for run in chosen(experiment) for row in rows.MAKERS[table](rows.Recorded(run)) for name in row}
+        assert found <= set(names), f"{table} makes values that no column holds: {found - set(names)}"
+        known = {"compute.forward_ns", "compute.backward_ns", "compute.update_ns", "compute.source"}  # of paced cells
+        assert set(names) - found <= known
+
+
+@TABLES
+def test_files_read_back_as_the_frame(experiment: Path, written: Path, table: str) -> None:
+    """CSV and Parquet hold the same numbers, to the last bit, in columns of the types that columns.csv states."""
+    frame = files.frame(table, chosen(experiment))
+    assert len(frame) > 0
+    stated = pandas.read_csv(written / files.DICTIONARY).set_index(["table", "column"]).type
+    types = stated[table].to_dict()
+    assert list(types) == list(frame.columns)
+    read = pandas.read_csv(written / f"{table}.csv", dtype=types)
+    assert_frame_equal(read, frame, check_exact=True)
+    assert {name: str(kind) for name, kind in frame.dtypes.items()} == types
+    parquet = pyarrow.parquet.read_table(written / f"{table}.parquet")
+    assert parquet.schema.equals(columns.schema(table))
+    assert_frame_equal(parquet.to_pandas(types_mapper=files.pandas_type), frame, check_exact=True)
+
+
+def test_runs_hold_their_summaries(experiment: Path) -> None:
+    frame = files.frame("runs", chosen(experiment)).set_index(["cell_id", "run"])
+    assert len(frame) == 5
+    assert sorted(frame.status) == ["failed", "ok", "ok", "ok", "ok"]
+    for run in chosen(experiment):
+        summary, row = run.summary, frame.loc[(run.folder.parent.name, run.number)]
+        assert summary is not None
+        assert row.step_s == summary.step_s
+        assert (row["step_quartiles_s.low"], row["step_quartiles_s.high"]) == summary.step_quartiles_s
+        assert summary.split is not None
+        assert row["split.wire_s"] == summary.split.wire_s
+        assert row["workload.batch_size"] == run.cell.workload.batch_size
+        assert (experiment / row.folder / "cell.json").exists()
+        assert pandas.isna(row.up_rate_bps) == (run.cell.network == "unshaped")
+
+
+def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> None:
+    run = next(run for run in chosen(experiment) if (summary := run.summary) is not None and summary.status == "ok")
+    stages = [run.steps(stage) for stage in range(run.cell.pipeline.stages)]
+    steps, frames, losses = (files.frame(table, [run]) for table in ("steps", "frames", "losses"))
+    assert len(steps) == sum(len(records) for records in stages)
+    activities = [name for name in steps.columns if name.removesuffix("_s") in rows.ACTIVITIES]
+    spent = steps[activities].sum(axis=1)
+    assert (spent <= steps.stage_end_s - steps.stage_begin_s + 1e-9).all()
+    whole = steps[steps.stage == 0]
+    assert whole.begin_s.to_numpy()[1:] == pytest.approx((whole.begin_s + whole.step_s).to_numpy()[:-1])
+    every = [(stage, record, sent) for stage, records in enumerate(stages) for record in records for sent in record.sent]
+    assert len(frames) == len(every)
+    assert frames.payload_bytes.sum() == sum(sent.payload_bytes for _, _, sent in every)
+    assert (frames.received_s > frames.first_byte_s).all()
+    assert ((frames.receiver - frames.sender == 1) == (frames.direction == "forward")).all()
+    sizes = frames.groupby(["phase", "step", "sender"]).frame_bytes.sum()
+    sums = steps.set_index(["phase", "step", "stage"]).sent_frame_bytes
+    assert all(sums[key] == size for key, size in sizes.items())
+    for phase, curve in (("train", loss_curve), ("evaluation", validation_curve)):
+        points = [(point.step, point.seconds, point.loss) for point in curve(run.cell, stages)]
+        found = losses[losses.phase == phase][["step", "training_s", "loss"]].itertuples(index=False, name=None)
+        assert list(found) == points
+
+
+def test_links_carry_what_the_counters_say(experiment: Path) -> None:
+    run = chosen(experiment)[0]
+    frame, samples = files.frame("links", [run]), list(run.samples())
+    assert len(frame) == sum(len(ways) for sample in samples for ways in sample.links.values())
+    for (link, way), one in frame.groupby(["link", "direction"]):
+        seconds = one.at_s.diff()
+        carried = (one.rate_bps * seconds).sum() / 8
+        assert carried == pytest.approx(samples[-1].links[link][way].bytes - samples[0].links[link][way].bytes)
+
+
+def test_the_page_describes_the_tables() -> None:
+    shipped = Path(columns.__file__).with_name("README.md").read_text(encoding="utf8")
+    assert shipped == page(), "print it again: python -m testbed export --page > testbed/export/README.md"
+
+
+def test_what_cannot_be_exported_is_said(experiment: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"no format 'exel'.*csv"):
+        export(experiment, "exel", tmp_path)
+    with pytest.raises(ResultsError, match="holds no run"):
+        export(tmp_path, "csv", tmp_path / "out")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpecError, match="choose another folder with -o"):
+        export(experiment, "csv", tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_command_says_where_it_wrote(experiment: Path, tmp_path: Path, form: str) -> None:
+    if form == "tensorboard":
+        pytest.importorskip("tensorboard")
+    done = CliRunner().invoke(app, ["export", str(experiment), "--to", form, "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert str(tmp_path / "out") in done.output.replace("\n", "")
+    assert list((tmp_path / "out").iterdir())
+
+
+def test_a_cell_that_never_ran_is_not_a_row(experiment: Path, tmp_path: Path) -> None:
+    record = results.last_sweep(experiment)
+    (tmp_path / "x").mkdir()
+    results.write_json(tmp_path / "x" / "sweep.json", record.model_copy(update={"cells": ("gone",)}))
+    with pytest.raises(ResultsError, match="nothing to export"):
+        export(tmp_path / "x", "csv", tmp_path / "out")

@@ -1,0 +1,58 @@
+"""Overruns and duty, from records that say when maths was done and when it was due."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import Pipeline, profile
+
+from testbed.metrics import align, pace
+from testbed.metrics.steps import Step
+from testbed.records import ActionRecord
+
+
+def steps(maths_ns: list[int], slot_ns: int) -> list[Step]:
+    """Two steps of a pipeline whose actions take `maths_ns` in turn, and are due after `slot_ns`."""
+    pipeline = Pipeline(profile(), stages=2, microbatches=2)
+    pipeline.run(0)
+    pipeline.run(1)
+    count = 0
+
+    def paced(action: ActionRecord) -> ActionRecord:
+        nonlocal count
+        took = maths_ns[count % len(maths_ns)]
+        count += 1
+        done, due = action.decoded_ns + took, action.decoded_ns + slot_ns
+        return action.model_copy(
+            update={"began_ns": action.decoded_ns, "maths_ns": done, "due_ns": due, "computed_ns": max(done, due)}
+        )
+
+    stages = [
+        [record.model_copy(update={"actions": tuple(map(paced, record.actions))}) for record in records]
+        for records in pipeline.records
+    ]
+    return align(stages)
+
+
+@given(st.lists(st.integers(1, 2_000_000), min_size=16, max_size=16), st.integers(1, 2_000_000))
+def test_the_share_is_that_of_the_actions_done_after_they_were_due(maths_ns: list[int], slot_ns: int) -> None:
+    found = steps(maths_ns, slot_ns)
+    assert (
+        pace.overrun_share(found) == sum(took > slot_ns for took in maths_ns) / 16
+    )  # 2 stages, 2 steps, F and B of 2 micro-batches
+
+
+@given(st.lists(st.integers(1, 2_000_000), min_size=16, max_size=16))
+def test_duty_is_busy_time_by_the_time_of_the_steps(maths_ns: list[int]) -> None:
+    found = steps(maths_ns, 10)
+    assert pace.duty(found) == pytest.approx(sum(maths_ns) / sum(step.end_ns - step.begin_ns for step in found))
+
+
+def test_where_nothing_is_paced_there_is_no_share() -> None:
+    pipeline = Pipeline(profile())
+    pipeline.run(0)
+    assert pace.overrun_share(align(pipeline.records)) is None
+    assert pace.duty(align(pipeline.records)) is None
+    assert pace.overrun_share([]) is None
+    assert pace.duty([]) is None

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.metrics import statistics
+from testbed.metrics.statistics import Estimate
+
+durations = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60)
+
+
+def noise(count: int, seed: int, resemblance: float = 0.0) -> list[float]:
+    """Step times that vary by 3 %, each resembling the one before."""
+    rng = np.random.default_rng(seed)
+    values = [rng.normal()]
+    for shock in rng.normal(size=count - 1):
+        values.append(resemblance * values[-1] + math.sqrt(1 - resemblance**2) * shock)
+    return [math.exp(0.03 * value) for value in values]
+
+
+def coverage(estimates: list[Estimate], truth: float) -> float:
+    return sum(one.interval is not None and one.interval.holds(truth) for one in estimates) / len(estimates)
+
+
+@settings(max_examples=40, deadline=None)
+@given(durations)
+def test_an_interval_holds_the_median_and_lies_within_the_values(values: list[float]) -> None:
+    found = statistics.of_steps(values)
+    assert found.interval is not None
+    assert min(values) <= found.interval.low <= found.value <= found.interval.high <= max(values)
+    assert found.value == pytest.approx(np.median(values))
+
+
+@settings(max_examples=20, deadline=None)
+@given(durations)
+def test_the_same_steps_give_the_same_interval(values: list[float]) -> None:
+    assert statistics.of_steps(values) == statistics.of_steps(tuple(values))
+
+
+def test_intervals_hold_the_true_median_about_as_often_as_they_say() -> None:
+    assert coverage([statistics.of_steps(noise(60, seed)) for seed in range(150)], 1.0) > 0.9
+    assert coverage([statistics.of_steps(noise(120, seed, 0.5)) for seed in range(100)], 1.0) > 0.8
+
+
+def test_steps_that_resemble_each_other_are_drawn_in_blocks_and_are_less_sure() -> None:
+    assert statistics.block_length(noise(200, 1)) == 1
+    alike = noise(200, 1, 0.6)
+    assert statistics.block_length(alike) == 6
+    shuffled = np.random.default_rng(0).permutation(alike).tolist()
+    assert statistics.block_length(shuffled) == 1
+    together, alone = statistics.of_steps(alike).interval, statistics.of_steps(shuffled).interval
+    assert together is not None
+    assert alone is not None
+    assert together.high - together.low > 1.2 * (alone.high - alone.low)
+    assert "blocks of 6" in statistics.of_steps(alike).rule
+
+
+def test_an_outlier_hides_no_resemblance() -> None:
+    alike = noise(100, 3, 0.7)
+    assert statistics.block_length([*alike[:50], 1000.0, *alike[50:]]) > 1
+
+
+def test_a_single_step_has_no_interval() -> None:
+    assert statistics.of_steps([2.0]) == Estimate(2.0, None, 1, "1 step of one run")
+    assert statistics.step_time([[], []]) is None
+
+
+def test_equal_steps_leave_no_doubt() -> None:
+    found = statistics.of_steps([0.25] * 20)
+    assert found.interval == (0.25, 0.25)
+
+
+def test_long_runs_are_resampled_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part or all at once: the same draws."""
+    for values in (noise(100, 5), noise(100, 5, 0.8)):
+        whole = statistics.resampled(values)
+        monkeypatch.setattr(statistics, "_AT_ONCE", 1000)
+        assert statistics.resampled(values).tolist() == whole.tolist()
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5])
+def test_runs_are_the_observations_where_there_are_several(runs: int) -> None:
+    """Runs of one cell differ by 2 %, which no single run's steps can know; the interval over runs does."""
+    found, blind = [], []
+    for trial in range(300):
+        rng = np.random.default_rng(trial)
+        cell = [[float(rng.normal(1, 0.001)) * level for _ in range(10)] for level in np.exp(rng.normal(0, 0.02, runs))]
+        one = statistics.step_time(cell)
+        assert one is not None
+        found.append(one)
+        blind.append(statistics.of_ratios([float(np.median(cell[0]))] * 2, "run"))
+    assert {one.n for one in found} == {runs}
+    assert 0.91 < coverage(found, 1.0) < 0.99
+    assert coverage(blind, 1.0) < 0.1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=8))
+def test_faster_and_slower_are_treated_alike(ratios: list[float]) -> None:
+    there, back = statistics.of_ratios(ratios, "pair"), statistics.of_ratios([1 / ratio for ratio in ratios], "pair")
+    assert there.value * back.value == pytest.approx(1)
+    assert there.interval is not None
+    assert back.interval is not None
+    assert there.interval.low * back.interval.high == pytest.approx(1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=8), st.floats(-5, 5))
+def test_differences_move_with_their_values(values: list[float], by: float) -> None:
+    here, moved = statistics.of_differences(values, "seed"), statistics.of_differences([v + by for v in values], "seed")
+    assert here.interval is not None
+    assert moved.interval is not None
+    assert moved.value == pytest.approx(here.value + by, abs=1e-9)
+    assert moved.interval == pytest.approx([end + by for end in here.interval], abs=1e-6)

@@ -1,0 +1,256 @@
+"""The line of the emulated device's time, on a clock of our own and over real hosts: no drift, whatever is late."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_host import SOON_S, VOCABULARY, a_cell, a_host, finish, jobs_of, read, start
+
+from testbed.metrics.closed_form import unshaped_step_s
+from testbed.metrics.pace import duty, overrun_share
+from testbed.metrics.steps import Step, align, measured
+from testbed.pipeline.control import Done, Host
+from testbed.pipeline.pacing import Kind, Pacer
+from testbed.pipeline.schedule import Action, actions
+from testbed.records import ActionRecord
+from testbed.spec import Cell, Paced, PipelineSpec
+
+FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
+DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}
+lateness = st.integers(0, 3_000)
+
+
+def paced(dilation: int = 1) -> Paced:
+    return Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated", dilation=dilation)
+
+
+class FakeClock:
+    """Moves only when told to, or waited for; then it is late by the next of `late`, for ever."""
+
+    def __init__(self, late: Sequence[int] = (0,)) -> None:
+        self.ns = 1_000_000
+        self._late = itertools.cycle(late)
+
+    def now(self) -> int:
+        return self.ns
+
+    def wait_until(self, moment_ns: int) -> int:
+        if moment_ns > self.ns:
+            self.ns = moment_ns + next(self._late)
+        return self.ns
+
+
+def act(pacer: Pacer, clock: FakeClock, action: Action, *, maths: int, codec: int = 0, frame: int | None = None) -> ActionRecord:
+    """One action, with input that arrives at `frame` (None: it needs none) and an output."""
+    pacer.ask()
+    if frame is not None:
+        got = clock.wait_until(frame)
+        clock.ns += codec
+        pacer.received(frame, got, clock.ns)
+    pacer.begin(action.kind)
+    clock.ns += maths
+    pacer.done()
+    clock.ns += codec
+    free = pacer.encoded()
+    return pacer.record(action.kind, action.microbatch, max(free, clock.ns))
+
+
+# ------------------------------------------------------------------ one stage
+@given(
+    st.lists(st.tuples(st.sampled_from(("F", "B")), st.integers(0, FORWARD_NS // 2), lateness), min_size=1, max_size=40),
+    st.integers(1, 5),
+    st.integers(0, 2_000),
+)
+def test_lateness_never_adds_up(work: list[tuple[Kind, int, int]], dilation: int, codec: int) -> None:
+    clock = FakeClock([late for _, _, late in work])
+    pacer, begin = Pacer(paced(dilation), 0, clock), clock.ns
+    line = begin
+    for number, (kind, maths, late) in enumerate(work):
+        record = act(pacer, clock, Action(kind, number), maths=maths, codec=codec)
+        assert record.due_ns == record.computed_ns == line + DURATIONS[kind] * dilation
+        line = record.due_ns + codec * dilation
+        assert record.encoded_ns == line
+        clock.ns += late  # whatever else the process had to do
+    assert line - begin == dilation * sum(DURATIONS[kind] + codec for kind, _, _ in work)
+
+
+@given(st.integers(1, 200_000), st.integers(0, 5))
+def test_an_overrun_is_late_by_as_much_and_is_made_up_for(over: int, more: int) -> None:
+    clock = FakeClock()
+    pacer, begin = Pacer(paced(), 0, clock), clock.ns
+    late = act(pacer, clock, Action("F", 0), maths=FORWARD_NS + over)
+    assert late.due_ns is not None
+    assert late.maths_ns == late.computed_ns == late.encoded_ns == late.due_ns + over
+    records = [act(pacer, clock, Action("F", 1 + n), maths=FORWARD_NS // 4) for n in range(more)]
+    assert [record.due_ns for record in records] == [begin + FORWARD_NS * (2 + n) for n in range(more)]
+    for record in records:
+        assert record.encoded_ns == max(record.due_ns or 0, record.maths_ns or 0)
+    past = [late, *records]
+    assert all(one.encoded_ns <= two.asked_ns for one, two in itertools.pairwise(past))
+    for record in past:
+        times = (record.asked_ns, record.input_ns, record.decoded_ns, record.computed_ns, record.encoded_ns)
+        assert list(times) == sorted(times)
+
+
+@given(st.integers(-100_000, 100_000), lateness, st.integers(0, 5_000), st.integers(1, 4))
+def test_only_what_arrives_later_than_the_line_moves_it(after: int, late: int, codec: int, dilation: int) -> None:
+    clock = FakeClock([late])
+    pacer = Pacer(paced(dilation), 0, clock)
+    first = act(pacer, clock, Action("F", 0), maths=0)
+    frame = first.encoded_ns + after
+    second = act(pacer, clock, Action("F", 1), maths=0, codec=codec, frame=frame)
+    assert second.input_ns == max(first.encoded_ns, frame)
+    assert second.decoded_ns == second.input_ns + codec * dilation
+    assert second.due_ns == second.decoded_ns + FORWARD_NS * dilation
+
+
+# ------------------------------------------------------------------ a pipeline
+def simulate(pipeline: PipelineSpec, steps: int, late: Sequence[int], maths: Sequence[int], wire_ns: int = 0) -> int:
+    """So many steps of stages that each have a clock; frames take `wire_ns` and are sent late. How long it took."""
+    stages = range(pipeline.stages)
+    clocks = [FakeClock(late[stage:] + late[:stage]) for stage in stages]
+    pacers = [Pacer(paced(), stage, clocks[stage]) for stage in stages]
+    delays, takes = itertools.cycle(late), itertools.cycle(maths)
+    begin = clocks[0].ns
+    orders = [
+        actions(
+            pipeline.schedule, stage=stage, stages=len(stages), microbatches=pipeline.microbatches, in_flight=pipeline.in_flight
+        )
+        for stage in stages
+    ]
+    for _ in range(steps):
+        frames: dict[tuple[int, str, int], int] = {}
+        position = [0] * len(stages)
+        while any(position[stage] < len(orders[stage]) for stage in stages):
+            for stage in stages:
+                while position[stage] < len(orders[stage]):
+                    action = orders[stage][position[stage]]
+                    source, target = (stage - 1, stage + 1) if action.kind == "F" else (stage + 1, stage - 1)
+                    frame = frames.get((stage, *action)) if source in stages else None
+                    if source in stages and frame is None:
+                        break
+                    record = act(pacers[stage], clocks[stage], action, maths=next(takes), frame=frame)
+                    frames[target, action.kind, action.microbatch] = record.encoded_ns + next(delays) + wire_ns
+                    position[stage] += 1
+        line = max(pacer.end()[1] for pacer in pacers)
+        for pacer in pacers:
+            pacer.synchronised(line)
+        ends = {pacer.leave(update=True) for pacer in pacers}
+        assert ends == {line + UPDATE_NS}
+    return ends.pop() - begin
+
+
+def spec_of(schedule: str, stages: int, microbatches: int) -> PipelineSpec:
+    return PipelineSpec(stages=stages, microbatches=microbatches, schedule=schedule, in_flight=stages)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(("gpipe", "1f1b")), st.integers(1, 6), st.integers(1, 8), st.integers(1, 3))
+def test_with_frames_in_time_a_step_is_the_schedule_s_closed_form(schedule: str, stages: int, count: int, steps: int) -> None:
+    pipeline = spec_of(schedule, stages, count)
+    step_s = unshaped_step_s(pipeline, forward_s=FORWARD_NS / 1e9, backward_s=BACKWARD_NS / 1e9, update_s=UPDATE_NS / 1e9)
+    assert simulate(pipeline, steps, [0], [FORWARD_NS // 4]) == round(steps * step_s * 1e9)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(("gpipe", "1f1b")),
+    st.integers(1, 5),
+    st.integers(1, 8),
+    st.lists(lateness, min_size=7, max_size=7),
+    st.lists(st.integers(0, FORWARD_NS // 2), min_size=5, max_size=5),
+)
+def test_late_frames_cost_no_more_than_a_wire_that_is_as_slow(
+    schedule: str, stages: int, count: int, late: list[int], maths: list[int]
+) -> None:
+    """What sleeps and maths take does not show; the frames' lateness costs at most what the latest would have cost each time."""
+    pipeline = spec_of(schedule, stages, count)
+    found = simulate(pipeline, 2, late, maths)
+    assert simulate(pipeline, 2, [0], [0]) <= found <= simulate(pipeline, 2, [0], [0], wire_ns=max(late))
+
+
+# ------------------------------------------------------------------ real stages
+WITHIN = 0.02
+"""What is promised of a paced step over links without an effect: its time is the schedule's closed form, to this share."""
+OVERRUNS = 0.01
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[list[Host]]:
+    with ExitStack() as stack:
+        hosts = [stack.enter_context(a_host(stage)) for stage in range(8)]
+        for host in hosts:
+            host.wait_ready(2 * SOON_S)
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "tokens.npy"
+    np.save(path, np.random.default_rng(0).integers(VOCABULARY, size=40_000).astype(np.uint16))
+    return path
+
+
+def a_paced_cell(stages: int, schedule: str, dilation: int, steps: int, **workload: Any) -> Cell:
+    cell = a_cell(stages, schedule, in_flight=stages, steps=steps, evaluate_every=0)
+    compute = Paced(forward_ns=(40_000_000,), backward_ns=(80_000_000,), update_ns=0, source="stated", dilation=dilation)
+    return Cell.model_validate(
+        cell.model_dump()
+        | {
+            "compute": compute,
+            "workload": cell.workload.model_copy(update={"batch_size": 16, "validation_batches": 1, **workload}),
+            "pipeline": cell.pipeline.model_copy(update={"microbatches": 8}),
+        }
+    )
+
+
+def steps_of(hosts: list[Host], cell: Cell, folder: Path, tokens: Path) -> list[Step]:
+    folder.mkdir()
+    stages = cell.pipeline.stages
+    start(hosts[:stages], jobs_of(cell, folder, tokens))
+    assert [said[-1] for said in finish(hosts[:stages])] == [Done()] * stages
+    return measured(align([read(folder, stage) for stage in range(stages)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stages", "schedule", "dilation", "steps", "workload"),
+    [
+        (4, "gpipe", 1, 6, {"model": "gpt2-mini", "sequence_length": 64}),
+        (4, "1f1b", 1, 6, {"model": "gpt2-mini", "sequence_length": 64}),
+        (8, "1f1b", 4, 4, {"model": "gpt2-midi", "sequence_length": 128}),
+    ],
+)
+def test_a_paced_step_is_the_schedule_s_closed_form(
+    eight: list[Host],
+    tokens: Path,
+    tmp_path: Path,
+    stages: int,
+    schedule: str,
+    dilation: int,
+    steps: int,
+    workload: dict[str, Any],
+) -> None:
+    """The maths is real, up to a quarter of the emulated device's time; other programs must leave the machine alone."""
+    cell = a_paced_cell(stages, schedule, dilation, steps, **workload)
+    expected_s = dilation * unshaped_step_s(cell.pipeline, forward_s=0.040, backward_s=0.080)
+    seen = []
+    for attempt in range(2):
+        found = steps_of(eight, cell, tmp_path / str(attempt), tokens)
+        step_s, late, busy = statistics.median(step.seconds for step in found), overrun_share(found), duty(found)
+        assert late is not None
+        assert busy is not None
+        seen.append(f"{step_s / expected_s - 1:+.2%} with {late:.2%} overruns and {busy:.2f} cores busy")
+        print(seen[-1])
+        if abs(step_s / expected_s - 1) <= WITHIN and late < OVERRUNS:
+            return
+    pytest.fail(f"expected {expected_s:g} s; found {'; '.join(seen)}")

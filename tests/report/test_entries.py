@@ -1,0 +1,241 @@
+"""What stands together in one place, what is marked, and that one codec has one colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.colors import to_hex
+from synthetic import Pipeline, cell, pipe, profile, write_run
+from test_tables import printed
+
+from testbed import results
+from testbed.errors import ResultsError, UnknownNameError
+from testbed.metrics import compare
+from testbed.records import Summary
+from testbed.report import build, collect, draw_gantt, latest, terminal_table
+from testbed.report.asked import points
+from testbed.report.bars import step_time
+from testbed.report.comparison import comparison_table
+from testbed.report.figures import draw
+from testbed.report.gantt import median_step
+from testbed.report.lines import loss_against_time
+from testbed.report.settings import settings
+from testbed.report.style import looks
+from testbed.report.tables import result_tables
+from testbed.results import Run
+from testbed.spec import Cell, Paced
+
+HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
+PACED = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")
+PAYLOADS = {"fp32": 131_072, "bf16": 65_536, "int8": 32_768}
+
+
+def seeded(what: Cell, seed: int, **optimiser: Any) -> Cell:
+    return what.model_copy(
+        update={
+            "training": what.training.model_copy(update={"seed": seed}),
+            "optimiser": what.optimiser.model_copy(update=optimiser),
+        }
+    )
+
+
+def add(folder: Path, what: Cell, number: int, **changes: Any) -> Run:
+    payload = PAYLOADS.get(what.codec, 32_768)
+    return write_run(folder, what, Pipeline(HOME, payload_bytes=payload, jitter=0.2, seed=number), error=0.01 * number, **changes)
+
+
+def change(run: Run, **fields: Any) -> Summary:
+    assert run.summary is not None
+    changed = run.summary.model_copy(update=fields)
+    results.write_json(run.folder / "summary.json", changed)
+    return changed
+
+
+def one_group(folder: Path) -> collect.Group:
+    (group,) = collect.groups(collect.read(latest(folder)))
+    return group
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 codecs, 2 seeds, 2 runs each; int8 with a learning rate of its own."""
+    folder = results.make_folder(tmp_path_factory.mktemp("seeds") / "seeds")
+    for codec in PAYLOADS:
+        for seed in (1, 2):
+            for repeat in (0, 1):
+                rate = {"learning_rate": 2e-3 if codec == "int8" else 1e-3}
+                add(folder, seeded(cell(codec, HOME), seed, **rate), 2 * seed + 10 * repeat)
+    return folder
+
+
+def test_seeds_and_repeats_are_one_entry(seeds: Path) -> None:
+    group = one_group(seeds)
+    assert group.label == ""
+    entry = group.cells["home", "int8"]
+    assert (len(entry.good), entry.count) == (4, "4 runs of 2 seeds")
+    each = [run.summary for run in (result.run for result in entry.good)]
+    steps = [summary.step_s for summary in each if summary is not None and summary.step_s is not None]
+    assert min(steps) <= (entry.measured.step_s or 0) <= max(steps)
+    assert entry.measured.step_interval_s is not None
+    split = entry.measured.split
+    assert split is not None
+    assert split.compute_s + split.codec_s + split.wire_s + split.wait_s == pytest.approx(entry.measured.step_s)
+    assert entry.typical in entry.good
+
+
+def test_a_tuned_setting_sets_no_group_apart_and_is_said(seeds: Path) -> None:
+    group = one_group(seeds)
+    assert group.own == {"optimiser.learning_rate": {"fp32": 1e-3, "bf16": 1e-3, "int8": 2e-3}}
+    assert "of each codec's own: optimiser.learning_rate fp32 0.001, bf16 0.001, int8 0.002" in settings(group)
+
+
+def test_a_setting_that_codecs_share_sets_groups_apart(tmp_path: Path) -> None:
+    for rate in (1e-3, 2e-3):
+        for codec in ("fp32", "int8"):
+            add(tmp_path, seeded(cell(codec, HOME), 1, learning_rate=rate), 1)
+    groups = collect.groups(collect.read(latest(tmp_path)))
+    assert [group.label for group in groups] == ["optimiser.learning_rate = 0.001", "optimiser.learning_rate = 0.002"]
+
+
+def test_comparisons_are_those_of_metrics(seeds: Path) -> None:
+    group = one_group(seeds)
+    shown = comparison_table(group)
+    ours, base = group.cells["home", "int8"], group.cells["home", "bf16"]
+    expected = compare(ours.steps, base.steps)
+    assert expected.speed_up is not None
+    assert expected.pairs == 4
+    line = next(line for line in shown.sections["home"] if line.entry is ours)
+    assert line.over_second.value == f"{expected.speed_up.value:.2f}x"
+    assert expected.speed_up.interval is not None
+    assert f"{expected.speed_up.interval.low:.2f}" in line.over_second.detail
+    assert any("4 pairs" in rule for rule in shown.rules)
+    assert shown.target == max(run.validation[-1].loss for run in group.cells["home", "fp32"].steps)
+    fp32 = next(line for line in shown.sections["home"] if line.entry.cell.codec == "fp32")
+    assert fp32.over_first.value == "-"
+    assert fp32.to_loss.value.endswith(" s")
+
+
+def test_what_is_not_separable_is_said(tmp_path: Path) -> None:
+    for codec in ("fp32", "other"):
+        write_run(tmp_path, cell(codec, HOME), Pipeline(HOME, jitter=0.3))
+    group = one_group(tmp_path)
+    line = next(line for line in comparison_table(group).sections["home"] if line.entry.cell.codec == "other")
+    assert "not separable" in line.over_first.detail
+    ((_, row),) = result_tables([group])[0].sections.values()
+    assert row.cells[1] == "~1.00x"
+    assert not row.best
+    assert "~ not separable" in "\n".join(printed(terminal_table(latest(tmp_path)), 120))
+
+
+def test_bands_hold_every_seed(seeds: Path) -> None:
+    group = one_group(seeds)
+    drawing = loss_against_time(group, "")
+    (axes,) = drawing.figure.axes
+    assert len(axes.collections) >= 2 * len(group.codecs)  # a band and the validations' spread, for each codec
+    assert "up to 2 seeds" in drawing.caption
+    drawing = loss_against_time(one_group_of_one_seed(seeds), "")
+    assert "seeds" not in drawing.caption
+
+
+def one_group_of_one_seed(folder: Path) -> collect.Group:
+    (group,) = collect.groups([result for result in collect.read(latest(folder)) if result.cell.training.seed == 1])
+    return group
+
+
+@pytest.mark.parametrize(("share", "marked", "hollow"), [(0.004, False, False), (0.02, True, False), (0.2, True, True)])
+def test_overruns_are_marked_everywhere(tmp_path: Path, share: float, marked: bool, hollow: bool) -> None:
+    for codec in ("fp32", "int8"):
+        run = add(tmp_path, cell(codec, HOME).model_copy(update={"compute": PACED}), 1)
+        change(run, overrun_share=share if codec == "int8" else 0.0)
+    group = one_group(tmp_path)
+    entry = group.cells["home", "int8"]
+    assert any("overruns" in mark for mark in entry.marks) is marked
+    assert entry.sound is not hollow
+    assert any("invalid" in mark for mark in entry.marks) is hollow
+    text = "\n".join(printed(terminal_table(latest(tmp_path)), 130))
+    assert ("† " in text) is marked
+    assert ("○ int8" in text) is hollow
+    page = build(tmp_path, tmp_path / "report.html").read_text()
+    assert ("too slow for the emulated device" in page) is marked
+    assert ("hollow: overruns" in page) is hollow
+    assert "paced: forward 2 ms, backward 4 ms" in page
+
+
+def test_replay_is_a_group_of_its_own_and_said_everywhere(tmp_path: Path) -> None:
+    for timing in ("full", "replay"):
+        for codec in ("fp32", "int8"):
+            add(tmp_path, cell(codec, HOME).model_copy(update={"timing": timing}), 1)
+    full, replay = collect.groups(collect.read(latest(tmp_path)))
+    assert (full.label, replay.label) == ("timing = full", "timing = replay")
+    assert all(entry.marks == ("replay",) for entry in replay.entries)
+    assert "timing replayed" in settings(replay)
+    assert "timing replayed" not in settings(full)
+    assert "† replay" in "\n".join(printed(terminal_table(latest(tmp_path)), 120))
+
+
+def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:
+    what = cell("fp32", profile("unshaped"))
+    write_run(
+        tmp_path, what.model_copy(update={"compute": PACED.model_copy(update={"dilation": 4})}), Pipeline(profile("unshaped"))
+    )
+    foot = settings(one_group(tmp_path))
+    assert "the lab runs 4 times slower" in foot
+    assert "retransmission timeout" in foot
+
+
+def test_a_codec_has_one_colour_everywhere(tmp_path: Path) -> None:
+    """Also one outside the table, and in groups that hold other codecs."""
+    codecs = ("fp32", "int8", "acme:One", "acme:Two")
+    for codec in codecs:
+        add(tmp_path, cell(codec, HOME), 1)
+    for codec in codecs[1:3]:
+        add(tmp_path, cell(codec, HOME, schedule="1f1b", in_flight=3), 1)
+    wanted = {codec: look.colour for codec, look in looks(codecs).items()}
+    assert len(set(wanted.values())) == len(codecs)
+    for group in collect.groups(collect.read(latest(tmp_path))):
+        bars = step_time(group, "").figure.axes[0].patches
+        assert {to_hex(bar.get_facecolor()) for bar in bars} == {wanted[codec] for codec in group.codecs}
+        for drawing in draw(group, "", same_maths=False):
+            if drawing.name in ("loss-time", "links", "efficiency", "bytes"):
+                drawn = {to_hex(line.get_color()) for axes in drawing.figure.axes for line in axes.lines}
+                drawn |= {to_hex(bar.get_facecolor()) for axes in drawing.figure.axes for bar in axes.patches}
+                assert {wanted[codec] for codec in group.codecs} <= drawn, drawing.name
+                assert not ({wanted[codec] for codec in set(codecs) - set(group.codecs)} & drawn), drawing.name
+
+
+def test_asked_against_measured_holds_every_ratio(tmp_path: Path) -> None:
+    run = add(tmp_path, cell("fp32", HOME), 1, verdict="FAIL")
+    found = [point for point in points(one_group(tmp_path)) if point.quantity == "rate"]
+    before, after = run.certificates.before, run.certificates.after
+    assert before is not None
+    assert after is not None
+    every = [one for part in (before, after) for one in part.measurements if one.quantity == "rate"]
+    assert sorted(point.ratio for point in found) == sorted((one.measured or 0) / (one.expected or 1) for one in every)
+    assert all(not point.passed and abs(point.ratio - 1) > point.tolerance for point in found)
+
+
+def test_any_cell_can_be_drawn_step_by_step(tmp_path: Path) -> None:
+    run = add(tmp_path, cell("int8", HOME), 1)
+    picture = draw_gantt(tmp_path, run.cell.id, tmp_path / "figures")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = picture.with_suffix(".svg").read_text()
+    assert all(f">{word}<" in text for word in ("stage 0", "stage 2", "1 to 0", "1 to 2"))
+    with pytest.raises(UnknownNameError, match="no cell"):
+        draw_gantt(tmp_path, "int9", tmp_path)
+    failed = add(tmp_path, cell("bf16", HOME), 1, failure="lost")
+    with pytest.raises(ResultsError, match="no run that ended well"):
+        draw_gantt(tmp_path, failed.cell.id, tmp_path)
+
+
+def test_the_step_drawn_is_nearest_to_the_median(tmp_path: Path) -> None:
+    run = add(tmp_path, cell("int8", HOME, steps=15), 1)
+    from testbed.metrics import align, steady
+
+    steps = align([run.steps(stage) for stage in range(3)])
+    chosen, counted = median_step(steps), sorted(step.seconds for step in steady(steps))
+    assert chosen is not None
+    below = sum(seconds < chosen.seconds for seconds in counted)
+    assert abs(below - (len(counted) - 1) / 2) <= 0.5
+    assert median_step([step for step in steps if step.warmup]) is None

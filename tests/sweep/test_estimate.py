@@ -1,0 +1,118 @@
+"""Predicted time: what earlier runs say goes before a model; the model's laws."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import devices, results
+from testbed.records import Certificate, RunCertificates, Summary
+from testbed.spec import Cell, Paced
+from testbed.sweep import plan
+from testbed.sweep.estimate import Estimator, on_this_machine
+
+_T4 = devices.load_device("t4")
+
+
+def one(**fields: Any) -> Cell:
+    overrides = [f"{name}={value}" for name, value in {"codec": "int8", "profile": "cable", **fields}.items()]
+    return plan.cells(plan.load_experiment("default"), "relay", overrides=overrides)[0]
+
+
+def paced(cell: Cell, forward_ms: float, **changes: Any) -> Cell:
+    forward_ns = round(forward_ms * 1e6)
+    compute = Paced(forward_ns=(forward_ns,), backward_ns=(2 * forward_ns,), update_ns=0, source="stated", **changes)
+    return cell.model_copy(update={"compute": compute})
+
+
+def earlier(folder: Path, cell: Cell, seconds: int, step_s: float, status: str = "ok") -> None:
+    """A run that took so many seconds."""
+    run = results.new_run(folder, cell)
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    after = Certificate(
+        form="quick",
+        engine="relay",
+        taken_at=(began + timedelta(seconds=seconds - 3)).isoformat(timespec="seconds"),
+        seconds=3.0,
+        measurements=(),
+        rejected=(),
+    )
+    results.write_json(run.folder / "certificate.json", RunCertificates(before=None, after=after))
+    results.write_json(run.folder / "environment.json", {"taken_at": began.isoformat(timespec="seconds")})
+    empty = {name: None for name, field in Summary.model_fields.items() if field.is_required()}
+    known = {"status": status, "cell_id": cell.id, "engine": "relay", "steps": 1, "measured_steps": 1, "step_s": step_s}
+    results.write_json(run.folder / "summary.json", Summary.model_validate(empty | known))
+
+
+def estimated(folder: Path, cell: Cell) -> tuple[float, str]:
+    found = Estimator(folder, lambda precision: _T4).estimate(cell)
+    assert found is not None
+    return found
+
+
+def test_earlier_runs_of_the_cell_say_it_best_then_those_over_its_network(tmp_path: Path) -> None:
+    cell = one()
+    modelled, source = estimated(tmp_path, cell)
+    assert source == "a model"
+    assert modelled > 0
+    earlier(tmp_path, one(codec="fp32"), 130, 2.0)
+    assert estimated(tmp_path, cell) == (130, "runs over its network")
+    twice = one(**{"training.steps": 2 * cell.training.steps})
+    assert estimated(tmp_path, twice)[0] == 130 + 2.0 * cell.training.steps
+    earlier(tmp_path, cell, 90, 1.0)
+    earlier(tmp_path, cell, 94, 1.0)
+    earlier(tmp_path, cell, 100, 1.0)
+    earlier(tmp_path, cell, 5, 1.0, status="failed")
+    assert estimated(tmp_path, cell) == (94, "its own runs")
+    assert estimated(tmp_path, one(**{"training.seed": 3}))[0] == pytest.approx((90 + 94 + 100) / 3)
+    assert estimated(tmp_path, one(profile="lte"))[1] == "a model"
+
+
+def test_a_folder_with_other_things_in_it_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "int8-cable-0000000000" / "run-1").mkdir(parents=True)
+    (tmp_path / "int8-cable-0000000000" / "run-1" / "summary.json").write_text("{}", encoding="utf8")
+    assert estimated(tmp_path, one())[1] == "a model"
+
+
+def test_without_knowing_this_machine_only_a_paced_cell_can_be_modelled(tmp_path: Path) -> None:
+    estimator = Estimator(tmp_path, None)
+    assert estimator.estimate(one()) is None
+    assert estimator.estimate(paced(one(), 20)) is not None
+
+
+def step_s(cell: Cell, folder: Path) -> float:
+    """What one more step adds."""
+    longer = cell.model_copy(update={"training": cell.training.model_copy(update={"steps": cell.training.steps + 1})})
+    return estimated(folder, longer)[0] - estimated(folder, cell)[0]
+
+
+def test_a_paced_step_over_a_link_that_does_not_matter_is_the_schedule(tmp_path: Path) -> None:
+    cell = paced(one(profile="datacenter"), 20)
+    rounds = cell.pipeline.microbatches + cell.pipeline.stages - 1
+    assert step_s(cell, tmp_path) == pytest.approx(rounds * 0.060)
+    assert step_s(paced(one(profile="datacenter"), 20, dilation=3), tmp_path) == pytest.approx(3 * rounds * 0.060)
+
+
+def test_a_step_is_longer_over_a_slower_link_and_with_a_wider_codec(tmp_path: Path) -> None:
+    times = {
+        (profile, codec): step_s(paced(one(profile=profile, codec=codec), 1), tmp_path)
+        for profile in ("datacenter", "consumer-80mbps", "cable")
+        for codec in ("int8", "bf16", "fp32")
+    }
+    for codec in ("int8", "bf16", "fp32"):
+        assert times["datacenter", codec] < times["consumer-80mbps", codec] < times["cable", codec]
+    for profile in ("consumer-80mbps", "cable"):
+        assert times[profile, "int8"] < times[profile, "bf16"] < times[profile, "fp32"]
+
+
+def test_a_paced_cell_that_asks_too_much_is_told_the_dilation_that_it_needs() -> None:
+    slow, fast = paced(one(), 10_000), paced(one(), 0.001)
+    assert "set compute.dilation" not in on_this_machine(slow, _T4)
+    needed = devices.needed_dilation(fast, _T4)
+    assert needed > 1
+    assert f"set compute.dilation={needed}" in on_this_machine(fast, _T4)
+    enough = paced(one(), 0.001, dilation=needed) if needed <= 1000 else slow
+    assert "set compute.dilation" not in on_this_machine(enough, _T4)

@@ -1,0 +1,150 @@
+"""Which combinations of the axes are run: only, exclude, variants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import UserError
+from testbed.sweep import filters, plan
+
+_CODECS, _PROFILES, _SEEDS = ["fp32", "bf16", "int8"], ["datacenter", "cable"], [0, 1, 2]
+
+
+def experiment(**changes: Any) -> plan.Experiment:
+    default = plan.load_experiment("default")
+    content = {name: getattr(default, name) for name in plan.Experiment.model_fields}
+    axes = {"profile": _PROFILES, "codec": _CODECS, "training.seed": _SEEDS}
+    return plan.Experiment(**{**content, "axes": axes, **changes})
+
+
+def found(asked: plan.Experiment, **choice: Any) -> set[tuple[str, str, int]]:
+    return {(c.network, c.codec, c.training.seed) for c in plan.cells(asked, "relay", **choice)}
+
+
+EVERYTHING = {(profile, codec, seed) for profile in _PROFILES for codec in _CODECS for seed in _SEEDS}
+CONDITIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "profile": st.lists(st.sampled_from(_PROFILES), min_size=1),
+        "codec": st.lists(st.sampled_from(_CODECS), min_size=1),
+        "training.seed": st.lists(st.sampled_from(_SEEDS), min_size=1),
+    },
+).filter(bool)
+
+
+def meets(one: tuple[str, str, int], condition: dict[str, list[Any]]) -> bool:
+    return all(dict(zip(("profile", "codec", "training.seed"), one, strict=True))[name] in condition[name] for name in condition)
+
+
+@given(st.lists(CONDITIONS, max_size=3), st.lists(CONDITIONS, max_size=3))
+def test_what_is_left_is_what_one_only_table_wants_and_no_exclude_table_does(
+    only: list[dict[str, list[Any]]], exclude: list[dict[str, list[Any]]]
+) -> None:
+    asked = experiment(only=only, exclude=exclude)
+    expected = {
+        one
+        for one in EVERYTHING
+        if (not only or any(meets(one, table) for table in only)) and not any(meets(one, table) for table in exclude)
+    }
+    kept = {
+        (c.fields["profile"], c.fields["codec"], c.fields["training"]["seed"])
+        for c in (plan.combinations(asked, plan.Choice()) if expected else [])
+    }
+    assert kept == expected
+    if not expected:
+        with pytest.raises(UserError, match="no cell is left of 18"):
+            plan.combinations(asked, plan.Choice())
+
+
+def test_flags_for_several_fields_must_all_hold_and_for_one_field_one_of_them() -> None:
+    assert found(experiment(), only=["codec=int8", "codec=fp32", "training.seed=1"]) == {
+        (profile, codec, 1) for profile in _PROFILES for codec in ("fp32", "int8")
+    }
+    assert found(experiment(), exclude=["codec=int8", "training.seed=[0, 1]"]) == {
+        (profile, codec, 2) for profile in _PROFILES for codec in ("fp32", "bf16")
+    }
+
+
+def test_a_field_that_is_not_an_axis_and_one_that_is_not_stated_can_be_filtered_by() -> None:
+    assert found(experiment(), only=["timing=full", "pipeline.stages=3", "compute.mode=measured"]) == EVERYTHING
+    measured = experiment(cell={**experiment().cell, "compute": "measured"})
+    assert found(measured, only=["compute.mode=measured", "compute.dilation=1"]) == EVERYTHING
+
+
+def test_networks_of_several_profiles_can_be_filtered_by() -> None:
+    mixed = experiment(axes={"profile": ["cable", ["cable", "lte", "cable"]], "codec": ["fp32"]})
+    (left,) = plan.cells(mixed, "relay", exclude=["profile=cable"])
+    assert left.network == "cable+lte+cable"
+    (left,) = plan.cells(mixed, "relay", exclude=['profile=[["cable", "lte", "cable"]]'])
+    assert left.network == "cable"
+
+
+def test_an_invalid_combination_may_be_left_out() -> None:
+    axes = {"pipeline.stages": [2, 30], "codec": ["fp32"], "profile": ["cable"]}
+    with pytest.raises(UserError, match="30 stages"):
+        plan.cells(experiment(axes=axes), "relay")
+    assert len(plan.cells(experiment(axes=axes, exclude=[{"pipeline": {"stages": 30}}]), "relay")) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"only": ["codec=int9"]}, "--only codec=int9: there is no cell with codec = 'int9'; did you mean 'int8'?"),
+        ({"exclude": ["training.seed=7"]}, "--exclude training.seed=7: there is no cell with training.seed = '7'"),
+        ({"only": ["codex=int8"]}, "did you mean 'codec'?"),
+        ({"exclude": ["training.sed=1"]}, "did you mean 'training.seed'?"),
+        ({"only": ["codec"]}, "--only 'codec' is not of the form field=value"),
+        ({"only": ["codec=int8"], "exclude": ["codec=int8"]}, "no cell is left of 18"),
+    ],
+)
+def test_a_typed_filter_that_fits_nothing_is_a_slip(choice: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan.cells(experiment(), "relay", **choice)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"exclude": [{"codex": "int8"}]}, r"\[\[exclude\]\].*did you mean 'codec'"),
+        ({"only": [{"training": {"sed": 0}}]}, r"\[\[only\]\].*did you mean 'training.seed'"),
+        ({"only": [{}]}, "names no field"),
+        ({"exclude": [{"codec": []}]}, "codec has no value"),
+        ({"variants": [{"codec": "int8"}]}, r"codec is an axis and stands in \[\[variants\]\] too"),
+    ],
+)
+def test_a_filter_in_the_file_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan.cells(experiment(**changes), "relay")
+
+
+def test_variants_change_several_fields_together() -> None:
+    variants = [
+        {"codec": "fp32"},
+        {"codec": "int8", "optimiser": {"learning_rate": 5e-4}, "pipeline": {"in_flight": 3}},
+    ]
+    asked = experiment(axes={"profile": _PROFILES}, variants=variants)
+    cells = plan.cells(asked, "relay")
+    base = asked.cell
+    assert [(c.network, c.codec, c.optimiser.learning_rate, c.pipeline.in_flight) for c in cells] == [
+        (profile, codec, rate, depth)
+        for profile in _PROFILES
+        for codec, rate, depth in (
+            ("fp32", base["optimiser"]["learning_rate"], base["pipeline"]["in_flight"]),
+            ("int8", 5e-4, 3),
+        )
+    ]
+    with pytest.raises(UserError, match=r"codec is set by the \[\[variants\]\]"):
+        plan.cells(asked, "relay", overrides=["codec=bf16"])
+    assert [c.codec for c in plan.cells(asked, "relay", only=["codec=int8"])] == ["int8", "int8"]
+
+
+def test_together_gathers_the_values_of_a_field() -> None:
+    assert filters.together([{"codec": ["a"]}, {"codec": ["b"], "training.seed": [1]}]) == {
+        "codec": ["a", "b"],
+        "training.seed": [1],
+    }

@@ -1,0 +1,92 @@
+"""In which order runs are made: laws for any cells, networks, repeats and seeds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from synthetic import cell, pipe, profile
+
+from testbed.spec import Cell
+from testbed.sweep import order
+
+_NETWORKS = tuple(profile(f"n{index}", up=pipe(10_000_000 + 8_000 * index, 0)) for index in range(4))
+_CODECS = ("fp32", "bf16", "int8", "delta-int8")
+_CELLS = {(network, codec): cell(codec, _NETWORKS[network]) for network in range(4) for codec in _CODECS}
+
+CELLS = st.lists(st.sampled_from(sorted(_CELLS)), min_size=1, unique=True).map(lambda keys: [_CELLS[key] for key in keys])
+REPEATS = st.integers(1, 4)
+SEEDS = st.integers(0, 5)
+
+
+def network(one: Cell) -> str:
+    return one.network
+
+
+def arranged(cells: list[Cell], repeats: int, seed: int, kind: order.Order = "interleaved") -> list[Cell]:
+    return order.arrange(cells, repeats=repeats, order=kind, seed=seed, network=network)
+
+
+@given(CELLS, REPEATS, SEEDS, st.sampled_from(["grouped", "interleaved"]))
+def test_every_cell_has_its_repeats_and_the_order_is_always_the_same(
+    cells: list[Cell], repeats: int, seed: int, kind: order.Order
+) -> None:
+    runs = arranged(cells, repeats, seed, kind)
+    assert Counter(one.id for one in runs) == {one.id: repeats for one in cells}
+    assert runs == arranged(cells, repeats, seed, kind)
+
+
+@given(CELLS, REPEATS, SEEDS)
+def test_interleaved_every_prefix_is_balanced_within_one_round(cells: list[Cell], repeats: int, seed: int) -> None:
+    counts = Counter({one.id: 0 for one in cells})
+    for one in arranged(cells, repeats, seed):
+        counts[one.id] += 1
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@given(CELLS, REPEATS, SEEDS)
+def test_a_round_builds_each_lab_once(cells: list[Cell], repeats: int, seed: int) -> None:
+    runs = arranged(cells, repeats, seed)
+    for number in range(repeats):
+        visits = [name for name, _ in groupby(map(network, runs[number * len(cells) : (number + 1) * len(cells)]))]
+        assert len(visits) == len(set(visits))
+
+
+@given(CELLS, REPEATS)
+def test_grouped_builds_each_lab_once_and_keeps_the_files_order_within(cells: list[Cell], repeats: int) -> None:
+    runs = arranged(cells, repeats, 0, "grouped")
+    visits = [name for name, _ in groupby(map(network, runs))]
+    assert visits == list(dict.fromkeys(map(network, cells)))
+    for name in visits:
+        assert [one for one in runs if network(one) == name] == [
+            one for one in cells if network(one) == name for _ in range(repeats)
+        ]
+
+
+def test_seeds_and_rounds_differ() -> None:
+    cells = list(_CELLS.values())
+    assert arranged(cells, 1, 0) != arranged(cells, 1, 1)
+    two = arranged(cells, 2, 0)
+    assert two[: len(cells)] != two[len(cells) :]
+    assert two == arranged(cells, 3, 0)[: len(two)]
+
+
+@given(CELLS, REPEATS, SEEDS, st.data())
+def test_what_is_missing_keeps_its_order_and_adds_up(cells: list[Cell], repeats: int, seed: int, data: st.DataObject) -> None:
+    runs = arranged(cells, repeats, seed)
+    done = {one.id: data.draw(st.integers(0, repeats + 1)) for one in cells}
+    left = order.missing(runs, done)
+    assert Counter(one.id for one in left) == Counter({one.id: max(0, repeats - done[one.id]) for one in cells})
+    rest = iter(runs)
+    assert all(any(one is other for other in rest) for one in left)
+
+
+@pytest.mark.parametrize("stopped", range(9))
+def test_a_sweep_that_was_interrupted_goes_on_where_it_stopped(stopped: int) -> None:
+    cells = [_CELLS[network, codec] for network in (0, 1) for codec in ("fp32", "int8")]
+    runs = arranged(cells, 2, 3)
+    done = Counter(one.id for one in runs[:stopped])
+    assert order.missing(runs, done) == runs[stopped:]

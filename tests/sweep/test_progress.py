@@ -1,0 +1,140 @@
+"""What a person sees while cells run: plain lines, the picture on a terminal, and the numbers in both."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic import Pipeline, cell
+
+from testbed.metrics import summarise
+from testbed.pipeline.control import Evaluated, Step
+from testbed.records import LinkCounters, Sample, Summary
+from testbed.spec import Cell, Paced
+from testbed.sweep.live import draw
+from testbed.sweep.progress import Turn, Watch, format_duration
+
+
+def summary(one: Cell, status: str = "ok") -> Summary:
+    pipeline = Pipeline(one.profiles)
+    for _ in range(4):
+        pipeline.run(0)
+    error = None if status == "ok" else "it broke"
+    return summarise(one, None, None, pipeline.records, status=status, error=error)  # type: ignore[arg-type]
+
+
+def sample(at_s: float, up_bytes: int, down_bytes: int = 0) -> Sample:
+    def counters(carried: int) -> LinkCounters:
+        return LinkCounters(packets=1, bytes=carried, dropped_buffer=0, dropped_loss=None, backlog_bytes=0)
+
+    links = {"node-0": {"up": counters(up_bytes), "down": counters(down_bytes)}}
+    return Sample(at_ns=round(at_s * 1e9), links=links, sockets=())  # type: ignore[arg-type]
+
+
+def plain() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, width=130), text
+
+
+def shown(watch: Watch, height: int = 24) -> list[str]:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(draw(watch, height))
+    return console.export_text().splitlines()
+
+
+def paced(dilation: int) -> Cell:
+    compute = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated", dilation=dilation)
+    return cell().model_copy(update={"compute": compute})
+
+
+def test_a_rate_is_what_a_link_carried_in_the_time_between() -> None:
+    turn = Turn(cell())
+    assert turn.rates_bps == {}
+    for one in (sample(1, 0), sample(1.5, 500_000, 1), sample(3, 1_000_000, 2_000_000)):
+        turn.samples.append(one)
+    assert turn.rates_bps == {"node-0": (4e6, 8e6)}
+
+
+@pytest.mark.parametrize("dilation", [1, 4])
+def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
+    one = paced(dilation)
+    watch = Watch(plain()[0], [one])
+    watch.begin(one)
+    watch.step(Step(step=0, loss=2.5, seconds=4.0, tokens=1000))
+    watch.carried(sample(1, 0))
+    watch.carried(sample(1, 0))  # the same again
+    watch.carried(sample(2, 1_000_000))
+    turn = watch.turns[0]
+    assert (turn.done, turn.step_s, turn.tokens_per_s) == (1, 4 / dilation, 250 * dilation)
+    assert turn.rates_bps["node-0"][0] == 8e6 * dilation
+    assert len(turn.samples) == 2
+
+
+def test_every_run_leaves_one_plain_line() -> None:
+    console, text = plain()
+    cells = [cell("fp32"), cell("int8"), cell("bf16")]
+    with Watch(console, cells) as watch:
+        watch.begin(cells[0])
+        watch.end(cells[0], summary(cells[0]))
+        watch.begin(cells[1])
+        watch.end(cells[1], summary(cells[1], "failed"))
+        watch.begin(cells[2])
+        watch.leave_out("it has failed before")
+    first, second, third = text.getvalue().splitlines()
+    assert re.match(r"\[1/3\] fp32 on test: \d+ s, step \d+ ms, certificate missing(; about .* left)?$", first)
+    assert second == "[2/3] int8 on test: failed: it broke"
+    assert third == "[3/3] bf16 on test: left out: it has failed before"
+
+
+def test_time_left_is_that_of_the_runs_to_come() -> None:
+    cells = [cell("fp32"), cell("int8")]
+    watch = Watch(plain()[0], cells, {cells[0].id: 100.0, cells[1].id: 50.0})
+    assert watch.left_s() == 150
+    watch.begin(cells[0])
+    assert watch.left_s() == pytest.approx(150, abs=5)
+    watch.end(cells[0], summary(cells[0]))
+    assert watch.left_s() == pytest.approx(0, abs=5)  # as long as the one that was just seen over this network
+    assert Watch(plain()[0], cells).left_s() == 0
+
+
+def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
+    cells = [cell(codec, steps=8 + index) for index in range(30) for codec in ("fp32", "int8")]
+    watch = Watch(plain()[0], cells)
+    for one in cells[:40]:
+        watch.begin(one)
+        watch.end(one, summary(one))
+    watch.begin(cells[40])
+    watch.step(Step(step=4, loss=1.25, seconds=0.5, tokens=100))
+    watch.evaluated(Evaluated(step=5, loss=1.0, seconds=0.1))
+    for at in (0, 1):
+        watch.carried(sample(at, at * 250_000))
+    lines = shown(watch, 20)
+    assert len(lines) <= 20
+    (running,) = (line for line in lines if line.startswith("41  "))
+    assert "training" in running
+    assert "5/28" in running
+    assert any("40 of 60 runs done" in line and "200 tokens/s" in line for line in lines)
+    assert any("node-0 2.0/0.0" in line for line in lines)
+    watch.end(cells[40], summary(cells[40]))
+    (ended,) = (line for line in shown(watch, 20) if line.startswith("41  "))
+    assert "ok" in ended
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (75, "1 min 15 s"), (3600, "1 h 00 min"), (3599.6, "1 h 00 min"), (60, "1 min 00 s")]
+)
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_a_terminal_gets_the_picture_and_keeps_the_lines(tmp_path: Path) -> None:
+    text = io.StringIO()
+    console = Console(file=text, width=120, height=20, force_terminal=True)
+    one = cell()
+    with Watch(console, [one]) as watch:
+        watch.begin(one)
+        watch.end(one, summary(one))
+    assert "[1/1] fp32 on test" in text.getvalue()

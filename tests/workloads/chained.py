@@ -1,0 +1,122 @@
+"""Train transformers' whole model and the stages that it is cut into, on the same batches, each in the plainest way."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from testbed.spec import WorkloadSpec
+from testbed.workloads import gpt2, llama, table
+from testbed.workloads.build import build
+from testbed.workloads.model import EMBEDDING, StageModel, dropout_key
+
+SEED, MICROBATCHES, STEPS = 11, 2, 3
+Trained = tuple[list[Tensor], dict[str, Tensor]]
+"""Losses, and parameters by name."""
+
+
+def workload(model: str = "gpt2-midi", sequence_length: int = 24, **changes: Any) -> WorkloadSpec:
+    return WorkloadSpec(
+        family="llama" if "llama" in model else "gpt2",
+        model=model,
+        text="bundled",
+        sequence_length=sequence_length,
+        batch_size=4,
+        validation_batches=1,
+        **changes,
+    )
+
+
+def batches(vocabulary: int = 4096) -> Tensor:
+    """(steps, micro-batches, sequences, tokens + 1)."""
+    return torch.randint(vocabulary, (STEPS, MICROBATCHES, 2, 25), generator=torch.Generator().manual_seed(3))
+
+
+def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, foreach=False)
+
+
+def reference(spec: WorkloadSpec) -> Any:
+    """The whole model of a named size as transformers makes it from the seed."""
+    family = llama if spec.family == "llama" else gpt2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return family.WHOLE(family.configuration(table.SIZES[spec.model], spec.dropout))
+
+
+def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> list[StageModel]:
+    return [build(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
+
+
+def _key_dropout(model: Any, slot: list[int]) -> None:
+    """Seed torch's generator before the embedding and before each layer of transformers' model; `slot` is step, micro-batch."""
+
+    def seed(layer: int | str, *_: Any) -> None:
+        torch.manual_seed(dropout_key(SEED, *slot, layer))
+
+    body = model.base_model
+    blocks = body.h if hasattr(body, "h") else body.layers
+    body.get_input_embeddings().register_forward_pre_hook(functools.partial(seed, EMBEDDING))
+    for layer, block in enumerate(blocks):
+        block.register_forward_pre_hook(functools.partial(seed, layer))
+
+
+def train_whole(spec: WorkloadSpec) -> Trained:
+    """transformers' model, its own forward and its own loss."""
+    model, slot = reference(spec), [0, 0]
+    if spec.dropout:
+        _key_dropout(model, slot)
+    adamw, losses = optimiser(model), []
+    model.train()
+    for step, parts in enumerate(batches()):
+        for microbatch, tokens in enumerate(parts):
+            slot[:] = step, microbatch
+            with torch.autocast("cpu", torch.bfloat16, enabled=spec.precision == "bf16"):
+                out = model(tokens[:, :-1], labels=tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous())
+            (out.loss / MICROBATCHES).backward()
+            losses.append(out.loss.detach())
+        adamw.step()
+        adamw.zero_grad()
+    return losses, dict(model.named_parameters())
+
+
+def train_stages(stages: list[StageModel], *, recompute: bool = False) -> Trained:
+    """The same through the stages: what crosses a boundary is a detached tensor, and its gradient on the way back.
+
+    All micro-batches of a step go forward before the first goes back, and the other way round than they came where they are
+    computed again: a stage may not rely on having just seen a micro-batch.
+    """
+    optimisers, losses = [optimiser(stage) for stage in stages], []
+    for stage in stages:
+        stage.train()
+    for step, parts in enumerate(batches()):
+        kept = []
+        for microbatch, tokens in enumerate(parts):
+            hidden, crossings = tokens[:, :-1], []
+            for stage in stages:
+                if stage is not stages[0]:
+                    hidden = hidden.detach().clone().requires_grad_()
+                stage.draw(step, microbatch)
+                with torch.set_grad_enabled(not recompute):
+                    inputs, hidden = hidden, stage(hidden)
+                crossings.append((inputs, hidden))
+                assert stage.last or hidden.dtype == torch.float32
+            loss = stages[-1].loss(hidden, tokens[:, 1:])
+            losses.append(loss.detach())
+            kept.append((crossings, loss))
+        for microbatch, (crossings, loss) in enumerate(kept):
+            gradient = None
+            for stage, (inputs, outputs) in zip(reversed(stages), reversed(crossings), strict=True):
+                if recompute:
+                    stage.draw(step, microbatch)
+                    outputs = stage(inputs)
+                    loss = stages[-1].loss(outputs, parts[microbatch][:, 1:]) if stage.last else loss
+                (loss / MICROBATCHES if gradient is None else outputs).backward(gradient)
+                gradient = None if stage.first else inputs.grad.clone()
+        for adamw in optimisers:
+            adamw.step()
+            adamw.zero_grad()
+    return losses, {name: value for stage in stages for name, value in stage.named_parameters()}

@@ -1,0 +1,173 @@
+"""Texts from Parquet files and from the hub: a line a row, fetched once, and where nothing can be had one message, soon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from small_hub import serve
+
+from testbed.errors import SpecError
+from testbed.workloads import texts
+from testbed.workloads.prepare import prepare
+
+ROWS = [" = A title = \n", "", "two\nlines", "ünïcode 日本", " \n"] * 40
+TEXT = "".join(row if row.endswith("\n") else row + "\n" for row in ROWS)
+NAME, CONFIGURATION = "someone/some-text", "raw-v1"
+
+
+def write(path: Path, column: str = "text", rows: list[Any] = ROWS, kind: pa.DataType | None = None) -> Path:
+    parquet.write_table(pa.table({"id": list(range(len(rows))), column: pa.array(rows, kind or pa.string())}), path)
+    return path
+
+
+def test_a_parquet_file_is_its_rows(tmp_path: Path) -> None:
+    (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
+    expected = np.load(prepare(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        path = write(tmp_path / "rows.parquet", kind=kind)
+        assert np.array_equal(np.load(prepare(str(path), "gpt2-mini", tmp_path).path), expected)
+    with_nulls = write(tmp_path / "nulls.parquet", rows=[None, *ROWS, None])
+    assert np.array_equal(np.load(prepare(str(with_nulls), "gpt2-mini", tmp_path).path), expected)
+
+
+def test_what_is_no_text(tmp_path: Path) -> None:
+    for column, rows in (("content", ROWS), ("text", [1, 2, 3])):
+        path = write(tmp_path / "rows.parquet", column, rows, None if rows is ROWS else pa.int64())
+        with pytest.raises(SpecError, match=r"id: int64, .*; one must be text: string"):
+            prepare(str(path), "gpt2-mini", tmp_path)
+    torn = tmp_path / "torn.parquet"
+    torn.write_bytes(write(tmp_path / "rows.parquet").read_bytes()[:300])
+    with pytest.raises(SpecError, match=r"not a whole \.parquet file"):
+        prepare(str(torn), "gpt2-mini", tmp_path)
+    with pytest.raises(SpecError, match="is empty"):
+        prepare(str(write(torn, rows=[])), "gpt2-mini", tmp_path)
+
+
+def test_names_of_the_hub() -> None:
+    assert texts.hub_text("hub:Salesforce/wikitext:wikitext-2-raw-v1") == ("Salesforce/wikitext", "wikitext-2-raw-v1")
+    assert texts.hub_text("hub:ag_news") == ("ag_news", None)
+    assert texts.hub_text("bundled") is None
+    for wrong in ("hub:", "hub:a/b/c", "hub:../../etc:x", "hub:a b", "hub:a:b:c", "hub:a/b:"):
+        with pytest.raises(SpecError, match="wikitext-2-raw-v1"):
+            texts.check(wrong)
+    with pytest.raises(SpecError, match="no file 'wikitext'"):
+        texts.check("wikitext")
+
+
+def cached(home: Path, column: str = "text") -> None:
+    """A data set as load_dataset leaves it in its cache, without a hub to fetch it from."""
+    source = home / "source" / NAME
+    source.mkdir(parents=True)
+    write(source / "train.parquet", column)
+    made = datasets.load_dataset("parquet", data_files={"train": str(source / "train.parquet")}, cache_dir=str(home / "made"))
+    (folder,) = {Path(file["filename"]).parent for file in made["train"].cache_files}
+    place = home / "hf" / "datasets" / "someone___some-text" / CONFIGURATION / "0.0.0" / "abc123"
+    place.mkdir(parents=True)
+    for file in folder.iterdir():
+        content = file.read_bytes()
+        if file.name == "dataset_info.json":
+            content = json.dumps(json.loads(content) | {"config_name": CONFIGURATION, "dataset_name": "some-text"}).encode()
+        (place / file.name.replace("parquet-", "some-text-")).write_bytes(content)
+
+
+def run(home: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "testbed.workloads.prepare",
+        "--text",
+        text,
+        "--model",
+        "gpt2-mini",
+        "--cache",
+        str(home / "c"),
+    ]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG", "HF_"))}
+    kept |= {"HOME": str(home), "HF_HOME": str(home / "hf")} | environment
+    return subprocess.run(command, capture_output=True, text=True, env=kept, check=False)
+
+
+@pytest.fixture
+def closed() -> str:
+    """An endpoint that refuses connections."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, closed: str) -> None:
+    cached(tmp_path)
+    found = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=closed)
+    assert found.returncode == 0, found.stderr
+    (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
+    expected = np.load(prepare(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    assert np.array_equal(np.load(json.loads(found.stdout)["path"]), expected)
+    again = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_HOME=str(tmp_path / "empty"), HF_ENDPOINT=closed)
+    assert (again.returncode, again.stdout) == (0, found.stdout), again.stderr
+
+
+def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
+    card = f"---\nconfigs:\n- config_name: {CONFIGURATION}\n  data_files:\n  - split: train\n    path: data.parquet\n---\n"
+    files = {"README.md": card.encode(), "data.parquet": write(tmp_path / "data.parquet").read_bytes()}
+    with serve(NAME, files) as endpoint:
+        first = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=endpoint)
+        assert first.returncode == 0, first.stderr
+        for text, message in (
+            (f"hub:{NAME}:other", "Available: ['raw-v1']"),
+            ("hub:someone/nothing", "the hub does not give us data set someone/nothing"),
+        ):
+            found = run(tmp_path, text, HF_ENDPOINT=endpoint)
+            assert (found.returncode, found.stderr.count("\n")) == (2, 1), found.stderr
+            assert message in found.stderr
+    again = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
+    assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
+    expected = np.load(prepare(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    assert np.array_equal(np.load(json.loads(first.stdout)["path"]), expected)
+
+
+def test_a_data_set_without_text(tmp_path: Path, closed: str) -> None:
+    cached(tmp_path, column="content")
+    found = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=closed)
+    assert found.returncode == 2
+    assert "no column 'text'; its columns are id, content" in found.stderr
+
+
+@pytest.mark.parametrize("how", ["refused", "offline"])
+def test_a_data_set_that_cannot_be_had_is_one_message(how: str, tmp_path: Path, closed: str) -> None:
+    environment = {"HF_ENDPOINT": closed} if how == "refused" else {"HF_HUB_OFFLINE": "1"}
+    found = run(tmp_path, "hub:Salesforce/wikitext:wikitext-2-raw-v1", **environment)
+    assert found.returncode == 2
+    assert found.stderr.count("\n") == 1
+    assert found.stdout == ""
+    why = closed if how == "refused" else "HF_HUB_OFFLINE is set"
+    for part in (str(tmp_path / "hf" / "datasets"), why, "load_dataset('Salesforce/wikitext', 'wikitext-2-raw-v1')", ".parquet"):
+        assert part in found.stderr
+
+
+@pytest.mark.slow
+def test_a_hub_that_says_nothing_is_not_asked_again(tmp_path: Path) -> None:
+    """Ten seconds are waited, once; libraries left to themselves connect again and again, for minutes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        found = run(tmp_path, "hub:Salesforce/wikitext", HF_ENDPOINT=f"http://127.0.0.1:{server.getsockname()[1]}")
+        server.setblocking(False)
+        asked = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                server.accept()[0].close()
+                asked += 1
+    assert found.returncode == 2
+    assert "out of reach" in found.stderr
+    assert 1 <= asked <= 2  # huggingface_hub itself asks what it is used by
