@@ -39,6 +39,7 @@ _LEFT_OUT = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK")  # 
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_MAX_": "0"}
 _MEMORY = re.compile(r"(\d+)([MG])", re.ASCII)
 _CONSOLE_BYTES = 8192
+_SILENCE_S = 20.0  # how long a guest says nothing before its processes are looked at
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
 
 
@@ -188,15 +189,22 @@ class _Guest:
         self._said: dict[int, bytearray] = {self.report: bytearray(), self.console: bytearray()}
 
     def attend(self, plan: bytes, deadline: float | None) -> None:
-        """Hand over the plan and pass output on until the guest has ended. TimeoutError at the deadline."""
+        """Hand over the plan and pass output on until the guest has ended.
+
+        TimeoutError at the deadline. GuestKernelError when one of its processes can never go on.
+        """
         unsent = memoryview(plan)
+        full: set[int] = set()
         ended = os.pidfd_open(self.process.pid)
         try:
             with selectors.DefaultSelector() as selector:
                 for fd in (ended, self.report, self.console, self.stdout, self.stderr):
                     selector.register(fd, selectors.EVENT_READ)
                 while True:
-                    ready = [key.fd for key, _ in selector.select(_left(deadline))]
+                    left = _left(deadline)
+                    ready = [key.fd for key, _ in selector.select(_SILENCE_S if left is None else min(left, _SILENCE_S))]
+                    if not ready:
+                        full = self._at_the_map_limit(full)
                     if self.plan in ready:
                         try:
                             unsent = unsent[os.write(self.plan, unsent) :]
@@ -216,6 +224,23 @@ class _Guest:
                     pass
         finally:
             os.close(ended)
+
+    def _at_the_map_limit(self, before: set[int]) -> set[int]:
+        """The guest's processes that hold as many mappings as this machine allows one. GuestKernelError for one that was so
+        `before` too.
+
+        Each page of a guest's process that lies apart from its neighbours is a mapping of its own here. Where the host refuses
+        another, the guest's kernel tries the same page fault again, for ever and without a word.
+        """
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        full = {pid for pid in _group(self.process.pid) if _mappings(pid) >= limit}
+        if full & before:
+            raise GuestKernelError(
+                f"a process in the guest holds as many memory mappings as this machine allows one process (vm.max_map_count = "
+                f"{limit}) and cannot go on: each page of its memory may be one; do less in one process, or allow more: "
+                f"sudo sysctl vm.max_map_count={16 * limit}"
+            )
+        return full
 
     def _pass_on(self, fd: int, deadline: float | None) -> bool:
         """One read from a pipe. False when there is nothing more, for now or for good."""
@@ -288,6 +313,21 @@ def _booted(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> Itera
     finally:
         for fd in (loader, *ours.values(), *theirs.values()):
             os.close(fd)
+
+
+def _group(leader: int) -> Iterator[int]:
+    """Processes of a process group."""
+    for name in (folder.name for folder in Path("/proc").iterdir()):
+        with suppress(ProcessLookupError):
+            if name.isdigit() and os.getpgid(int(name)) == leader:
+                yield int(name)
+
+
+def _mappings(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}/maps").read_bytes().count(b"\n")
+    except OSError:  # it has ended, or its memory is not ours to look at
+        return 0
 
 
 def _left(deadline: float | None) -> float | None:

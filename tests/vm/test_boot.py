@@ -25,9 +25,11 @@ ROOT = Path(vm.__file__).parents[2]
 RUN = """
 import json, sys
 from pathlib import Path
+import testbed.vm.guest
 from testbed import vm
 settings = json.loads(sys.argv[2])
 settings["share"] = [Path(folder) for folder in settings.get("share", [])]
+vm.guest._SILENCE_S = settings.pop("silence_s", vm.guest._SILENCE_S)
 sys.exit(vm.run(vm.find(Path(sys.argv[1])), sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
 """
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -157,6 +159,31 @@ def test_the_time_limit(guest: Guest) -> None:
     status, _, stderr = guest("sleep", "1000", time_limit_s=5)
     assert status == 124
     assert b"time limit of 5 s" in stderr
+
+
+# Every second page, so that no two stand in one mapping of the host; each further one makes the guest's kernel try for ever.
+TOUCH_PAGES = """
+import mmap, sys
+count = int(sys.argv[1])
+memory = mmap.mmap(-1, 2 * count * mmap.PAGESIZE)
+for page in range(count):
+    memory[2 * page * mmap.PAGESIZE] = 1
+print("through")
+"""
+
+
+def test_a_process_with_more_mappings_than_the_host_allows_is_named(guest: Guest) -> None:
+    limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+    if limit > 1 << 17:
+        pytest.skip(f"a process here may hold {limit} mappings, more than a test should fill")
+    status, stdout, stderr = guest(sys.executable, "-c", TOUCH_PAGES, str(limit), memory="1G", silence_s=2)
+    assert (status, stdout) == (1, b"")
+    assert f"as many memory mappings as this machine allows one process (vm.max_map_count = {limit})".encode() in stderr
+    assert f"sudo sysctl vm.max_map_count={16 * limit}".encode() in stderr
+
+
+def test_a_silent_guest_that_works_is_left_alone(guest: Guest) -> None:
+    assert guest("sh", "-c", "sleep 3; echo done", silence_s=1) == (0, b"done\n", b"")
 
 
 def test_a_guest_that_dies_shows_its_last_lines(guest: Guest) -> None:
