@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands import bench, devices, export, lab, profiles, sweep, traces, vm
+from testbed.commands import bench, codecs, devices, export, lab, profiles, sweep, traces, vm
 from testbed.commands.console import err
 from testbed.errors import TestbedError, UserError
 
@@ -30,7 +30,7 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
     _State.debug = debug
 
 
-for command in (lab.doctor, lab.link, sweep.codecs, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export):
+for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export):
     app.command()(command)
 app.command("profiles")(profiles.list_profiles)
 app.command("devices")(devices.list_devices)
@@ -39,6 +39,7 @@ app.command("lab")(lab.stand)
 app.command(context_settings={"allow_interspersed_args": False})(lab.shell)
 app.command(context_settings={"allow_interspersed_args": False})(vm.vm)
 app.add_typer(bench.app, name="bench")
+app.add_typer(codecs.app, name="codecs")
 app.add_typer(traces.app, name="trace")
 
 

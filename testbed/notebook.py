@@ -45,10 +45,10 @@ def run_cell(
 ) -> Any:
     """Run one cell, as `python -m testbed run` does, and return its steps: a pandas.DataFrame, see `steps`.
 
-    `profile`: of all links, or `cable+lte+cable`, one a link. All other fields are those of the experiment `like`, or its short
-    form, except those in `fields`: {"training.steps": 20, "pipeline.stages": 2}. Results go to `folder`/run. `.attrs` of the
-    frame holds `folder` (of the run) and `summary` (a dict, see records.Summary). Unless `quiet`, what the command prints is
-    printed.
+    `codec`: a text, as `--codec` takes it. `profile`: of all links, or `cable+lte+cable`, one a link. All other fields are those
+    of the experiment `like`, or its short form, except those in `fields`: {"training.steps": 20, "pipeline.stages": 2}. Results
+    go to `folder`/run. `.attrs` of the frame holds `folder` (of the run) and `summary` (a dict, see records.Summary). Unless
+    `quiet`, what the command prints is printed.
 
     UserError or TestbedError, with what the command printed, when the run does not end well. Ctrl-C (the notebook's stop button)
     once ends the run after its step, twice at once.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -140,7 +141,8 @@ class Cell(Frozen):
     schema_version: Literal[3] = 3
     """Raised when a field changes its meaning, so that old results are not taken for new ones."""
     codec: str
-    """A name from `testbed codecs`, or 'pkg.mod:Class'."""
+    """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and boundary; the
+    canonical text of `codecs.selection`."""
     profiles: tuple[LinkProfile, ...] = Field(min_length=1)
     """One that all links have, or one a link: by stage in a star, by boundary in a line."""
     topology: Topology
@@ -206,8 +208,8 @@ class Cell(Frozen):
     def id(self) -> str:
         """Readable, and different whenever anything in the cell is: `int8-cable-1a2b3c4d5e`."""
         digest = hashlib.blake2b(canonical_json(self).encode(), digest_size=5).hexdigest()
-        codec = "".join(c if c.isalnum() or c in "-_" else "_" for c in self.codec)
-        return f"{codec}-{self.network[:80]}-{digest}"  # it names a folder, and 32 links have many names
+        codec = "_".join(re.findall(r"[\w-]+", self.codec))
+        return f"{codec[:80]}-{self.network[:80]}-{digest}"  # it names a folder, and 32 links have many names
 
 
 def link_count(topology: Topology, nodes: int) -> int:

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from testbed import profiles
+from testbed.cli import app
 from testbed.codecs.table import CODECS
 
 
@@ -37,6 +39,17 @@ def test_lists_are_complete(tmp_path: Path) -> None:
     assert all(name in listed for name in profiles.profile_files())
     listed = _testbed("codecs", folder=tmp_path).stdout
     assert all(name in listed for name in CODECS)
+
+
+def test_a_codec_is_shown_with_its_parameters_and_what_its_code_says(tmp_path: Path) -> None:
+    for name, entry in CODECS.items():
+        shown = CliRunner().invoke(app, ["codecs", "show", name])
+        assert shown.exit_code == 0, shown.output
+        assert all(one.name in shown.output for one in entry.parameters)
+        assert entry.forward in shown.output
+    shown = CliRunner().invoke(app, ["codecs", "show", "1: fwd=int8(),bwd=bf16; rest: fp32"])
+    assert "1: fwd=int8, bwd=bf16; rest: fp32: about 32 bits per element" in shown.output
+    assert "did you mean 'int8'?" in _refused(tmp_path, "codecs", "show", "int9")
 
 
 def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Casts: a tensor's values as fp32 or bf16, nothing remembered. NaN and infinity pass through."""
+"""Casts: a tensor's values as fp32, bf16 or fp16, nothing remembered. NaN and infinity pass through."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from testbed.codecs import framing
 from testbed.codecs.base import Context, Payload, Slot
+from testbed.errors import CodecError
 
 
 class _Cast:
@@ -34,6 +35,17 @@ class _Cast:
         values.view(-1).copy_(framing.as_tensor(opened.body, self.dtype, opened.elements))
         return values
 
+    def bound(self, tensor: Tensor) -> Tensor:
+        """The largest error of each value: half a unit in its last place, or all of it where the type rounds to infinity."""
+        kind = torch.finfo(self.dtype)
+        size = tensor.detach().to(torch.float64).abs()
+        half = torch.maximum(size, size.new_tensor(kind.tiny)) * (kind.eps / 2)
+        return torch.where(size > kind.max, torch.inf, 0.0 if self.dtype == torch.float32 else half)
+
+    def payload_bytes(self, shape: framing.Shape) -> int:
+        """Header and values."""
+        return framing.header_bytes(len(shape)) + self._bytes(shape)
+
     def _bytes(self, shape: framing.Shape) -> int:
         return math.prod(shape) * self.dtype.itemsize
 
@@ -50,3 +62,18 @@ class Bf16(_Cast):
 
     code = framing.BF16
     dtype = torch.bfloat16
+
+
+class Fp16(_Cast):
+    """16 bits a value: three bits finer than bf16, of the range 6e-8 to 65504: gradients are often too small for it."""
+
+    code = framing.FP16
+    dtype = torch.float16
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """CodecError for finite values that would become infinity."""
+        payload = super().encode(tensor, slot)
+        halves = framing.as_tensor(memoryview(payload)[framing.header_bytes(tensor.ndim) :], self.dtype, tensor.numel())
+        if not math.isfinite(halves.sum(dtype=torch.float32).item()) and bool((halves.isinf() & ~tensor.flatten().isinf()).any()):
+            raise CodecError(f"cannot encode {slot}: a value is beyond fp16's largest, 65504; bf16 has fp32's range")
+        return payload

@@ -1,60 +1,65 @@
-"""delta-int8: the difference from the previous step's tensor of the same micro-batch, as int8, in a closed loop.
+"""Differences from the previous step's tensor of the same micro-batch, in a closed loop; and, as a control, in an open one.
 
-Both ends hold P, what the receiver last decoded for the slot (zeros at first). D = X - P goes over as int8, and P becomes
-P + decoded D at both ends, so errors do not add up. The header's visit byte counts the messages of a slot; it is there
-for every codec, so a payload is exactly as long as int8's: the difference saves bytes only if an entropy coder follows.
-Source: "activation delta" (Bedoya and Zhang), whose text leaves the loop open to reading; this is the closed one.
+Both ends hold P, what the receiver last decoded for the slot (zeros at first). D = X - P goes over, and P becomes P + decoded D
+at both ends, so errors do not add up. A difference has as many values as the tensor: it saves bytes only if it is so much smaller
+that fewer bits, or an entropy coder behind it, do.
+Source: "activation delta" (Bedoya and Zhang), whose text leaves the loop open to reading; AQ-SGD closes it per example, and
+CompactFusion ("Accelerating Parallel Diffusion Model Serving with Residual Compression") between denoising steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from testbed.codecs import framing, quantise
-from testbed.codecs.base import Context, Payload, Slot
+from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.cast import Bf16, Fp32
+from testbed.codecs.history import History, Memory, following
+from testbed.codecs.wrap import (
+    HEADER_BYTES,
+    Wrapper,
+    bound_of,
+    check_keys,
+    decode_as,
+    frame,
+    open_frame,
+    size_of,
+    twin,
+    unchanged_on_error,
+)
 from testbed.errors import CodecError
-from testbed.records import Phase
+
+First = Literal["inner", "fp32", "bf16"]
+"""How a slot's first message goes over, while there is nothing to differ from."""
+
+_INNER, _FULL = 0, 1
+CASTS: dict[str, type[Fp32 | Bf16]] = {"fp32": Fp32, "bf16": Bf16}
+"""What a first message may go over as."""
 
 
-class Memory(NamedTuple):
-    """What both ends hold for one slot."""
+class DeltaInt8(History):
+    """The difference as int8, in int8's own payload: the header's visit byte, which every codec has, is all it needs.
 
-    value: Tensor
-    """P: fp32, the shape of the tensor."""
-    visit: int
-    """Of the last message: 0 for the first, then 1..255 and round again without 0."""
-
-
-class DeltaInt8:
-    """Forward only in `table`: gradients of different steps have no resemblance to exploit.
-
-    One P of the tensor's size per (phase, micro-batch) is kept at each end. A tensor of another shape than the slot's last
-    starts the slot anew: visit 0 in the payload tells the decoder. Any other visit number must follow the last one, so a
-    lost or repeated message is a CodecError and never a silent drift.
+    So a payload is exactly as long as int8's. One P of the tensor's size per (phase, micro-batch) is kept at each end. A tensor
+    of another shape than the slot's last starts the slot anew. The error of a value is at most half the difference's row's scale.
     """
 
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters: nearest rounding draws no numbers."""
-        self._memory: dict[tuple[Phase, int], Memory] = {}
-
-    @property
-    def memory(self) -> Mapping[tuple[Phase, int], Memory]:
-        """By (phase, micro-batch); to be read only."""
-        return MappingProxyType(self._memory)
+        super().__init__()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """The difference as a payload. CodecError names the slot when it is not finite."""
         x = framing.check_input(tensor).to(torch.float32)
-        last = self._memory.get((slot.phase, slot.microbatch))
+        last = self.last(slot)
         if last is None or last.value.shape != x.shape:
             payload = quantise.write(x, slot, visit=0)
         else:
-            payload = quantise.write(x - last.value, slot, visit=_next(last.visit))
+            payload = quantise.write(x - last.value, slot, visit=following(last.visit))
         self._advance(payload, slot)
         return payload
 
@@ -65,22 +70,125 @@ class DeltaInt8:
     def _advance(self, payload: Payload, slot: Slot) -> Tensor:
         """The one path by which either end moves on: from the bytes. A copy of the new P."""
         visit, value = quantise.read(payload)
-        key = (slot.phase, slot.microbatch)
-        last = self._memory.get(key)
-        if visit == 0:
-            self._memory[key] = Memory(value.clone(), visit)
-            return value
-        if last is None or last.value.shape != value.shape or _next(last.visit) != visit:
-            known = "nothing" if last is None else f"visit {last.visit} of shape {tuple(last.value.shape)}"
-            raise CodecError(
-                f"cannot decode {slot}: visit {visit} of shape {tuple(value.shape)} does not follow {known}; "
-                "a message was lost, repeated or made by another encoder"
-            )
-        # In place: a fresh tensor a message made the allocator give pages back and fetch them again.
-        last.value.copy_(value.add_(last.value))
-        self._memory[key] = Memory(last.value, visit)
+        if (last := self.follow(slot, visit)) is not None:
+            if last.value.shape != value.shape:
+                raise CodecError(f"cannot decode {slot}: shape {tuple(value.shape)} does not follow {tuple(last.value.shape)}")
+            value.add_(last.value)
+        self.put(slot, value, visit)
         return value
 
 
-def _next(visit: int) -> int:
-    return visit % 255 + 1
+class Delta(Wrapper):
+    """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner payload.
+
+    Law: the error is that of the inner codec on the last difference, for ever (closed loop). One P of the tensor's size per
+    (phase, micro-batch) at each end, besides what the inner codec remembers.
+    """
+
+    code: ClassVar[int] = framing.DELTA
+    payload_bytes: Callable[[framing.Shape], int]
+    """The length of a slot's first message, of a shape. Not there where the inner codec does not say its own."""
+
+    def __init__(self, context: Context, inner: Codec, first: First = "inner", **_: Any) -> None:
+        """`first`: a slot's first message goes through the inner codec too, or as it is, in fp32 or bf16."""
+        self._decoder = twin(inner)
+        super().__init__(inner=inner, decoder=self._decoder)
+        self.inner = inner
+        self._first = CASTS[first](context) if first in CASTS else None
+        self._history = History()
+        if (of_first := size_of(self._first or inner)) is not None:
+            self.payload_bytes = lambda shape: HEADER_BYTES + of_first(shape)
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """The difference as a payload. CodecError names the slot when it is not finite."""
+        x = framing.check_input(tensor).to(torch.float32)
+        framing.check_finite(x, slot, "a difference")
+        last = self._history.last(slot)
+        with unchanged_on_error(self.inner, self._decoder):
+            if last is None or last.value.shape != x.shape:
+                payload = self._write(x, slot, _INNER if self._first is None else _FULL, 0)
+            else:
+                payload = self._write(self._difference(x, slot, last), slot, _INNER, following(last.visit))
+            self._sent(payload, x, slot)
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """P after this message. CodecError when the payload does not follow the slot's last one."""
+        with unchanged_on_error(self._decoder):
+            return self._advance(payload, slot)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """|decoded - x| of a slot's first message, value by value."""
+        return bound_of(self._first or self.inner, tensor)
+
+    def shared(self) -> Mapping[str, Tensor]:
+        """P of every slot, and what the decoding halves of the inner codec share."""
+        shared = {key: value for key, value in super().shared().items() if not key.startswith("inner.")}
+        return {**shared, **self._history.shared()}
+
+    def state(self) -> dict[str, Any]:
+        """P and the visit number of every slot, and the inner codec's."""
+        return {"parts": super().state(), "history": self._history.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Stateful.load`."""
+        check_keys(state, {"parts", "history"})
+        with unchanged_on_error(*self._stateful.values()):
+            super().load(state["parts"])
+            self._history.load(state["history"])
+
+    def reset(self) -> None:
+        """Every slot starts anew, in the inner codec too."""
+        super().reset()
+        self._history.reset()
+
+    def _write(self, tensor: Tensor, slot: Slot, kind: int, visit: int) -> Payload:
+        coder = self.inner if kind == _INNER or self._first is None else self._first
+        return frame(self.code, coder.encode(tensor, slot), kind=kind, visit=visit)
+
+    def _difference(self, x: Tensor, slot: Slot, last: Memory) -> Tensor:
+        """What goes over: its subtrahend is what the receiver holds."""
+        return x - last.value
+
+    def _sent(self, payload: Payload, x: Tensor, slot: Slot) -> None:
+        """The sender moves on as the receiver will: from the bytes."""
+        self._advance(payload, slot)
+
+    def _advance(self, payload: Payload, slot: Slot) -> Tensor:
+        """The one path by which a closed loop moves on, at either end. A copy of the new P."""
+        kind, visit, body = open_frame(payload, self.code)
+        last = self._history.follow(slot, visit)
+        if kind not in (_INNER, _FULL) or (kind == _FULL) != (visit == 0 and self._first is not None):
+            raise CodecError(f"cannot decode {slot}: kind {kind} with visit {visit}, which this encoder does not write")
+        if last is None:
+            value = (self._first or self._decoder).decode(body, slot)
+        else:
+            value = decode_as(self._decoder, body, slot, last.value.shape).add_(last.value)
+        framing.check_finite(value, slot, "a difference", doing="decode")
+        self._history.put(slot, value, visit)
+        return value
+
+
+class OpenDelta(Delta):
+    """The same without closing the loop: D = X - the previous X. A negative control.
+
+    What is decoded is summed up at the receiver, so the errors add up too and grow without bound, as a random walk's.
+    """
+
+    code = framing.OPEN_DELTA
+
+    def shared(self) -> Mapping[str, Tensor]:
+        """Nothing: the sender holds true tensors, the receiver sums of decoded ones. That is what is wrong with it."""
+        return {}
+
+    def _sent(self, payload: Payload, x: Tensor, slot: Slot) -> None:
+        _, visit, _ = open_frame(payload, self.code)
+        self._history.put(slot, x, visit)
+
+
+def gradients(context: Context, *, backward: Codec, **_: Any) -> Codec:
+    """What goes backward while activations go as differences: the codec named by `backward`, as it is.
+
+    A gradient's difference from an earlier step's is larger than the gradient, early in training.
+    """
+    return backward

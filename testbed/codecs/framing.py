@@ -15,11 +15,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Payload
+from testbed.codecs.base import Payload, Slot
 from testbed.errors import CodecError
 
 FP32, BF16, INT8_ROWS = 1, 2, 3
 """Body codes: fp32 values; bf16 values; an fp32 scale per row, then int8 values."""
+FP16, FP8_E4M3, FP8_E5M2, BLOCKWISE_8, TAH, FIXED_POINT, INTEGER = 10, 11, 12, 13, 14, 15, 20
+"""Body codes of `cast`, `fp8`, `blockwise`, `tah` and `fixed_point`; of `integer`, the first of 18."""
+TOP_K, SHARED_TOP_K, RANDOM_K, KEYED_MASK, COLUMNS, FORWARD_MASK, LOW_RANK = 40, 41, 42, 43, 44, 45, 46
+"""Body codes: values and where they stand; values where both ends know where; values of whole columns; two factors."""
+
+DELTA, OPEN_DELTA, PER_EXAMPLE, ONE_BIT, TWO_BIT, CODED_LOW_RANK, ZSTD, ENTROPY, ADAPTIVE = range(60, 69)
+"""Body codes: differences; matrices of few levels, or of two coded factors; wrappers."""
+
+CARRYING = 80
+"""Body code of what carries a matrix along for the codecs that change the model."""
 
 MAX_AXES = 8
 _FIXED = struct.Struct("<BBBB")
@@ -27,6 +37,12 @@ _FIXED = struct.Struct("<BBBB")
 _MAX_STRIDE = 2**48
 
 Shape = tuple[int, ...]
+
+
+def rows_of(shape: Shape) -> tuple[int, int]:
+    """(rows, width) of a shape; rows lie along the last axis. A scalar is one row of one value, an empty tensor has no rows."""
+    width = shape[-1] if shape else 1
+    return (math.prod(shape) // width if width else 0), width
 
 
 def header_bytes(axes: int) -> int:
@@ -95,3 +111,11 @@ def check_input(tensor: Tensor) -> Tensor:
             f"cannot encode a {tensor.dtype} tensor on {tensor.device}: a codec takes float32 or bfloat16 on the CPU"
         )
     return tensor.detach()
+
+
+def check_finite(tensor: Tensor, slot: Slot, what: str, doing: str = "encode") -> None:
+    """CodecError that names the slot and `what` cannot carry it, where the tensor holds NaN or infinity."""
+    # The sum is one cheap pass; large values may overflow it, so only a sum that is not finite is looked into.
+    if not math.isfinite(tensor.sum().item()) and not bool(torch.isfinite(tensor).all()):
+        shape = tuple(tensor.shape)
+        raise CodecError(f"cannot {doing} {slot}: the tensor of shape {shape} holds NaN or infinity, which {what} cannot carry")

@@ -7,6 +7,7 @@ so the same key gives the same noise on every machine and in every version. Phil
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,6 +19,12 @@ def key(context: Context, slot: Slot, purpose: str) -> int:
     """128 bits that differ whenever seed, boundary, direction, phase, step, micro-batch or purpose do."""
     text = f"{context.seed} {context.boundary} {context.direction} {slot.phase} {slot.step} {slot.microbatch} {purpose}"
     return keyed.key(text)
+
+
+def words(context: Context, slot: Slot, count: int, purpose: str) -> npt.NDArray[np.uint32]:
+    """`count` uniform 32-bit words, a fresh array."""
+    raw = np.random.Philox(key=key(context, slot, purpose)).random_raw(-(-count // 2))
+    return np.asarray(raw, dtype="<u8").view("<u4")[:count]
 
 
 def uniform(context: Context, slot: Slot, count: int, purpose: str) -> Tensor:

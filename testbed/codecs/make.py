@@ -1,28 +1,45 @@
-"""Make a codec from its name: the one place that imports a codec's class."""
+"""Make a codec from its text: the one place that imports a codec's class."""
 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
-from testbed.codecs import table
+from testbed.codecs import selection
 from testbed.codecs.base import Codec, Context
+from testbed.codecs.recipe import Recipe
 from testbed.errors import SpecError
 
 
-def make(name: str, context: Context) -> Codec:
-    """A fresh instance for one boundary, direction and end.
+def make(text: str, context: Context) -> Codec:
+    """A fresh instance for one boundary, direction and end: what `text`, a cell's `codec`, chooses for them.
 
-    UnknownNameError for a name that is not in the table; SpecError when a 'pkg.mod:Class' cannot be imported or called, or
-    lacks one of the two methods.
+    UnknownNameError or SpecError for a text that cannot be read or says nothing of the boundary; SpecError when a class cannot be
+    imported or called, or lacks one of the two methods.
     """
-    entry = table.find(name)
+    return build(selection.read(text).at(context.boundary, context.direction), context)
+
+
+def build(recipe: Recipe, context: Context) -> Codec:
+    """An instance of one codec, and of those inside it, for the same context. SpecError as in `make`."""
+    entry = recipe.entry
     path = entry.forward if context.direction == "forward" else entry.backward
+    arguments: list[Any] = []
+    named: dict[str, Any] = {}
+    for name, value in recipe.arguments:
+        ready = build(value, context) if isinstance(value, Recipe) else value
+        if name is None:
+            arguments.append(ready)
+        else:
+            named[name] = ready
     module_name, _, attribute = path.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), attribute)
-        codec = kind(context)
+        codec = kind(context, *arguments, **named)
     except Exception as error:  # a stranger's module and constructor may raise anything
-        raise SpecError(f"codec {name!r}: cannot make {path} with {context}: {type(error).__name__}: {error}") from error
+        raise SpecError(f"codec {recipe.text!r}: cannot make {path} with {context}: {type(error).__name__}: {error}") from error
     if missing := [method for method in ("encode", "decode") if not callable(getattr(codec, method, None))]:
-        raise SpecError(f"codec {name!r}: {path} has no method {' and no method '.join(missing)}; a codec has encode and decode")
+        raise SpecError(
+            f"codec {recipe.text!r}: {path} has no method {' and no method '.join(missing)}; a codec has encode and decode"
+        )
     return codec  # type: ignore[no-any-return]

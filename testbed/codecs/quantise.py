@@ -6,8 +6,6 @@ The wire holds the header, an fp32 s per row, then the q: 8 + 32/d bits a value 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -22,14 +20,9 @@ LARGEST_SCALE = float.fromhex("0x1.020406p+121")
 """The largest fp32 that LEVELS times is still finite."""
 
 
-def _rows(shape: framing.Shape) -> tuple[int, int]:
-    """(rows, width); a scalar is one row of one value, an empty tensor has no rows."""
-    width = shape[-1] if shape else 1
-    return (math.prod(shape) // width if width else 0), width
-
-
-def _body_bytes(shape: framing.Shape) -> int:
-    rows, width = _rows(shape)
+def body_bytes(shape: framing.Shape) -> int:
+    """A scale and the codes for each row."""
+    rows, width = framing.rows_of(shape)
     return rows * (4 + width)
 
 
@@ -39,8 +32,8 @@ def write(tensor: Tensor, slot: Slot, *, visit: int = 0, noise: Tensor | None = 
     `noise` holds one number in (0, 1) per value and is used up. CodecError names the slot when the tensor holds NaN or infinity.
     """
     shape = tuple(tensor.shape)
-    rows, width = _rows(shape)
-    payload, body = framing.allocate(framing.INT8_ROWS, shape, _body_bytes(shape), visit=visit)
+    rows, width = framing.rows_of(shape)
+    payload, body = framing.allocate(framing.INT8_ROWS, shape, body_bytes(shape), visit=visit)
     if rows == 0:
         return payload
     x = tensor.to(torch.float32).reshape(rows, width)
@@ -60,8 +53,8 @@ def write(tensor: Tensor, slot: Slot, *, visit: int = 0, noise: Tensor | None = 
 
 def read(payload: Payload) -> tuple[int, Tensor]:
     """(visit, values as a new fp32 tensor). CodecError for bytes that `write` does not make."""
-    opened = framing.open_payload(payload, framing.INT8_ROWS, _body_bytes)
-    rows, width = _rows(opened.shape)
+    opened = framing.open_payload(payload, framing.INT8_ROWS, body_bytes)
+    rows, width = framing.rows_of(opened.shape)
     if rows == 0:
         return opened.visit, torch.empty(opened.shape, dtype=torch.float32)
     scales = framing.as_tensor(opened.body, torch.float32, rows).view(rows, 1)

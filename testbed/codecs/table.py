@@ -1,83 +1,23 @@
 """The list of codecs, to be read by people and by the command line. Imports no torch.
 
-A codec here is a class for each direction, named as 'pkg.mod:Class'; the same notation names anyone else's codec.
+A codec here is a class for each direction, named as 'pkg.mod:Class'; the same notation names anyone else's codec. A name here is
+one codec's; how codecs are put together in a line of text is `language`'s business.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 
+from testbed.codecs.entries import casts_quantisers, delta_wrappers, model, sparse_lowrank
+from testbed.codecs.entry import REQUIRED, Entry, Parameter
 from testbed.errors import SpecError, UnknownNameError
 
+__all__ = ["CODECS", "LISTS", "REQUIRED", "Entry", "Parameter", "find", "locate", "modules"]
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One codec. `d` in a formula is the hidden size, the width of a token."""
-
-    name: str
-    forward: str
-    """Class for activations, 'pkg.mod:Class', called with a `base.Context`."""
-    backward: str
-    """Class for activation gradients."""
-    summary: str
-    bits_per_element: str
-    """On the wire, without the payload's header of 4 bytes and 4 an axis."""
-    nominal_bits: int
-    """The same as a round number: links are certified with messages of about this size before a codec has sent any."""
-    state: str
-    """What each end remembers."""
-    source: str
-
-
-_INT8_BACKWARD = "testbed.codecs.quantise:Int8Stochastic"
-
-CODECS: dict[str, Entry] = {
-    entry.name: entry
-    for entry in (
-        Entry(
-            name="fp32",
-            forward="testbed.codecs.cast:Fp32",
-            backward="testbed.codecs.cast:Fp32",
-            summary="the tensor as it is: the reference of every ratio",
-            bits_per_element="32",
-            nominal_bits=32,
-            state="none",
-            source="IEEE 754 binary32",
-        ),
-        Entry(
-            name="bf16",
-            forward="testbed.codecs.cast:Bf16",
-            backward="testbed.codecs.cast:Bf16",
-            summary="rounded to bfloat16, both directions",
-            bits_per_element="16",
-            nominal_bits=16,
-            state="none",
-            source="torch.bfloat16, round to nearest even",
-        ),
-        Entry(
-            name="int8",
-            forward="testbed.codecs.quantise:Int8Nearest",
-            backward=_INT8_BACKWARD,
-            summary="8 bits and a scale per token; gradients rounded stochastically",
-            bits_per_element="8 + 32/d",
-            nominal_bits=8,
-            state="none",
-            source="symmetric absmax quantisation; stochastic rounding: Gupta et al., ICML 2015",
-        ),
-        Entry(
-            name="delta-int8",
-            forward="testbed.codecs.delta:DeltaInt8",
-            backward=_INT8_BACKWARD,
-            summary="difference from the previous step's tensor of the same micro-batch, as int8; gradients as int8",
-            bits_per_element="8 + 32/d",
-            nominal_bits=8,
-            state="one fp32 tensor per micro-batch and phase, forward",
-            source="activation delta (Bedoya and Zhang), closed loop",
-        ),
-    )
-}
+LISTS = (casts_quantisers.ENTRIES, sparse_lowrank.ENTRIES, delta_wrappers.ENTRIES, model.ENTRIES)
+CODECS: dict[str, Entry] = {entry.name: entry for entries in LISTS for entry in entries}
 
 _CLASS_PATH = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*)")
 
@@ -93,22 +33,30 @@ def find(name: str) -> Entry:
         return CODECS[name]
     if not (match := _CLASS_PATH.fullmatch(name)):
         raise SpecError(f"codec {name!r} is not of the form 'pkg.mod:Class'")
-    _locate(match["module"], name)
+    locate(match["module"], name)
     return Entry(
         name=name,
         forward=name,
         backward=name,
         summary="not one of ours",
         bits_per_element="see its documentation",
-        nominal_bits=8,
+        nominal_bits=lambda _: 8,
         state="see its documentation",
         source=name,
+        law="none",
     )
 
 
-def _locate(module: str, name: str) -> None:
+def modules() -> list[str]:
+    """The modules of all codecs of the table, to be loaded before a run."""
+    return sorted({path.partition(":")[0] for entry in CODECS.values() for path in (entry.forward, entry.backward)})
+
+
+def locate(module: str, name: str) -> ModuleSpec:
+    """Where a codec's module is; runs nobody's code. SpecError, which names the codec, where there is none."""
     # importlib.util.find_spec would run the parent packages' code, in a process that may be root's.
     path: list[str] | None = None
+    spec: ModuleSpec | None = None
     parts = module.split(".")
     for depth, part in enumerate(parts):
         qualified = ".".join(parts[: depth + 1])
@@ -119,3 +67,5 @@ def _locate(module: str, name: str) -> None:
                 f"codec {name!r}: there is no module {part!r} {where}; run where it can be imported, or set PYTHONPATH"
             )
         path = list(spec.submodule_search_locations or [])
+    assert spec is not None
+    return spec

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from testbed.commands import codec_bench
 from testbed.commands.console import EngineFlag, out, resolve, table
 from testbed.errors import UserError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from testbed.net.accuracy import Accuracy
 
 app = typer.Typer(help="Measure testbed itself: how true its links and replays are, how fast a lab stands.", no_args_is_help=True)
+app.command()(codec_bench.codecs)
 
 
 @app.command()

@@ -59,7 +59,9 @@ def plan(
 
 
 def run(
-    codec: Annotated[str, typer.Option(help="A codec's name, or 'package.module:Class'.")] = "fp32",
+    codec: Annotated[
+        str, typer.Option(help="A codec's text: int8, 'ef(topk(0.1))', 'fwd=bf16, bwd=int8'; see codecs show.")
+    ] = "fp32",
     profile: Annotated[
         str, typer.Option(help="A profile's name, or the path of a profile file; 'cable+lte+cable': one a link.")
     ] = "consumer-80mbps",
@@ -181,14 +183,3 @@ def _report(folder: Path, page: Path) -> None:
     from testbed.report import build
 
     out.print(f"report: {build(folder, page)}", highlight=False, soft_wrap=True)
-
-
-def codecs() -> None:
-    """List the codecs. Anyone's own is named 'package.module:Class'."""
-    from testbed.codecs.table import CODECS
-    from testbed.commands.console import table
-
-    rows = table("codec", "bits per element", "state", "what it is")
-    for name, entry in CODECS.items():
-        rows.add_row(name, entry.bits_per_element, entry.state, f"{entry.summary} [{entry.source}]".replace("[", r"\["))
-    out.print(rows)

@@ -79,7 +79,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "runs": (
         *_RUN,
         Column("folder", "text", "The run's files, below the folder that was exported."),
-        Column("codec", "text", "A name of the table of codecs, or 'package.module:Class'."),
+        Column("codec", "text", "Its text, as in int8, ef(topk(0.1)) or 'fwd=bf16, bwd=int8'."),
         Column("network", "text", "Profiles of the links."),
         Column("up_rate_bps", "integer", "Of the slowest uplink as asked for; missing where none is shaped."),
         Column("down_rate_bps", "integer", "Of the slowest downlink as asked for; missing where none is shaped."),

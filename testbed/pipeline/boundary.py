@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from testbed.codecs.base import Codec, Context, Slot
+from testbed.codecs.base import Codec, Context, Hook, Measured, ModelCodec, Paired, Slot
 from testbed.codecs.cast import Fp32
 from testbed.pipeline.port import Place, Port, Side, sends, takes
 from testbed.pipeline.transport import Connection
@@ -38,17 +38,28 @@ class Boundary(Port):
         super().__init__(side, connection=connection, timeout_s=timeout_s)
         out, back = (Context(seed=seed, boundary=index, direction=direction) for direction in (sends(side), takes(side)))
         self._encoder, self._decoder = make(out), make(back)
+        forward, backward = (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
+        if isinstance(backward, Paired):
+            backward.pair(forward)
         # The codec under test is not to see the slots of an evaluation without it: its state would advance.
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
 
-    def send(self, tensor: Tensor, slot: Slot, encoded: Callable[[], int]) -> int:
+    def hook(self, model: Any) -> Hook | None:
+        """The part that the activations' codec has in the stage's model, a torch Module; None where it leaves the model alone."""
+        codec = self._encoder if self.side == "downstream" else self._decoder
+        return codec.hook(model, self.side) if isinstance(codec, ModelCodec) else None
+
+    def send(self, tensor: Tensor, slot: Slot, encoded: Callable[[], int], raw_values: int | None = None) -> int:
         """Encode and queue. Returns the time (ns) at which the payload was with the send thread, free to go.
 
-        `encoded`, called in between, says when that may be at the earliest.
+        `encoded`, called in between, says when that may be at the earliest; `raw_values` how many values the tensor stands for,
+        where a codec in the model has left fewer of them.
         """
         encoder = self._plain_encoder if slot.phase == "uncompressed" else self._encoder
+        if isinstance(encoder, Measured):
+            encoder.observe(*self.progress())
         payload = encoder.encode(tensor, slot)
-        return self.post(_place(slot), payload, tensor.numel() * _FP32_BYTES, not_before_ns=encoded())
+        return self.post(_place(slot), payload, (raw_values or tensor.numel()) * _FP32_BYTES, not_before_ns=encoded())
 
     def receive(self, slot: Slot) -> Received:
         """Wait for the neighbour's tensor and decode it."""

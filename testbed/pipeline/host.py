@@ -21,18 +21,14 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from testbed.codecs import table
 from testbed.errors import StageError
 from testbed.pipeline import faults
 from testbed.pipeline.control import Done, Failed, Finish, Ready, Start, Stopped, receive_order, send
 from testbed.pipeline.job import StageJob
 from testbed.process import die_with_parent, drop_capabilities
 
-_PRELOADED = (
-    "testbed.pipeline.run",
-    "testbed.codecs.cast",
-    "testbed.codecs.quantise",
-    "testbed.codecs.delta",
-)
+_PRELOADED = ("testbed.pipeline.run", *table.modules())
 _LIGHT = ("testbed.pipeline.replay",)
 _LONGEST_TEXT = 8_000
 

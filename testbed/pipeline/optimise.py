@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from testbed.spec import OptimiserSpec
 
@@ -29,15 +31,57 @@ def learning_rate(spec: OptimiserSpec, step: int, steps: int) -> float:
     return spec.learning_rate * (spec.learning_rate_floor + (1 - spec.learning_rate_floor) * height)
 
 
+class RowwiseAdamW:
+    """AdamW whose second moment is one number for each vector along one axis of a parameter: the mean over the vector's squares.
+
+    An update is then a combination of gradients' vectors, so a parameter whose vectors, and whose gradients', lie in a subspace
+    stays there. Decay scales, which leaves it there too. Derived from the one line that is published of the optimiser of
+    Ramasinghe et al. (arXiv 2506.01260): "row-wise constant second-moment scaling".
+    """
+
+    _EPSILON = 1e-8
+
+    def __init__(self, parameters: Mapping[torch.nn.Parameter, int], spec: OptimiserSpec) -> None:
+        """The axis of each parameter."""
+        self._spec, self._steps = spec, 0
+        self._held = [
+            (p, axis, torch.zeros_like(p), torch.zeros_like(p.detach().amax(axis, keepdim=True)))
+            for p, axis in parameters.items()
+        ]
+
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Update every parameter that has a gradient, and forget the gradients."""
+        beta1, beta2 = self._spec.beta1, self._spec.beta2
+        self._steps += 1
+        first, second = 1 - beta1**self._steps, 1 - beta2**self._steps
+        for parameter, axis, momentum, squares in self._held:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            momentum.lerp_(gradient, 1 - beta1)
+            squares.lerp_(gradient.square().mean(axis, keepdim=True), 1 - beta2)
+            scale: Tensor = squares.div(second).sqrt_().add_(self._EPSILON).mul_(first)
+            parameter.mul_(1 - rate * self._spec.weight_decay).addcdiv_(momentum, scale, value=-rate)
+            parameter.grad = None
+
+
 class Optimiser:
     """The optimiser of one stage's parameters. Every parameter decays."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], spec: OptimiserSpec) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        spec: OptimiserSpec,
+        rowwise: Mapping[torch.nn.Parameter, int] = MappingProxyType({}),
+    ) -> None:
+        """`rowwise`: those of the parameters that `RowwiseAdamW` updates, each with its axis."""
         self._parameters = list(parameters)
         self._clip_norm = spec.clip_norm
+        self._rowwise = RowwiseAdamW(rowwise, spec)
         # foreach and fused batch over the parameters of a stage, so they could round differently in another cut
         self._adamw = torch.optim.AdamW(
-            self._parameters,
+            [parameter for parameter in self._parameters if parameter not in rowwise],
             lr=spec.learning_rate,
             betas=(spec.beta1, spec.beta2),
             weight_decay=spec.weight_decay,
@@ -59,5 +103,6 @@ class Optimiser:
                     parameter.grad.mul_(scale)
         for group in self._adamw.param_groups:
             group["lr"] = rate
+        self._rowwise.step(rate)
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)

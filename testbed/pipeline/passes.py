@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Slot
+from testbed.codecs.base import Hook, Slot
 from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.job import StageJob
@@ -59,24 +59,53 @@ class Done(NamedTuple):
     """Mean over the micro-batches; None except at the last stage."""
 
 
+class Ends(NamedTuple):
+    """What codecs do to the hidden states at the stage's two ends; None where they do nothing, or there is no neighbour."""
+
+    upstream: Hook | None
+    downstream: Hook | None
+
+
 class _Kept(NamedTuple):
     """What a forward pass leaves for its backward pass."""
 
-    inputs: Tensor
+    source: Tensor
+    """What came from upstream, or token ids: where the graph begins."""
     outputs: Tensor | None
     """With their graph; None where they are computed again."""
-    targets: Tensor
+    batch: Batch
+    raw_values: int
+    """Of the hidden states that came in, as the model knows them."""
+
+
+class _Through(NamedTuple):
+    """A pass through the layers."""
+
+    outputs: Tensor
+    """What goes on: the loss at the last stage."""
+    values_in: int
+    """Of the hidden states that came in."""
+    values_out: int
+    """Of those that go on, before a codec in the model made them fewer."""
 
 
 class Passes:
     """One stage's passes. Owns nothing that must be closed."""
 
     def __init__(
-        self, job: StageJob, *, model: Model, upstream: Boundary | None, downstream: Boundary | None, watch: Watch
+        self,
+        job: StageJob,
+        *,
+        model: Model,
+        upstream: Boundary | None,
+        downstream: Boundary | None,
+        watch: Watch,
+        ends: Ends,
     ) -> None:
         self._stage, self._recompute = job.stage, job.pipeline.recompute
         self._parts = job.pipeline.microbatches * job.pipeline.accumulation
         self._model, self._upstream, self._downstream, self._watch = model, upstream, downstream, watch
+        self._ends = ends
         self._kept: dict[int, _Kept] = {}
         self._losses: list[float] = []
         self._records: list[ActionRecord] = []
@@ -85,34 +114,34 @@ class Passes:
         """One micro-batch through the stage. StageError for a loss that is no number."""
         training = slot.phase == "train"
         self._watch.ask()
-        inputs = batch.inputs
+        source = batch.inputs
         if self._upstream is not None:
-            inputs = self._take(self._upstream, slot).requires_grad_(training)
+            source = self._take(self._upstream, slot).requires_grad_(training)
         self._watch.begin("F")
         with torch.set_grad_enabled(training and not self._recompute):
-            outputs = self._through(inputs, batch.targets, slot)
+            outputs, values_in, values_out = self._through(source, batch, slot)
         if self._downstream is None:
             self._losses.append(loss := outputs.item())
             if not math.isfinite(loss):
                 raise faults.diverged(self._stage, "loss", loss, f"{slot.phase} step {slot.step}, micro-batch {slot.microbatch}")
         if training:
-            self._kept[slot.microbatch] = _Kept(inputs, None if self._recompute else outputs, batch.targets)
+            self._kept[slot.microbatch] = _Kept(source, None if self._recompute else outputs, batch, values_in)
         self._watch.done()
-        self._finish("F", slot, self._downstream, outputs.detach())
+        self._finish("F", slot, self._downstream, outputs.detach(), values_out)
 
     def backward(self, slot: Slot) -> None:
         """The gradient of one micro-batch back through the stage."""
-        inputs, outputs, targets = self._kept.pop(slot.microbatch)
+        source, outputs, batch, raw_values = self._kept.pop(slot.microbatch)
         self._watch.ask()
         gradient = None if self._downstream is None else self._take(self._downstream, slot)
         self._watch.begin("B")
         if outputs is None:
-            outputs = self._through(inputs, targets, slot)
+            outputs = self._through(source, batch, slot).outputs
         if self._downstream is None:
             outputs = outputs / self._parts
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
         self._watch.done()
-        self._finish("B", slot, self._upstream, inputs.grad)
+        self._finish("B", slot, self._upstream, source.grad, raw_values)
 
     def take(self) -> Done:
         """What there is to record since the last call."""
@@ -126,16 +155,22 @@ class Passes:
         self._watch.received(*times_ns)
         return tensor
 
-    def _through(self, inputs: Tensor, targets: Tensor, slot: Slot) -> Tensor:
-        """This stage's layers, and at the last stage the loss."""
+    def _through(self, source: Tensor, batch: Batch, slot: Slot) -> _Through:
+        """This stage's layers, with what codecs do before and after them, and at the last stage the loss."""
         if slot.phase == "train":
             self._model.draw(slot.step, slot.microbatch)
-        outputs = self._model(inputs)
-        return outputs if self._downstream is not None else self._model.loss(outputs, targets)
+        hidden = source if self._ends.upstream is None else self._ends.upstream.receive(source, batch.inputs)
+        outputs = self._model(hidden)
+        values = outputs.numel()
+        if self._downstream is None:
+            outputs = self._model.loss(outputs, batch.targets)
+        elif self._ends.downstream is not None:
+            outputs = self._ends.downstream.send(outputs, batch.inputs)
+        return _Through(outputs, hidden.numel(), values)
 
-    def _finish(self, kind: Kind, slot: Slot, target: Boundary | None, output: Tensor | None) -> None:
+    def _finish(self, kind: Kind, slot: Slot, target: Boundary | None, output: Tensor | None, raw_values: int) -> None:
         encoded_ns = None
         if target is not None:
             assert output is not None
-            encoded_ns = target.send(output, slot, self._watch.encoded)
+            encoded_ns = target.send(output, slot, self._watch.encoded, raw_values)
         self._records.append(self._watch.record(kind, slot.microbatch, encoded_ns))

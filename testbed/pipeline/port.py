@@ -45,6 +45,7 @@ class Port:
         self._timeout_s = timeout_s
         self._raw_bytes: dict[Key, int] = {}
         self._received: list[ReceivedRecord] = []
+        self._progress = sockinfo.Progress()
 
     def post(self, place: Place, payload: Payload, raw_bytes: int, not_before_ns: int = 0) -> int:
         """Queue a payload that stands for `raw_bytes` of fp32. Returns the time (ns) at which it was free to go: see
@@ -87,6 +88,16 @@ class Port:
         ]
         received, self._received = self._received, []
         return sent, received
+
+    def progress(self) -> tuple[int, float]:
+        """Since the last call that told of any: bytes that the neighbour has acknowledged, and the seconds that the link took to
+        carry them. What comes first after a pause is acknowledged a round trip later, which says nothing of the link's rate.
+        """
+        before, now = self._progress, sockinfo.read_progress(self.connection.socket)
+        if now.acked_bytes == before.acked_bytes:
+            return 0, 0.0
+        self._progress = now
+        return now.acked_bytes - before.acked_bytes, now.busy_s - before.busy_s - (now.min_rtt_s if before.idle else 0.0)
 
     def socket_record(self) -> SocketRecord:
         """TCP_INFO of the connection, now."""

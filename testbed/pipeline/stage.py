@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -14,7 +15,7 @@ from testbed.pipeline.gather import Gather, Met
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.pipeline.pacing import Watch
-from testbed.pipeline.passes import Batch, Model, Passes
+from testbed.pipeline.passes import Batch, Ends, Model, Passes
 from testbed.pipeline.recorder import Recorder
 from testbed.pipeline.schedule import actions
 from testbed.pipeline.stops import Stops
@@ -47,8 +48,13 @@ class Stage:
         """`watch` takes the times; `asked` says whether the job is to finish."""
         self._job, self._model, self._data = job, model, data
         self._gather, self._recorder, self._watch, self._asked = gather, recorder, watch, asked
-        self._passes = Passes(job, model=model, upstream=upstream, downstream=downstream, watch=watch)
-        self._optimiser = Optimiser(model.parameters(), job.optimiser)
+        # Before the optimiser, because codecs that change the model put other parameters into it.
+        ends = Ends(*(None if boundary is None else boundary.hook(model) for boundary in (upstream, downstream)))
+        self._hooks = [hook for hook in ends if hook is not None]
+        self._passes = Passes(job, model=model, upstream=upstream, downstream=downstream, watch=watch, ends=ends)
+        learned = itertools.chain(model.parameters(), *(hook.parameters() for hook in self._hooks))
+        rowwise = {parameter: axis for hook in self._hooks for parameter, axis in hook.rowwise().items()}
+        self._optimiser = Optimiser(dict.fromkeys(learned), job.optimiser, rowwise)
         spec = job.pipeline
         self._parts = spec.microbatches * spec.accumulation
         self._schedule = actions(
@@ -88,6 +94,8 @@ class Stage:
         self.doing = f"at train step {step}"
         start_ns = self._watch.start()
         self._model.train(True)
+        for hook in self._hooks:
+            hook.begin(step, self._parts)
         batches = [self._data.train(step, part, self._parts) for part in range(self._parts)]
         for kind, part in self._schedule:
             slot = Slot("train", step, part, batches[part].samples)
@@ -99,6 +107,8 @@ class Stage:
             raise faults.diverged(self._job.stage, "gradient norm", met.norm, f"train step {step}")
         rate = learning_rate(self._job.optimiser, step, self._job.training.steps)
         self._optimiser.update(met.norm, rate)
+        for hook in self._hooks:
+            hook.after_step(step, rate)
         self._left_ns = self._watch.leave(update=True)
         done = self._passes.take()
         self._recorder.write(

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed import results
+from testbed.codecs import selection
+from testbed.errors import UserError
 from testbed.frozen import canonical_json
 from testbed.metrics.compare import Comparison, compare
 from testbed.profiles import LinkProfile
@@ -93,9 +95,17 @@ def read(runs: Iterable[Run]) -> list[Result]:
     return [Result(run, run.cell, run.summary) for run in runs]
 
 
-def codec_order(codec: str) -> tuple[int, str]:
-    """Sorting key: the built-in codecs from wide to narrow, then the others by name."""
-    return (_CODEC_ORDER.index(codec) if codec in _CODEC_ORDER else len(_CODEC_ORDER), codec)
+@functools.cache
+def codec_order(codec: str) -> tuple[int, float, str]:
+    """Sorting key: the oldest codecs first, then the others from wide to narrow, negative controls, and what cannot be read."""
+    if codec in _CODEC_ORDER:
+        return _CODEC_ORDER.index(codec), 0.0, codec
+    others = len(_CODEC_ORDER)
+    try:
+        chosen = selection.read(codec)
+    except UserError:  # a result may be older than the table, or of a class that is not at hand
+        return others + 2, 0.0, codec
+    return others + chosen.control, -chosen.nominal_bits, codec
 
 
 def _network_order(links: Links) -> tuple[float, float, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.codecs import selection
+from testbed.errors import UserError
 from testbed.report import tables
 from testbed.report.collect import BASELINE, Group, codec_order
 from testbed.report.entry import OVERRUNS, Entry
@@ -22,13 +24,27 @@ def _join(words: Sequence[str]) -> str:
 
 def same_maths(group: Group) -> bool:
     """Whether each codec's losses are bit for bit the same over every network and in every repeat, seed by seed."""
+    return not _differing(group)
+
+
+def _differing(group: Group) -> list[str]:
+    """The codecs whose losses are not."""
     first: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
+    found: dict[str, None] = {}
     for entry in group.entries:
         for run in entry.steps if entry.ok else ():
             losses = [[(point.step, point.loss) for point in points] for points in (run.train, run.validation)]
             if first.setdefault((entry.cell.codec, run.seed), losses) != losses:
-                return False
-    return True
+                found[entry.cell.codec] = None
+    return list(found)
+
+
+def _measures(codec: str) -> bool:
+    """Whether it goes by what it measures of its link; what cannot be read does not."""
+    try:
+        return selection.read(codec).measures
+    except UserError:
+        return False
 
 
 def findings(group: Group) -> list[str]:
@@ -129,12 +145,17 @@ def _loss(group: Group) -> str | None:
                 f"Validation loss after {step} steps: fp32 {base.measured.validation_loss:.4f}; {_join(parts)} ({many})."
             )
     if len(group.networks) > 1 and any(entry.ok for entry in group.entries):
-        if same_maths(group):
-            sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
-        else:
+        differing = _differing(group)
+        if wrong := [codec for codec in differing if not _measures(codec)]:
             sentences.append(
-                "The losses of a codec differ between networks, which they must not: look at the runs before using them."
+                f"The losses of {_join(wrong)} differ between networks, which they must not: look at the runs before using them."
             )
+        elif differing:
+            sentences.append(
+                f"The losses of {_join(differing)} differ between networks, as they may: it goes by what it measures of its link."
+            )
+        else:
+            sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
     return " ".join(sentences) or None
 
 

@@ -19,6 +19,7 @@ _KNOWN = {"fp32": "#767d86", "bf16": "#0072b2", "int8": "#d55e00", "delta-int8":
 _OTHERS = ("#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c5a2b", "#b3a000")
 _MARKERS = {"fp32": "o", "bf16": "s", "int8": "D", "delta-int8": "^"}
 _OTHER_MARKERS = ("v", "P", "X", "<", ">", "h")
+_OTHER_DASHES: tuple[Any, ...] = ("-", (0, (1.2, 1.2)), (0, (5, 1.5)), (0, (5, 1.5, 1.2, 1.5)))
 _DASHES: dict[str, Any] = {"delta-int8": (0, (4, 1.6))}
 
 _RULES: Any = {
@@ -73,19 +74,20 @@ class Look(NamedTuple):
 
 
 def looks(codecs: Iterable[str]) -> dict[str, Look]:
-    """The look of each codec: fixed for the known ones; another's follows from its name, and moves on where that is taken."""
+    """The look of each codec: fixed for the known ones; another's follows from its name, and moves on where that is taken.
+
+    Where the colours have run out they come again, with another marker and dash: 24 others can be told apart.
+    """
     found: dict[str, Look] = {}
-    taken: set[int] = set()
+    taken = [0] * len(_OTHERS)
     for codec in sorted(set(codecs)):
         if codec in _KNOWN:
             found[codec] = Look(_KNOWN[codec], _MARKERS[codec], _DASHES.get(codec, "-"))
             continue
         slot = hashlib.blake2b(codec.encode(), digest_size=2).digest()[0] % len(_OTHERS)
-        for move in range(len(_OTHERS)):
-            if (slot + move) % len(_OTHERS) not in taken:
-                slot = (slot + move) % len(_OTHERS)
-                break
-        again = len(taken) == len(_OTHERS)
-        taken.add(slot)
-        found[codec] = Look(_OTHERS[slot], _OTHER_MARKERS[slot], (0, (1.2, 1.2)) if again else "-")
+        slot = min(range(len(_OTHERS)), key=lambda one: (taken[one], (one - slot) % len(_OTHERS)))
+        again = taken[slot]
+        taken[slot] += 1
+        marker = _OTHER_MARKERS[(slot + again) % len(_OTHER_MARKERS)]
+        found[codec] = Look(_OTHERS[slot], marker, _OTHER_DASHES[again % len(_OTHER_DASHES)])
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from testbed import paths, results
-from testbed.codecs import table as codecs
+from testbed.codecs import selection as codecs
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.metrics import summarise
 from testbed.pipeline.control import READABLE, Ended
@@ -149,10 +149,13 @@ class _Runner:
 
 
 def expected_messages(cell: Cell) -> tuple[int, ...]:
-    """Sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it, and as fp32."""
+    """Sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it, and as fp32.
+
+    Of codecs that differ by boundary or direction, the widest.
+    """
     spec, pipeline = cell.workload, cell.pipeline
     values = spec.batch_size // (pipeline.microbatches * pipeline.accumulation) * spec.sequence_length * workloads.width(spec)
-    return tuple(sorted({values * bits // 8 for bits in (codecs.find(cell.codec).nominal_bits, 32)}))
+    return tuple(sorted({max(1, int(values * bits / 8)) for bits in (codecs.read(cell.codec).nominal_bits, 32)}))
 
 
 def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from testbed.codecs import selection
 from testbed.errors import SpecError, UnknownNameError
 from testbed.sweep.fields import Tables, flatten, known, nest, parse
 
@@ -44,18 +45,24 @@ def together(conditions: Iterable[Condition]) -> Condition:
 def holds(condition: Condition, fields: Tables) -> bool:
     """Whether a combination meets it."""
     stated = dict(flatten(fields))
-    return all(_value(stated, name) in values for name, values in condition.items())
+    return all(_value(stated, name) in _plain(name, values) for name, values in condition.items())
 
 
 def _value(stated: Mapping[str, Any], name: str) -> Any:
-    return stated.get(name, stated.get("compute") if name == "compute.mode" else known()[name])
+    (value,) = _plain(name, [stated.get(name, stated.get("compute") if name == "compute.mode" else known()[name])])
+    return value
+
+
+def _plain(name: str, values: Iterable[Any]) -> list[Any]:
+    """Values of a field such that equal ones mean the same: two texts may name one codec."""
+    return [selection.canonical(value) if name == "codec" and isinstance(value, str) else value for value in values]
 
 
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
     """That every value of a typed condition is one that some combination has: else it is a slip of the pen."""
     for name, values in condition.items():
         found = list({repr(value): value for value in (_value(dict(flatten(one)), name) for one in combinations)}.values())
-        for value in values:
+        for value in _plain(name, values):
             if value not in found:
                 shown = UnknownNameError(f"cell with {name} =", str(value), map(str, found))
                 raise SpecError(f"{flag} {name}={value}: {shown}")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed import devices
-from testbed.codecs import table as codecs
+from testbed.codecs import selection as codecs
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
 from testbed.net import relay, topology
@@ -27,7 +27,7 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
     if "profiles" in content:
         raise UnknownNameError(f"key of {where}", "profiles", ("profile",))
     if not isinstance(content.get("codec"), str):
-        raise SpecError(f"{where}: codec must be a name, found {content.get('codec')!r}")
+        raise SpecError(f"{where}: codec must be a text, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}")
     content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where)]
     compute = content.pop("compute", None)
     if compute is None:
@@ -41,11 +41,17 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
         found = devices.compute_of(compute, cell.workload, cell.pipeline, where)  # of a workload that is known to be one
-        cell = Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, "compute": found})
+        # Two texts for the same codecs are one cell.
+        codec = codecs.read(cell.codec).over(cell.pipeline.stages - 1)
+        cell = Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": found})
     except ValidationError as error:
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
-    codecs.find(cell.codec)
+    if codec.measures and cell.timing == "replay":
+        raise SpecError(
+            f"{where}: codec {cell.codec} chooses by what it measures of its link, so over other links it trains otherwise and "
+            'cannot be replayed; set timing = "full"'
+        )
     if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(cell.pipeline.stages, cell.pipeline.microbatches):
         raise SpecError(
             f"{where}: pipeline.in_flight is {cell.pipeline.in_flight}; {cell.pipeline.stages} stages need at least "

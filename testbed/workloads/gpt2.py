@@ -12,7 +12,7 @@ from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from testbed.spec import WorkloadSpec
-from testbed.workloads.model import StageModel
+from testbed.workloads.model import Part, StageModel
 from testbed.workloads.table import Size
 
 WHOLE = GPT2LMHeadModel
@@ -40,7 +40,15 @@ class Gpt2Stage(StageModel):
         config = whole.config
         first, last = layers.start == 0, layers.stop == config.n_layer
         super().__init__(
-            first=first, last=last, layers=layers, width=config.n_embd, context=config.n_positions, spec=spec, seed=seed
+            first=first,
+            last=last,
+            layers=layers,
+            width=config.n_embd,
+            context=config.n_positions,
+            vocabulary=config.vocab_size,
+            learned_positions=True,
+            spec=spec,
+            seed=seed,
         )
         source = whole.transformer
         parts: dict[str, nn.Module] = {"h": nn.ModuleDict({str(i): source.h[i] for i in layers})}
@@ -61,6 +69,13 @@ class Gpt2Stage(StageModel):
         blocks = self.transformer["h"]
         assert isinstance(blocks, nn.ModuleDict)
         return (partial(block, use_cache=False) for block in blocks.values())  # without a mask, sdpa is causal
+
+    def tables(self) -> tuple[Part, ...]:
+        return (Part(self.transformer, "wte"), Part(self.transformer, "wpe")) if self.first else ()
+
+    def writers(self) -> tuple[Part, ...]:
+        blocks: Any = self.transformer["h"]
+        return tuple(Part(part, "c_proj") for block in blocks.values() for part in (block.attn, block.mlp))
 
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.transformer["ln_f"](hidden))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
 from testbed.spec import WorkloadSpec
-from testbed.workloads.model import StageModel
+from testbed.workloads.model import Part, StageModel
 from testbed.workloads.table import Size
 
 WHOLE = LlamaForCausalLM
@@ -36,8 +37,17 @@ class LlamaStage(StageModel):
     def __init__(self, whole: Any, layers: range, spec: WorkloadSpec, seed: int) -> None:
         config = whole.config
         first, last = layers.start == 0, layers.stop == config.num_hidden_layers
-        width, context = config.hidden_size, config.max_position_embeddings
-        super().__init__(first=first, last=last, layers=layers, width=width, context=context, spec=spec, seed=seed)
+        super().__init__(
+            first=first,
+            last=last,
+            layers=layers,
+            width=config.hidden_size,
+            context=config.max_position_embeddings,
+            vocabulary=config.vocab_size,
+            learned_positions=False,
+            spec=spec,
+            seed=seed,
+        )
         source = whole.model
         parts: dict[str, nn.Module] = {"layers": nn.ModuleDict({str(i): source.layers[i] for i in layers})}
         if first:
@@ -62,6 +72,14 @@ class LlamaStage(StageModel):
         return (
             partial(layer, position_embeddings=rotations, position_ids=positions, use_cache=False) for layer in layers.values()
         )
+
+    def tables(self) -> tuple[Part, ...]:
+        return (Part(self.model, "embed_tokens"),) if self.first else ()
+
+    def writers(self) -> tuple[Part, ...]:
+        layers: Any = self.model["layers"]
+        pairs = ((Part(layer.self_attn, "o_proj"), Part(layer.mlp, "down_proj")) for layer in layers.values())
+        return tuple(itertools.chain.from_iterable(pairs))
 
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.model["norm"](hidden))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,22 @@ def dropout_key(seed: int, step: int, microbatch: int, layer: int | str) -> int:
     return keyed.key(f"dropout {seed} {step} {microbatch} {layer}", size_bytes=4)
 
 
+class Part(NamedTuple):
+    """A module of a stage, and where it hangs: what a codec that changes the model takes and puts back."""
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def module(self) -> nn.Module:
+        """What is there now."""
+        return getattr(self.owner, self.name)  # type: ignore[no-any-return]
+
+    def replace(self, module: nn.Module) -> None:
+        """Put another in its place."""
+        setattr(self.owner, self.name, module)
+
+
 class StageModel(nn.Module, ABC):
     """One stage's share. Its parameters bear the names that they have in transformers' whole model.
 
@@ -32,14 +49,29 @@ class StageModel(nn.Module, ABC):
     """
 
     def __init__(
-        self, *, first: bool, last: bool, layers: range, width: int, context: int, spec: WorkloadSpec, seed: int
+        self,
+        *,
+        first: bool,
+        last: bool,
+        layers: range,
+        width: int,
+        context: int,
+        vocabulary: int,
+        learned_positions: bool,
+        spec: WorkloadSpec,
+        seed: int,
     ) -> None:
-        """`layers` of the whole model are here; `width` is the hidden size, `context` the longest sequence in tokens.
+        """`layers` of the whole model are here; `width` is the hidden size, `context` the longest sequence in tokens,
+        `vocabulary` the rows of the token embedding; `learned_positions`: the first stage adds to the token's embedding one of
+        the position.
 
         `spec` says dropout and precision, `seed` keys the dropout.
         """
         super().__init__()
         self.first, self.last, self.layers, self.width, self.context = first, last, layers, width, context
+        self.vocabulary, self.learned_positions = vocabulary, learned_positions
+        self.kept: dict[str, Any] = {}
+        """What codecs that change the model keep with this stage, so that its two boundaries find the same."""
         self._dropout, self._bf16, self._seed = spec.dropout, spec.precision == "bf16", seed
         self._slot: tuple[int, int] | None = None
 
@@ -54,6 +86,20 @@ class StageModel(nn.Module, ABC):
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (b, n, d) to logits (b, n, v); at the last stage only."""
+
+    @abstractmethod
+    def tables(self) -> tuple[Part, ...]:
+        """The embeddings whose rows add up to the first hidden states: of tokens, and of positions where they are learned.
+
+        Empty but at the first stage.
+        """
+
+    @abstractmethod
+    def writers(self) -> tuple[Part, ...]:
+        """The linear layers whose outputs are added to the hidden states, in order: nothing else changes those.
+
+        Each is a torch Linear, or a transformers Conv1D, whose weight is the transpose.
+        """
 
     def draw(self, step: int, microbatch: int) -> None:
         """What the next forward passes are for: dropout is the same whenever seed, step, micro-batch and layer are.

@@ -1,6 +1,6 @@
-"""Every codec of the table: its law, fresh instances from bytes alone, odd tensors, hostile bytes.
+"""The oldest four codecs, by hand: exact laws, fresh instances from bytes alone, odd tensors, hostile bytes. And names.
 
-A new entry is tested by being listed; it must state its law here.
+All of the table goes through the kit (test_kit.py); what is written out here is what the kit itself is measured with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError, UnknownNameError
 
 DIRECTIONS = ("forward", "backward")
-CASES = [(name, direction) for name in table.CODECS for direction in DIRECTIONS]
+CASES = [(name, direction) for name in ("fp32", "bf16", "int8", "delta-int8") for direction in DIRECTIONS]
 FIRST = Slot("train", 0, 0, (0, 1))
 
 
@@ -75,12 +75,9 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, tuple):
         return isinstance(b, tuple) and len(a) == len(b) and all(map(same, a, b))
+    if type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__"):
+        return type(a) is type(b) and same(vars(a), vars(b))
     return bool(a == b)
-
-
-def test_every_entry_has_a_law_and_no_law_is_left_over() -> None:
-    assert set(LAWS) == set(CASES)
-    assert all(name == entry.name for name, entry in table.CODECS.items())
 
 
 shapes = st.lists(st.integers(0, 9), min_size=0, max_size=5).map(tuple)
@@ -318,4 +315,8 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         receiver.decode(b"nonsense", FIRST)
     with pytest.raises(CodecError):
         sender.encode(torch.tensor([1e9]), FIRST)
+    narrow = make("halves:Fp16(largest=3)", Context(0, 0, "backward"))
+    assert torch.equal(receiver.decode(narrow.encode(torch.tensor([-3.0]), FIRST), FIRST), torch.tensor([-3.0]))
+    with pytest.raises(CodecError):
+        narrow.encode(torch.tensor([3.5]), FIRST)
     sys.modules.pop("halves")

@@ -8,13 +8,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from testbed.codecs import table as codecs
 from testbed.codecs.base import Codec, Context, Slot
+from testbed.codecs.entry import Entry
+from testbed.codecs.make import make as make_codec
+from testbed.codecs.recipe import example
 from testbed.errors import StageError, TestbedError, TransportError
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended, Evaluated, Step
@@ -111,7 +116,7 @@ class Result(NamedTuple):
     parameters: list[Tensor]
     errors: list[BaseException | None]
     ended: list[Ended | None]
-    models: list[Toy]
+    models: list[Any]
 
     def losses(self, phase: str = "train") -> list[float | None]:
         return [r.loss for r in self.records[-1] if r.phase == phase]
@@ -136,11 +141,12 @@ def train(
     make: Callable[[Context], Codec] = Plain,
     data: Callable[[int], Any] = lambda stage: ToyData(),
     asked: Callable[[int], bool] = lambda stage: False,
+    model: Callable[[int, int], Any] = Toy,
 ) -> Result:
-    """Run every stage of a cell in a thread of its own, connected over loopback."""
+    """Run every stage of a cell in a thread of its own, connected over loopback; `model` makes a stage's, of how many."""
     stages = cell.pipeline.stages
     told: list[Step | Evaluated] = []
-    models = [Toy(stage, stages) for stage in range(stages)]
+    models = [model(stage, stages) for stage in range(stages)]
     outputs = [io.StringIO() for _ in range(stages)]
     errors: list[BaseException | None] = [None] * stages
     ended: list[Ended | None] = [None] * stages
@@ -485,6 +491,30 @@ def test_a_codec_s_two_ends_get_the_same_context_and_slots() -> None:
     assert sorted(seen) == sorted(itertools.product((0, 1), ("backward", "forward"), ("in", "out")))
     for boundary, direction in itertools.product((0, 1), ("forward", "backward")):
         assert seen[boundary, direction, "in"] == seen[boundary, direction, "out"]
+
+
+def test_boundaries_and_directions_have_the_codecs_that_the_text_gives_them() -> None:
+    text = "0: fwd=bf16, bwd=int8; rest: fp32"
+    found = train(a_cell(3), partial(make_codec, text))
+    assert found.errors == [None] * 3
+    rows, header = BATCH // MICROBATCHES * LENGTH, 4 + 4 * 3
+    sizes = {(0, "forward"): 2 * rows * WIDTH, (0, "backward"): rows * (4 + WIDTH)}
+    for stage, records in enumerate(found.records):
+        for sent in itertools.chain.from_iterable(record.sent for record in records):
+            boundary = stage - (sent.direction == "backward")
+            assert sent.payload_bytes == header + sizes.get((boundary, sent.direction), 4 * rows * WIDTH)
+    whole = train(a_cell(3), partial(make_codec, "fp32"))
+    assert found.losses()[0] != whole.losses()[0]
+
+
+@pytest.mark.parametrize("entry", [one for one in codecs.CODECS.values() if one.hook is None], ids=lambda one: one.name)
+def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_training_alone(entry: Entry) -> None:
+    text = example(entry)
+    found = train(a_cell(3), partial(make_codec, text))
+    assert found.errors == [None] * 3
+    assert len(found.losses()) == 6
+    unseen = train(a_cell(3, evaluate_every=0), partial(make_codec, text))
+    assert entry.measures or unseen.losses() == found.losses()
 
 
 # ------------------------------------------------------------------ failures

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from synthetic import Pipeline, cell, pipe, profile, write_run
 
+from testbed.codecs import table
 from testbed.errors import ResultsError
 from testbed.profiles import LinkProfile
 from testbed.report import build, collect, latest
@@ -94,7 +96,7 @@ def test_a_slow_link_rewards_fewer_bytes(experiment: Path) -> None:
     assert "bf16 is" in cable
 
 
-def test_losses_that_differ_between_networks_are_reported(experiment: Path) -> None:
+def test_losses_that_differ_between_networks_are_reported(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (group,) = collect.groups(collect.read(latest(experiment, last_sweep(experiment).cells)))
     assert same_maths(group)
     entry = next(entry for (_, codec), entry in group.cells.items() if codec == "fp32")
@@ -102,7 +104,10 @@ def test_losses_that_differ_between_networks_are_reported(experiment: Path) -> N
     other = run._replace(train=(*run.train[:-1], run.train[-1]._replace(loss=run.train[-1].loss + 1e-9)))
     entry.__dict__["steps"] = (other,)  # it is read once
     assert not same_maths(group)
-    assert any("must not" in sentence for sentence in findings(group))
+    assert any("The losses of fp32 differ between networks, which they must not" in sentence for sentence in findings(group))
+    curious = dataclasses.replace(table.CODECS["fp32"], measures=True)
+    monkeypatch.setitem(table.CODECS, "fp32", curious)
+    assert any("fp32 differ between networks, as they may" in sentence for sentence in findings(group))
 
 
 def test_unequal_compute_is_reported(tmp_path: Path) -> None:

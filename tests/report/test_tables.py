@@ -112,7 +112,7 @@ def test_a_certificate_is_shown_with_its_units(runs: list[results.Run]) -> None:
     assert all(word in text for word in ("Mbit/s", "rtt, idle", "PASS", "tolerance"))
 
 
-@given(st.lists(st.text("abcdefgh-:.", min_size=1, max_size=8), max_size=20))
+@given(st.lists(st.text("abcdefgh-:.", min_size=1, max_size=8), max_size=24))
 def test_every_codec_has_a_look_of_its_own(names: list[str]) -> None:
     found = looks([*names, "fp32", "int8"])
     known = {"fp32", "int8"} & set(found)
@@ -120,3 +120,4 @@ def test_every_codec_has_a_look_of_its_own(names: list[str]) -> None:
     assert found["fp32"] == looks(["fp32"])["fp32"]
     others = set(names) - {"fp32", "int8", "bf16", "delta-int8"}
     assert len({found[name].colour for name in others}) == min(len(others), 6)
+    assert len({(found[name].colour, found[name].marker, found[name].dash) for name in others}) == len(others)

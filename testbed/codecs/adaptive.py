@@ -1,0 +1,86 @@
+"""The mildest of three codecs that the link has time for, by what the boundary itself has measured.
+
+Every boundary is given the same time for a message, so the slowest link compresses most (FusionLLM, arXiv 2410.12707, makes each
+link's ratio proportional to its slowness; three steps and a time limit are this module's). The sender measures: the bytes that
+its peer has acknowledged and for how long TCP had any on the way, never the profile of the link. The choice is in the payload,
+so the receiver needs no measurement. It is the one codec by which the network touches the numbers: two runs may choose
+differently, and a run is repeated only to the extent that its link is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from testbed.codecs import framing
+from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame
+from testbed.errors import CodecError
+
+_MEMORY = 0.5
+"""Weight of the past in the mean rate: a change of the link is followed within a few messages."""
+_LEAST_BYTES = 4096
+"""Less than this since the last message says more of the delay than of the rate."""
+
+
+class Adaptive(Wrapper):
+    """Wire: 4 bytes (code, which codec, 0, 0), then that codec's payload.
+
+    The first message goes through `mild`. Then the mildest codec whose payload, as long for its elements as its last one was,
+    fits into `within_ms` at the mean rate; one not used yet is tried where no milder one fits. Law: the chosen codec's. State:
+    those of the three, and at the sender the rate and the bits per element of each.
+    """
+
+    def __init__(self, context: Context, within_ms: float, mild: Codec, middle: Codec, strong: Codec) -> None:
+        """`within_ms`: of the machine's own clock, which a dilated run slows down with everything else."""
+        super().__init__(mild=mild, middle=middle, strong=strong)
+        self._within_s = within_ms * 1e-3
+        self._codecs = (mild, middle, strong)
+        self._bytes: list[float | None] = [None] * len(self._codecs)
+        """Per element, of each codec's last payload."""
+        self._rate: float | None = None
+        """Bytes a second."""
+
+    def observe(self, sent_bytes: int, seconds: float) -> None:
+        """See `base.Measured`."""
+        super().observe(sent_bytes, seconds)
+        if sent_bytes < _LEAST_BYTES or seconds <= 0:
+            return
+        rate = sent_bytes / seconds
+        self._rate = rate if self._rate is None else _MEMORY * self._rate + (1 - _MEMORY) * rate
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """As the codec chosen."""
+        choice = self._choose(tensor.numel())
+        payload = self._codecs[choice].encode(tensor, slot)
+        if tensor.numel():
+            self._bytes[choice] = len(memoryview(payload).cast("B")) / tensor.numel()
+        return frame(framing.ADAPTIVE, payload, kind=choice)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """As the codec chosen at the other end."""
+        choice, visit, body = open_frame(payload, framing.ADAPTIVE)
+        if choice >= len(self._codecs) or visit:
+            raise CodecError(f"cannot decode {slot}: codec {choice} of {len(self._codecs)} with visit number {visit}")
+        return self._codecs[choice].decode(body, slot)
+
+    def state(self) -> dict[str, Any]:
+        """Of the three codecs, and what the choice depends on."""
+        return {"parts": super().state(), "bytes": list(self._bytes), "rate": self._rate}
+
+    def load(self, state: Any) -> None:
+        """See `base.Stateful`."""
+        check_keys(state, {"parts", "bytes", "rate"})
+        if len(state["bytes"]) != len(self._codecs):
+            raise CodecError(f"cannot load a state of {len(state['bytes'])} codecs: here are {len(self._codecs)}")
+        super().load(state["parts"])
+        self._bytes, self._rate = list(state["bytes"]), state["rate"]
+
+    def _choose(self, elements: int) -> int:
+        if self._rate is None:
+            return 0
+        for choice, per_element in enumerate(self._bytes):
+            if per_element is None or per_element * elements <= self._within_s * self._rate:
+                return choice
+        return len(self._codecs) - 1

@@ -1,0 +1,70 @@
+"""The check of cost: processor time of encode and decode for 1,024 tokens of width 768, beside the time on the wire."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.base import Codec
+from testbed.codecs.check.findings import require
+from testbed.codecs.check.subject import Subject, prepare
+from testbed.codecs.check.tensors import hidden, slot_at
+
+SHAPE = (4, 256, 768)
+BAR_MS = 15.7
+"""A tenth of the time that the tensor takes as bf16 at 80 Mbit/s."""
+_LEAST_ROUNDS, _LEAST_S = 5, 0.4
+
+
+class Cost(NamedTuple):
+    """Medians of processor time of one thread, and the size."""
+
+    encode_s: float
+    decode_s: float
+    payload_bytes: int
+    least_s: float
+    """Encode and decode of the fastest message: what others on the machine slow down least."""
+
+
+def measure(encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: float = _LEAST_S, warm_up: int = 2) -> Cost:
+    """Messages of one micro-batch slot, the tensors in turn, for so many seconds. `thread_time`: others' load does not count."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    encode: list[float] = []
+    decode: list[float] = []
+    sizes: list[int] = []
+    try:
+        end = time.monotonic() + seconds
+        number = 0
+        while number < warm_up + _LEAST_ROUNDS or (time.monotonic() < end and number < 2000):
+            slot, x = slot_at(3 * number, batch=tensors[0].shape[0]), tensors[number % len(tensors)]
+            prepare(encoder, slot, tuple(x.shape))
+            prepare(decoder, slot, tuple(x.shape))
+            begin = time.thread_time()
+            payload = encoder.encode(x, slot)
+            middle = time.thread_time()
+            decoder.decode(payload, slot)
+            after = time.thread_time()
+            if number >= warm_up:
+                encode.append(middle - begin)
+                decode.append(after - middle)
+                sizes.append(memoryview(payload).nbytes)
+            number += 1
+    finally:
+        torch.set_num_threads(threads)
+    least_s = min(map(sum, zip(encode, decode, strict=True)))
+    return Cost(statistics.median(encode), statistics.median(decode), round(statistics.mean(sizes)), least_s)
+
+
+def within_a_tenth_of_the_wire(subject: Subject) -> str:
+    """Encode and decode of a tensor of 1,024 x 768 take at most a tenth of its bf16 wire time at 80 Mbit/s: 15.7 ms."""
+    tensors = [hidden(*SHAPE, seed=seed) for seed in range(3)]
+    found = measure(subject.fresh(), subject.fresh(), tensors)
+    total = 1e3 * found.least_s
+    split = f"encode {1e3 * found.encode_s:.2f} ms, decode {1e3 * found.decode_s:.2f} ms"
+    require(total <= BAR_MS, f"{split}: at best {total:.1f} ms, more than {BAR_MS} ms")
+    return split

@@ -1,0 +1,135 @@
+"""Checks of the exchange: nothing but the payload crosses, the same again gives the same, what is handed over is the caller's."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from testbed.codecs.base import Codec, Slot, Stateful
+from testbed.codecs.check.apart import in_child
+from testbed.codecs.check.findings import require
+from testbed.codecs.check.same import difference, same
+from testbed.codecs.check.subject import Subject
+from testbed.codecs.check.tensors import fitting, hidden, messages, normal, slot_at
+
+STEPS = 40
+
+Sent = tuple[Slot, bytes, npt.NDArray[np.float32]]
+
+
+def _converse(subject: Subject, steps: int) -> list[Sent]:
+    """Slot, payload and decoded tensor of every message between two instances. Broken where their shared state parts."""
+    sender, receiver = subject.fresh(), subject.fresh()
+    found = []
+    for slot, tensor in messages(steps):
+        payload = bytes(sender.encode(tensor, slot))
+        decoded = receiver.decode(payload, slot)
+        _agree(sender, receiver, f"after {slot}")
+        found.append((slot, payload, decoded.numpy().copy()))
+    return found
+
+
+def _agree(sender: Codec, receiver: Codec, when: str) -> None:
+    if isinstance(sender, Stateful) and isinstance(receiver, Stateful):
+        ours, theirs = sender.shared(), receiver.shared()
+        require(same(ours, theirs), f"{when} the ends hold different numbers: {difference(ours, theirs)}")
+
+
+def two_instances(subject: Subject) -> str:
+    """An encoder in another process, a fresh decoder here: all that it needs is in the bytes, and both ends hold the same."""
+    sent = in_child(lambda: _converse(subject, STEPS), seconds=120)
+    receiver = subject.fresh()
+    for slot, payload, expected in sent:
+        subject.shapes[slot] = expected.shape
+        decoded = receiver.decode(payload, slot)
+        require(
+            same(decoded.numpy(), expected),
+            f"{slot}: decoded from the bytes alone, in a process of its own, the tensor is another one: "
+            "the decoder took something that was not in the payload",
+        )
+    return f"{len(sent)} messages in {STEPS} steps"
+
+
+def fresh_tensor(subject: Subject) -> str:
+    """What is decoded is a new contiguous fp32 tensor of the shape that was encoded."""
+    for shape in ((2, 8, 16), (3, 67), (130,)):
+        x = hidden(*shape)
+        sender, receiver, slot = subject.fresh(), subject.fresh(), fitting(x)
+        decoded = receiver.decode(sender.encode(x, slot), slot)
+        require(decoded.shape == x.shape, f"shape {tuple(decoded.shape)} came of {tuple(x.shape)}")
+        require(decoded.dtype == torch.float32, f"{decoded.dtype} came out, not float32")
+        require(decoded.is_contiguous() and not decoded.requires_grad, "what came out is not a contiguous tensor without a graph")
+    return "contiguous, float32, the shape that went in"
+
+
+def deterministic(subject: Subject) -> str:
+    """The same seed and slots give the same bytes, whatever the global generators hold; and those are left alone."""
+
+    def run(seed: int) -> list[bytes]:
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = _generators()
+        sender = subject.fresh(5)
+        found = [bytes(sender.encode(tensor, slot)) for slot, tensor in messages(12)]
+        require(same(_generators(), before), "a global random generator was drawn from")
+        return found
+
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        first, again = run(1), run(2)
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])
+        random.setstate(kept[2])
+    differing = sum(a != b for a, b in zip(first, again, strict=True))
+    require(differing == 0, f"{differing} of {len(first)} payloads differ the second time, with the same seed and slots")
+    return f"{len(first)} payloads twice"
+
+
+def _generators() -> Any:
+    name, keys, *rest = np.random.get_state()
+    return [torch.get_rng_state(), name, np.asarray(keys), rest, random.getstate()]
+
+
+def untouched(subject: Subject) -> str:
+    """The tensor is left as it is; payload and decoded tensor belong to the caller from then on."""
+    sender, receiver = subject.fresh(), subject.fresh()
+    reference = subject.fresh()
+    for step in range(4):
+        slot, x = slot_at(step), hidden(2, 8, 16, seed=step)
+        before = x.clone()
+        payload = sender.encode(x, slot)
+        require(same(x, before), "encode changed the tensor that it was given")
+        require(memoryview(payload).contiguous, "the payload is not one contiguous buffer")
+        kept = bytes(payload)
+        x.fill_(9.0)  # the stage uses its memory again while the payload is being sent
+        sender.encode(hidden(2, 8, 16, seed=90), slot_at(step, 0, "evaluation"))
+        require(bytes(payload) == kept, "a later encode, or the tensor's new contents, changed a payload that was handed over")
+        buffer = bytearray(kept)
+        decoded = receiver.decode(memoryview(buffer), slot)
+        copy = decoded.clone()
+        buffer[:] = bytes(len(buffer))  # a receive buffer is used again
+        require(same(decoded, copy), "the decoded tensor lies in the receive buffer")
+        decoded.fill_(3.0)
+        require(
+            same(reference.decode(kept, slot), copy), "writing into a decoded tensor changed what the codec decodes afterwards"
+        )
+    return "input, payload and output"
+
+
+def any_address(subject: Subject) -> str:
+    """Payloads are decoded wherever they lie in memory, and whichever type of buffer they come in."""
+    x = normal(3, 5)
+    slot = fitting(x)
+    payload = bytes(subject.fresh().encode(x, slot))
+    expected = subject.fresh().decode(payload, slot)
+    for shift in range(8):
+        shifted = memoryview(bytearray(shift) + payload)[shift:]
+        require(same(subject.fresh().decode(shifted, slot), expected), f"{shift} bytes further on it decodes to another tensor")
+    require(same(subject.fresh().decode(bytearray(payload), slot), expected), "as a bytearray it decodes to another tensor")
+    return "8 offsets; bytes, bytearray, memoryview"

@@ -1,0 +1,130 @@
+"""Checks of bytes that no encoder made: an error, at once, without memory on their word, and nothing changed by it."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from testbed.codecs.base import Codec, Context, Slot, Stateful
+from testbed.codecs.check.apart import in_child
+from testbed.codecs.check.findings import Broken, require
+from testbed.codecs.check.memory import remembered
+from testbed.codecs.check.same import same
+from testbed.codecs.check.subject import Subject
+from testbed.codecs.check.tensors import fitting, hidden, slot_at
+from testbed.codecs.make import make
+from testbed.errors import CodecError
+
+MEMORY_BYTES = 256 * 2**20
+"""What decoding a message of some kilobytes may take at most, a decompressor's window included."""
+SLOWEST_S = 1.0
+"""Of processor time, for one message."""
+_CLAIMS = (0xFFFFFFFF, 0x7FFFFFFF, 0x10000, 0)
+
+
+def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
+    """Truncated, oversized, flipped, overwritten with claims of huge sizes, and random; each with its name."""
+    draw = random.Random(seed)
+    size = len(good)
+    for cut in sorted({*range(min(size, 40)), size // 2, max(size - 1, 0)}):
+        yield f"the first {cut} bytes", good[:cut]
+    for more in (1, 4, 64, size, 4096):
+        yield f"{more} bytes more", good + bytes(draw.randrange(256) for _ in range(more))
+    for at in range(min(size, 32)):
+        for bit in range(8):
+            yield f"bit {bit} of byte {at} flipped", good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :]
+    for _ in range(60):
+        at, bit = draw.randrange(size), draw.randrange(8)
+        yield f"bit {bit} of byte {at} flipped", good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :]
+    for at in range(0, min(size - 3, 64), 2):
+        for claim in _CLAIMS:
+            yield f"0x{claim:X} at byte {at}", good[:at] + claim.to_bytes(4, "little") + good[at + 4 :]
+    for begin in (0, 4, 16):
+        for _ in range(15):
+            yield f"random from byte {begin}", good[:begin] + bytes(draw.randrange(256) for _ in range(max(size - begin, 1)))
+    yield "all ones", good[: min(16, size)] + b"\xff" * max(size - 16, 0)
+    yield "other payload, reversed", good[::-1]
+
+
+def hostile_bytes(subject: Subject) -> str:
+    """In a process with little more memory than it has: CodecError or a tensor no larger than its bytes explain, in time, and
+    the decoder as it was.
+    """
+    return str(in_child(lambda: _attack(subject), seconds=120, memory_bytes=MEMORY_BYTES))
+
+
+def _attack(subject: Subject) -> str:
+    tried = refused = 0
+    slowest = 0.0
+    signal.signal(signal.SIGPROF, _too_slow)
+    for seed, shape in enumerate(((2, 3, 64), (3, 5), (2, 0, 5))):
+        sender, receiver = subject.fresh(), subject.fresh()
+        for step in range(2):
+            slot = slot_at(step)
+            receiver.decode(bytes(sender.encode(hidden(*shape, seed=step), slot)), slot)
+        slot = slot_at(9)  # three steps are an epoch: the samples of the first message come again
+        good = bytes(sender.encode(hidden(*shape, seed=2), slot))
+        before = remembered(receiver)
+        expected = subject.fresh()
+        _restore(expected, before)
+        right = expected.decode(good, slot)
+        for name, bad in mutations(good, seed):
+            if bad == good:
+                continue
+            begin = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, SLOWEST_S)
+            tried += 1
+            refused += (error := _refusal(receiver, bad, slot, name)) is not None
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            slowest = max(slowest, time.process_time() - begin)
+            require(slowest < SLOWEST_S, f"{name}: {slowest:.1f} s over {len(bad)} bytes")
+            if error is not None:
+                require(same(remembered(receiver), before), f"{name}: the state changed although it raised {error!r}")
+            else:
+                receiver = subject.fresh()
+                _restore(receiver, before)
+        require(same(receiver.decode(good, slot), right), "after wrong bytes the right ones decode to another tensor")
+    return f"{tried} tried, {refused} refused, the slowest {slowest * 1e3:.0f} ms; the others are tensors of other values"
+
+
+def _too_slow(signum: int, frame: FrameType | None) -> None:
+    raise Broken(f"{SLOWEST_S:.0f} s of processor time")
+
+
+def _refusal(receiver: Codec, bad: bytes, slot: Slot, name: str) -> CodecError | None:
+    try:
+        decoded = receiver.decode(bad, slot)
+    except CodecError as error:
+        return error
+    except Broken as slow:
+        raise Broken(f"{name}: {slow} over {len(bad)} bytes") from None
+    except MemoryError:
+        raise Broken(f"{name}: set more than {MEMORY_BYTES >> 20} MiB aside on the word of {len(bad)} bytes") from None
+    except Exception as error:
+        memory = "allocate" in str(error) or "bad_alloc" in str(error)
+        short = "it set memory aside on their word" if memory else "not a CodecError"
+        raise Broken(f"{name}: {short}: {type(error).__name__}: {str(error)[:160]}") from None
+    # A codec of 1 bit in 1000 values may say much with few bytes, but not this much.
+    require(decoded.numel() <= 100_000 + 8 * len(bad), f"{name}: {len(bad)} bytes became {decoded.numel()} numbers")
+    return None
+
+
+def _restore(codec: Codec, state: object) -> None:
+    if isinstance(codec, Stateful):
+        assert isinstance(state, dict)
+        codec.load(state)
+
+
+def foreign_payload(subject: Subject) -> str:
+    """A message of another codec is refused, or at least does no harm."""
+    x = hidden(2, 3, 64)
+    slot = fitting(x)
+    refused = 0
+    names = [name for name in ("fp32", "bf16", "int8", "delta-int8") if name != subject.recipe.text]
+    for name in names:
+        payload = bytes(make(name, Context(0, 0, subject.direction)).encode(x, slot))
+        refused += _refusal(subject.fresh(), payload, slot, f"a payload of {name}") is not None
+    return f"{refused} of {len(names)} refused"

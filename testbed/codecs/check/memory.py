@@ -1,0 +1,187 @@
+"""Checks of what a codec remembers: saved and loaded, healed after a lost frame, evaluation apart from training."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.base import Codec, Payload, Slot, Stateful
+from testbed.codecs.check.findings import Broken, NothingToAsk, require
+from testbed.codecs.check.same import difference, same
+from testbed.codecs.check.subject import Subject
+from testbed.codecs.check.tensors import Message, messages
+from testbed.errors import CodecError
+
+_BEFORE = 8
+"""Steps before something happens."""
+
+
+def remembered(codec: Codec) -> Any:
+    """What a codec holds, as its own `state` tells it; None where it has none."""
+    return codec.state() if isinstance(codec, Stateful) else None
+
+
+def _conversation(steps: int = 2 * _BEFORE) -> list[Message]:
+    return list(messages(steps))
+
+
+def history(subject: Subject) -> str:
+    """Without `shared`, `state`, `load`, `reset` a codec remembers nothing: each message is what a fresh instance makes of it."""
+    if subject.stateful:
+        raise NothingToAsk("it has the methods of a codec that remembers")
+    sender, receiver = subject.fresh(), subject.fresh()
+    for slot, tensor in _conversation():
+        payload = bytes(sender.encode(tensor, slot))
+        hint = "it remembers, and lacks the methods for it: shared, state, load, reset"
+        require(bytes(subject.fresh().encode(tensor, slot)) == payload, f"{slot}: a fresh instance encodes other bytes; {hint}")
+        decoded, anew = receiver.decode(payload, slot), subject.fresh().decode(payload, slot)
+        require(same(decoded, anew), f"{slot}: a fresh instance decodes another tensor; {hint}")
+    return "fresh instances agree at every message"
+
+
+def saved(subject: Subject) -> str:
+    """Both ends go on bit for bit in instances that loaded their states, and a saved state stays as it was saved."""
+    if not subject.stateful:
+        raise NothingToAsk("it remembers nothing")
+    talk = _conversation()
+    half = len(talk) // 2
+    sender, receiver = subject.fresh(), subject.fresh()
+    for slot, tensor in talk[:half]:
+        receiver.decode(bytes(sender.encode(tensor, slot)), slot)
+    kept = _through_file(remembered(sender)), _through_file(remembered(receiver))
+    taken = remembered(sender), remembered(receiver)
+    sender_again, receiver_again = _loaded(subject, kept[0]), _loaded(subject, kept[1])
+    size = 0
+    for slot, tensor in talk[half:]:
+        payload = bytes(sender.encode(tensor, slot))
+        require(
+            bytes(sender_again.encode(tensor, slot)) == payload, f"{slot}: with its state loaded the encoder writes other bytes"
+        )
+        decoded = receiver.decode(payload, slot)
+        require(same(receiver_again.decode(payload, slot), decoded), f"{slot}: with its state loaded the decoder differs")
+    for found, file in zip(taken, kept, strict=True):
+        require(same(found, file), f"a state that was taken changed with later messages: {difference(found, file)}")
+        size += _bytes(found)
+    return f"{size / 2 / 1024:.0f} KiB an end here, as torch.save writes it"
+
+
+def _through_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)  # nothing but tensors and plain values: a file from elsewhere runs no code
+
+
+def _bytes(state: Any) -> int:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.tell()
+
+
+def _loaded(subject: Subject, state: Any) -> Codec:
+    codec = subject.fresh()
+    assert isinstance(codec, Stateful)
+    codec.load(state)
+    return codec
+
+
+def lost_frame(subject: Subject) -> str:
+    """After a lost frame the decoder says so or is right; after `reset` of the encoder any decoder follows and the ends agree."""
+    if not subject.stateful:
+        raise NothingToAsk("it remembers nothing")
+    talk = _conversation(4 * _BEFORE)
+    sender, receiver, whole = subject.fresh(), subject.fresh(), subject.fresh()
+    lost = _BEFORE
+    for slot, tensor in talk[:lost]:
+        payload = bytes(sender.encode(tensor, slot))
+        receiver.decode(payload, slot)
+        whole.decode(payload, slot)
+    slot, tensor = talk[lost]
+    whole.decode(bytes(sender.encode(tensor, slot)), slot)
+    refused = 0
+    for slot, tensor in talk[lost + 1 : len(talk) // 2]:
+        payload = bytes(sender.encode(tensor, slot))
+        expected = whole.decode(payload, slot)
+        refused += _says_or_is_right(receiver, payload, slot, expected)
+    assert isinstance(sender, Stateful)
+    sender.reset()
+    fresh = subject.fresh()
+    for slot, tensor in talk[len(talk) // 2 :]:
+        payload = bytes(sender.encode(tensor, slot))
+        decoded = receiver.decode(payload, slot)
+        require(
+            same(fresh.decode(payload, slot), decoded), f"{slot}: after the encoder's reset a stale and a fresh decoder differ"
+        )
+    assert isinstance(fresh, Stateful)
+    require(
+        same(sender.shared(), fresh.shared()),
+        f"after a reset the encoder and a fresh decoder hold different numbers: {difference(sender.shared(), fresh.shared())}",
+    )
+    stale = receiver.shared() if isinstance(receiver, Stateful) else {}
+    ours = sender.shared()
+    wrong = {name: value for name, value in ours.items() if name not in stale or not same(stale[name], value)}
+    require(not wrong, f"after a reset the encoder and the decoder that lost a frame differ: {', '.join(list(wrong)[:4])}")
+    return f"{refused} messages refused until the reset" if refused else "the decoder does not depend on earlier messages"
+
+
+def _says_or_is_right(receiver: Codec, payload: Payload, slot: Slot, expected: Tensor) -> bool:
+    before = remembered(receiver)
+    try:
+        decoded = receiver.decode(payload, slot)
+    except CodecError:
+        require(same(remembered(receiver), before), f"{slot}: refusing a message changed the decoder's state")
+        return True
+    if not same(decoded, expected):
+        raise Broken(f"{slot}: after a lost frame it decodes, without a word, to something else")
+    return False
+
+
+def repeated_frame(subject: Subject) -> str:
+    """A message that comes twice is refused, or decoded to the same tensor and forgotten."""
+    if not subject.stateful:
+        raise NothingToAsk("it remembers nothing")
+    sender, receiver, other = subject.fresh(), subject.fresh(), subject.fresh()
+    refused = 0
+    for slot, tensor in _conversation(3 * _BEFORE):
+        payload = bytes(sender.encode(tensor, slot))
+        decoded = receiver.decode(payload, slot)
+        require(same(other.decode(payload, slot), decoded), f"{slot}: a message that came twice changed what followed")
+        refused += _says_or_is_right(other, payload, slot, decoded)
+    return f"{refused} refused"
+
+
+def evaluation_apart(subject: Subject) -> str:
+    """Training's bytes are the same whether or not there are evaluations in between."""
+
+    def train(evaluations: bool) -> list[bytes]:
+        sender = subject.fresh()
+        found = [(slot, bytes(sender.encode(tensor, slot))) for slot, tensor in messages(2 * _BEFORE, evaluations=evaluations)]
+        return [payload for slot, payload in found if slot.phase == "train"]
+
+    require(train(True) == train(False), "messages of an evaluation changed the training messages that came after")
+    return f"{2 * _BEFORE} steps with and without"
+
+
+def unchanged_by_errors(subject: Subject) -> str:
+    """A tensor that is refused leaves the encoder as it was."""
+    sender, other = subject.fresh(), subject.fresh()
+    talk = _conversation()
+    for number, (slot, tensor) in enumerate(talk):
+        if number % 3 == 1:
+            for unfit in (tensor.to(torch.float64), torch.where(tensor > 1, torch.nan, tensor)):
+                before = remembered(sender)
+                try:
+                    sender.encode(unfit, slot)
+                except CodecError:
+                    require(same(remembered(sender), before), f"{slot}: refusing a tensor changed the encoder's state")
+                else:
+                    # a codec that lets NaN pass has made a message of it; start both again
+                    sender, other = subject.fresh(), subject.fresh()
+        require(
+            bytes(sender.encode(tensor, slot)) == bytes(other.encode(tensor, slot)),
+            f"{slot}: after a tensor was refused the encoder writes other bytes",
+        )
+    return "float64 and NaN, between messages"

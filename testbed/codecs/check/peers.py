@@ -1,0 +1,126 @@
+"""The same codecs from other packages, where they are installed: what ours are measured beside.
+
+Each packs into one buffer, as a message must, and unpacks from it; nothing else is added to what the package does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from testbed.codecs.base import Codec, Payload, Slot
+
+
+class Peer(NamedTuple):
+    """A codec of another package."""
+
+    codec: str
+    """What it is the same as, in our words."""
+    package: str
+    make: Callable[[], Codec]
+
+
+def installed() -> Iterator[Peer]:
+    """Those that can be imported here and work with the versions of what they stand on."""
+    for package, codec, kind in _PEERS:
+        if importlib.util.find_spec(package) is None:
+            continue
+        try:
+            peer = kind()
+            peer.decode(peer.encode(torch.ones(2, 64), SLOT), SLOT)
+        except Exception:  # a broken installation is as good as none
+            continue
+        version = getattr(importlib.import_module(package), "__version__", "")
+        yield Peer(codec, f"{package} {version}".strip(), kind)
+
+
+SLOT = Slot("train", 0, 0, ())
+
+
+def _together(codes: Tensor, scales: Tensor) -> Payload:
+    first, second = (part.contiguous().view(-1).view(torch.uint8).numpy() for part in (scales, codes))
+    return np.concatenate((first, second)).data
+
+
+class _Bitsandbytes:
+    """8-bit dynamic map, blocks of 4,096. Shape and code book are not in its message."""
+
+    def __init__(self) -> None:
+        self._functional: Any = importlib.import_module("bitsandbytes.functional")
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """Codes and an fp32 absmax a block."""
+        codes, state = self._functional.quantize_blockwise(tensor, blocksize=4096)
+        _KNOWN["bitsandbytes"] = (tensor.shape, state)
+        return _together(codes, state.absmax)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """fp32."""
+        shape, state = _KNOWN["bitsandbytes"]
+        data = torch.frombuffer(payload, dtype=torch.uint8)
+        scales = 4 * state.absmax.numel()
+        state.absmax = data[:scales].view(torch.float32)
+        found: Tensor = self._functional.dequantize_blockwise(data[scales:].view(shape), state)
+        return found
+
+
+class _Torchao:
+    """int8, one scale a token, nearest."""
+
+    def __init__(self) -> None:
+        self._primitives: Any = importlib.import_module("torchao.quantization.quant_primitives")
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """An fp32 scale a token, then the codes."""
+        p, x = self._primitives, tensor.reshape(-1, tensor.shape[-1])
+        block = (1, x.shape[-1])
+        scale, zero = p.choose_qparams_affine(x, p.MappingType.SYMMETRIC, block, torch.int8, -127, 127, 1e-30)
+        _KNOWN["torchao"] = tensor.shape
+        return _together(p.quantize_affine(x, block, scale, zero, torch.int8, -127, 127), scale)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """fp32."""
+        p, shape = self._primitives, _KNOWN["torchao"]
+        rows = int(np.prod(shape[:-1]))
+        data = torch.frombuffer(payload, dtype=torch.uint8)
+        scale, codes = data[: 4 * rows].view(torch.float32), data[4 * rows :].view(torch.int8).view(rows, shape[-1])
+        zero = torch.zeros(rows, dtype=torch.int32)
+        found: Tensor = p.dequantize_affine(codes, (1, shape[-1]), scale, zero, torch.int8, -127, 127)
+        return found.view(shape)
+
+
+class _Hivemind:
+    """One of its own quantisers, with its own message."""
+
+    def __init__(self, kind: str) -> None:
+        self._module: Any = importlib.import_module("hivemind.compression")
+        self._compression: Any = getattr(self._module, kind)()
+        self._message: Any = importlib.import_module("hivemind.proto.runtime_pb2").Tensor
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """A protocol buffer."""
+        payload: bytes = self._compression.compress(tensor, self._module.CompressionInfo.from_tensor(tensor)).SerializeToString()
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """fp32."""
+        found: Tensor = self._compression.extract(self._message.FromString(bytes(payload))).float()
+        return found
+
+
+_KNOWN: dict[str, Any] = {}
+"""What a package's message leaves out."""
+
+_PEERS: tuple[tuple[str, str, Callable[[], Codec]], ...] = (
+    ("bitsandbytes", "blockwise-8", _Bitsandbytes),
+    ("torchao", "int8", _Torchao),
+    ("hivemind", "blockwise-8", lambda: _Hivemind("BlockwiseQuantization")),
+    ("hivemind", "8-bit, uniform over 6 sigma", lambda: _Hivemind("Uniform8BitQuantization")),
+    ("hivemind", "8-bit, quantiles", lambda: _Hivemind("Quantile8BitQuantization")),
+    ("hivemind", "fp16", lambda: _Hivemind("Float16Compression")),
+)

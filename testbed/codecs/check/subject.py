@@ -1,0 +1,102 @@
+"""The codec under test, in one direction: how to make one, and what it is held to."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from testbed.codecs import selection
+from testbed.codecs.base import Codec, Context, Paired, Payload, Slot, Stateful
+from testbed.codecs.check.claims import law_of
+from testbed.codecs.check.tensors import hidden
+from testbed.codecs.entry import Entry
+from testbed.codecs.make import build
+from testbed.codecs.recipe import Recipe
+from testbed.spec import Direction
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One codec in one direction."""
+
+    recipe: Recipe
+    direction: Direction
+    forward: Recipe
+    """Of the same boundary: some codecs of gradients go by what the activations' codec knows."""
+    shapes: dict[Slot, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    """Of the activations that came before a gradient; written by `encode`, or by a check that decodes what another made."""
+
+    @property
+    def entry(self) -> Entry:
+        """Of the outermost codec."""
+        return self.recipe.entry
+
+    @property
+    def inner(self) -> Recipe | None:
+        """The codec inside a wrapper; the first where there are several."""
+        return next((value for _, value in self.recipe.arguments if isinstance(value, Recipe)), None)
+
+    def fresh(self, seed: int = 0) -> Codec:
+        """A new instance, as one end gets it."""
+        codec = build(self.recipe, Context(seed, 0, self.direction))
+        if self.direction == "backward" and isinstance(codec, Paired):
+            _go_with_activations(codec, self, seed)
+        return codec
+
+    @property
+    def law(self) -> str:
+        """What a stranger's class says of itself goes before the table's 'none'."""
+        return (law_of(self.fresh()) if self.entry.law == "none" else None) or self.entry.law
+
+    @property
+    def stateful(self) -> bool:
+        """Does it have the four methods of a codec that remembers?"""
+        return isinstance(self.fresh(), Stateful)
+
+
+def subject_of(text: str, direction: Direction) -> Subject:
+    """The subject that a codec's text names. SpecError or UnknownNameError where it names none."""
+    chosen = selection.read(text)
+    return Subject(chosen.at(0, direction), direction, chosen.at(0, "forward"))
+
+
+def prepare(codec: Codec, slot: Slot, shape: tuple[int, ...]) -> None:
+    """Let the activations of a gradient pass now, so that the time of the message itself can be taken."""
+    ready: Any = getattr(codec, "_activations_pass", None)
+    if ready is not None:
+        ready(slot, shape)
+
+
+def _go_with_activations(codec: Any, subject: Subject, seed: int) -> None:
+    """Pair an instance with one for the activations, and let those of each slot pass before its gradient does.
+
+    Its two methods are replaced on the instance, so that it stays of its class, with all else that it can do.
+    """
+    context = Context(seed, 0, "forward")
+    sender, receiver = build(subject.forward, context), build(subject.forward, context)
+    codec.pair(receiver)
+    encode, decode = codec.encode, codec.decode
+    last: list[object] = [None]
+
+    def activations_pass(slot: Slot, shape: tuple[int, ...]) -> None:
+        if last[0] != (slot, shape):
+            last[0] = (slot, shape)
+            x = hidden(*shape, seed=zlib.crc32(repr(slot).encode()))
+            receiver.decode(bytes(sender.encode(x, slot)), slot)
+
+    def encode_after(tensor: Tensor, slot: Slot) -> Payload:
+        subject.shapes[slot] = tuple(tensor.shape)
+        activations_pass(slot, tuple(tensor.shape))
+        payload: Payload = encode(tensor, slot)
+        return payload
+
+    def decode_after(payload: Payload, slot: Slot) -> Tensor:
+        if slot in subject.shapes:
+            activations_pass(slot, subject.shapes[slot])
+        decoded: Tensor = decode(payload, slot)
+        return decoded
+
+    codec.encode, codec.decode, codec._activations_pass = encode_after, decode_after, activations_pass

@@ -1,0 +1,87 @@
+"""Low rank with coded factors: PowerSGD's P and Q, each through another codec, such as int4.
+
+Wire: the common header with the tensor's shape, u64 length of the coded P, the coded P (b n, r), the coded Q (d, r). Bits per
+element with a codec of c bits: c r (1/d + 1/bn).
+Source: after the low-rank compressor with INT4 factors of CompactFusion, from memory; P and Q as in `lowrank`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from testbed.codecs import framing
+from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.lowrank import PowerSGD
+from testbed.codecs.wrap import Wrapper, decode_as, size_of, twin, unchanged_on_error
+from testbed.errors import CodecError
+
+_LENGTH = struct.Struct("<Q")
+
+
+class CodedLowRank(Wrapper):
+    """PowerSGD in fp32, taken apart before the wire and put together behind it. Only the sender remembers (its warm start)."""
+
+    payload_bytes: Callable[[framing.Shape], int]
+    """The length of a payload of a shape. Not there where the inner codec does not say its own."""
+
+    def __init__(self, context: Context, inner: Codec, rank: int = 32) -> None:
+        """P and Q have codecs of their own, because one that remembers would mix them up."""
+        self._power = PowerSGD(context, rank=rank, values="fp32")
+        self.inner, self._second, self._rank = inner, twin(inner), rank
+        super().__init__(inner=inner, second=self._second, power=self._power)
+        if (of_factor := size_of(inner)) is not None:
+            self.payload_bytes = lambda shape: self._of_factors(shape, of_factor)
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """CodecError as PowerSGD and the inner codec have it."""
+        with unchanged_on_error(*self._stateful.values()):
+            opened = framing.open_payload(self._power.encode(tensor, slot), framing.LOW_RANK, self._factor_bytes)
+            left = right = b""  # type: Payload
+            if opened.elements:
+                p, q = self._factors(framing.as_tensor(opened.body, torch.float32, len(opened.body) // 4), opened.shape)
+                left, right = self.inner.encode(p, slot), self._second.encode(q, slot)
+        size = _LENGTH.size + len(left) + len(right)
+        payload, body = framing.allocate(framing.CODED_LOW_RANK, opened.shape, size)
+        body.numpy()[:] = bytearray().join((_LENGTH.pack(len(left)), left, right))
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """CodecError where the factors do not fit the shape."""
+        size = len(memoryview(payload).cast("B")) if len(payload) else 0
+        opened = framing.open_payload(payload, framing.CODED_LOW_RANK, lambda shape: size - framing.header_bytes(len(shape)))
+        if opened.visit or len(opened.body) < _LENGTH.size:
+            raise CodecError(f"cannot decode {slot}: {len(opened.body)} bytes with visit number {opened.visit} of two factors")
+        (length,) = _LENGTH.unpack_from(opened.body)
+        left, right = opened.body[_LENGTH.size :][:length], opened.body[_LENGTH.size :][length:]
+        if not opened.elements:
+            if len(left) or len(right):
+                raise CodecError(f"cannot decode {slot}: factors of a tensor of shape {opened.shape}, which has no values")
+            return torch.empty(opened.shape)
+        rows, width = framing.rows_of(opened.shape)
+        rank = min(self._rank, rows, width)
+        with unchanged_on_error(self.inner, self._second):
+            p = decode_as(self.inner, left, slot, torch.Size((rows, rank)))
+            q = decode_as(self._second, right, slot, torch.Size((width, rank)))
+            plain, body = framing.allocate(framing.LOW_RANK, opened.shape, self._factor_bytes(opened.shape))
+            for target, factor in zip(self._factors(body.view(torch.float32), opened.shape), (p, q), strict=True):
+                target.copy_(factor)
+            return self._power.decode(plain, slot)
+
+    def _of_factors(self, shape: framing.Shape, of_factor: Callable[[framing.Shape], int]) -> int:
+        rows, width = framing.rows_of(shape)
+        rank = min(self._rank, rows, width)
+        factors = of_factor((rows, rank)) + of_factor((width, rank)) if rank else 0
+        return framing.header_bytes(len(shape)) + _LENGTH.size + factors
+
+    def _factors(self, flat: Tensor, shape: framing.Shape) -> tuple[Tensor, Tensor]:
+        """P and Q as they lie in PowerSGD's body."""
+        rows, width = framing.rows_of(shape)
+        rank = min(self._rank, rows, width)
+        return flat[: rows * rank].view(rows, rank), flat[rows * rank :].view(width, rank)
+
+    def _factor_bytes(self, shape: framing.Shape) -> int:
+        return self._power.payload_bytes(shape) - framing.header_bytes(len(shape))

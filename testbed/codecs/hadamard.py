@@ -1,0 +1,108 @@
+"""hadamard(inner): each token rotated in tiles of neighbouring channels, which spreads an outlier over its tile.
+
+A tile x of G channels becomes x H / sqrt(G), H Sylvester's matrix of -+1: orthonormal and symmetric, so that the same again
+undoes it.
+G is a power of two, at most the width; channels left over at a token's end stay as they are.
+Law: within a tile the error's L2 norm is the inner codec's, so no value is wrong by more than the root of the sum of its tile's
+squared bounds. Bits per element: the inner codec's; nothing is added to its payload.
+It pays only where channels are of very different size: on nearly normal values it does nothing, or a little harm.
+Source: QuaRot (Ashkboos et al., NeurIPS 2024) for the idea, TAH-Quant (He et al., arXiv 2506.01352) for tiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from testbed.codecs import framing
+from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.wrap import Wrapper
+
+_CACHED = 2**16
+"""Values worked on at once."""
+
+
+@functools.cache
+def matrix(size: int) -> Tensor:
+    """H / sqrt(size), fp32 (size, size); to be read only. ValueError unless the size is a power of two."""
+    if size < 1 or size & (size - 1):
+        raise ValueError(f"a tile of {size} channels: a Hadamard matrix of a power of two is needed, such as 64")
+    signs = torch.ones(1, 1)
+    while len(signs) < size:
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    return signs / math.sqrt(size)
+
+
+def tile_size(width: int, most: int) -> int:
+    """The largest power of two that is neither above the width nor above `most`."""
+    return 1 << (min(width, most).bit_length() - 1) if width else 1
+
+
+def rotate_tiles(tiles: Tensor, out: Tensor) -> Tensor:
+    """fp32 (tiles, size) times the matrix, into `out`, which may be the same memory; `out`."""
+    # A part that fits a processor's own cache: the product, which cannot be written over its factor, then costs no fresh memory.
+    some = max(1, _CACHED // tiles.shape[-1])
+    for part, target in zip(torch.split(tiles, some), torch.split(out, some), strict=True):
+        target.copy_(part @ matrix(tiles.shape[-1]))
+    return out
+
+
+def rotate(x: Tensor, size: int) -> Tensor:
+    """A new fp32 tensor of x's shape, each row rotated in tiles; twice is the identity, but for rounding."""
+    return rotate_(torch.empty(x.shape, dtype=torch.float32).copy_(x), size)
+
+
+def rotate_(x: Tensor, size: int) -> Tensor:
+    """`rotate` in place, of a contiguous fp32 tensor."""
+    if not x.numel() or not x.ndim:
+        return x
+    width = x.shape[-1]
+    tile = tile_size(width, size)
+    whole = width // tile * tile
+    if whole == width:
+        tiles = x.view(-1, tile)
+        rotate_tiles(tiles, tiles)
+    else:
+        x[..., :whole] = (x[..., :whole].reshape(-1, tile) @ matrix(tile)).view(*x.shape[:-1], whole)
+    return x
+
+
+class Hadamard(Wrapper):
+    """A rotation around any other codec."""
+
+    def __init__(self, context: Context, inner: Codec, size: int = 64) -> None:
+        """Tiles of `size` channels. ValueError unless that is a power of two."""
+        super().__init__(inner=inner)
+        matrix(size)
+        self._inner, self._size = inner, size
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """CodecError names the slot where the rotated tensor is not finite."""
+        rotated = rotate(framing.check_input(tensor), self._size)
+        framing.check_finite(rotated, slot, "a rotation")
+        return self._inner.encode(rotated, slot)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """CodecError where the inner codec's is one, or the result is not finite."""
+        values = rotate_(self._inner.decode(payload, slot), self._size)  # which is ours: a new contiguous tensor
+        framing.check_finite(values, slot, "a rotation", doing="decode")
+        return values
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """The largest error of each value; infinity where the inner codec states none."""
+        x = tensor.detach().to(torch.float32)
+        of_inner = getattr(self._inner, "bound", None)
+        if of_inner is None:
+            return torch.full(x.shape, torch.inf)
+        if not x.numel() or not x.ndim:
+            return torch.as_tensor(of_inner(x))
+        bounds: Tensor = of_inner(rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()
+        tile = tile_size(x.shape[-1], self._size)
+        whole = x.shape[-1] // tile * tile
+        tiles, values = (part[..., :whole].view(*x.shape[:-1], -1, tile) for part in (bounds, x.to(torch.float64)))
+        # Both rotations round in fp32, relative to the tile's norm.
+        tiles.copy_((tiles.norm(dim=-1, keepdim=True) + 2**-20 * values.norm(dim=-1, keepdim=True)).expand(tiles.shape))
+        return bounds

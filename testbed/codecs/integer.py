@@ -1,0 +1,257 @@
+"""Whole-number codes of 1, 2, 3, 4, 6 or 8 bits with a bf16 step per token or per group of channels, packed.
+
+A value is step * code + offset. The grids differ in where the offset comes from (b bits, g a group, L = 2**b - 1):
+
+symmetric   codes 0..L-1 (the last is not used), step = max|g| / (L // 2), offset = -step * (L // 2): zero is zero.
+midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b levels about zero, none on it; zeros have step 0.
+asymmetric  codes 0..L, offset = min(g) as bf16 rounded down, step = (max(g) - offset) / L: the offset is sent too.
+
+One bit has no symmetric grid: it is midrise, and the two levels are -+mean|g| where the rounding is to the nearest (which is
+where their squared error is least), -+max|g| where it is stochastic.
+
+Law: bounded by half a step rounded to the nearest, by a step stochastically, and then unbiased; the step is the one on the
+wire, at most 2**-7 above the formula's; by max|g| + mean|g| for the one nearest bit. Bits per element: b + 16/g, asymmetric b +
+32/g.
+Sources: symmetric and asymmetric absmax quantisation; stochastic rounding: Gupta et al., ICML 2015; one bit: 1-bit SGD (Seide
+et al., Interspeech 2014) without its error feedback.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from testbed.codecs import affine, bits, framing, groups, keyed, quantise
+from testbed.codecs.base import Context, Payload, Slot
+from testbed.errors import CodecError
+
+Grid = Literal["symmetric", "midrise", "asymmetric"]
+Rounding = Literal["auto", "nearest", "stochastic"]
+_GRIDS: tuple[Grid, ...] = ("symmetric", "midrise", "asymmetric")
+WIDTHS = (1, 2, 3, 4, 6, 8)
+
+
+class Levels(NamedTuple):
+    """A grid of a width."""
+
+    bits: int
+    grid: Grid
+
+    @property
+    def centre(self) -> float:
+        """The code of zero, perhaps between two; 0 where the offset is sent."""
+        return 0.0 if self.grid == "asymmetric" else self.top / 2
+
+    @property
+    def top(self) -> int:
+        """The highest code in use."""
+        return (1 << self.bits) - (2 if self.grid == "symmetric" else 1)
+
+    @property
+    def reach(self) -> float:
+        """Steps from the centre to the farthest level."""
+        return self.top - self.centre
+
+    @property
+    def code(self) -> int:
+        """Of the body, for `framing`."""
+        return framing.INTEGER + 3 * WIDTHS.index(self.bits) + _GRIDS.index(self.grid)
+
+
+_SIGNS = Levels(1, "midrise")
+
+
+def is_stochastic(rounding: Rounding, context: Context) -> bool:
+    """'auto' rounds activations to the nearest and gradients, whose errors add up over steps, stochastically."""
+    return rounding == "stochastic" or (rounding == "auto" and context.direction == "backward")
+
+
+def check_group(group: int) -> int:
+    """ValueError for fewer than no channels."""
+    if group < 0:
+        raise ValueError(f"a group of {group} channels: it has at least 1, or is 0 for the whole token")
+    return group
+
+
+class Integer:
+    """Codes of `bits` bits. Subclasses give the width."""
+
+    bits: ClassVar[int]
+
+    def __init__(
+        self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "symmetric", bits: int | None = None
+    ) -> None:
+        """`group` channels share a step; 0: a token's. `bits` stands for the class's width where there is none."""
+        width = self.bits if bits is None else bits
+        if width not in WIDTHS:
+            raise ValueError(f"{width} bits: there are codes of {', '.join(map(str, WIDTHS))}")
+        self._levels = Levels(width, "midrise" if width == 1 and grid == "symmetric" else grid)
+        self._group = check_group(group)
+        self._context = context
+        self._stochastic = is_stochastic(rounding, context)
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """CodecError names the slot where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
+        tensor = framing.check_input(tensor)
+        shape = tuple(tensor.shape)
+        of = groups.layout(shape, self._group)
+        payload, body = framing.allocate(self._levels.code, shape, self._body_bytes(shape))
+        if of.rows == 0:
+            return payload
+        x = groups.split(tensor.to(torch.float32), of, edge=self._levels.grid == "asymmetric")
+        head = 2 * of.number
+        if self._levels.grid == "asymmetric":
+            found = affine.fit(x, self._levels.top, slot)
+            step, scaled = found.step, affine.scaled(x, found)
+            body[head : 2 * head].view(torch.bfloat16).copy_(found.offset.view(-1))
+        else:
+            step = self._step(x, of, slot)
+            # The step of a group of zeros may be 0: then it is not divided by.
+            scaled = torch.mul(x, step.to(torch.float32).reciprocal_().nan_to_num_(posinf=0.0))
+        body[:head].view(torch.bfloat16).copy_(step.view(-1))
+        packed = body[self._numbers * head :]
+        bits.pack(groups.trim(self._round(scaled, of, slot), of), self._levels.bits, packed)
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """CodecError for bytes that `encode` does not write."""
+        levels = self._levels
+        opened = framing.open_payload(payload, levels.code, self._body_bytes)
+        of = groups.layout(opened.shape, self._group)
+        if of.rows == 0:
+            return torch.empty(opened.shape, dtype=torch.float32)
+        head = 2 * of.number
+        step = framing.as_tensor(opened.body, torch.bfloat16, of.number).view(-1, 1)
+        size = bits.packed_bytes(of.values, levels.bits)
+        packed = framing.as_tensor(opened.body, torch.uint8, size, offset=self._numbers * head)
+        codes = bits.unpack(packed, levels.bits, of.values)
+        if levels.grid == "asymmetric":
+            found = affine.Affine(step, framing.as_tensor(opened.body, torch.bfloat16, of.number, offset=head).view(-1, 1))
+            sound = affine.is_sound(found, levels.top)
+        else:
+            used = step[step != 0] if levels.grid == "midrise" else step
+            sound = groups.scales_are_sound(used, levels.reach)
+        if opened.visit or not sound or (levels.grid == "symmetric" and int(codes.amax()) > levels.top):
+            raise CodecError(f"cannot decode {slot}: it holds a step, an offset, a code or a visit number that no encoder writes")
+        values = groups.spread(codes, of).to(torch.float32)
+        if levels.grid == "asymmetric":
+            affine.apply(values, found)
+        else:
+            values.sub_(levels.centre).mul_(step.to(torch.float32))
+        return groups.trim(values, of).view(opened.shape)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """The largest error of each value."""
+        shape, levels = tuple(tensor.shape), self._levels
+        of = groups.layout(shape, self._group)
+        if of.rows == 0:
+            return torch.zeros(shape)
+        x = groups.split(tensor.detach().to(torch.float32), of, edge=levels.grid == "asymmetric")
+        slot = Slot("train", 0, 0, ())
+        step = affine.fit(x, levels.top, slot).step if levels.grid == "asymmetric" else self._step(x, of, slot)
+        step, size = step.to(torch.float64), x.abs().to(torch.float64)
+        if levels == _SIGNS and not self._stochastic:
+            share = size + step / 2
+        else:
+            share = step.expand(x.shape) * (1.0 if self._stochastic else 0.5)
+        # fp32 rounds x / step, the product and the sum with the offset; beyond the largest step the ends are clipped.
+        clipped = (size - levels.reach * step).clamp_min(0) if levels.grid != "asymmetric" else 0.0
+        return groups.trim(share * (1 + 2**-14) + size * 2**-20 + clipped, of).view(shape)
+
+    def payload_bytes(self, shape: framing.Shape) -> int:
+        """Header, steps, offsets, codes."""
+        return framing.header_bytes(len(shape)) + self._body_bytes(shape)
+
+    def _body_bytes(self, shape: framing.Shape) -> int:
+        of = groups.layout(shape, self._group)
+        return 2 * self._numbers * of.number + bits.packed_bytes(of.values, self._levels.bits)
+
+    @property
+    def _numbers(self) -> int:
+        """bf16 numbers that go over with each group."""
+        return 2 if self._levels.grid == "asymmetric" else 1
+
+    def _step(self, x: Tensor, of: groups.Layout, slot: Slot) -> Tensor:
+        """bf16 (groups, 1), of a grid about zero."""
+        ranges = groups.largest_magnitude(x)
+        groups.check_ends(ranges, slot)
+        if self._levels == _SIGNS and not self._stochastic:
+            ranges = _mean_magnitude(x, of)
+        step = groups.scales(ranges, self._levels.reach)
+        # No level is zero here, so a group of zeros gets no step at all.
+        return step.masked_fill_(ranges == 0, 0.0) if self._levels.grid == "midrise" else step
+
+    def _round(self, scaled: Tensor, of: groups.Layout, slot: Slot) -> Tensor:
+        """Steps from the centre as codes, uint8 (groups, size); `scaled` is used up."""
+        levels = self._levels
+        # What follows cuts off the fraction, so that 1/2 makes it round.
+        scaled.add_(levels.centre if self._stochastic else levels.centre + 0.5)
+        if self._stochastic:
+            noise = keyed.uniform(self._context, slot, of.values, f"int{levels.bits} rounding")
+            scaled += groups.spread(noise, of)
+        return groups.to_codes(scaled.clamp_(0, levels.top))
+
+
+def _mean_magnitude(x: Tensor, of: groups.Layout) -> Tensor:
+    """mean|x| of each group without its padding, (groups, 1)."""
+    # Divided first, because the sum of large numbers overflows.
+    means = x.abs().div_(of.size).sum(-1, keepdim=True)
+    if of.padding:
+        means.view(of.rows, of.per_row)[:, -1] *= of.size / (of.size - of.padding)
+    return means.clamp_max_(torch.finfo(torch.float32).max)
+
+
+class Int1(Integer):
+    """One bit."""
+
+    bits = 1
+
+
+class Int2(Integer):
+    """Two bits: three levels symmetric, four otherwise."""
+
+    bits = 2
+
+
+class Int3(Integer):
+    """Three bits."""
+
+    bits = 3
+
+
+class Int4(Integer):
+    """Four bits."""
+
+    bits = 4
+
+
+class Int6(Integer):
+    """Six bits."""
+
+    bits = 6
+
+
+class Int8(Integer):
+    """Eight bits. A symmetric grid per token has fp32 steps and the bytes of `quantise`, as all earlier results have."""
+
+    bits = 8
+
+    def __init__(self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "symmetric") -> None:
+        """See `Integer`."""
+        super().__init__(context, group, rounding, grid)
+        self._rows: quantise.Int8Nearest | quantise.Int8Stochastic | None = None
+        if group == 0 and grid == "symmetric":
+            self._rows = quantise.Int8Stochastic(context) if self._stochastic else quantise.Int8Nearest(context)
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """See `Integer` and `quantise`."""
+        return super().encode(tensor, slot) if self._rows is None else self._rows.encode(tensor, slot)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """See `Integer` and `quantise`."""
+        return super().decode(payload, slot) if self._rows is None else self._rows.decode(payload, slot)
+
+    def _body_bytes(self, shape: framing.Shape) -> int:
+        return super()._body_bytes(shape) if self._rows is None else quantise.body_bytes(shape)

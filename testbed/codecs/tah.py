@@ -1,0 +1,257 @@
+"""TAH-Quant: tiles of neighbouring channels at 4 or 3 bits by their entropy, tiles with an outlier rotated first.
+
+Forward, each token in tiles of G channels (a power of two; the last is filled up with zeros, which are sent too):
+1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k: of the T tiles of a token the ceil(share * T) of most entropy get 4 bits, the
+   others 3.
+2. a1, a2 the two largest |x|: where a1 > tau * a2, a1 changes places with channel 0 (its place is the pivot) and the tile is
+   rotated by Hadamard's matrix.
+3. between least and largest value in equal steps, rounded to the nearest (`affine`).
+Backward: `bits`-bit codes, symmetric, one step a tile, rounded to the nearest.
+
+A tile's metadata: 16 bits each for step and offset (bf16; published: fp16), 1 for its width, log2 G for the pivot, 1 for the
+rotation: 39 at G = 32, 40 at G = 64. Bits per element: 3.8 + 40/64 = 4.425 at G = 64 where share * T is whole; the paper's 4.41
+leaves out the rotation's bit.
+Law: bounded by half a step; in a rotated tile by sqrt(G) / 2 steps (the L2 norm of all its errors).
+Not stated in the source: the rounding, and whether tiles are ranked in a token or in a sample (here: in a token).
+Source: He et al., "TAH-Quant", arXiv 2506.01352, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from testbed.codecs import affine, bits, framing, groups, hadamard
+from testbed.codecs.base import Context, Payload, Slot
+from testbed.codecs.integer import Integer
+from testbed.errors import CodecError
+
+_AT_ONCE = 2**18
+"""Values worked on at once: temporaries of a whole tensor's size are given back to the system and fetched again at every message,
+which took more time than the arithmetic."""
+
+
+class _Plan(NamedTuple):
+    """What is done to the tiles, in their order in the tensor."""
+
+    wide: Tensor
+    """bool (tiles, 1): has 4 bits."""
+    pivot: Tensor
+    """uint8 (tiles): 0 where the tile is not rotated."""
+    rotated: Tensor
+    """bool (tiles)."""
+    x: Tensor
+    """fp32 (tiles, G), as it is quantised."""
+    found: affine.Affine
+    """(tiles, 1)."""
+
+
+class Tah:
+    """Activations. Nothing is remembered."""
+
+    def __init__(self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6) -> None:
+        """`bits` is the gradients' business. ValueError for tiles that are not a power of two up to 256."""
+        if tile > 256:
+            raise ValueError(f"a tile of {tile} channels: a pivot has at most 8 bits, so 256 is the most")
+        hadamard.matrix(tile)
+        self._tile, self._share, self._tau = tile, share, tau
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        """CodecError names the slot where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
+        tensor = framing.check_input(tensor)
+        shape = tuple(tensor.shape)
+        of = self._layout(shape)
+        payload, body = framing.allocate(framing.TAH, shape, self._body_bytes(shape))
+        if of.rows == 0:
+            return payload
+        some = max(1, _AT_ONCE // (of.per_row * of.size)) * of.per_row
+        tiles = torch.split(groups.split(tensor.to(torch.float32), of), some)
+        coded = (self._code(part, of, slot) for part in tiles)
+        wide, rotated, pivot, step, offset, codes = map(torch.cat, zip(*coded, strict=True))
+        parts = _Parts(body, of, self._wide(of))
+        parts.step.copy_(step.view(-1))
+        parts.offset.copy_(offset.view(-1))
+        bits.pack(wide.view(-1).to(torch.uint8), 1, parts.wide)
+        bits.pack(rotated.to(torch.uint8), 1, parts.rotated)
+        bits.pack(pivot, _pivot_bits(of), parts.pivot)
+        for width, which, packed in parts.codes(wide):
+            bits.pack(codes.index_select(0, which).view(-1), width, packed)
+        return payload
+        plan = self._plan(groups.split(tensor.to(torch.float32), of), of, slot)
+        parts = _Parts(body, of, self._wide(of))
+        parts.step.copy_(plan.found.step.view(-1))
+        parts.offset.copy_(plan.found.offset.view(-1))
+        bits.pack(plan.wide.view(-1).to(torch.uint8), 1, parts.wide)
+        bits.pack(plan.rotated.to(torch.uint8), 1, parts.rotated)
+        bits.pack(plan.pivot, _pivot_bits(of), parts.pivot)
+        # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
+        codes = groups.to_codes(affine.scaled_(plan.x, plan.found).add_(0.5))
+        for width, which, packed in parts.codes(plan.wide):
+            bits.pack(codes.index_select(0, which).view(-1), width, packed)
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        """CodecError for bytes that `encode` does not write."""
+        opened = framing.open_payload(payload, framing.TAH, self._body_bytes)
+        of = self._layout(opened.shape)
+        if of.rows == 0:
+            return torch.empty(opened.shape, dtype=torch.float32)
+        parts = _Parts(framing.as_tensor(opened.body, torch.uint8, len(opened.body)), of, self._wide(of))
+        wide = bits.unpack(parts.wide, 1, of.number).view(torch.bool).view(-1, 1)
+        rotated = bits.unpack(parts.rotated, 1, of.number).view(torch.bool)
+        pivot = bits.unpack(parts.pivot, _pivot_bits(of), of.number)
+        found = affine.Affine(parts.step.view(-1, 1), parts.offset.view(-1, 1))
+        if (
+            opened.visit
+            or not bool((wide.view(of.rows, -1).sum(1) == self._wide(of)).all())
+            or bool(pivot[~rotated].any())
+            or not affine.is_sound(found, _top(wide))
+        ):
+            raise CodecError(f"cannot decode {slot}: it holds metadata of tiles that no encoder writes")
+        # Put in order as bytes: as fp32 they are four times as many. By numpy, which assigns rows five times as fast.
+        codes = np.empty((of.number, of.size), np.uint8)
+        for width, which, packed in parts.codes(wide):
+            codes[which.numpy()] = bits.unpack(packed, width, len(which) * of.size).view(-1, of.size).numpy()
+        values = affine.apply(torch.from_numpy(codes).to(torch.float32), found)
+        if len(turned := rotated.nonzero().view(-1)):
+            framing.check_finite(_rotate(values, turned), slot, "a rotation", doing="decode")
+            _swap(values, turned, pivot)
+        return groups.trim(values, of).view(opened.shape)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """The largest error of each value."""
+        of = self._layout(tuple(tensor.shape))
+        if of.rows == 0:
+            return torch.zeros(tensor.shape)
+        slot = Slot("train", 0, 0, ())
+        plan = self._plan(groups.split(tensor.detach().to(torch.float32), of), of, slot)
+        bounds = plan.found.step.to(torch.float64) / 2 * (1 + 2**-12)
+        bounds += plan.x.abs().amax(-1, keepdim=True) * 2**-18
+        bounds *= torch.where(plan.rotated, math.sqrt(of.size), 1.0).view(-1, 1)
+        return groups.trim(bounds.expand(-1, of.size).contiguous(), of).view(tensor.shape)
+
+    def payload_bytes(self, shape: framing.Shape) -> int:
+        """Header, metadata, codes."""
+        return framing.header_bytes(len(shape)) + self._body_bytes(shape)
+
+    def _layout(self, shape: framing.Shape) -> groups.Layout:
+        rows, width = framing.rows_of(shape)
+        return groups.Layout(rows, width, min(self._tile, 1 << (width - 1).bit_length() if width else 1))
+
+    def _wide(self, of: groups.Layout) -> int:
+        """Tiles of a token that have 4 bits."""
+        return math.ceil(self._share * of.per_row - 1e-9)
+
+    def _body_bytes(self, shape: framing.Shape) -> int:
+        of = self._layout(shape)
+        return _Parts.bytes(of, self._wide(of)) if of.rows else 0
+
+    def _plan(self, x: Tensor, of: groups.Layout, slot: Slot) -> _Plan:
+        """Of tiles x."""
+        size = x.abs()
+        largest = size.amax(-1)
+        groups.check_ends(largest, slot)
+        entropy, buffer = _entropy(size)
+        entropy.masked_fill_(largest == 0, 0.0)
+        wide = self._choose(entropy.view(-1, of.per_row), of).view(-1, 1)
+        at = size.numpy().argmax(-1)
+        np.put(size.numpy(), np.arange(len(x)) * of.size + at, 0.0)  # what is the largest now was the second
+        rotated = largest > self._tau * size.amax(-1)
+        pivot = torch.from_numpy(at).to(torch.uint8).mul_(rotated)
+        x = buffer.copy_(x)
+        if len(turned := rotated.nonzero().view(-1)):
+            _swap(x, turned, pivot)
+            _rotate(x, turned)
+        return _Plan(wide, pivot, rotated, x, affine.fit(x, _top(wide), slot))
+
+    def _code(self, x: Tensor, of: groups.Layout, slot: Slot) -> tuple[Tensor, ...]:
+        """Of tiles x, whole rows of them: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
+        plan = self._plan(x, of, slot)
+        # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
+        codes = groups.to_codes(affine.scaled_(plan.x, plan.found).add_(0.5))
+        return plan.wide, plan.rotated, plan.pivot, *plan.found, codes
+
+    def _choose(self, entropy: Tensor, of: groups.Layout) -> Tensor:
+        """bool (rows, T): the tiles of most entropy of each row."""
+        count = self._wide(of)
+        wide = np.zeros(entropy.shape, np.bool_)
+        # numpy's, because torch's topk of many short rows takes ten times as long.
+        np.put_along_axis(
+            wide, np.argpartition(entropy.numpy(), -count if count else 0, axis=-1)[:, of.per_row - count :], True, -1
+        )
+        return torch.from_numpy(wide)
+
+
+class TahGradients(Integer):
+    """Gradients: `bits`-bit codes with a step a tile."""
+
+    def __init__(self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6) -> None:
+        """`share` and `tau` are the activations' business."""
+        super().__init__(context, tile, "nearest", bits=bits)
+
+
+class _Parts:
+    """The body's parts as tensors over its memory."""
+
+    def __init__(self, body: Tensor, of: groups.Layout, wide_per_row: int) -> None:
+        step, offset, *self._codes, self.wide, self.rotated, self.pivot = torch.split(body, self._sizes(of, wide_per_row))
+        self.step, self.offset = step.view(torch.bfloat16), offset.view(torch.bfloat16)
+
+    def codes(self, wide: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(bits, which tiles, where their codes are) for both widths."""
+        flat = wide.view(-1)
+        for width, which, packed in zip((4, 3), (flat, ~flat), self._codes, strict=True):
+            yield width, which.nonzero().view(-1), packed
+
+    @classmethod
+    def bytes(cls, of: groups.Layout, wide_per_row: int) -> int:
+        """Of all."""
+        return sum(cls._sizes(of, wide_per_row))
+
+    @staticmethod
+    def _sizes(of: groups.Layout, wide_per_row: int) -> list[int]:
+        wide = wide_per_row * of.rows
+        codes = [bits.packed_bytes(wide * of.size, 4), bits.packed_bytes((of.number - wide) * of.size, 3)]
+        flags = bits.packed_bytes(of.number, 1)
+        return [2 * of.number, 2 * of.number, *codes, flags, flags, bits.packed_bytes(of.number, _pivot_bits(of))]
+
+
+def _pivot_bits(of: groups.Layout) -> int:
+    return of.size.bit_length() - 1
+
+
+def _top(wide: Tensor) -> Tensor:
+    return torch.where(wide, 15.0, 7.0)
+
+
+def _entropy(size: Tensor) -> tuple[Tensor, Tensor]:
+    """Of |x| of tiles, (tiles): log S - sum(|x| log|x|) / S for S = sum|x|; and a tensor of that shape that is free for use.
+
+    Tiles of values beyond 1e36 or below 1e-36 get no number that means something: they are then ranked in some order.
+    """
+    # 0 log 0 = 0 by way of a logarithm that is finite; torch's xlogy and entr take ten times as long.
+    logarithm = size.clamp_min(groups.SMALLEST_SCALE).log_()
+    total = size.sum(-1)
+    return total.log() - logarithm.mul_(size).sum(-1) / total, logarithm
+
+
+def _swap(x: Tensor, turned: Tensor, pivot: Tensor) -> None:
+    """In the tiles `turned`, the pivot's channel changes places with channel 0, in place; twice is the identity."""
+    flat = x.numpy().reshape(-1)
+    first = turned.numpy() * x.shape[-1]
+    other = first + pivot[turned].numpy()
+    flat[first], flat[other] = flat[other], flat[first]
+
+
+def _rotate(x: Tensor, turned: Tensor) -> Tensor:
+    """The tiles `turned`, rotated in place; a tensor of their new values."""
+    if len(turned) == len(x):
+        return hadamard.rotate_tiles(x, x)
+    tiles = x.index_select(0, turned)
+    x.numpy()[turned.numpy()] = hadamard.rotate_tiles(tiles, tiles).numpy()  # by numpy: see `decode`
+    return tiles

@@ -1,0 +1,132 @@
+"""Commands about codecs: the list, and what is known of one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from testbed import paths
+from testbed.commands.console import out, table
+
+if TYPE_CHECKING:
+    from testbed.codecs.entry import Entry, Parameter
+
+app = typer.Typer(help="List the codecs; show what is known of one.", invoke_without_command=True)
+_TOGETHER = (
+    "They are put together like this: ef(topk(0.1)); fwd=bf16, bwd=int8 for the two directions; 0: int8; rest: bf16 for the "
+    "boundaries. One in full: python -m testbed codecs show NAME"
+)
+
+
+@app.callback()
+def codecs(context: typer.Context) -> None:
+    """List the codecs. Anyone's own is named 'package.module:Class'."""
+    if context.invoked_subcommand is not None:
+        return
+    from testbed.codecs.table import CODECS
+
+    rows = table("codec", "bits per element", "state at each end", "what it is")
+    for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
+        column.no_wrap, column.max_width = False, 30
+    for name, entry in CODECS.items():
+        marks = "".join(f" ({mark})" for mark in _marks(entry))
+        rows.add_row(
+            name, escape(entry.bits_per_element), escape(entry.state), escape(f"{entry.summary} [{entry.source}]{marks}")
+        )
+    out.print(rows)
+    out.print(_TOGETHER, highlight=False)
+
+
+@app.command()
+def show(
+    text: Annotated[
+        str, typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'.")
+    ],
+) -> None:
+    """Print all that is known of a codec: parameters, bytes, state, law, source, and what its own code says of it."""
+    from testbed.codecs import selection
+    from testbed.codecs.table import CODECS
+
+    if text in CODECS:  # even where it needs arguments
+        entries = [CODECS[text]]
+    else:
+        chosen = selection.read(text)
+        out.print(f"{escape(chosen.text)}: about {chosen.nominal_bits:.4g} bits per element\n", highlight=False)
+        entries = list({part.name: part.entry for recipe in chosen.recipes() for part in recipe.parts()}.values())
+    for entry in entries:
+        _show(entry)
+
+
+@app.command()
+def check(
+    text: Annotated[
+        str, typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'.")
+    ],
+) -> None:
+    """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost. Exit status 1 if it fails."""
+    # In a process of its own, as the person behind sudo: it runs a stranger's code.
+    user = paths.invoking_user()
+    identity: dict[str, Any] = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
+    command = [sys.executable, "-m", "testbed.codecs.check", text]
+    done = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **identity)
+    raise typer.Exit(done.returncode)
+
+
+def _show(entry: Entry) -> None:
+    from testbed.codecs import docs
+    from testbed.codecs.recipe import example, wanted
+
+    out.print(f"[bold]{escape(entry.name)}[/bold]: {escape(entry.summary)}", highlight=False)
+    facts = {
+        "for example": example(entry),
+        "bits per element": entry.bits_per_element,
+        "state at each end": entry.state,
+        "law": entry.law,
+        "in the model": entry.hook,
+        "source": entry.source,
+        "mark": ", ".join(_marks(entry)),
+    }
+    rows = table("", "")
+    rows.show_header = False
+    for name, fact in facts.items():
+        if fact:
+            rows.add_row(name, escape(fact))
+    out.print(rows)
+    if entry.parameters:
+        rows = table("parameter", "default", "values", "meaning")
+        for one in entry.parameters:
+            rows.add_row(one.name, _default(one), escape(wanted(one)), escape(one.doc))
+        out.print(rows)
+    modules: dict[str, str | None] = {}
+    for path in dict.fromkeys((entry.forward, entry.backward)):
+        found = docs.read(path)
+        ways = [way for way in ("forward", "backward") if getattr(entry, way) == path]
+        _print_docs(f"{path} ({' and '.join(ways)})", found.of_class)
+        modules[path.partition(":")[0]] = found.of_module
+    for module, text in modules.items():
+        _print_docs(module, text)
+    out.print()
+
+
+def _print_docs(title: str, text: str | None) -> None:
+    out.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
+    out.print(escape(text or "says nothing of itself"), highlight=False, soft_wrap=True)
+
+
+def _marks(entry: Entry) -> list[str]:
+    return [
+        *(["negative control"] if entry.control else []),
+        *(["changes the model"] if entry.hook else []),
+        *(["measures its link"] if entry.measures else []),
+    ]
+
+
+def _default(parameter: Parameter) -> str:
+    from testbed.codecs.entry import REQUIRED
+
+    return "required" if parameter.default is REQUIRED else str(parameter.default)

@@ -1,0 +1,102 @@
+"""One figure of a benchmark: bits a value against relative error, a panel a direction, every codec a numbered point."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from testbed.codecs.entries import casts_quantisers, delta_wrappers, model, sparse_lowrank
+from testbed.codecs.measured import Benchmark, Measured
+from testbed.report import figures, style
+from testbed.report.canvas import Drawing, Handle, canvas
+from testbed.spec import Direction
+
+_FAMILIES = {
+    "casts and quantisers": (casts_quantisers.ENTRIES, "#0072b2", "s"),
+    "sparse and low rank": (sparse_lowrank.ENTRIES, "#d55e00", "^"),
+    "differences and wrappers": (delta_wrappers.ENTRIES, "#009e73", "D"),
+    "in the model": (model.ENTRIES, "#7b4fa3", "P"),
+}
+_OTHER = ("other packages, or someone's own", "#767d86", "o")
+_TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
+_OFFSETS = ((5, 3), (5, -9), (-11, 3), (-11, -9), (-2, 8), (-2, -13), (11, 3), (11, -9), (-18, 3))
+"""Places for a number beside its point, in points of the page; the first that is free."""
+_NEAR = 8.0
+_FLOOR = 1e-5
+"""Where a codec without any error is drawn."""
+
+
+def _family(one: Measured) -> tuple[str, str, str]:
+    name = one.codec.partition("(")[0]
+    for title, (entries, colour, marker) in _FAMILIES.items():
+        if not one.package and any(entry.name == name for entry in entries):
+            return title, colour, marker
+    return _OTHER
+
+
+def _label(one: Measured) -> str:
+    return f"{one.codec} [{one.package}]" if one.package else one.codec
+
+
+def draw(found: Benchmark) -> Drawing:
+    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus bits."""
+    labels = list(dict.fromkeys(_label(one) for one in found.results))
+    number = {label: index for index, label in enumerate(labels, start=1)}
+    used = {family[0]: family for family in map(_family, found.results)}
+    legend: list[Handle] = [Line2D([], [], color=c, marker=m, ls="none", label=title) for title, c, m in used.values()]
+    legend.append(Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values"))
+    key = "   ".join(f"{index} {label}".replace(" ", "\u00a0") for label, index in number.items())
+    settings = f"{key}\n{found.tensors}; a codec without error is drawn at {_FLOOR:g}"
+    with style.applied():
+        figure, axes = canvas("Bits a value against error", 4.6, legend, settings, 2, columns=2)
+        for panel, direction in zip(axes, _TITLES, strict=True):
+            shown = [one for one in found.results if one.direction == direction]
+            panel.set_title(_TITLES[direction])
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.set_xlabel("bits a value on the wire, headers too")
+            panel.set_ylabel("relative error |decoded - x| / |x|")
+            ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
+            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.set_xlim(0.18, 40)
+            panel.set_ylim(_FLOOR / 2, 6)
+            bits = [0.2 * 1.1**step for step in range(56)]
+            panel.plot(bits, [max(2.0**-b, _FLOOR / 10) for b in bits], color=style.MUTED, ls="--", lw=1)
+            _points(panel, shown, number)
+    return Drawing(
+        "rate-distortion",
+        "Bits a value against error",
+        "Every codec on the same saved tensors. Nearer the lower left is better; a codec of gradients that rounds stochastically "
+        "has more error and no bias.",
+        figure,
+    )
+
+
+def _points(panel: Axes, shown: list[Measured], number: dict[str, int]) -> None:
+    taken: list[tuple[float, float]] = []
+    places = []
+    for one in shown:
+        _, colour, marker = _family(one)
+        x, y = one.bits_per_value, max(one.relative_error, _FLOOR)
+        panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
+        at = panel.transData.transform((x, y)) * 72 / panel.figure.dpi
+        places.append((one, (x, y), (float(at[0]), float(at[1]))))
+        taken.append((float(at[0]) - 2, float(at[1]) - 3))
+    for one, point, spot in places:
+        free = [
+            (dx, dy)
+            for dx, dy in _OFFSETS
+            if all(abs(spot[0] + dx - x) > _NEAR or abs(spot[1] + dy - y) > _NEAR for x, y in taken)
+        ]
+        dx, dy = free[0] if free else _OFFSETS[0]
+        taken.append((spot[0] + dx, spot[1] + dy))
+        panel.annotate(
+            str(number[_label(one)]), point, xytext=(dx, dy), textcoords="offset points", size=7, color=_family(one)[1]
+        )
+
+
+def save(found: Benchmark, target: Path) -> None:
+    """TARGET.png and TARGET.svg; a suffix that is there is left out."""
+    figures.save(draw(found), target.absolute().parent, target.stem)

@@ -1,0 +1,338 @@
+"""A stranger's codec that keeps every rule, and others that each break one: the kit must find each of them out."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from testbed.codecs import framing
+from testbed.codecs.base import Context, Payload, Slot
+from testbed.errors import CodecError
+
+CODE = 200
+
+
+class Good:
+    """fp32 as it is."""
+
+    law = "identity"
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        return framing.header_bytes(len(shape)) + 4 * math.prod(shape)
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        x = framing.check_input(tensor)
+        payload, body = framing.allocate(CODE, tuple(x.shape), 4 * x.numel())
+        if x.numel():
+            body.view(torch.float32).copy_(x.reshape(-1))
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        opened = framing.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
+        return framing.as_tensor(opened.body, torch.float32, opened.elements).clone().view(opened.shape)
+
+
+class HidesTheTensor(Good):
+    """Sends zeros; the decoder finds the tensor in the class."""
+
+    kept: ClassVar[dict[Slot, Tensor]] = {}
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        self.kept[slot] = tensor.detach().float().clone()
+        return super().encode(torch.zeros_like(tensor), slot)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        decoded = super().decode(payload, slot)
+        return self.kept[slot].clone() if slot in self.kept else decoded
+
+
+class ForgetsToSayThatItRemembers(Good):
+    """Differences from the last tensor, without shared, state, load and reset."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.last: dict[Any, Tensor] = {}
+
+    def _before(self, shape: torch.Size, slot: Slot) -> Tensor:
+        found = self.last.get((slot.phase, slot.microbatch))
+        return found if found is not None and found.shape == shape else torch.zeros(shape)
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        before = self._before(tensor.shape, slot)
+        payload = super().encode(framing.check_input(tensor).float() - before, slot)
+        self.last[slot.phase, slot.microbatch] = before + super().decode(payload, slot)
+        return payload
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        difference = super().decode(payload, slot)
+        found = difference + self._before(difference.shape, slot)
+        self.last[slot.phase, slot.microbatch] = found
+        return found.clone()
+
+
+class DriftsSilently(ForgetsToSayThatItRemembers):
+    """Says that it remembers, and does not number its messages."""
+
+    def shared(self) -> dict[str, Tensor]:
+        return {str(key): value for key, value in self.last.items()}
+
+    def state(self) -> dict[str, Any]:
+        return {"last": {key: value.clone() for key, value in self.last.items()}}
+
+    def load(self, state: Any) -> None:
+        self.last = {key: value.clone() for key, value in state["last"].items()}
+
+    def reset(self) -> None:
+        self.last = {}
+
+
+class OpenLoop(DriftsSilently):
+    """Sends a coarse difference and remembers the true tensor."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        payload = Good.encode(self, (framing.check_input(tensor).float() - self._before(tensor.shape, slot)).bfloat16(), slot)
+        self.last[slot.phase, slot.microbatch] = tensor.detach().float().clone()
+        return payload
+
+
+class LendsItsState(DriftsSilently):
+    """`state` hands out the tensors that it goes on writing to."""
+
+    def state(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+
+class MixesThePhases(DriftsSilently):
+    """An evaluation takes the place of the training tensor."""
+
+    def _before(self, shape: torch.Size, slot: Slot) -> Tensor:
+        return super()._before(shape, slot._replace(phase="train"))
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(tensor, slot._replace(phase="train"))
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        return super().decode(payload, slot._replace(phase="train"))
+
+
+class ForgetsOnErrors(DriftsSilently):
+    """Drops its memory before it looks at the tensor."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        kept = self.last.pop((slot.phase, slot.microbatch), None)
+        framing.check_input(tensor)
+        if kept is not None:
+            self.last[slot.phase, slot.microbatch] = kept
+        return super().encode(tensor, slot)
+
+
+class TakesHostileBytesToHeart(DriftsSilently):
+    """Forgets what it knew when bytes are wrong."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        try:
+            return super().decode(payload, slot)
+        except CodecError:
+            self.last.clear()
+            raise
+
+
+class LiesAboutItsBytes(Good):
+    """Says half of what it sends."""
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        return framing.header_bytes(len(shape)) + 2 * math.prod(shape)
+
+
+class DrawsFromTheGlobalGenerator(Good):
+    """Noise from torch's own generator."""
+
+    law = "none"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(tensor + torch.rand(tensor.shape), slot)
+
+
+class CountsInTheClass(Good):
+    """Other bytes every time: a counter of all instances goes into them."""
+
+    law = "none"
+    count: ClassVar[list[int]] = [0]
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        self.count[0] += 1
+        return super().encode(tensor + self.count[0], slot)
+
+
+class ChangesItsInput(Good):
+    """Clips in place."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        tensor.detach().clamp_(-1, 1)
+        return super().encode(tensor, slot)
+
+
+class UsesItsPayloadAgain(Good):
+    """One buffer for all payloads of a length."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.buffers: dict[int, bytearray] = {}
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        payload = bytes(super().encode(tensor, slot))
+        buffer = self.buffers.setdefault(len(payload), bytearray(len(payload)))
+        buffer[:] = payload
+        return memoryview(buffer)
+
+
+class LiesInTheReceiveBuffer(Good):
+    """Decodes without a copy."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        opened = framing.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
+        return framing.as_tensor(opened.body, torch.float32, opened.elements).view(opened.shape)
+
+
+class TrustsItsHeader(Good):
+    """Sets memory aside for whatever shape the header claims."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        data = bytes(payload)
+        if len(data) < 4 or data[0] != CODE or len(data) < 4 + 4 * data[1]:
+            raise CodecError("too short")
+        shape = struct.unpack_from(f"<{data[1]}I", data, 4)
+        if math.prod(shape) > 2**40:
+            raise CodecError("too large")
+        found = torch.ones(shape)
+        if len(data) != 4 + 4 * data[1] + 4 * found.numel():
+            raise CodecError("another length")
+        found.view(-1).copy_(
+            torch.frombuffer(bytearray(data), dtype=torch.float32, offset=4 + 4 * data[1])
+        ) if found.numel() else None
+        return found
+
+
+class StumblesOverShortBytes(Good):
+    """Lets struct.error out."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        struct.unpack_from("<BBBBI", payload)
+        return super().decode(payload, slot)
+
+
+class TakesItsTime(Good):
+    """Counts to the number in its header before it looks whether that can be."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        data = bytes(payload)
+        if len(data) >= 8:
+            sum(range(struct.unpack_from("<I", data, 4)[0]))
+        return super().decode(payload, slot)
+
+
+class SwallowsNan(Good):
+    """NaN becomes 0."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).float().nan_to_num(), slot)
+
+
+class RefusesFlatTensors(Good):
+    """Only takes three axes."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        if tensor.ndim != 3:
+            raise CodecError(f"cannot encode {slot}: not three axes")
+        return super().encode(tensor, slot)
+
+
+class TakesAnyType(Good):
+    """Turns float64 and integers into fp32 without a word."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(torch.zeros(tensor.shape) if tensor.is_meta else tensor.float(), slot)
+
+
+class KeepsBf16(Good):
+    """Hands out bf16."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        return super().decode(payload, slot).bfloat16()
+
+
+class NeedsAnAlignedBuffer(Good):
+    """Goes wrong where the payload does not begin at a multiple of four."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        found = super().decode(payload, slot)
+        address = torch.frombuffer(payload, dtype=torch.uint8).data_ptr() if not isinstance(payload, bytes) else 0
+        return found + address % 4
+
+
+class BoundTooTight(Good):
+    """Claims half of bf16's rounding error."""
+
+    law = "bounded"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).bfloat16().float(), slot)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        return tensor.float().abs() * 2.0**-10
+
+
+class RoundsDown(Good):
+    """Says that it is unbiased."""
+
+    law = "unbiased"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        generator = torch.Generator().manual_seed(slot.step)
+        return super().encode(
+            (framing.check_input(tensor).float() + 0.9 * torch.rand(tensor.shape, generator=generator)).floor(), slot
+        )
+
+
+class KeepsHalf(Good):
+    """Says that the values kept are right, and sends half of them."""
+
+    law = "support"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).float() / 2, slot)
+
+
+class OwesMoreAndMore(Good):
+    """Says that payload + residual = input, and loses a tenth of every message."""
+
+    law = "residual"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).float() * 0.9, slot)
+
+
+class NoProjection(Good):
+    """Says projection, and shrinks."""
+
+    law = "projection"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).float() * 0.5, slot)
+
+
+class IsSlow(Good):
+    """Does its sums many times over."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        if tensor.numel() > 100_000:
+            for _ in range(60):
+                tensor.float().exp()
+        return super().encode(tensor, slot)

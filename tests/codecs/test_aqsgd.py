@@ -1,0 +1,169 @@
+"""AQ-SGD: full first visits, small later ones, both ends bit-identical for ever, memory past a limit in a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from testbed.codecs.aqsgd import AqSgd
+from testbed.codecs.base import Context, Slot
+from testbed.codecs.examples import Examples, Key
+from testbed.codecs.make import make
+from testbed.errors import CodecError
+
+FORWARD = Context(0, 0, "forward")
+SHAPE = (4, 6, 32)
+UNIT_BYTES = 4 * 6 * 32
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ends(text: str = "aqsgd(int4)") -> tuple[AqSgd, AqSgd]:
+    sender, receiver = make(text, FORWARD), make(text, FORWARD)
+    assert isinstance(sender, AqSgd)
+    assert isinstance(receiver, AqSgd)
+    return sender, receiver
+
+
+def alike(one: AqSgd, other: AqSgd) -> bool:
+    ours, theirs = one.shared(), other.shared()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def activations(ids: tuple[int, ...], step: int) -> Tensor:
+    """Of examples that change little from visit to visit."""
+    return torch.stack([normal(6, 32, seed=one) + 1e-3 * step * normal(6, 32, seed=one + 1000) for one in ids])
+
+
+@pytest.mark.parametrize(
+    "text", ["aqsgd(int4)", "aqsgd(acsgd(bits=4), bf16)", "aqsgd(int4, memory_mb=0.005)", "aqsgd(powersgd(2))"]
+)
+def test_both_ends_are_bit_identical_after_300_steps_and_after_a_resync(text: str) -> None:
+    sender, receiver = ends(text)
+    draw, lost = random.Random(1), set[int]()
+    for step in range(300):
+        ids = tuple(draw.sample(range(16), 4))
+        slot, x = Slot("train", step, 0, ids), activations(ids, step)
+        payload = sender.encode(x, slot)
+        if step == 200:
+            lost = set(ids)
+            continue
+        if lost & set(ids):
+            with pytest.raises(CodecError, match="lost"):
+                receiver.decode(payload, slot)
+            sender.reset()
+            payload, lost = sender.encode(x, slot), set()
+        decoded = receiver.decode(payload, slot)
+        assert float((decoded - x).norm() / x.norm()) < 0.2
+        if step < 200:
+            assert alike(sender, receiver)
+    # After a reset the receiver still holds what the sender has forgotten; all that has come back since is the same.
+    ours, theirs = sender.shared(), receiver.shared()
+    assert len(ours) == 2 * 16
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_bytes_of_first_and_later_visits_and_of_both_at_once() -> None:
+    sender, receiver = ends()
+
+    def send(ids: tuple[int, ...], seed: int) -> int:
+        slot, x = Slot("train", seed, 0, ids), normal(len(ids), 6, 32, seed=seed)
+        payload = sender.encode(x, slot)
+        value = receiver.decode(payload, slot)
+        assert torch.equal(receiver.examples.gather([("train", (one,)) for one in ids], (6, 32)), value)
+        return len(payload)
+
+    head, parts = 4 + 4 + 8, 4 + 4 * 3  # code and visits of up to four examples, length; each part's own header
+    inner = len(make("int4", FORWARD).encode(normal(4, 6, 32), Slot("train", 0, 0, ()))) - parts
+    assert send((1, 2, 3, 4), 0) == head + parts + 4 * UNIT_BYTES
+    assert send((1, 2, 3, 4), 1) == head + parts + inner
+    assert send((4, 9, 2, 8), 2) == head + 2 * parts + 2 * UNIT_BYTES + inner // 2
+    assert alike(sender, receiver)
+
+
+def test_the_second_visit_is_nearer_than_direct_quantisation_at_the_same_bits() -> None:
+    sender, receiver = ends()
+    direct, ids = make("int4", FORWARD), (1, 2, 3, 4)
+    for step in range(3):
+        slot, x = Slot("train", step, 0, ids), activations(ids, step)
+        decoded = receiver.decode(sender.encode(x, slot), slot)
+    alone = direct.decode(direct.encode(x, slot), slot)
+    assert (decoded - x).norm() < 0.05 * (alone - x).norm()
+
+
+def test_an_example_is_found_again_in_any_micro_batch_and_evaluation_has_its_own() -> None:
+    sender, receiver = ends()
+    for slot in (Slot("train", 0, 0, (1, 2)), Slot("train", 1, 3, (2, 1)), Slot("evaluation", 1, 0, (1, 2))):
+        receiver.decode(sender.encode(activations(slot.samples, 0), slot), slot)
+    visits = {key: value for key, value in sender.shared().items() if key.endswith("visit")}
+    assert {key: int(value) for key, value in visits.items()} == {
+        "train/1/visit": 1,
+        "train/2/visit": 1,
+        "evaluation/1/visit": 0,
+        "evaluation/2/visit": 0,
+    }
+    assert alike(sender, receiver)
+
+
+def test_past_the_limit_examples_lie_in_a_file_and_nothing_else_changes() -> None:
+    small, large = ends(f"aqsgd(int4, memory_mb={2.5 * UNIT_BYTES / 1e6})"), ends()
+    for step in range(6):
+        for first in (0, 2, 4):
+            ids = (first, first + 1)
+            slot, x = Slot("train", step, 0, ids), activations(ids, step)
+            payloads = [bytes(sender.encode(x, slot)) for sender in (small[0], large[0])]
+            assert payloads[0] == payloads[1]
+            assert torch.equal(small[1].decode(payloads[0], slot), large[1].decode(payloads[1], slot))
+    for end in small:
+        assert end.examples.memory_bytes == 2 * UNIT_BYTES
+        assert end.examples.file_bytes == 4 * UNIT_BYTES
+        assert alike(end, large[0])
+    other, _ = ends()
+    other.load(small[0].state())
+    assert alike(other, small[0])
+    small[0].reset()
+    assert small[0].examples.file_bytes == 0
+
+
+def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender, _ = ends("aqsgd(int4, memory_mb=0)")
+    sender.encode(activations((1, 2), 0), Slot("train", 0, 0, (1, 2)))
+    before = str(sender.state())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CodecError, match="TMPDIR"):
+        sender.encode(activations((2, 3), 1), Slot("train", 1, 0, (2, 3)))
+    assert str(sender.state()) == before
+    sender.encode(activations((1, 2), 1), Slot("train", 1, 0, (1, 2)))
+
+
+def test_an_example_of_another_shape_is_new() -> None:
+    sender, receiver = ends("aqsgd(int4, memory_mb=0)")
+    for step, width in enumerate((8, 8, 16, 16, 8)):
+        slot, x = Slot("train", step, 0, (5,)), normal(1, 3, width, seed=step)
+        decoded = receiver.decode(sender.encode(x, slot), slot)
+        assert decoded.shape == x.shape
+        assert int(sender.shared()["train/5/visit"]) == (1 if step in (1, 3) else 0)
+        assert alike(sender, receiver)
+
+
+def test_a_store_holds_what_it_was_given() -> None:
+    store = Examples(memory_bytes=80)
+    keys: list[Key] = [("train", (one,)) for one in range(4)]
+    store.put(keys, [0] * 4, values := normal(4, 5))
+    assert torch.equal(store.gather(keys[::-1], (5,)), values.flip(0))
+    assert (store.memory_bytes, store.file_bytes) == (80, 0)
+    store.put(keys, [1] * 4, wider := normal(4, 7))
+    assert torch.equal(store.gather(keys, (7,)), wider)
+    assert store.memory_bytes <= 80
+    assert store.memory_bytes + store.file_bytes == 4 * 4 * 7

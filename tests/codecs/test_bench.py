@@ -1,0 +1,93 @@
+"""The benchmark of codecs on a small file of tensors: what it prints is what was sent, and a codec that fails is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from testbed.codecs.check import bench, peers
+from testbed.codecs.check.subject import subject_of
+from testbed.codecs.framing import header_bytes
+from testbed.codecs.measured import BENCHED, Benchmark, Measured
+from testbed.codecs.recipe import read
+from testbed.results import read_json
+
+SHAPE = (2, 16, 64)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    about = {"model": "a model", "text": "no", "steps": 3, "loss": 4.5}
+    draw = np.random.default_rng(0)
+    tensors = {way: draw.standard_normal((3, *SHAPE), np.float32) for way in ("forward", "backward")}
+    path = tmp_path / "testbed" / "boundary-tensors-1.npz"
+    path.parent.mkdir()
+    np.savez(path, about=np.array(json.dumps(about)), **tensors)
+    return path
+
+
+def test_results_are_those_of_the_tensors(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([str(saved), "fp32", "int8", "topk(0.1)"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = {(one.codec, one.direction): one for one in map(Measured.model_validate, lines) if not one.package}
+    assert len(found) == 6
+    values = int(np.prod(SHAPE))
+    header = header_bytes(3)
+    assert found["fp32", "forward"].relative_error == 0
+    assert found["fp32", "forward"].payload_bytes == header + 4 * values
+    assert found["int8", "backward"].payload_bytes == header + values + 4 * values // 64
+    assert found["int8", "backward"].bits_per_value == pytest.approx(8 * found["int8", "backward"].payload_bytes / values)
+    assert 0.001 < found["int8", "forward"].relative_error < 0.02
+    assert 0.5 < found["topk(0.1)", "forward"].relative_error < 1
+    assert all(one.encode_s > 0 and one.decode_s > 0 for one in found.values())
+
+
+def test_a_codec_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(path, **{way: np.full((2, *SHAPE), np.nan, np.float32) for way in ("forward", "backward")})
+    bench.main([str(path), "int8"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if "failed" in line]
+    assert [line["direction"] for line in lines] == ["forward", "backward"]
+    assert all("NaN" in line["failed"] for line in lines)
+
+
+def test_the_error_is_over_all_messages() -> None:
+    x = [torch.ones(1, 4, 8), torch.zeros(1, 4, 8)]
+    subject = subject_of("bf16", "forward")
+    error, bits = bench.fidelity(subject.fresh(), subject.fresh(), x)
+    assert error == 0
+    assert bits == 8 * (header_bytes(3) + 64) / 32
+
+
+def test_all_that_is_benchmarked_can_be_made() -> None:
+    assert len(set(BENCHED)) == len(BENCHED)
+    for text in BENCHED:
+        assert read(text).text == text
+
+
+def test_peers_are_those_that_work_here() -> None:
+    for peer in peers.installed():
+        x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+        decoded = peer.make().decode(peer.make().encode(x, peers.SLOT), peers.SLOT)
+        assert float((decoded - x).norm() / x.norm()) < 0.05
+
+
+def test_the_command(saved: Path, tmp_path: Path) -> None:
+    target = tmp_path / "found.json"
+    command = [sys.executable, "-m", "testbed", "bench", "codecs", "int8", "-o", str(target), "--figure", str(tmp_path / "drawn")]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "int8" in done.stdout
+    assert "a model" in done.stdout
+    found = read_json(target, Benchmark)
+    assert {(one.codec, one.direction) for one in found.results if not one.package} == {("int8", "forward"), ("int8", "backward")}
+    assert (tmp_path / "drawn.png").is_file()
+    assert (tmp_path / "drawn.svg").is_file()

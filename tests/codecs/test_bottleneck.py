@@ -1,0 +1,236 @@
+"""Learned bottlenecks and MAPL's hook: shapes, bytes, gradients, and the same numbers every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from testbed.codecs import bases
+from testbed.codecs.base import Context, Slot
+from testbed.codecs.make import make
+from testbed.codecs.mapl import MaplHook
+from testbed.codecs.recipe import read
+from testbed.errors import CodecError, SpecError
+
+FORWARD, BACKWARD = Context(3, 1, "forward"), Context(3, 1, "backward")
+BOTTLENECKS = ["bottleneck(4)", "bottleneck(4, maxout)", "bottleneck(3, maxout)", "autoencoder(4)", "resbm(4)", "resbm(16)"]
+
+
+class Stage(nn.Module):
+    """What a codec asks of a stage."""
+
+    def __init__(self, *, first: bool = False, width: int = 32) -> None:
+        super().__init__()
+        self.first, self.last, self.width, self.context = first, not first, width, 16
+        self.vocabulary, self.learned_positions, self.kept = 11, False, {}  # type: ignore[var-annotated]
+        self.embedding = nn.Embedding(11, width, _weight=torch.zeros(11, width))
+
+    def tables(self) -> tuple[Any, ...]:
+        return (Here(self),) if self.first else ()
+
+    def writers(self) -> tuple[Any, ...]:
+        return ()
+
+
+class Here:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+
+    @property
+    def module(self) -> nn.Module:
+        return self.stage.embedding
+
+    def replace(self, module: nn.Module) -> None:
+        self.stage.embedding = module  # type: ignore[assignment]
+
+
+def ends_of(text: str, context: Context = FORWARD) -> tuple[Any, Any, Any, Any]:
+    upper: Any = make(text, context)
+    lower: Any = make(text, context)
+    return upper, lower, upper.hook(Stage(first=True), "downstream"), lower.hook(Stage(), "upstream")
+
+
+def slot_at(step: int, microbatch: int = 0, phase: Any = "train") -> Slot:
+    return Slot(phase, step, microbatch, (0,))
+
+
+IDS = torch.arange(10).view(2, 5)
+HIDDEN = bases.normal("hidden", 2, 5, 32)
+
+
+@pytest.mark.parametrize("text", BOTTLENECKS)
+def test_shapes_bytes_and_gradients(text: str) -> None:
+    codec, _, up, down = ends_of(text)
+    hidden = HIDDEN.clone().requires_grad_()
+    coded = up.send(hidden, IDS)
+    ratio = float(text.split("(")[1].split(",")[0].rstrip(")"))
+    narrow = coded.shape[-1]
+    assert coded.shape == (2, 5, -(-32 // int(ratio)) if "maxout" in text else round(32 / ratio))
+    inner = read(text).arguments[1][1]
+    payload = codec.encode(coded.detach(), slot_at(0))
+    assert len(payload) == len(make(inner.text, FORWARD).encode(coded.detach(), slot_at(0)))  # type: ignore[union-attr]
+    assert read(text).nominal_bits == inner.nominal_bits / ratio  # type: ignore[union-attr]
+    leaf = codec.decode(payload, slot_at(0)).requires_grad_()
+    back = down.receive(leaf, IDS)
+    assert back.shape == HIDDEN.shape
+    back.square().sum().backward()
+    assert leaf.grad.shape == (2, 5, narrow)
+    coded.backward(leaf.grad)
+    learned = [*up.parameters(), *down.parameters()]
+    assert learned
+    assert all(parameter.grad is not None and bool(parameter.grad.isfinite().all()) for parameter in learned)
+    assert hidden.grad is not None
+    assert bool(hidden.grad.count_nonzero())
+
+
+@pytest.mark.parametrize("text", BOTTLENECKS)
+def test_the_same_start_every_time_and_another_at_another_boundary_or_seed(text: str) -> None:
+    state = torch.get_rng_state()
+
+    def first(context: Context) -> torch.Tensor:
+        up, down = ends_of(text, context)[2:]
+        found: torch.Tensor = down.receive(up.send(HIDDEN, IDS), IDS).detach()
+        return found
+
+    again = first(FORWARD)
+    assert torch.equal(first(FORWARD), again)
+    assert not torch.equal(first(FORWARD._replace(boundary=0)), again)
+    assert not torch.equal(first(FORWARD._replace(seed=4)), again)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_swarm_s_two_kinds_are_what_their_formulas_say() -> None:
+    norm = nn.functional.layer_norm
+    _, _, up, down = ends_of("bottleneck(4)")
+    before, linear, _ = up.module
+    expected = norm(linear(norm(HIDDEN, (32,))), (8,))
+    assert torch.allclose(up.send(HIDDEN, IDS), expected, atol=1e-6)
+    assert torch.allclose(down.receive(expected, IDS), expected @ down.module.weight.T + down.module.bias, atol=1e-6)
+    assert before.normalized_shape == (32,)
+    _, _, up, _ = ends_of("bottleneck(4, maxout)")
+    expected = norm(norm(HIDDEN, (32,)).view(2, 5, 8, 4).amax(-1), (8,))
+    assert torch.allclose(up.send(HIDDEN, IDS), expected, atol=1e-6)
+
+
+def test_resbm_s_identity_path_carries_the_first_channels() -> None:
+    _, _, up, down = ends_of("resbm(4)")
+    with torch.no_grad():
+        for parameter in (*up.parameters(), *down.parameters()):
+            parameter.zero_()
+    back = down.receive(up.send(HIDDEN, IDS), IDS)
+    assert torch.equal(back[..., :8], HIDDEN[..., :8])
+    assert not back[..., 8:].count_nonzero()
+
+
+def test_an_autoencoder_can_learn_what_is_low_rank() -> None:
+    _, _, up, down = ends_of("autoencoder(4)")
+    hidden = bases.normal("few", 2, 50, 6) @ bases.normal("many", 6, 32)
+    adam = torch.optim.Adam([*up.parameters(), *down.parameters()], lr=0.02)
+    losses = []
+    for _ in range(300):
+        loss = (down.receive(up.send(hidden, IDS), IDS) - hidden).square().mean()
+        loss.backward()
+        adam.step()
+        adam.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] / 100
+
+
+def test_a_model_codec_within_a_model_codec_is_an_error() -> None:
+    with pytest.raises(SpecError, match="use one of them"):
+        make("subspace(8, inner=bottleneck(2))", FORWARD)
+
+
+# ------------------------------------------------------------------ MAPL
+def mapl_ends() -> tuple[Any, Any, MaplHook, MaplHook, Any, Any]:
+    upper, lower, up, down = ends_of("mapl(4, inner=fp32, rate=1)")
+    backs: list[Any] = [make("mapl(4, inner=fp32, rate=1)", BACKWARD) for _ in range(2)]
+    backs[0].pair(upper)
+    backs[1].pair(lower)
+    return upper, lower, up, down, *backs
+
+
+def crossing(step: int, ends: tuple[Any, ...], target: torch.Tensor, parts: int = 2) -> float:
+    """One training step of one boundary whose loss is the distance from `target`."""
+    upper, lower, up, down, upper_back, lower_back = ends
+    up.begin(step, parts)
+    down.begin(step, parts)
+    total = 0.0
+    for part in range(parts):
+        coded = up.send(target, IDS)
+        leaf = lower.decode(bytes(upper.encode(coded.detach(), slot_at(step, part))), slot_at(step, part)).requires_grad_()
+        loss = (down.receive(leaf, IDS) - target).square().sum() / parts
+        loss.backward()
+        total += float(loss.detach())
+        gradient = bytes(lower_back.encode(leaf.grad, slot_at(step, part)))
+        coded.backward(upper_back.decode(gradient, slot_at(step, part)))
+    for hook in (up, down):
+        hook.after_step(step, 0.05)
+    return total
+
+
+def test_both_ends_of_mapl_s_basis_follow_the_derivative_of_the_whole() -> None:
+    ends = mapl_ends()
+    up, down = ends[2], ends[3]
+    basis = up.basis.detach().clone()
+    assert torch.equal(basis, down.basis.detach())
+    up.begin(0, 1)
+    down.begin(0, 1)
+    leaf = basis.clone().requires_grad_()
+    fixed = up._embedding(IDS).detach()
+    whole = ((HIDDEN - fixed) @ leaf @ leaf.T + fixed - HIDDEN).square().sum()
+    whole.backward()
+    crossing(0, ends, HIDDEN, parts=1)
+    assert leaf.grad is not None
+    product = basis.T @ leaf.grad
+    tangent = leaf.grad - basis @ ((product + product.T) / 2)
+    expected = bases.polar(bases.drawn("mapl 3 boundary 1 32 8", 32, 8) - 0.05 * 0.1 * tangent)
+    assert torch.allclose(up._master, expected, atol=2e-3)  # bf16 once for the basis, once for the gradient that came back
+    moved = float((up._master - bases.drawn("mapl 3 boundary 1 32 8", 32, 8)).norm())
+    assert moved > 10 * float((up._master - expected).norm())
+
+
+def test_mapl_s_basis_learns_and_stays_on_the_manifold() -> None:
+    ends = mapl_ends()
+    up, down = ends[2], ends[3]
+    low_rank = up._embedding(IDS).detach() + bases.normal("few", 2, 5, 4) @ bases.normal("many", 4, 32) / 10
+    losses = [crossing(step, ends, low_rank) for step in range(300)]
+    assert losses[-1] < losses[0] / 5
+    crossing(300, ends, low_rank)
+    ends[1].decode(bytes(ends[0].encode(up.send(low_rank, IDS).detach(), slot_at(301))), slot_at(301))
+    assert torch.equal(up.basis.detach(), down.basis.detach())
+    assert torch.allclose(up.basis.T @ up.basis, torch.eye(8), atol=1e-5)
+
+
+def test_a_lost_basis_is_noticed_and_a_reset_heals() -> None:
+    ends = mapl_ends()
+    upper, lower, up = ends[:3]
+    for step in range(3):
+        crossing(step, ends, HIDDEN)
+    coded = up.send(HIDDEN, IDS).detach()
+    upper.encode(coded, slot_at(3))  # lost
+    following = bytes(upper.encode(coded, slot_at(3, 1)))
+    with pytest.raises(CodecError, match="lost"):
+        lower.decode(following, slot_at(3, 1))
+    upper.reset()
+    lower.decode(bytes(upper.encode(coded, slot_at(3, 1))), slot_at(3, 1))
+    assert torch.equal(ends[3].basis.detach(), up.basis.detach())
+    lower.decode(bytes(upper.encode(coded, slot_at(3, 2))), slot_at(3, 2))
+
+
+def test_an_evaluation_gets_the_basis_for_itself() -> None:
+    ends = mapl_ends()
+    upper, lower, up, down = ends[:4]
+    crossing(0, ends, HIDDEN)
+    coded = up.send(HIDDEN, IDS).detach()
+    sizes = []
+    for phase, part in (("evaluation", 0), ("evaluation", 1), ("train", 0), ("train", 1)):
+        payload = bytes(upper.encode(coded, slot_at(1, part, phase)))
+        lower.decode(payload, slot_at(1, part, phase))
+        assert torch.equal(up.basis.detach(), down.basis.detach())
+        sizes.append(len(payload))
+    plain, carrying = sizes[1], sizes[1] + 2 * up.basis.numel()
+    assert sizes == [carrying, plain, carrying, plain]

@@ -1,0 +1,150 @@
+"""Differences through any codec: the closed loop holds, the open one drifts, a lost message heals."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from testbed.codecs.base import Codec, Context, Slot, Stateful
+from testbed.codecs.make import make
+from testbed.errors import CodecError
+
+FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
+
+
+def slot_at(step: int, microbatch: int = 0) -> Slot:
+    return Slot("train", step, microbatch, (microbatch,))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pair(text: str) -> tuple[Codec, Codec]:
+    return make(text, FORWARD), make(text, FORWARD)
+
+
+def errors(text: str, steps: int) -> list[float]:
+    """Relative, of a tensor that wanders."""
+    sender, receiver = pair(text)
+    x, found = normal(8, 64), []
+    for step in range(steps):
+        x = 0.999 * x + 0.04 * normal(8, 64, seed=step + 1)
+        decoded = receiver.decode(bytes(sender.encode(x, slot_at(step))), slot_at(step))
+        found.append(float((decoded - x).norm() / x.norm()))
+    return found
+
+
+@pytest.mark.parametrize("inner", ["int8", "int4"])
+def test_the_closed_loop_is_bounded_for_a_thousand_steps_and_the_open_one_grows(inner: str) -> None:
+    closed, opened = errors(f"delta({inner}, fp32)", 1000), errors(f"delta-open({inner}, fp32)", 1000)
+    assert max(closed[500:]) <= 1.2 * max(closed[1:500])
+    early, late = sum(opened[40:60]) / 20, sum(opened[980:]) / 20
+    assert late > 3 * early  # a random walk: as the root of the steps, 4.4 times
+    assert late > 5 * max(closed[500:])
+
+
+@pytest.mark.parametrize("inner", ["int8", "int4", "topk(0.1)", "powersgd(4)", "zstd(int4)", "delta(int8)"])
+def test_a_message_is_four_bytes_and_the_inner_codec_of_the_difference(inner: str) -> None:
+    sender, receiver = pair(f"delta({inner})")
+    alone, previous = make(inner, FORWARD), torch.zeros(4, 64)
+    for step in range(6):
+        x = normal(4, 64, seed=step // 2)
+        payload = bytes(sender.encode(x, slot_at(step)))
+        assert payload[4:] == bytes(alone.encode(x - previous, slot_at(step)))
+        previous = receiver.decode(payload, slot_at(step))
+
+
+def test_what_the_old_name_decodes_the_new_one_does() -> None:
+    old, new = pair("delta-int8"), pair("delta(int8)")
+    for step in range(5):
+        x, slot = normal(3, 4, 32, seed=step), slot_at(step % 2)
+        decoded = [receiver.decode(sender.encode(x, slot), slot) for sender, receiver in (old, new)]
+        assert torch.equal(*decoded)
+
+
+@pytest.mark.parametrize("inner", ["onebit", "twobit", "lowrank(2)"])
+def test_a_repeated_tensor_is_met_ever_closer_by_strong_compressors(inner: str) -> None:
+    sender, receiver = pair(f"compactfusion({inner})")
+    x, target, found = normal(64, 96, seed=1), normal(64, 96, seed=2), []
+    for step in range(40):
+        decoded = receiver.decode(sender.encode(x if step == 0 else target, slot_at(step)), slot_at(step))
+        found.append(float((decoded - target).norm() / target.norm()))
+    assert found[39] < 0.2 * found[1]
+
+
+def test_the_first_message_of_compactfusion_is_bf16_and_later_ones_are_a_bit_a_value() -> None:
+    sender, _ = pair("compactfusion(onebit)")
+    x = normal(64, 96)
+    header = 4 + 4 + 4 * 2
+    assert len(sender.encode(x, slot_at(0))) == header + 2 * x.numel()
+    assert len(sender.encode(x, slot_at(1))) == header + x.numel() // 8 + 2 * (64 + 96)
+
+
+@pytest.mark.parametrize("text", ["delta-int8", "delta(int8)", "delta(powersgd(4))", "compactfusion", "delta-open(int4)"])
+def test_a_lost_message_is_refused_until_the_encoder_is_reset(text: str) -> None:
+    sender, receiver = pair(text)
+    assert isinstance(sender, Stateful)
+    assert isinstance(receiver, Stateful)
+    for step in range(5):
+        receiver.decode(sender.encode(normal(8, 32, seed=step), slot_at(step)), slot_at(step))
+    sender.encode(normal(8, 32), slot_at(5))
+    before = copy.deepcopy(receiver.state())
+    for step in (6, 7):
+        payload = sender.encode(normal(8, 32, seed=step), slot_at(step))
+        with pytest.raises(CodecError, match="lost"):
+            receiver.decode(payload, slot_at(step))
+        assert str(receiver.state()) == str(before)
+    sender.reset()
+    for step in range(8, 12):
+        receiver.decode(sender.encode(normal(8, 32, seed=step), slot_at(step)), slot_at(step))
+        ours, theirs = sender.shared(), receiver.shared()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours if ours[key].dtype != torch.int64)
+
+
+@given(seeds=st.lists(st.integers(0, 5), min_size=1, max_size=12), at=st.integers(0, 11))
+@settings(max_examples=25, deadline=None)
+def test_a_saved_state_goes_on_as_if_nothing_had_been(seeds: list[int], at: int) -> None:
+    sender, _ = pair("delta(delta(int8))")
+    other: Codec = make("delta(delta(int8))", FORWARD)
+    assert isinstance(sender, Stateful)
+    assert isinstance(other, Stateful)
+    for step, seed in enumerate(seeds):
+        if step == at:
+            other.load(sender.state())
+        x = normal(2, 8, seed=seed)
+        expected = bytes(sender.encode(x, slot_at(step)))  # type: ignore[attr-defined]
+        if step >= at:
+            assert bytes(other.encode(x, slot_at(step))) == expected
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"memory": [("train", 0, 300, torch.zeros(1))]}, {"memory": [("x", 0, 1, torch.zeros(1))]}]
+)
+def test_a_state_of_something_else_is_refused(state: dict[str, object]) -> None:
+    codec = make("delta-int8", FORWARD)
+    assert isinstance(codec, Stateful)
+    with pytest.raises(CodecError):
+        codec.load(state)
+
+
+def test_an_error_late_in_the_loop_leaves_the_inner_codec_as_it_was() -> None:
+    sender, _ = pair("delta(delta(int8))")
+    assert isinstance(sender, Stateful)
+    sender.encode(torch.full((1, 4), 3e38), slot_at(0))
+    before = str(sender.state())
+    with pytest.raises(CodecError, match="step=1"):
+        sender.encode(torch.full((1, 4), -3e38), slot_at(1))
+    assert str(sender.state()) == before
+
+
+def test_gradients_go_over_as_the_codec_named_for_them() -> None:
+    x = normal(4, 64)
+    delta, plain = make("delta(int4, backward=int8)", BACKWARD), make("int8", BACKWARD)
+    assert bytes(delta.encode(x, slot_at(0))) == bytes(plain.encode(x, slot_at(0)))

@@ -1,0 +1,61 @@
+"""The kit on the whole table: every codec is checked by being listed, with its example and the settings that are worth it."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed.codecs import table
+from testbed.codecs.check.subject import subject_of
+from testbed.codecs.check.suite import CHECKS, ask
+from testbed.codecs.recipe import example
+from testbed.spec import Direction
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "fp8": ("fp8", "fp8(e5m2)"),
+    "int8": ("int8", "int8(group=64, asymmetric)", "int8(stochastic)"),
+    "int6": ("int6", "int6(group=32)"),
+    "int4": ("int4", "int4(group=64)", "int4(group=32, asymmetric)", "int4(group=128, stochastic)", "int4(midrise)"),
+    "int3": ("int3(group=64)",),
+    "int2": ("int2(group=64)", "int2(group=32, asymmetric)"),
+    "int1": ("int1", "int1(group=64)"),
+    "blockwise-8": ("blockwise-8", "blockwise-8(256)"),
+    "hadamard": ("hadamard(int4(group=64))", "hadamard(int8, size=128)"),
+    "tah": ("tah", "tah(tile=128, share=0.5)"),
+    "acsgd": ("acsgd", "acsgd(2)"),
+    "topk": ("topk(0.1)", "topk(0.1, tensor)", "topk(0.02, index, fp32)", "topk(0.25, bitmap)"),
+    "topk-shared": ("topk-shared(0.1)", "fwd=topk-shared(0.1), bwd=ef(topk-shared(0.1))"),
+    "columns": ("columns(0.1)",),
+    "randk": ("randk(0.1)", "randk(0.1, channels)"),
+    "mask": ("mask(0.05)", "mask(0.1, channels)"),
+    "powersgd": ("powersgd(8)", "powersgd(4, cold)"),
+    "ef": ("ef(topk(0.1))", "ef(int2(group=64))", "ef(powersgd(4))"),
+    "lazy": ("lazy(powersgd(4))",),
+    "ef21": ("ef21(topk(0.1))", "ef21(powersgd(4))"),
+    "delta": ("delta(int4(group=64))", "delta(topk(0.1), bf16)"),
+    "delta-open": ("delta-open(int4(group=64))",),
+    "aqsgd": ("aqsgd", "aqsgd(int2(group=64), bf16, memory_mb=0.01)"),
+    "compactfusion": ("compactfusion", "compactfusion(lowrank(4))"),
+    "lowrank": ("lowrank(8)",),
+    "zstd": ("zstd(bf16)", "zstd(int8)", "zstd(ef(topk(0.1)))"),
+    "entropy": ("entropy(int4(group=64))",),
+    "adaptive": ("adaptive(10)",),
+    "subspace": ("subspace", "subspace(reparametrised)", "subspace(grassmann, every=16)"),
+    "bottleneck": ("bottleneck", "bottleneck(maxout)"),
+}
+"""How each codec is checked; one that is not here, by its example."""
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+TEXTS = [text for name, entry in table.CODECS.items() for text in SETTINGS.get(name, (example(entry),))]
+
+
+def test_settings_are_of_codecs_in_the_table() -> None:
+    assert set(SETTINGS) <= set(table.CODECS)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_codec_passes_the_kit(text: str, direction: Direction) -> None:
+    subject = subject_of(text, direction)
+    found = [ask(one, subject) for one in CHECKS]
+    assert [f"{one.check}: {one.detail}" for one in found if one.verdict == "FAIL"] == []
+    assert sum(one.verdict == "PASS" for one in found) >= len(CHECKS) // 2

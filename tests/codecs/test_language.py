@@ -1,0 +1,229 @@
+"""Codecs as text: what is read is what was written, one meaning has one text, and a slip is answered with its place."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.codecs import language, recipe, selection, table
+from testbed.codecs.entry import REQUIRED, Entry, Parameter
+from testbed.codecs.recipe import Recipe
+from testbed.codecs.selection import Pair, Selection
+from testbed.errors import SpecError, UnknownNameError, UserError
+
+_WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True)
+_FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def _fake() -> Entry:
+    """A codec with a parameter of every kind, required ones behind optional ones of their sort too."""
+    parameters = (
+        Parameter("share", "float", REQUIRED, "of the values", least=0.0, most=1.0),
+        Parameter("group", "int", 64, "values", least=1),
+        Parameter("rank", "int", REQUIRED, "of the matrix", least=1, most=9),
+        Parameter("rounding", "word", "nearest", "how", choices=("nearest", "stochastic")),
+        Parameter("inner", "codec", "int8", "for the values"),
+        Parameter("label", "word", REQUIRED, "a free word"),
+        Parameter("outer", "codec", REQUIRED, "for the rest"),
+        Parameter("shape", "word", REQUIRED, "how", choices=("row", "tensor")),
+    )
+    return Entry(
+        name="fake",
+        forward="no.module:Class",
+        backward="no.module:Class",
+        parameters=parameters,
+        summary="",
+        bits_per_element="",
+        nominal_bits=lambda given: given["share"] * given["inner"] + given["outer"],
+        state="",
+        source="",
+        law="none",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = _fake()
+    control = dataclasses.replace(fake, name="control", parameters=(), nominal_bits=lambda _: 3.5, control=True)
+    for entry in (fake, control):
+        monkeypatch.setitem(table.CODECS, entry.name, entry)
+
+
+def _values(parameter: Parameter, inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Any]:
+    low, high = parameter.least, parameter.most
+    if parameter.kind == "int":
+        return st.integers(None if low is None else int(low), None if high is None else int(high))
+    if parameter.kind == "float":
+        return st.floats(low, high, allow_nan=False, allow_infinity=False)
+    if parameter.kind == "word":
+        return st.sampled_from(parameter.choices) if parameter.choices else _WORDS
+    return inner
+
+
+def _of(entry: Entry, inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+    drawn = [st.tuples(st.just(one.name), _values(one, inner)) for one in entry.parameters]
+    return st.tuples(*drawn).map(lambda arguments: Recipe(entry.name, arguments))
+
+
+def _strangers(inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+    value = st.one_of(st.integers(), _FLOATS, _WORDS, inner)
+    named = st.dictionaries(_WORDS, value, max_size=3).map(lambda given: tuple(given.items()))
+    bare = st.lists(value.map(lambda one: (None, one)), max_size=3).map(tuple)
+    return st.tuples(bare, named).map(lambda both: Recipe("json.decoder:JSONDecoder", both[0] + both[1]))
+
+
+def _recipes() -> st.SearchStrategy[Recipe]:
+    plain = st.sampled_from(["fp32", "int8", "bf16", "control"]).map(recipe.read)
+    # Made when they are drawn, so that the fixture's codecs are among them.
+    return st.recursive(
+        plain,
+        lambda inner: st.one_of(
+            st.deferred(lambda: st.sampled_from(list(table.CODECS.values())).flatmap(lambda entry: _of(entry, inner))),
+            _strangers(inner),
+        ),
+        max_leaves=5,
+    )
+
+
+@given(_recipes())
+@settings(max_examples=300, deadline=None)
+def test_what_is_written_is_read_back(one: Recipe) -> None:
+    assert recipe.read(one.text) == one
+    assert recipe.read(one.text).text == one.text
+    spaced = re.sub(r"([(),=])", r"  \1 ", one.text)
+    assert recipe.read(f" {spaced} ") == one
+
+
+_PAIRS = st.one_of(
+    _recipes().map(lambda one: Pair(one, one)),
+    st.tuples(_recipes(), _recipes()).map(lambda two: Pair(*two)).filter(lambda pair: pair.unpaired is None),
+)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.lists(_PAIRS, min_size=3, max_size=3))
+@settings(max_examples=100, deadline=None)
+def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs: list[Pair]) -> None:
+    chosen = [pairs[index] for index in which]
+    each = Selection(tuple(enumerate(chosen)), None)
+    some = Selection(tuple((i, pair) for i, pair in enumerate(chosen) if pair != chosen[-1]), chosen[-1])
+    assert each.over(len(which)) == some.over(len(which)) == selection.read(each.text).over(len(which))
+    text = each.over(len(which)).text
+    again = selection.read(text)
+    assert again.over(len(which)).text == text
+    for boundary, pair in enumerate(chosen):
+        assert (again.at(boundary, "forward"), again.at(boundary, "backward")) == pair
+    assert again.nominal_bits == max(one.nominal_bits for pair in chosen for one in pair)
+
+
+@given(st.text(alphabet="intbf1680.,;:=()-+e _rsw\n", max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(UserError):
+        found = selection.read(text)
+        assert selection.read(found.text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("int8()", "int8"),
+        ("rest: int8", "int8"),
+        ("bwd = bf16 , fwd=int8", "fwd=int8, bwd=bf16"),
+        ("fwd=int8, bwd=int8", "int8"),
+        ("fake(0.5, 4, 2, w, tensor, bf16, outer=fp32)", "SpecError"),
+        ("fake(0.5, rank=2, word, outer=fp32, row)", "SpecError"),
+        ("fake(0.5, rank=2, label=word, outer=fp32, row)", "fake(0.5, rank=2, label=word, outer=fp32, row)"),
+        ("fake(share=1, 64, 2, int8, w, fp32, row, nearest)", "fake(1.0, rank=2, label=w, outer=fp32, row)"),
+        (
+            "fake(1, 32, 2, label=int8, outer=fp32, row, stochastic)",
+            "fake(1.0, group=32, rank=2, stochastic, label=int8, outer=fp32, row)",
+        ),
+        ("json:JSONDecoder(int8, int8(), 1, 1.0, x=bf16())", "json:JSONDecoder(int8, int8(), 1, 1.0, x=bf16())"),
+        ("0:int8;1:fwd=bf16,bwd=int8;rest:fp32", "0: int8; 1: fwd=bf16, bwd=int8; rest: fp32"),
+        ("1: int8; 0: int8; 2: int8; 5 - 6: bf16", "0-2: int8; 5-6: bf16"),
+    ],
+)
+def test_canonical(text: str, canonical: str) -> None:
+    if canonical == "SpecError":
+        with pytest.raises(SpecError):
+            selection.read(text)
+    else:
+        assert selection.read(text).text == selection.canonical(text) == canonical
+
+
+def test_the_number_of_boundaries_decides_the_text() -> None:
+    assert selection.read("0: int8; 1: int8").over(2).text == "int8"
+    assert selection.read("0: int8; rest: bf16").over(1).text == "int8"
+    assert selection.read("0-1: int8; rest: bf16").over(3).text == "2: bf16; rest: int8"
+    assert selection.read("bf16").over(0).text == "bf16"
+    with pytest.raises(SpecError, match="says nothing of boundary 1"):
+        selection.read("0: int8").over(2)
+    with pytest.raises(SpecError, match="speaks of boundary 4; the pipeline has the boundaries 0 to 2"):
+        selection.read("4: int8; rest: bf16").over(3)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "says"),
+    [
+        ("fake(0.5, 3, 2", "at its end", "expected ',' or ')' in the brackets of fake"),
+        ("json:JSONDecoder(int9())", "character 18", "did you mean 'int8'?"),
+        ("0: int8; 1: fwd=int9, bwd=int8", "character 17", "did you mean 'int8'?"),
+        ("bf16(4)", "character 6", "bf16 takes no arguments"),
+        ("fake(groop=4)", "character 6", "did you mean 'group'?"),
+        ("fake(share=1.5)", "character 12", "must be a number from 0 to 1, found 1.5"),
+        ("fake(group=1.5)", "character 12", "must be a whole number of at least 1, found 1.5"),
+        ("fake(group=0)", "character 12", "must be a whole number of at least 1, found 0"),
+        ("fake(group=int8)", "character 12", "must be a whole number"),
+        ("fake(rounding=up)", "character 15", "must be one of nearest, stochastic, found 'up'"),
+        ("fake(nearest, stochastic)", "character 15", "rounding of fake is stated twice"),
+        ("fake(1, 2, 3, 4)", "character 15", "no further one"),
+        ("fake(inner=3)", "character 12", "must be a codec"),
+        ("fake(1, 2, 3)", "character 1", "fake needs label: a free word; for example fake("),
+        ("fake(1e999)", "character 6", "too large"),
+        ("json:J(x=1, x=2)", "character 13", "stated twice"),
+        ("fwd=int8", "character 1", "bwd=CODEC is missing"),
+        ("fwd=int8, fwd=int8", "character 11", "stands here twice"),
+        ("up=int8", "character 1", "'up' is no direction"),
+        ("3-1: int8", "character 1", "no range"),
+        ("0: int8; 0: bf16", "character 10", "has a codec already"),
+        ("int8; bf16", "character 7", "two rules are for the rest"),
+        ("int8 bf16", "character 6", "expected the end"),
+        ("(" * 3, "character 1", "expected the name of a codec"),
+        ("a:b(" * 40, "character 65", "more than 16 deep"),
+    ],
+)
+def test_a_slip_is_answered_with_its_place(text: str, place: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        selection.read(text)
+    message = str(caught.value)
+    assert repr(text) in message
+    assert f", {place}: " in message
+    assert says in message
+
+
+def test_a_name_alone_is_answered_without_a_place() -> None:
+    with pytest.raises(UnknownNameError, match=r"^there is no codec 'int9'; did you mean 'int8'\?"):
+        selection.read("int9")
+
+
+def test_nominal_bits_and_control_come_from_what_is_inside() -> None:
+    mixed = recipe.read("fake(0.25, rank=2, label=w, inner=control, outer=bf16, row)")
+    assert mixed.nominal_bits == 0.25 * 3.5 + 16
+    assert mixed.control
+    assert not recipe.read("fake(0.25, rank=2, label=w, outer=bf16, row)").control
+    assert [part.name for part in mixed.parts()] == ["fake", "control", "bf16"]
+
+
+def test_trees_keep_what_was_written() -> None:
+    call = language.parse_codec("a.b:C(3, x=3.0, y)")
+    assert [one.key for one in call.arguments] == [None, "x", None]
+    whole, point = (one.value for one in call.arguments[:2])
+    assert isinstance(whole, language.Number)
+    assert isinstance(point, language.Number)
+    assert (type(whole.value), type(point.value)) == (int, float)

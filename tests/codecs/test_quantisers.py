@@ -1,0 +1,161 @@
+"""fp16, fp8, blockwise-8, acsgd and hadamard(...): what is special about each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from testbed.codecs import blockwise, hadamard
+from testbed.codecs.base import Context, Slot, Stateful
+from testbed.codecs.make import make
+from testbed.errors import CodecError, SpecError
+
+FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
+SLOT = Slot("train", 0, 0, ())
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sent(text: str, x: Tensor, context: Context = FORWARD) -> Tensor:
+    return make(text, context).decode(bytes(make(text, context).encode(x, SLOT)), SLOT)
+
+
+# ------------------------------------------------------------------ floats
+def test_fp16_is_the_cast_and_refuses_what_would_become_infinity() -> None:
+    x = torch.cat([normal(3, 9), torch.tensor([[65504.0, -65504.0, 1e-7, 6e-8, 1e-9, 0.0, -0.0, float("inf"), float("nan")]])])
+    assert torch.equal(sent("fp16", x).nan_to_num(7), x.half().float().nan_to_num(7))
+    with pytest.raises(CodecError, match=r"step=0.*65504"):
+        make("fp16", FORWARD).encode(torch.tensor([float("inf"), 65520.0]), SLOT)
+
+
+def test_fp8_has_its_direction_s_format_unless_told_otherwise() -> None:
+    x = normal(4, 64)
+    assert torch.equal(sent("fp8", x), sent("fp8(e4m3)", x, BACKWARD))
+    assert torch.equal(sent("fp8", x, BACKWARD), sent("fp8(e5m2)", x))
+    finer, coarser = ((sent(f"fp8({f})", x) - x).norm() for f in ("e4m3", "e5m2"))
+    assert finer < coarser
+
+
+@pytest.mark.parametrize(("name", "kind"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
+def test_fp8_reads_every_code_as_torch_does(name: str, kind: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    values = codes.view(kind).float()
+    x = values[values.isfinite()].view(1, -1)
+    # The largest is exactly a power of two times the format's largest, so the scale is exact and nothing is rounded.
+    for power in (-100, 0, 20):
+        assert torch.equal(sent(f"fp8({name})", x * 2.0**power), x * 2.0**power)
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=20), st.sampled_from(["e4m3", "e5m2"]))
+@settings(max_examples=100, deadline=None)
+def test_fp8_errors_are_relative(row: list[float], name: str) -> None:
+    x = torch.tensor([row]).double()
+    wrong = (sent(f"fp8({name})", x.float()).double() - x).abs()
+    share, floor = (2**-4, 2**-10 / 448) if name == "e4m3" else (2**-3, 2**-17 / 57344)
+    assert (wrong <= (1 + 2**-6) * torch.maximum(share * x.abs(), floor * x.abs().max()) + 1e-37).all()
+
+
+# ------------------------------------------------------------------ blockwise
+def test_the_dynamic_map() -> None:
+    found = blockwise.dynamic_map()
+    assert len(set(found.tolist())) == 256
+    assert {0.0, 1.0} <= set(found.tolist())
+    assert np.array_equal(np.sort(-found[(found != 0) & (found != 1)]), found[(found != 0) & (found != 1)])
+    assert np.diff(found).max() == pytest.approx(2 * blockwise.HALF_GAP)
+    # 2**i numbers of each sign in the decade that ends with 10**(i - 6)
+    for i in range(7):
+        assert ((found > 10.0 ** (i - 7)) & (found < 10.0 ** (i - 6))).sum() == 2**i
+
+
+def test_every_value_goes_to_the_nearest_of_the_map() -> None:
+    x = torch.cat([normal(20_000).tanh(), 10.0 ** (-9 * torch.rand(20_000, generator=torch.Generator().manual_seed(1)))])
+    x[0] = 1.0  # the absmax, so that nothing is rescaled
+    decoded = sent("blockwise-8(block=40000)", x).double().numpy()
+    wide, found = x.double().numpy(), blockwise.dynamic_map()
+    nearest = np.abs(wide[:, None] - found[None, :]).min(1)
+    assert np.all(np.abs(decoded - wide) <= nearest + 1e-7 * np.abs(wide) + 1e-12)
+
+
+def test_blocks_run_over_the_ends_of_rows() -> None:
+    x = torch.ones(3, 5)
+    x[1, 2] = 100.0  # value 7
+    decoded = sent("blockwise-8(block=4)", x)
+    assert ((decoded - 1).abs() > 1e-3).view(-1).nonzero().view(-1).tolist() == [4, 5, 6, 7]
+    assert memoryview(make("blockwise-8(block=4)", FORWARD).encode(x, SLOT)).nbytes == 12 + 4 * 4 + 15
+
+
+# ------------------------------------------------------------------ fixed point
+@given(rows=st.integers(1, 20), width=st.integers(1, 20), number=st.integers(2, 8), seed=st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_a_channel_has_its_own_scale(rows: int, width: int, number: int, seed: int) -> None:
+    x = normal(rows, width, seed=seed) * 10.0 ** (torch.arange(width) % 11 - 8.0)
+    payload = bytes(make(f"acsgd({number})", FORWARD).encode(x, SLOT))
+    planes = sum(-(-rows * width * part // 8) for part in (1, 2, 4, 8) if number & part)
+    assert len(payload) == 12 + 2 * width + planes
+    decoded = make(f"acsgd({number})", FORWARD).decode(payload, SLOT)
+    step = x.abs().amax(0) / 2 ** (number - 1)
+    clipped = (x - step * (2 ** (number - 1) - 1)).clamp_min(0)
+    assert ((decoded - x).abs() <= torch.maximum(step / 2 * (1 + 2**-7), clipped) * (1 + 1e-4) + 1e-30).all()
+
+
+def test_fixed_point_clips_the_positive_extreme_only() -> None:
+    x = torch.tensor([[1.0, -1.0], [0.0, 0.0]])
+    assert sent("acsgd(4)", x).tolist() == [[0.875, -1.0], [0.0, 0.0]]
+
+
+def test_fixed_point_depends_on_the_micro_batch() -> None:
+    x = normal(8, 16)
+    assert not torch.equal(sent("acsgd", x)[:4], sent("acsgd", x[:4]))
+    assert torch.equal(sent("int4", x)[:4], sent("int4", x[:4]))
+
+
+# ------------------------------------------------------------------ rotation
+@pytest.mark.parametrize("size", [1, 2, 4, 32, 64, 256])
+def test_the_matrix_is_orthonormal_and_its_own_inverse(size: int) -> None:
+    found = hadamard.matrix(size).double()
+    assert torch.equal(found, found.T)
+    assert torch.allclose(found @ found, torch.eye(size, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(found.abs(), torch.full_like(found, size**-0.5), rtol=1e-6)
+
+
+@given(st.lists(st.integers(0, 5), max_size=3), st.integers(0, 200), st.sampled_from([1, 2, 64, 128]))
+@settings(max_examples=60, deadline=None)
+def test_rotating_twice_is_the_identity(shape: list[int], width: int, size: int) -> None:
+    x = normal(*shape, width)
+    before = x.clone()
+    rotated = hadamard.rotate(x, size)
+    assert torch.equal(x, before)
+    assert torch.allclose(rotated.norm(dim=-1), x.norm(dim=-1), rtol=1e-5)
+    assert torch.allclose(hadamard.rotate(rotated, size), x, atol=1e-5)
+
+
+def test_rotation_spreads_an_outlier_and_adds_no_bytes() -> None:
+    x = normal(64, 256)
+    x[:, 7::64] = 60.0
+    plain, rotated = ((sent(text, x) - x).norm() for text in ("int4(group=64)", "hadamard(int4(group=64))"))
+    assert rotated < plain / 2
+    sizes = {memoryview(make(text, FORWARD).encode(x, SLOT)).nbytes for text in ("int4(group=64)", "hadamard(int4(group=64))")}
+    assert len(sizes) == 1
+
+
+def test_rotation_passes_on_what_the_inner_codec_remembers() -> None:
+    sender, receiver = make("hadamard(delta-int8)", FORWARD), make("hadamard(delta-int8)", FORWARD)
+    for step in range(3):
+        slot = Slot("train", step, 0, ())
+        receiver.decode(bytes(sender.encode(normal(4, 64, seed=step), slot)), slot)
+    assert isinstance(sender, Stateful)
+    assert isinstance(receiver, Stateful)
+    ours, theirs = sender.shared(), receiver.shared()
+    assert ours
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_tiles_must_be_powers_of_two() -> None:
+    with pytest.raises(SpecError, match="power of two"):
+        make("hadamard(int4, 48)", FORWARD)

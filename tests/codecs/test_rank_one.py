@@ -1,0 +1,78 @@
+"""One and two bits with rank-one scales, and low rank with coded factors: sizes from the formula, errors from the theory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from testbed.codecs.base import Context, Slot
+from testbed.codecs.make import make
+from testbed.errors import CodecError
+
+FORWARD = Context(0, 0, "forward")
+SLOT = Slot("train", 0, 0, (0,))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def through(text: str, x: Tensor) -> Tensor:
+    return make(text, FORWARD).decode(make(text, FORWARD).encode(x, SLOT), SLOT)
+
+
+@given(rows=st.integers(1, 40), width=st.integers(1, 70))
+@settings(max_examples=30, deadline=None)
+def test_bytes_follow_the_formula(rows: int, width: int) -> None:
+    x = normal(rows, width)
+    for text, bits in (("onebit", 1), ("twobit", 2)):
+        assert len(make(text, FORWARD).encode(x, SLOT)) == 12 + math.ceil(bits * rows * width / 8) + 2 * (rows + width)
+    rank = min(3, rows, width)
+    factors = sum(len(make("int4", FORWARD).encode(torch.ones(size, rank), SLOT)) for size in (rows, width))
+    assert len(make("lowrank(3, int4)", FORWARD).encode(x, SLOT)) == 12 + 8 + factors
+
+
+@pytest.mark.parametrize(("text", "lost"), [("onebit", 1 - 2 / math.pi), ("twobit", 0.1175)])
+def test_errors_on_scaled_normal_values_are_those_of_the_best_quantisers_of_so_many_levels(text: str, lost: float) -> None:
+    x = torch.exp(normal(256, 1, seed=1)) * torch.exp(normal(1, 384, seed=2)) * normal(256, 384, seed=3)
+    # Each row and column has its own size, which the rank-one scale is there to follow; weigh them alike.
+    size = torch.exp(normal(256, 1, seed=1)) * torch.exp(normal(1, 384, seed=2))
+    found = float(((through(text, x) - x) / size).square().mean())
+    assert lost * 0.98 < found < lost * 1.06
+
+
+@given(power=st.integers(-30, 29), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_signs_are_kept(power: int, seed: int) -> None:
+    x = normal(5, 9, seed=seed) * 10.0**power
+    for text in ("onebit", "twobit"):
+        decoded = through(text, x)
+        assert torch.equal(decoded.sign(), x.sign())
+
+
+def test_row_and_column_means_of_magnitudes_are_kept_by_one_bit() -> None:
+    x = normal(64, 48)
+    decoded = through("onebit", x)
+    for axis in (0, 1):
+        assert torch.allclose(decoded.abs().mean(axis), x.abs().mean(axis), rtol=2**-6)
+
+
+def test_a_matrix_of_low_rank_survives_to_the_error_of_its_coded_factors() -> None:
+    x = normal(96, 3, seed=1) @ normal(3, 80, seed=2)
+    exact = through("lowrank(3, fp32)", x)
+    assert (exact - x).norm() < 1e-4 * x.norm()
+    coded = through("lowrank(3, int8)", x)
+    assert 1e-4 * x.norm() < (coded - x).norm() < 0.03 * x.norm()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e31])
+def test_what_has_no_means_is_refused_by_name(bad: float) -> None:
+    x = normal(3, 4)
+    x[1, 2] = bad
+    with pytest.raises(CodecError, match="step=0"):
+        make("onebit", FORWARD).encode(x, SLOT)

@@ -1,0 +1,375 @@
+"""Sparsifiers: which values are kept, what goes over, and masks that serve both directions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from testbed.codecs import selection
+from testbed.codecs.base import Codec, Context, Slot
+from testbed.codecs.framing import header_bytes
+from testbed.codecs.make import make
+from testbed.codecs.positions import Form, Layout, Selection, kept_of, pack, unpack
+from testbed.codecs.sparse import TopK
+from testbed.errors import CodecError, SpecError
+from testbed.pipeline.boundary import Boundary
+
+FORWARD, BACKWARD = Context(7, 0, "forward"), Context(7, 0, "backward")
+FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index")
+
+
+def slot_at(step: int, microbatch: int = 0) -> Slot:
+    return Slot("train", step, microbatch, (microbatch,))
+
+
+FIRST = slot_at(0)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def through(text: str, x: Tensor, slot: Slot = FIRST, context: Context = FORWARD) -> Tensor:
+    return make(text, context).decode(bytes(make(text, context).encode(x, slot)), slot)
+
+
+def body_bits(text: str, x: Tensor, context: Context = FORWARD) -> float:
+    payload = memoryview(make(text, context).encode(x, slot_at(0)))
+    return 8 * (payload.nbytes - header_bytes(x.ndim)) / x.numel()
+
+
+# ------------------------------------------------------------------ positions
+@given(data=st.data(), rows=st.integers(1, 9), width=st.integers(1, 300), form=st.sampled_from(FORMS))
+@settings(max_examples=150, deadline=None)
+def test_positions_come_back_from_their_code(data: st.DataObject, rows: int, width: int, form: Form) -> None:
+    kept = data.draw(st.integers(1, width))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    columns = np.stack([np.sort(random.permutation(width)[:kept]) for _ in range(rows)])
+    positions = (columns + np.arange(rows)[:, None] * width).reshape(-1)
+    layout = Layout(rows, width, kept, form)
+    coded = np.zeros(layout.coded_bytes, np.uint8)
+    layout.write(positions, coded)
+    assert np.array_equal(layout.read(coded), positions)
+
+
+@given(rows=st.integers(1, 50), width=st.integers(1, 70_000), share=st.floats(1e-4, 1))
+@settings(max_examples=200, deadline=None)
+def test_the_smaller_form_is_the_smaller(rows: int, width: int, share: float) -> None:
+    kept = kept_of(share, width)
+    sizes = {form: Layout(rows, width, kept, form).coded_bytes for form in FORMS}
+    assert sizes["smaller"] == min(sizes.values())
+    assert 1 <= kept <= width
+    if kept == width:
+        assert sizes["index"] == sizes["bitmap"] == 0
+    else:
+        assert sizes["index"] == rows * kept * (1 if width <= 256 else 2 if width <= 65536 else 4)
+        assert sizes["bitmap"] == (rows * width + 7) // 8
+
+
+@given(data=st.data(), rows=st.integers(1, 6), width=st.integers(1, 40), values=st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_the_largest_are_chosen_and_of_equals_the_first(data: st.DataObject, rows: int, width: int, values: int) -> None:
+    kept = data.draw(st.integers(1, width))
+    drawn = data.draw(st.lists(st.integers(0, values), min_size=rows * width, max_size=rows * width))
+    keys = np.array(drawn, np.float32).reshape(rows, width)
+    order = np.sort(np.argsort(-keys, axis=1, kind="stable")[:, :kept], axis=1)
+    wanted = (order + np.arange(rows)[:, None] * width).reshape(-1)
+    selection = Selection()
+    assert np.array_equal(selection.largest(keys, kept), wanted)
+    assert np.array_equal(selection.largest(keys.astype(np.uint32), kept), wanted)
+    assert np.array_equal(selection.largest(keys, kept), wanted)
+
+
+def test_codes_that_no_encoder_writes_are_refused() -> None:
+    bitmap, index = Layout(2, 9, 3, "bitmap"), Layout(2, 300, 3, "index")
+
+    def mapped(*positions: int) -> Any:
+        return pack(np.array(positions), 18)
+
+    assert bitmap.read(mapped(0, 1, 8, 9, 10, 17)).tolist() == [0, 1, 8, 9, 10, 17]
+    for wrong in (mapped(0, 1, 8, 9, 10), mapped(0, 1, 2, 8, 9, 17), mapped(0, 1, 9, 10, 11, 17), mapped(*range(7))):
+        with pytest.raises(CodecError):
+            bitmap.read(wrong)
+    with pytest.raises(CodecError, match="behind the last"):
+        unpack(np.array([255, 255, 255], np.uint8), 18)
+
+    def listed(*columns: int) -> Any:
+        return np.array(columns, "<u2").view(np.uint8)
+
+    assert index.read(listed(0, 5, 299, 1, 2, 3)).tolist() == [0, 5, 299, 301, 302, 303]
+    for out in (listed(0, 5, 300, 1, 2, 3), listed(0, 0, 1, 1, 2, 3), listed(5, 4, 6, 1, 2, 3), listed(0, 1, 2, 1, 2, 65535)):
+        with pytest.raises(CodecError):
+            index.read(out)
+
+
+# ------------------------------------------------------------------ bytes
+def test_bits_a_value_are_those_of_the_literature() -> None:
+    x = normal(1, 1024, 4096)
+    k = round(0.1 * 4096)
+    assert body_bits("topk(0.1, index)", x) == 32 * k / 4096 == pytest.approx(3.2, abs=0.01)
+    assert body_bits("topk(0.1, bitmap)", x) == 16 * k / 4096 + 1 == pytest.approx(2.6, abs=0.01)
+    assert body_bits("topk(0.1)", x) == body_bits("topk(0.1, bitmap)", x)
+    assert body_bits("topk(0.01)", x) == body_bits("topk(0.01, index)", x)
+    assert body_bits("mask(0.05)", x) == 16 * round(0.05 * 4096) / 4096 == pytest.approx(0.8, abs=0.01)
+    assert body_bits("randk(0.05)", x) == body_bits("mask(0.05)", x)
+    assert body_bits("columns(0.1)", x) == 16 * k / 4096 + 1 / 1024
+    assert body_bits("topk(0.1, tensor, bitmap)", x) == pytest.approx(2.6, abs=1e-5)
+    assert body_bits("topk(0.001, tensor)", x) == pytest.approx(0.001 * (16 + 32), rel=1e-3)
+    back, _ = paired("topk-shared(0.1)", x)
+    payload = memoryview(back.encode(x, slot_at(0)))
+    assert 8 * (payload.nbytes - header_bytes(3)) / x.numel() == 16 * k / 4096 == pytest.approx(1.6, abs=0.01)
+
+
+# ------------------------------------------------------------------ top-k
+@given(
+    shape=st.lists(st.integers(1, 20), min_size=0, max_size=3),
+    share=st.floats(0.01, 1),
+    per=st.sampled_from(["token", "tensor"]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_other_choice_of_as_many_has_a_smaller_error(shape: list[int], share: float, per: str, seed: int) -> None:
+    x = normal(*shape, seed=seed)
+    decoded = through(f"topk({share}, {per}, fp32)", x)
+    rows = x.reshape(1, -1) if per == "tensor" or not shape else x.reshape(-1, shape[-1])
+    k = kept_of(share, rows.shape[1])
+    found = decoded.reshape(rows.shape)
+    assert bool(((found == rows) | (found == 0)).all())
+    assert bool(((found != 0).sum(1) == k).all())
+    best = rows.square().double().sum() - rows.square().double().topk(k, dim=1).values.sum()
+    assert (found - rows).square().double().sum() == pytest.approx(best.item(), rel=1e-9, abs=1e-12)
+
+
+def test_equal_magnitudes_are_kept_from_the_front() -> None:
+    assert through("topk(0.5)", torch.tensor([[1.0, -1, 1, -1, 1, 2]])).tolist() == [[1, -1, 0, 0, 0, 2]]
+    assert through("topk(0.5)", torch.zeros(3, 8)).tolist() == torch.zeros(3, 8).tolist()
+
+
+def test_bf16_and_its_fp32_copy_are_the_same_message() -> None:
+    x = normal(16, 96).to(torch.bfloat16)
+    ours, wide = (make("topk(0.1)", FORWARD) for _ in range(2))
+    assert bytes(ours.encode(x, slot_at(0))) == bytes(wide.encode(x.float(), slot_at(0)))
+
+
+@pytest.mark.parametrize("text", ["topk(0.25)", "columns(0.25)", "mask(0.25)", "topk-shared(0.25)"])
+def test_the_largest_numbers_stay_finite(text: str) -> None:
+    x = torch.full((4, 8), torch.finfo(torch.float32).max)
+    decoded = through(text, x)
+    assert bool(torch.isfinite(decoded).all())
+    kept = decoded[decoded != 0]
+    assert kept.numel() == 8
+    assert bool(((kept.double() - x[0, 0].double()).abs() <= 2**-7 * x[0, 0].double()).all())
+
+
+def test_a_scaled_value_beyond_fp32_is_refused() -> None:
+    with pytest.raises(CodecError, match="scale=none"):
+        make("randk(0.25)", FORWARD).encode(torch.full((4, 8), 3e38), slot_at(0))
+
+
+@pytest.mark.parametrize("text", ["topk(0.5)", "topk(0.5, fp32)", "mask(0.5)"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_is_not_decoded(text: str, bad: float) -> None:
+    codec = make(text, FORWARD)
+    payload = bytearray(codec.encode(torch.ones(2, 4), slot_at(0)))
+    dtype = torch.float32 if "fp32" in text else torch.bfloat16
+    value = torch.tensor([bad]).to(dtype).view(torch.uint8).numpy().tobytes()
+    payload[header_bytes(2) : header_bytes(2) + len(value)] = value
+    with pytest.raises(CodecError, match="NaN"):
+        codec.decode(payload, slot_at(0))
+
+
+# ------------------------------------------------------------------ drawn places
+@given(
+    width=st.integers(1, 60),
+    share=st.floats(0.01, 1),
+    per=st.sampled_from(["token", "channels"]),
+    step=st.integers(0, 50),
+    name=st.sampled_from(["randk", "mask"]),
+)
+@settings(max_examples=100, deadline=None)
+def test_each_token_keeps_the_same_number(width: int, share: float, per: str, step: int, name: str) -> None:
+    x = normal(7, width).abs() + 1
+    kept = through(f"{name}({share}, {per})", x, slot_at(step)) != 0
+    assert bool((kept.sum(1) == kept_of(share, width)).all())
+    assert per == "token" or bool((kept == kept[0]).all())
+
+
+def test_places_depend_on_the_slot_and_the_place() -> None:
+    x = torch.ones(8, 64)
+    masks = [through("randk(0.5)", x, slot_at(*at)) != 0 for at in ((0, 0), (1, 0), (0, 1))]
+    masks.append(through("randk(0.5)", x, slot_at(0), BACKWARD) != 0)
+    masks.append(through("randk(0.5)", x, slot_at(0), Context(8, 0, "forward")) != 0)
+    assert len({mask.numpy().tobytes() for mask in masks}) == len(masks)
+    assert all(0.4 < float((one != masks[0]).float().mean()) < 0.6 for one in masks[1:])
+    assert bool((masks[0][0] != masks[0][1]).any())
+
+
+def test_every_place_is_as_likely_as_any_other() -> None:
+    x, count = torch.ones(64, 24), 200
+    kept = sum((through("mask(0.25)", x, slot_at(step)) != 0).double().sum(0) for step in range(count))
+    expected, sigma = 64 * count * 0.25, (64 * count * 0.25 * 0.75) ** 0.5
+    assert bool(((cast(Tensor, kept) - expected).abs() < 5 * sigma).all())
+
+
+def test_bf16_rounding_adds_no_bias_to_rand_k() -> None:
+    x = normal(32, 64)
+    count = 600
+    errors = torch.stack([through("randk(1.0)", x, slot_at(step)).double() - x for step in range(count)])
+    assert bool((errors.abs() <= 2**-7 * x.abs()).all())
+    steps = torch.exp2(x.abs().log2().floor() - 7).double()
+    # A rounding's standard deviation is at most half a step; the nearest would be wrong by up to half a step in the mean.
+    assert bool((errors.mean(0).abs() <= 5 * steps / 2 / count**0.5).all())
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1.0), ("inverse", 4.0), ("rms", 2.0)])
+def test_scales(scale: str, factor: float) -> None:
+    decoded = through(f"mask(0.25, scale={scale})", torch.ones(3, 16))
+    assert sorted(set(decoded.flatten().tolist())) == [0.0, factor]
+
+
+def test_the_keyed_mask_is_the_same_in_both_directions() -> None:
+    x, gradient = normal(2, 8, 64).abs() + 1, normal(2, 8, 64, seed=1).abs() + 1
+    forward = through("mask(0.1)", x, slot_at(3))
+    backward = through("mask(0.1)", gradient, slot_at(3), BACKWARD)
+    assert torch.equal(forward != 0, backward != 0)
+    again = through("mask(0.1)", gradient, slot_at(4), BACKWARD)
+    assert not torch.equal(backward != 0, again != 0)
+
+
+# ------------------------------------------------------------------ columns
+def test_the_columns_of_the_largest_norm_are_kept_whole() -> None:
+    x = normal(2, 16, 40)
+    found = through("columns(0.2, fp32)", x)
+    norms = x.double().square().sum((0, 1))
+    kept = norms.topk(8).indices
+    wanted = torch.zeros_like(x)
+    wanted[..., kept] = x[..., kept]
+    assert torch.equal(found, wanted)
+
+
+def test_norms_of_huge_columns_do_not_overflow() -> None:
+    x = torch.ones(4, 4) * torch.tensor([1e30, 3e30, 2e30, 1.0])
+    assert (through("columns(0.5)", x)[0] != 0).tolist() == [False, True, True, False]
+
+
+# ------------------------------------------------------------------ one mask for both directions
+def paired(text: str, x: Tensor, slot: Slot = FIRST) -> tuple[Codec, Codec]:
+    """(the gradient's encoder, its decoder) after the activations of the slot have passed."""
+    upper, lower = make(text, FORWARD), make(text, FORWARD)
+    lower.decode(bytes(upper.encode(x, slot)), slot)
+    encoder, decoder = make(text, BACKWARD), make(text, BACKWARD)
+    cast(Any, encoder).pair(lower)
+    cast(Any, decoder).pair(upper)
+    return encoder, decoder
+
+
+@pytest.mark.parametrize("name", ["topk-shared(0.1, fp32)", "topk-shared(0.1, tensor, fp32)", "columns(0.1, fp32)"])
+def test_what_comes_back_is_the_gradient_of_masking(name: str) -> None:
+    x = normal(2, 8, 64).requires_grad_()
+    gradient = normal(2, 8, 64, seed=9)
+    mask = through(name, x) != 0
+    (x * mask).backward(gradient)
+    encoder, decoder = paired(name, x)
+    decoded = decoder.decode(bytes(encoder.encode(gradient, slot_at(0))), slot_at(0))
+    assert x.grad is not None
+    assert torch.equal(decoded, x.grad)
+
+
+def test_gradients_of_several_micro_batches_go_by_their_own_masks() -> None:
+    upper, lower = make("topk-shared(0.2, fp32)", FORWARD), make("topk-shared(0.2, fp32)", FORWARD)
+    encoder, decoder = make("topk-shared(0.2, fp32)", BACKWARD), make("topk-shared(0.2, fp32)", BACKWARD)
+    cast(Any, encoder).pair(lower)
+    cast(Any, decoder).pair(upper)
+    for step in range(3):
+        masks = []
+        for part in range(4):
+            x = normal(6, 20, seed=10 * step + part)
+            masks.append(lower.decode(bytes(upper.encode(x, slot_at(step, part))), slot_at(step, part)) != 0)
+        for part in (3, 0, 2, 1):
+            slot = slot_at(step, part)
+            decoded = decoder.decode(bytes(encoder.encode(torch.ones(6, 20), slot)), slot)
+            assert torch.equal(decoded != 0, masks[part])
+    assert set(cast(Any, upper).shared()) == {f"train {part} mask" for part in range(4)}
+
+
+def test_a_gradient_without_its_activations_is_refused() -> None:
+    encoder, decoder = paired("topk-shared(0.1)", normal(4, 20))
+    payload = bytes(encoder.encode(normal(4, 20), slot_at(0)))
+    for slot in (slot_at(1), slot_at(0, 1), Slot("evaluation", 0, 0, ())):
+        with pytest.raises(CodecError, match="did not pass"):
+            encoder.encode(normal(4, 20), slot)
+        with pytest.raises(CodecError, match="did not pass"):
+            decoder.decode(payload, slot)
+    with pytest.raises(CodecError, match="shape"):
+        encoder.encode(normal(20, 4), slot_at(0))
+    with pytest.raises(CodecError, match="not paired"):
+        make("topk-shared(0.1)", BACKWARD).encode(normal(4, 20), slot_at(0))
+
+
+def test_only_a_codec_that_keeps_its_mask_can_be_paired_with() -> None:
+    backward = make("topk-shared(0.1)", BACKWARD)
+    with pytest.raises(SpecError, match="must be the same"):
+        cast(Any, backward).pair(make("topk(0.1)", FORWARD))
+
+
+@pytest.mark.parametrize("wrong", ["fwd=int8, bwd=topk-shared(0.1)", "fwd=topk(0.1), bwd=ef(columns(0.1))"])
+def test_a_mask_that_there_is_not_is_found_out_before_anything_is_made(wrong: str) -> None:
+    with pytest.raises(SpecError, match=r"name .* for both"):
+        selection.read(wrong)
+    selection.read("fwd=ef(topk-shared(0.1)), bwd=topk-shared(0.1)")
+    selection.read("fwd=topk-shared(0.1), bwd=int8")
+
+
+def test_wrappers_pass_the_mask_on() -> None:
+    text = "ef(topk-shared(0.1, fp32))"
+    x = normal(4, 40)
+    encoder, decoder = paired(text, x)
+    decoded = decoder.decode(bytes(encoder.encode(torch.ones(4, 40), slot_at(0))), slot_at(0))
+    assert torch.equal(decoded != 0, through(text, x) != 0)
+
+
+def test_masks_go_on_from_a_saved_state() -> None:
+    text, x = "topk-shared(0.1)", normal(4, 40)
+    upper, later = make(text, FORWARD), make(text, FORWARD)
+    upper.encode(x, slot_at(0))
+    cast(Any, later).load(cast(Any, upper).state())
+    decoder = make(text, BACKWARD)
+    cast(Any, decoder).pair(later)
+    encoder, _ = paired(text, x)
+    assert int((decoder.decode(bytes(encoder.encode(torch.ones(4, 40), slot_at(0))), slot_at(0)) != 0).sum()) == 16
+    cast(Any, later).reset()
+    with pytest.raises(CodecError):
+        decoder.decode(bytes(encoder.encode(torch.ones(4, 40), slot_at(0))), slot_at(0))
+    for wrong in ({}, {"masks": [("train", 0, 0, (4, 40), torch.zeros(3, dtype=torch.uint8))]}):
+        with pytest.raises(CodecError):
+            cast(Any, later).load(wrong)
+
+
+@pytest.mark.parametrize("side", ["upstream", "downstream"])
+def test_a_boundary_pairs_its_two_codecs(side: Any) -> None:
+    end = Boundary(
+        side, index=0, seed=7, make=lambda context: make("topk-shared(0.1)", context), connection=cast(Any, None), timeout_s=1
+    )
+    forward, backward = (end._encoder, end._decoder) if side == "downstream" else (end._decoder, end._encoder)
+    forward.encode(normal(4, 40), slot_at(0))
+    assert len(memoryview(backward.encode(normal(4, 40, seed=1), slot_at(0)))) == header_bytes(2) + 4 * 4 * 2
+
+
+def test_shares_are_checked() -> None:
+    for wrong in ("topk(0)", "topk(1.5)", "mask(-0.1)", "topk"):
+        with pytest.raises(SpecError):
+            make(wrong, FORWARD)
+
+
+def test_buffers_are_used_again_without_a_trace() -> None:
+    codec = TopK(FORWARD, share=0.2)
+    first = bytes(codec.encode(normal(8, 32), slot_at(0)))
+    codec.encode(normal(8, 32, seed=5), slot_at(1))
+    codec.encode(normal(3, 7, seed=5), slot_at(1))
+    assert bytes(codec.encode(normal(8, 32), slot_at(0))) == first

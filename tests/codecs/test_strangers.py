@@ -1,0 +1,114 @@
+"""The kit on a stranger's codecs: one that keeps the rules passes everything, and each broken one fails at what it breaks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from testbed.codecs.check.findings import Finding
+from testbed.codecs.check.same import same
+from testbed.codecs.check.size import formula
+from testbed.codecs.check.subject import subject_of
+from testbed.codecs.check.suite import CHECKS, ask, check
+
+BROKEN = {
+    "LiesAboutItsBytes": "bytes as the formula says",
+    "HidesTheTensor": "nothing hidden, both ends alike",
+    "OpenLoop": "nothing hidden, both ends alike",
+    "KeepsBf16": "fresh fp32 tensor out",
+    "DrawsFromTheGlobalGenerator": "deterministic",
+    "CountsInTheClass": "deterministic",
+    "ChangesItsInput": "ownership",
+    "UsesItsPayloadAgain": "ownership",
+    "LiesInTheReceiveBuffer": "ownership",
+    "NeedsAnAlignedBuffer": "payload at any address",
+    "BoundTooTight": "its law",
+    "RoundsDown": "its law",
+    "KeepsHalf": "its law",
+    "OwesMoreAndMore": "its law",
+    "NoProjection": "its law",
+    "RefusesFlatTensors": "odd tensors",
+    "SwallowsNan": "NaN and infinity",
+    "TakesAnyType": "unfit tensors",
+    "ForgetsToSayThatItRemembers": "no hidden memory",
+    "LendsItsState": "state saved and loaded",
+    "DriftsSilently": "lost frame, then reset",
+    "MixesThePhases": "evaluation apart",
+    "ForgetsOnErrors": "errors change nothing",
+    "TakesHostileBytesToHeart": "hostile bytes",
+    "TrustsItsHeader": "hostile bytes",
+    "StumblesOverShortBytes": "hostile bytes",
+    "TakesItsTime": "hostile bytes",
+    "IsSlow": "cost",
+}
+
+
+def asked(name: str, which: str) -> Finding:
+    found = next(one for one in CHECKS if one.name == which)
+    return ask(found, subject_of(f"strangers:{name}", "forward"))
+
+
+def test_a_stranger_who_keeps_the_rules_passes() -> None:
+    found = list(check("strangers:Good"))
+    assert [one for one in found if one.verdict == "FAIL"] == []
+    assert {one.direction for one in found} == {"forward", "backward"}
+    assert sum(one.verdict == "PASS" for one in found) >= 2 * (len(CHECKS) - 7)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_codec_fails_where_it_is_broken(name: str) -> None:
+    found = asked(name, BROKEN[name])
+    assert found.verdict == "FAIL", found.detail
+
+
+def test_messages_say_what_was_seen() -> None:
+    assert "not in the payload" in asked("HidesTheTensor", "nothing hidden, both ends alike").detail
+    assert "memory aside on their word" in asked("TrustsItsHeader", "hostile bytes").detail
+    assert "not a CodecError: error: unpack_from" in asked("StumblesOverShortBytes", "hostile bytes").detail
+    assert "processor time" in asked("TakesItsTime", "hostile bytes").detail
+    assert "payload_bytes says" in asked("LiesAboutItsBytes", "bytes as the formula says").detail
+
+
+@pytest.mark.parametrize(("name", "status"), [("Good", 0), ("SwallowsNan", 1), ("Missing", 2)])
+def test_the_program(name: str, status: int) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "testbed.codecs.check", f"strangers:{name}"],
+        cwd=Path(__file__).parent,
+        env={
+            "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}",
+            "OMP_NUM_THREADS": "1",
+            "PATH": "/usr/bin:/bin",
+        },
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert found.returncode == status, found.stdout + found.stderr
+    if status == 0:
+        assert "FAIL" not in found.stdout
+        assert "checks passed" in found.stdout
+    elif status == 1:
+        assert "NaN and infinity" in found.stdout
+    else:
+        assert "Missing" in found.stderr
+
+
+def test_formulas() -> None:
+    names = {"d": 64.0, "bits": 4.0}
+    assert formula("bits + 16/d", names) == 4.25
+    assert formula("ceil(log2(d)) * min(bits, 2)", names) == 12
+    assert formula("8 + 32/unknown", names) is None
+    assert formula("about 3, by the values", names) is None
+    assert formula("__import__('os')", names) is None
+
+
+def test_same_is_to_the_bit() -> None:
+    nan = torch.tensor([float("nan"), 0.0])
+    assert same({"a": [nan, (1, 2.0)]}, {"a": [nan.clone(), (1, 2.0)]})
+    assert not same(torch.tensor([0.0]), torch.tensor([-0.0]))
+    assert not same(torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16))
+    assert not same({"a": 1}, {"a": 1, "b": 2})

@@ -1,0 +1,99 @@
+"""The table against the classes that it names: what it says can be made, in both directions, from every text that it allows."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from testbed.codecs import docs, recipe, table
+from testbed.codecs.base import Context, ModelCodec, Paired, Slot
+from testbed.codecs.entry import REQUIRED, Entry
+from testbed.codecs.make import make
+
+ENTRIES = [pytest.param(entry, id=entry.name) for entry in table.CODECS.values()]
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_no_name_twice() -> None:
+    assert sum(map(len, table.LISTS)) == len(table.CODECS)
+    assert all(name == entry.name for name, entry in table.CODECS.items())
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_text_has_one_meaning(entry: Entry) -> None:
+    names = [one.name for one in entry.parameters]
+    words = Counter(word for one in entry.parameters for word in one.choices)
+    assert len(set(names)) == len(names)
+    assert all(count == 1 for count in words.values())
+    for one in entry.parameters:
+        assert one.doc
+        if one.choices:
+            assert one.kind == "word"
+            assert one.default is REQUIRED or one.default in one.choices
+        if one.kind in ("int", "float") and one.default is not REQUIRED:
+            assert isinstance(one.default, int | float)
+            assert one.least is None or one.default >= one.least
+            assert one.most is None or one.default <= one.most
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_it_is_called_with_its_parameters(entry: Entry, direction: str) -> None:
+    kind = _named(entry.forward if direction == "forward" else entry.backward)
+    inspect.signature(kind).bind(None, **{one.name: None for one in entry.parameters})
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_its_example_can_be_made(entry: Entry, direction: Any) -> None:
+    text = recipe.example(entry)
+    found = recipe.read(text)
+    assert recipe.read(found.text) == found
+    assert math.isfinite(found.nominal_bits)
+    assert found.nominal_bits > 0
+    codec = make(text, Context(1, 0, direction))
+    assert entry.hook is None or direction == "backward" or isinstance(codec, ModelCodec)
+
+
+@pytest.mark.parametrize("entry", [one for one in ENTRIES if table.CODECS[str(one.id)].hook is None])
+def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry: Entry) -> None:
+    """A first visit may cost more than later ones. Not of those that change the model: they are given narrower tensors."""
+    text, x = recipe.example(entry), torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
+    forward, backward = (make(text, Context(1, 0, direction)) for direction in ("forward", "backward"))
+    if isinstance(backward, Paired):
+        backward.pair(forward)
+    slots = [Slot("train", step, 0, tuple(range(8))) for step in range(2)]
+    first, later = (max(memoryview(codec.encode(x, slot)).nbytes for codec in (forward, backward)) for slot in slots)
+    nominal = recipe.read(text).nominal_bits * x.numel() / 8
+    assert 0.85 * min(first, later) < nominal < 1.15 * max(first, later)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_its_documentation_is_read_as_python_would(entry: Entry) -> None:
+    for path in (entry.forward, entry.backward):
+        found, kind = docs.read(path), _named(path)
+        assert found.of_module == inspect.getdoc(inspect.getmodule(kind))
+        assert found.of_class
+        assert not kind.__doc__ or found.of_class == inspect.getdoc(kind)
+
+
+def test_no_torch_for_texts_and_documentation() -> None:
+    code = (
+        "import sys; from testbed.codecs import docs, selection, table\n"
+        "for e in table.CODECS.values(): docs.read(e.forward), docs.read(e.backward)\n"
+        "selection.read('fwd=int8, bwd=bf16').nominal_bits\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,114 @@
+"""TAH-Quant: its bytes, its choices against a slow reading of the formulas, what rotation is worth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from testbed.codecs import groups, hadamard
+from testbed.codecs.base import Context, Slot
+from testbed.codecs.make import make
+from testbed.codecs.tah import Tah
+from testbed.errors import CodecError
+
+FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
+SLOT = Slot("train", 0, 0, ())
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("tile", "metadata"), [(32, 39), (64, 40)])
+def test_metadata_bits_a_tile(tile: int, metadata: int) -> None:
+    rows, tiles = 64, 40
+    size = memoryview(make(f"tah(tile={tile})", FORWARD).encode(normal(rows, tiles * tile), SLOT)).nbytes - 12
+    codes = rows * tiles * tile * 3.8
+    assert 8 * size - codes == metadata * rows * tiles
+
+
+@pytest.mark.parametrize(("tile", "bits"), [(64, 3.8 + 40 / 64), (32, 3.8 + 39 / 32)])
+def test_bits_per_element(tile: int, bits: float) -> None:
+    x = normal(128, 40 * tile)
+    payload = memoryview(make(f"tah(tile={tile})", FORWARD).encode(x, SLOT))
+    assert 8 * (payload.nbytes - 12) == pytest.approx(bits * x.numel(), rel=1e-12)
+    gradient = memoryview(make(f"tah(tile={tile})", BACKWARD).encode(x, SLOT))
+    assert 8 * (gradient.nbytes - 12) == (6 + 16 / tile) * x.numel()
+
+
+def _plan(x: Tensor, tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which tiles have 4 bits, which are rotated, and the pivots: the formulas, one tile at a time, in fp64."""
+    rows, width = x.shape
+    tiles = x.double().numpy().reshape(rows, width // tile, tile)
+    wide = np.zeros(tiles.shape[:2], bool)
+    rotated, pivot = wide.copy(), np.zeros(tiles.shape[:2], int)
+    for row in range(rows):
+        entropy = []
+        for at, one in enumerate(tiles[row]):
+            p = np.abs(one) / np.abs(one).sum()
+            entropy.append(-sum(float(v) * math.log(v) for v in p if v > 0))
+            a1, a2 = np.sort(np.abs(one))[::-1][:2]
+            if a1 > 2.0 * a2:
+                rotated[row, at], pivot[row, at] = True, int(np.abs(one).argmax())
+        wide[row, np.argsort(entropy)[::-1][: math.ceil(0.8 * len(entropy))]] = True
+    return wide, rotated, pivot
+
+
+def test_choices_follow_the_formulas() -> None:
+    x = normal(20, 12 * 32)
+    x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.02] *= 8
+    codec = Tah(FORWARD, tile=32)
+    of = codec._layout(tuple(x.shape))
+    plan = codec._plan(groups.split(x, of), of, SLOT)
+    wide, rotated, pivot = _plan(x, 32)
+    assert np.array_equal(plan.wide.view(20, 12).numpy(), wide)
+    assert np.array_equal(plan.rotated.view(20, 12).numpy(), rotated)
+    assert np.array_equal(plan.pivot.view(20, 12).numpy(), pivot)
+    assert 0 < rotated.sum() < rotated.size
+    tile = x.view(-1, 32)[plan.rotated][0].clone()
+    at = int(plan.pivot[plan.rotated][0])
+    tile[[0, at]] = tile[[at, 0]]
+    assert torch.allclose(plan.x[plan.rotated][0], tile @ hadamard.matrix(32), atol=1e-5)
+
+
+@given(rows=st.integers(1, 4), width=st.integers(1, 150), tile=st.sampled_from([1, 2, 8, 32, 64]), seed=st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_tiles_of_any_width_stay_within_the_bound(rows: int, width: int, tile: int, seed: int) -> None:
+    x = normal(rows, width, seed=seed) ** 5
+    codec = Tah(FORWARD, tile=tile)
+    decoded = codec.decode(bytes(codec.encode(x, SLOT)), SLOT)
+    assert ((decoded - x).abs() <= codec.bound(x) + 1e-30).all()
+    assert memoryview(codec.encode(x, SLOT)).nbytes == codec.payload_bytes((rows, width))
+
+
+def test_rotation_is_worth_its_while_on_tiles_with_one_outlier_and_not_done_on_others() -> None:
+    x = normal(64, 768)
+    never, gated = Tah(FORWARD, tau=1e9), Tah(FORWARD)
+    assert torch.equal(never.decode(never.encode(x, SLOT), SLOT), gated.decode(gated.encode(x, SLOT), SLOT))
+    x[:, 5::64] = 40.0
+    wrong = [float((codec.decode(codec.encode(x, SLOT), SLOT) - x).norm()) for codec in (never, gated)]
+    assert wrong[1] < wrong[0] / 1.5
+
+
+def test_all_or_none_at_four_bits() -> None:
+    x = normal(8, 256)
+    for share, bits in ((1, 4), (0, 3)):
+        codec = Tah(FORWARD, share=share)
+        payload = codec.encode(x, SLOT)
+        assert 8 * (memoryview(payload).nbytes - 12) == x.numel() * bits + 40 * 32
+        assert ((codec.decode(payload, SLOT) - x).abs() <= codec.bound(x)).all()
+
+
+def test_another_number_of_tiles_at_four_bits_is_refused() -> None:
+    codec = Tah(FORWARD)
+    payload = bytearray(codec.encode(normal(8, 320), SLOT))
+    flags = 12 + 40 * 4 + 32 * 64 * 4 // 8 + 8 * 64 * 3 // 8  # header, steps and offsets, codes
+    payload[flags] ^= 1
+    with pytest.raises(CodecError, match="metadata"):
+        codec.decode(payload, SLOT)

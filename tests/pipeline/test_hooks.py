@@ -1,0 +1,210 @@
+"""Codecs that change the model, in stages of a real one in threads over loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_stage import TOKENS, Result, ToyBatch, ToyData, a_cell, train
+
+from testbed.codecs.base import Codec, Context
+from testbed.codecs.constrain import outside
+from testbed.codecs.make import make
+from testbed.codecs.subspace import Subspace, SubspaceHook
+from testbed.errors import SpecError
+from testbed.spec import Cell, WorkloadSpec
+from testbed.workloads import table
+from testbed.workloads.build import build
+
+CODECS = [
+    "subspace(4, fp32)",
+    "subspace(4, reparametrised)",
+    "subspace(4, grassmann, every=16)",
+    "subspace-free",
+    "mapl(4)",
+    "bottleneck(4)",
+    "bottleneck(4, maxout, inner=bf16)",
+    "autoencoder(4)",
+    "resbm(4)",
+    "fwd=autoencoder(4), bwd=int8",
+]
+WIDTH = 32
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for family in ("gpt2", "llama"):
+        tiny = dataclasses.replace(table.SIZES[f"{family}-nano"], layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS)
+        monkeypatch.setitem(table.SIZES, f"{family}-tiny", tiny)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cell_of(stages: int, *, family: Any = "gpt2", recompute: bool = False, **training: Any) -> Cell:
+    cell = a_cell(stages, **training)
+    pipeline = cell.pipeline.model_copy(update={"recompute": recompute})
+    workload = cell.workload.model_copy(update={"model": f"{family}-tiny", "family": family})
+    optimiser = cell.optimiser.model_copy(update={"clip_norm": 1.0})
+    return cell.model_copy(update={"pipeline": pipeline, "workload": workload, "optimiser": optimiser})
+
+
+class Counting(ToyData):
+    """Text in which each token is the one before and 3: something to learn."""
+
+    def train(self, step: int, microbatch: int, microbatches: int) -> ToyBatch:
+        drawn = super().train(step, microbatch, microbatches)
+        text = (drawn.inputs[:, :1] + 3 * torch.arange(drawn.inputs.shape[1] + 1)) % TOKENS
+        return drawn._replace(inputs=text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
+
+
+def model_of(spec: WorkloadSpec) -> Callable[[int, int], Any]:
+    return lambda stage, stages: build(spec, stage=stage, stages=stages, seed=5, vocabulary=TOKENS)
+
+
+def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
+    def one(context: Context) -> Codec:
+        instance = make(codec, context)
+        if made is not None:
+            made.append(instance)
+        return instance
+
+    return train(cell, one, data=lambda stage: Counting(), model=model_of(cell.workload))
+
+
+@pytest.mark.parametrize(
+    ("codec", "family"), [*((codec, "gpt2") for codec in CODECS), *((codec, "llama") for codec in CODECS[:5])]
+)
+def test_it_learns_over_three_stages(codec: str, family: str) -> None:
+    found = run(codec, cell_of(3, family=family, steps=20, evaluate_every=10, evaluate_uncompressed=True))
+    assert found.errors == [None] * 3
+    losses = [loss for loss in found.losses() if loss is not None]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0] - (0.05 if "free" in codec else 0.2)
+    assert len(found.losses("uncompressed")) == 2
+
+
+@pytest.mark.parametrize("codec", ["subspace(4)", "subspace(4, reparametrised)"])
+def test_layers_that_compute_in_bf16_stay_near_enough_to_the_subspace(codec: str) -> None:
+    cell = cell_of(3, steps=12, evaluate_every=0)
+    cell = cell.model_copy(update={"workload": cell.workload.model_copy(update={"precision": "bf16"})})
+    found = run(codec, cell)
+    assert found.errors == [None] * 3
+    exact = run(codec, cell_of(3, steps=12, evaluate_every=0))
+    assert found.losses() == pytest.approx(exact.losses(), abs=0.2)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_schedule_recomputation_and_uncompressed_evaluations_do_not_touch_the_numbers(codec: str) -> None:
+    steps = 18 if "every=16" in codec else 4
+    kept = run(codec, cell_of(3, steps=steps, evaluate_every=0))
+    assert kept.errors == [None] * 3
+    changes = {"schedule": "gpipe", "recompute": True, "evaluate_every": 3, "evaluate_uncompressed": True}
+    other = run(codec, cell_of(3, steps=steps, **changes))
+    assert other.losses() == kept.losses()
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters, kept.parameters, strict=True))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_raw_bytes_are_those_of_the_hidden_states(codec: str) -> None:
+    cell = cell_of(3, steps=2)
+    found = run(codec, cell)
+    hidden = cell.workload.batch_size // 4 * cell.workload.sequence_length * WIDTH
+    for records in found.records:
+        frames = [frame for record in records if record.phase == "train" for frame in record.sent]
+        assert frames
+        assert {frame.raw_bytes for frame in frames} == {4 * hidden}
+
+
+class Whole(Subspace):
+    """The same constraint on the model, and hidden states as they are at the boundaries."""
+
+    def hook(self, model: Any, side: Any) -> SubspaceHook:
+        hook: Any = super().hook(model, side)
+        hook.send = hook.receive = lambda states, ids: states
+        return hook  # type: ignore[no-any-return]
+
+
+def test_training_in_the_subspace_is_training_the_constrained_model_without_a_codec() -> None:
+    text = "subspace(4, fp32, reparametrised)"
+    cell = cell_of(4, steps=8)
+
+    def whole(context: Context) -> Codec:
+        return Whole(context, ratio=4, inner=make("fp32", context), keep="reparametrised")
+
+    ours = run(text, cell)
+    theirs = train(cell, whole, data=lambda stage: Counting(), model=model_of(cell.workload))
+    assert ours.errors == theirs.errors == [None] * 4
+    assert ours.losses() == pytest.approx(theirs.losses(), rel=1e-4)
+    assert ours.losses()[0] == pytest.approx(theirs.losses()[0], rel=1e-6)
+    for found, expected in zip(ours.parameters, theirs.parameters, strict=True):
+        # AdamW makes steps of a size out of gradients that are rounding alone; few are
+        assert (found - expected).norm() <= 0.02 * expected.norm() + 1e-3
+    (sent,) = {frame.payload_bytes for frame in ours.records[0][0].sent}
+    (raw,) = {frame.payload_bytes for frame in theirs.records[0][0].sent}
+    assert (sent - 16) * 4 == raw - 16
+
+
+def test_the_basis_moves_at_all_stages_alike_and_the_weights_with_it() -> None:
+    still = run("subspace(4, grassmann, every=16)", cell_of(4, steps=16, evaluate_every=0))
+    found = run("subspace(4, grassmann, every=16)", cell_of(4, steps=18, evaluate_every=0))
+    assert found.errors == still.errors == [None] * 4
+    first, *others = [model.kept["subspace"].basis for model in found.models]
+    assert all(torch.equal(first, other) for other in others)
+    assert torch.allclose(first.T @ first, torch.eye(first.shape[1]), atol=1e-6)
+    before = still.models[0].kept["subspace"].basis
+    assert torch.linalg.matrix_norm(first @ first.T - before @ before.T) > 1e-3
+    for model in found.models[:-1]:
+        for part in model.writers():
+            assert outside(part.module.weight, first) < 1e-5
+    # The basis crossed each boundary upstream once, in bf16, and nothing else of the kind ever did.
+    for records in found.records[1:]:
+        sizes = [frame.payload_bytes for r in records if r.phase == "train" for frame in r.sent if frame.direction == "backward"]
+        plain = min(sizes)
+        assert sorted(set(sizes)) == [plain, plain + 2 * first.numel()]
+        assert sizes.count(plain + 2 * first.numel()) == 1
+
+
+def test_mapl_s_ends_hold_the_same_basis_which_costs_its_bytes_once_a_step() -> None:
+    made: list[Codec] = []
+    found = run("mapl(4, rate=1)", cell_of(2, steps=6, evaluate_every=3), made)
+    assert found.errors == [None, None]
+    ends = [hook for codec in made if (hook := getattr(codec, "own_load", None)) is not None]
+    one, other = (end.basis.detach() for end in ends)
+    sender = next(end for end in ends if end._sends)
+    assert torch.equal(one, other)
+    assert torch.allclose(one.T @ one, torch.eye(one.shape[1]), atol=1e-5)
+    assert sender._version == 6
+    basis_bytes = 2 * one.numel()
+    for phase, step, expected in (("train", 0, 0), ("train", 1, 1), ("train", 5, 1), ("evaluation", 3, 1)):
+        (record,) = (r for r in found.records[0] if (r.phase, r.step) == (phase, step))
+        sizes = [frame.payload_bytes for frame in record.sent]
+        assert sum(size - min(sizes) for size in sizes) == expected * basis_bytes
+    for record in found.records[1]:
+        if record.phase == "train":  # the receiver's part of the gradient, with the last of them
+            sizes = [frame.payload_bytes for frame in record.sent]
+            assert [size - min(sizes) for size in sizes] == [0, 0, 0, basis_bytes]
+
+
+def test_a_basis_that_does_not_get_across_is_an_error() -> None:
+    for codec, steps, message in (("fwd=subspace(4, grassmann, every=16), bwd=bf16", 18, "did not cross"),
+                                  ("fwd=mapl(4), bwd=bf16", 2, "did not come back")):  # fmt: skip
+        errors = run(codec, cell_of(2, steps=steps, evaluate_every=0)).errors
+        assert any(isinstance(error, SpecError) and message in str(error) for error in errors), errors
+
+
+def test_hidden_states_outside_the_subspace_are_an_error_with_advice() -> None:
+    errors = run("0: int8; rest: subspace", cell_of(3, steps=2)).errors
+    assert any(isinstance(error, SpecError) and "outside the subspace" in str(error) for error in errors), errors
+
+
+def test_a_model_codec_for_gradients_alone_is_an_error() -> None:
+    context = Context(0, 0, "backward")
+    for codec in ("fwd=fp32, bwd=subspace", "fwd=int8, bwd=bottleneck"):
+        backward: Any = make(codec, context)
+        with pytest.raises(SpecError, match="changes the model"):
+            backward.pair(make(codec, context._replace(direction="forward")))

@@ -1,0 +1,80 @@
+"""Codecs as an experiment says them: one meaning is one cell, mistakes are found before anything is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from synthetic import cell
+
+from testbed.codecs import table
+from testbed.errors import SpecError
+from testbed.sweep import plan
+from testbed.sweep.controller import expected_messages
+
+
+@pytest.fixture(scope="module")
+def default() -> plan.Experiment:
+    return plan.load_experiment("default")
+
+
+def cells(default: plan.Experiment, *texts: str, **choice: list[str]) -> list[tuple[str, str]]:
+    listed = ", ".join(f"'{text}'" for text in texts)
+    found = plan.cells(default, "relay", overrides=[f"codec=[{listed}]", "profile=cable"], **choice)
+    return [(one.codec, one.id) for one in found]
+
+
+def test_two_texts_for_the_same_codecs_are_one_cell(default: plan.Experiment) -> None:
+    found = cells(default, "int8", "int8( )", "rest: int8", "fwd=int8, bwd=int8", "0: int8; 1: int8", "0-1: int8")
+    assert found == [("int8", found[0][1])]
+    assert cells(default, "0: bf16; 1: int8") == cells(default, "1: int8; rest: bf16") == cells(default, "0: bf16; rest: int8")
+
+
+def test_a_cell_is_named_by_its_codec_within_what_a_folder_s_name_may_be(default: plan.Experiment) -> None:
+    ((text, name),) = cells(default, "bwd = bf16,fwd=  int8")
+    assert text == "fwd=int8, bwd=bf16"
+    assert name.startswith("fwd_int8_bwd_bf16-cable-")
+    ((_, long),) = cells(default, "json:JSONDecoder(" + ", ".join(f"word{i}" for i in range(60)) + ")")
+    assert re.fullmatch(r"[\w+-]+", long)
+    assert len(long) < 180
+
+
+def test_conditions_on_codecs_go_by_what_they_mean(default: plan.Experiment) -> None:
+    texts = ("int8", "fwd=int8, bwd=bf16")
+    ((text, _),) = cells(default, *texts, only=["codec='fwd=int8,bwd=bf16'"])
+    assert text == texts[1]
+    ((text, _),) = cells(default, *texts, exclude=["codec=rest:int8"])
+    assert text == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("2: int8; rest: bf16", "speaks of boundary 2; the pipeline has the boundaries 0 to 1"),
+        ("0: int8", "says nothing of boundary 1; name it, or say 'rest: CODEC'"),
+        ("fwd=int8", "character 1: bwd=CODEC is missing"),
+        ("fwd=int9, bwd=int8", "character 5: there is no codec 'int9'; did you mean 'int8'?"),
+        ("bf16(7)", "bf16 takes no arguments"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_started(default: plan.Experiment, text: str, says: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(says)):
+        cells(default, text)
+
+
+def test_what_measures_its_link_cannot_be_replayed(default: plan.Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    curious = dataclasses.replace(table.CODECS["bf16"], name="curious", measures=True)
+    monkeypatch.setitem(table.CODECS, "curious", curious)
+    choice = ["codec='fwd=curious, bwd=int8'", "profile=cable", "timing=full"]
+    assert len(plan.cells(default, "relay", overrides=choice)) == 1
+    with pytest.raises(SpecError, match="cannot be replayed"):
+        plan.cells(default, "relay", overrides=[*choice[:2], "timing=replay"])
+
+
+def test_links_are_certified_for_the_widest_of_a_cell_s_codecs() -> None:
+    mixed = cell("0: fwd=int8, bwd=bf16; rest: int8")
+    mixed = mixed.model_copy(update={"workload": mixed.workload.model_copy(update={"model": "gpt2-mini"})})
+    one = mixed.model_copy(update={"codec": "bf16"})
+    assert expected_messages(mixed) == expected_messages(one)
+    assert expected_messages(mixed) != expected_messages(one.model_copy(update={"codec": "int8"}))
