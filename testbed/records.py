@@ -55,6 +55,8 @@ class SentRecord(Frozen):
     """Just before the first byte was handed to the kernel."""
     last_byte_ns: int
     """When the kernel had taken the last byte."""
+    choice: str | None = None
+    """Where the codec takes one of several by what it measures of its link: the name of the parameter that it took."""
 
 
 class ReceivedRecord(Frozen):

@@ -28,7 +28,7 @@ class Command:
     def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
         """`before`: a program that starts it."""
         name, _, value = self.mark.partition("=")
-        path = os.pathsep.join([str(self.folder), *sys.path[:1]])
+        path = os.pathsep.join([str(self.folder), str(self.shipped.parent), *sys.path[:1]])  # this checkout, not an installed one
         return subprocess.Popen(
             [*before, sys.executable, "-m", "testbed", *arguments],
             cwd=self.folder,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from commands import Command, outside
 
 from testbed.errors import TestbedError
 
@@ -95,3 +97,15 @@ def _command(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return "gone"
+
+
+@pytest.fixture
+def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
+    """The command line in a folder of its own. Nothing may be left of what it did outside."""
+    engine = "netem" if request.node.get_closest_marker("netem") else "relay"
+    before = outside()
+    command = Command(tmp_path, engine)
+    yield command
+    for pid in command.left():  # of a test that failed: the next one must not suffer
+        os.kill(pid, signal.SIGKILL)
+    assert outside() == before

@@ -41,6 +41,12 @@ class Adaptive(Wrapper):
         """Per element, of each codec's last payload."""
         self._rate: float | None = None
         """Bytes a second."""
+        self._chosen: int | None = None
+
+    @property
+    def choice(self) -> str | None:
+        """Of the last payload: see `base.Choosing`."""
+        return None if self._chosen is None else ("mild", "middle", "strong")[self._chosen]
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
         """See `base.Measured`."""
@@ -54,6 +60,7 @@ class Adaptive(Wrapper):
         """As the codec chosen."""
         choice = self._choose(tensor.numel())
         payload = self._codecs[choice].encode(tensor, slot)
+        self._chosen = choice
         if tensor.numel():
             self._bytes[choice] = len(memoryview(payload).cast("B")) / tensor.numel()
         return frame(framing.ADAPTIVE, payload, kind=choice)

@@ -35,13 +35,8 @@ def fit(x: Tensor, top: int | Tensor, slot: Slot) -> Affine:
     return Affine(step, offset)
 
 
-def scaled(x: Tensor, found: Affine) -> Tensor:
-    """Groups as steps above their offset: 0..top, and fractions. A new tensor."""
-    return scaled_(x.clone(), found)
-
-
 def scaled_(x: Tensor, found: Affine) -> Tensor:
-    """`scaled` in place."""
+    """Groups as steps above their offset, in place: 0..top, and fractions."""
     return x.sub_(found.offset.to(torch.float32)).mul_(found.step.to(torch.float32).reciprocal_())
 
 

@@ -110,6 +110,16 @@ class Measured(Protocol):
 
 
 @runtime_checkable
+class Choosing(Protocol):
+    """What an encoder that takes one of several codecs has besides, so that records say which."""
+
+    @property
+    def choice(self) -> str | None:
+        """The name of the parameter whose codec made the last payload; None before the first, or where there is no choice."""
+        ...
+
+
+@runtime_checkable
 class Hook(Protocol):
     """A model codec's part in one stage's model, at one boundary. `send` and `receive` are in autograd's graph.
 

@@ -6,6 +6,7 @@ crossing, bits per element are the inner codec's divided by `ratio`. Parameters 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -19,6 +20,9 @@ from testbed.codecs.inner import Inner
 from testbed.codecs.stage_model import known
 
 Kind = Literal["linear", "maxout"]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""torch's layers begin with numbers of the process's one generator: stages in threads would draw from each other's seed."""
 
 
 class BottleneckHook:
@@ -64,7 +68,7 @@ class _Bottleneck(Inner):
         sends = side == "downstream"
         end = "encoder" if sends else "decoder"
         name = f"{type(self).__name__} {self._context.seed} {self._context.boundary} {end}"
-        with torch.random.fork_rng(devices=[]):
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(keyed.key(name, size_bytes=4))
             return BottleneckHook(self.encoder(width) if sends else self.decoder(width))
 

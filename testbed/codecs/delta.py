@@ -19,6 +19,7 @@ from testbed.codecs import framing, quantise
 from testbed.codecs.base import Codec, Context, Payload, Slot
 from testbed.codecs.cast import Bf16, Fp32
 from testbed.codecs.history import History, Memory, following
+from testbed.codecs.scratch import Scratch
 from testbed.codecs.wrap import (
     HEADER_BYTES,
     Wrapper,
@@ -51,15 +52,17 @@ class DeltaInt8(History):
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters: nearest rounding draws no numbers."""
         super().__init__()
+        self._scratch, self._differences = Scratch(), Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """The difference as a payload. CodecError names the slot when it is not finite."""
         x = framing.check_input(tensor).to(torch.float32)
         last = self.last(slot)
         if last is None or last.value.shape != x.shape:
-            payload = quantise.write(x, slot, visit=0)
+            payload = quantise.write(x, slot, self._scratch, visit=0)
         else:
-            payload = quantise.write(x - last.value, slot, visit=following(last.visit))
+            difference = torch.sub(x, last.value, out=self._differences.of(x.shape))
+            payload = quantise.write(difference, slot, self._scratch, visit=following(last.visit))
         self._advance(payload, slot)
         return payload
 

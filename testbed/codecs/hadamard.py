@@ -19,10 +19,8 @@ from torch import Tensor
 
 from testbed.codecs import framing
 from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.scratch import Scratch
 from testbed.codecs.wrap import Wrapper
-
-_CACHED = 2**16
-"""Values worked on at once."""
 
 
 @functools.cache
@@ -41,33 +39,21 @@ def tile_size(width: int, most: int) -> int:
     return 1 << (min(width, most).bit_length() - 1) if width else 1
 
 
-def rotate_tiles(tiles: Tensor, out: Tensor) -> Tensor:
-    """fp32 (tiles, size) times the matrix, into `out`, which may be the same memory; `out`."""
-    # A part that fits a processor's own cache: the product, which cannot be written over its factor, then costs no fresh memory.
-    some = max(1, _CACHED // tiles.shape[-1])
-    for part, target in zip(torch.split(tiles, some), torch.split(out, some), strict=True):
-        target.copy_(part @ matrix(tiles.shape[-1]))
-    return out
-
-
-def rotate(x: Tensor, size: int) -> Tensor:
-    """A new fp32 tensor of x's shape, each row rotated in tiles; twice is the identity, but for rounding."""
-    return rotate_(torch.empty(x.shape, dtype=torch.float32).copy_(x), size)
-
-
-def rotate_(x: Tensor, size: int) -> Tensor:
-    """`rotate` in place, of a contiguous fp32 tensor."""
-    if not x.numel() or not x.ndim:
-        return x
-    width = x.shape[-1]
-    tile = tile_size(width, size)
-    whole = width // tile * tile
-    if whole == width:
-        tiles = x.view(-1, tile)
-        rotate_tiles(tiles, tiles)
+def rotate(x: Tensor, size: int, out: Tensor | None = None) -> Tensor:
+    """fp32 x with each row rotated in tiles; twice is the identity, but for rounding. Into `out`, which is contiguous, of x's
+    shape and other memory; a new tensor without it.
+    """
+    out = torch.empty(x.shape) if out is None else out
+    tile = tile_size(x.shape[-1], size) if x.ndim else 1
+    whole = x.shape[-1] // tile * tile if x.ndim else 0
+    if not x.numel() or not whole:
+        return out.copy_(x)
+    if whole == x.shape[-1]:
+        torch.mm(x.reshape(-1, tile), matrix(tile), out=out.view(-1, tile))
     else:
-        x[..., :whole] = (x[..., :whole].reshape(-1, tile) @ matrix(tile)).view(*x.shape[:-1], whole)
-    return x
+        out.copy_(x)
+        out[..., :whole] = (x[..., :whole].reshape(-1, tile) @ matrix(tile)).view(*x.shape[:-1], whole)
+    return out
 
 
 class Hadamard(Wrapper):
@@ -77,17 +63,19 @@ class Hadamard(Wrapper):
         """Tiles of `size` channels. ValueError unless that is a power of two."""
         super().__init__(inner=inner)
         matrix(size)
-        self._inner, self._size = inner, size
+        self._inner, self._size, self._scratch = inner, size, Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """CodecError names the slot where the rotated tensor is not finite."""
-        rotated = rotate(framing.check_input(tensor), self._size)
+        x = framing.check_input(tensor).to(torch.float32)
+        rotated = rotate(x, self._size, self._scratch.of(x.shape))
         framing.check_finite(rotated, slot, "a rotation")
         return self._inner.encode(rotated, slot)
 
     def decode(self, payload: Payload, slot: Slot) -> Tensor:
         """CodecError where the inner codec's is one, or the result is not finite."""
-        values = rotate_(self._inner.decode(payload, slot), self._size)  # which is ours: a new contiguous tensor
+        values = self._inner.decode(payload, slot)  # which is ours: a new contiguous tensor
+        values.copy_(rotate(values, self._size, self._scratch.of(values.shape)))
         framing.check_finite(values, slot, "a rotation", doing="decode")
         return values
 

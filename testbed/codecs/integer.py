@@ -25,6 +25,7 @@ from torch import Tensor
 
 from testbed.codecs import affine, bits, framing, groups, keyed, quantise
 from testbed.codecs.base import Context, Payload, Slot
+from testbed.codecs.scratch import Scratch
 from testbed.errors import CodecError
 
 Grid = Literal["symmetric", "midrise", "asymmetric"]
@@ -91,6 +92,7 @@ class Integer:
         self._group = check_group(group)
         self._context = context
         self._stochastic = is_stochastic(rounding, context)
+        self._scratch, self._above = Scratch(), Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """CodecError names the slot where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
@@ -103,16 +105,14 @@ class Integer:
         x = groups.split(tensor.to(torch.float32), of, edge=self._levels.grid == "asymmetric")
         head = 2 * of.number
         if self._levels.grid == "asymmetric":
-            found = affine.fit(x, self._levels.top, slot)
-            step, scaled = found.step, affine.scaled(x, found)
-            body[head : 2 * head].view(torch.bfloat16).copy_(found.offset.view(-1))
+            step, offset = affine.fit(x, self._levels.top, slot)
+            body[head : 2 * head].view(torch.bfloat16).copy_(offset.view(-1))
+            x = torch.sub(x, offset.to(torch.float32), out=self._above.of(x.shape))
         else:
             step = self._step(x, of, slot)
-            # The step of a group of zeros may be 0: then it is not divided by.
-            scaled = torch.mul(x, step.to(torch.float32).reciprocal_().nan_to_num_(posinf=0.0))
         body[:head].view(torch.bfloat16).copy_(step.view(-1))
-        packed = body[self._numbers * head :]
-        bits.pack(groups.trim(self._round(scaled, of, slot), of), self._levels.bits, packed)
+        codes = groups.trim(self._round(x, step, slot), of)
+        bits.pack(codes, self._levels.bits, body[self._numbers * head :])
         return payload
 
     def decode(self, payload: Payload, slot: Slot) -> Tensor:
@@ -183,14 +183,17 @@ class Integer:
         # No level is zero here, so a group of zeros gets no step at all.
         return step.masked_fill_(ranges == 0, 0.0) if self._levels.grid == "midrise" else step
 
-    def _round(self, scaled: Tensor, of: groups.Layout, slot: Slot) -> Tensor:
-        """Steps from the centre as codes, uint8 (groups, size); `scaled` is used up."""
-        levels = self._levels
+    def _round(self, x: Tensor, step: Tensor, slot: Slot) -> Tensor:
+        """Codes, uint8 (groups, size), of values about zero, or above their offset."""
+        levels, scaled = self._levels, self._scratch.of(x.shape)
         # What follows cuts off the fraction, so that 1/2 makes it round.
-        scaled.add_(levels.centre if self._stochastic else levels.centre + 0.5)
+        middle = levels.centre + 0.5
         if self._stochastic:
-            noise = keyed.uniform(self._context, slot, of.values, f"int{levels.bits} rounding")
-            scaled += groups.spread(noise, of)
+            keyed.fill(scaled.view(-1), self._context, slot, f"int{levels.bits} rounding", middle=middle)
+        else:
+            scaled.fill_(middle)
+        # The step of a group of zeros may be 0: then it is not divided by.
+        scaled.addcmul_(x, step.to(torch.float32).reciprocal_().nan_to_num_(posinf=0.0))
         return groups.to_codes(scaled.clamp_(0, levels.top))
 
 

@@ -100,11 +100,16 @@ class Lossless(Wrapper):
 
 
 class Zstd(Lossless):
-    """zstd: matches of repeated bytes (tokens that occur twice, early in the net), then entropy coding of what is left."""
+    """zstd: matches of repeated bytes (tokens that occur twice, early in the net), then entropy coding of what is left.
+
+    Level 1, because more of them is seldom more: on activations and gradients of a GPT-2 of width 768, level 3 took 1.3 to 1.8
+    times as long for bf16, whose payloads came out 1 to 2 % longer, and for int8 won 2 % and nothing. Only int4's activations
+    got 11 % shorter, for 2 ms more: at 80 Mbit/s worth the time, at 1 Gbit/s not.
+    """
 
     code = framing.ZSTD
 
-    def __init__(self, context: Context, inner: Codec, level: int = 3, split: Split = "auto") -> None:
+    def __init__(self, context: Context, inner: Codec, level: int = 1, split: Split = "auto") -> None:
         """`level`: zstd's own, 1 (fast) to 19."""
         super().__init__(context, inner, split)
         self._level = level

@@ -126,6 +126,10 @@ class MaplHook:
         self._version += 1
         self.basis = self._on_the_wire()
 
+    def agreed(self) -> Mapping[str, Tensor]:
+        """What both ends must hold alike once a message has crossed: see `check.claims`."""
+        return {"basis": self.basis, "rows of the embedding": self._embedding.get_buffer("columns")}
+
     # ---------------------------------------------------------------- what the codecs carry
     def outgoing(self, slot: Slot) -> Tensor | None:
         """Forward: A, if it is not the one of this phase's last message. Backward: the receiver's gradient, with the last."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from testbed.codecs import framing, keyed
 from testbed.codecs.base import Context, Payload, Slot
+from testbed.codecs.scratch import Scratch
 from testbed.errors import CodecError
 
 LEVELS = 127
@@ -26,10 +27,9 @@ def body_bytes(shape: framing.Shape) -> int:
     return rows * (4 + width)
 
 
-def write(tensor: Tensor, slot: Slot, *, visit: int = 0, noise: Tensor | None = None) -> memoryview:
-    """A tensor (fp32 or bf16) as a payload; rounded to nearest even, or up with the fraction's probability where noise is given.
-
-    `noise` holds one number in (0, 1) per value and is used up. CodecError names the slot when the tensor holds NaN or infinity.
+def write(tensor: Tensor, slot: Slot, scratch: Scratch, *, visit: int = 0, context: Context | None = None) -> memoryview:
+    """A tensor (fp32 or bf16) as a payload; rounded to nearest even, or up with the fraction's probability where a context is
+    given, whose noise it then is. CodecError names the slot when the tensor holds NaN or infinity.
     """
     shape = tuple(tensor.shape)
     rows, width = framing.rows_of(shape)
@@ -42,10 +42,12 @@ def write(tensor: Tensor, slot: Slot, *, visit: int = 0, noise: Tensor | None = 
         raise CodecError(f"cannot encode {slot}: the tensor of shape {shape} holds NaN or infinity, which int8 cannot carry")
     scales = largest.div_(LEVELS).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
     inverse = scales.reciprocal()
-    if noise is None:
-        q = torch.mul(x, inverse).round_()  # at most 127 * (1 + 2**-22), so no value needs clipping
+    q = scratch.of(x.shape)
+    if context is None:
+        torch.mul(x, inverse, out=q).round_()  # at most 127 * (1 + 2**-22), so no value needs clipping
     else:
-        q = noise.view(rows, width).addcmul_(x, inverse).floor_().clamp_(-LEVELS, LEVELS)
+        keyed.fill(q.view(-1), context, slot, "int8 rounding")
+        q.addcmul_(x, inverse).round_().clamp_(-LEVELS, LEVELS)
     body[: 4 * rows].view(torch.float32).copy_(scales.view(-1))
     body[4 * rows :].view(torch.int8).view(rows, width).copy_(q)
     return payload
@@ -69,10 +71,11 @@ class Int8Nearest:
 
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters: nearest rounding draws no numbers."""
+        self._scratch = Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """See `write`."""
-        return write(framing.check_input(tensor), slot)
+        return write(framing.check_input(tensor), slot, self._scratch)
 
     def decode(self, payload: Payload, slot: Slot) -> Tensor:
         """See `read`."""
@@ -86,12 +89,11 @@ class Int8Stochastic:
     """
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self._context, self._scratch = context, Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """See `write`."""
-        tensor = framing.check_input(tensor)
-        return write(tensor, slot, noise=keyed.uniform(self._context, slot, tensor.numel(), "int8 rounding"))
+        return write(framing.check_input(tensor), slot, self._scratch, context=self._context)
 
     def decode(self, payload: Payload, slot: Slot) -> Tensor:
         """See `read`."""

@@ -118,6 +118,10 @@ class StageSubspace:
         """See `base.Hook`."""
         return dict(self._kept) if self.settings.keep == "grassmann" else {}
 
+    def outside(self) -> float | None:
+        """The largest share of a constrained parameter's norm outside the span; None where none is kept there by projection."""
+        return max((constrain.outside(parameter, self.basis, axis) for parameter, axis in self._kept), default=None)
+
     def coordinates(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """(b, n, d) to (b, n, k)."""
         coded = hidden @ self.basis - self._projected["tokens"][ids]
@@ -202,6 +206,14 @@ class SubspaceHook:
         if self._sampled is not None and (step + 1) % self._stage.settings.every == 0:
             self._stage.coming = moved(self._stage.basis, self._sampled, self._stage.settings.rate).to(torch.bfloat16)
             self._sampled = None
+
+    def agreed(self) -> Mapping[str, Tensor]:
+        """What every stage must hold alike: see `check.claims`."""
+        return {"basis": self._stage.basis, **{f"fixed {name}": table for name, table in self._stage.fixed.items()}}
+
+    def outside(self) -> float | None:
+        """Of the stage, at the end that is constrained: see `check.claims`."""
+        return self._stage.outside() if self._sends else None
 
     # ---------------------------------------------------------------- what the gradients' codec carries
     def outgoing(self, slot: Slot) -> Tensor | None:

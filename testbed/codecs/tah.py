@@ -29,11 +29,11 @@ from torch import Tensor
 from testbed.codecs import affine, bits, framing, groups, hadamard
 from testbed.codecs.base import Context, Payload, Slot
 from testbed.codecs.integer import Integer
+from testbed.codecs.scratch import Scratch
 from testbed.errors import CodecError
 
-_AT_ONCE = 2**18
-"""Values worked on at once: temporaries of a whole tensor's size are given back to the system and fetched again at every message,
-which took more time than the arithmetic."""
+_AT_ONCE = 2**20
+"""Values worked on at once: what is kept for temporaries, 8 bytes a value, then stays within 8 MiB."""
 
 
 class _Plan(NamedTuple):
@@ -60,6 +60,7 @@ class Tah:
             raise ValueError(f"a tile of {tile} channels: a pivot has at most 8 bits, so 256 is the most")
         hadamard.matrix(tile)
         self._tile, self._share, self._tau = tile, share, tau
+        self._scratch, self._sizes = Scratch(), Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """CodecError names the slot where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
@@ -82,18 +83,6 @@ class Tah:
         for width, which, packed in parts.codes(wide):
             bits.pack(codes.index_select(0, which).view(-1), width, packed)
         return payload
-        plan = self._plan(groups.split(tensor.to(torch.float32), of), of, slot)
-        parts = _Parts(body, of, self._wide(of))
-        parts.step.copy_(plan.found.step.view(-1))
-        parts.offset.copy_(plan.found.offset.view(-1))
-        bits.pack(plan.wide.view(-1).to(torch.uint8), 1, parts.wide)
-        bits.pack(plan.rotated.to(torch.uint8), 1, parts.rotated)
-        bits.pack(plan.pivot, _pivot_bits(of), parts.pivot)
-        # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
-        codes = groups.to_codes(affine.scaled_(plan.x, plan.found).add_(0.5))
-        for width, which, packed in parts.codes(plan.wide):
-            bits.pack(codes.index_select(0, which).view(-1), width, packed)
-        return payload
 
     def decode(self, payload: Payload, slot: Slot) -> Tensor:
         """CodecError for bytes that `encode` does not write."""
@@ -113,11 +102,12 @@ class Tah:
             or not affine.is_sound(found, _top(wide))
         ):
             raise CodecError(f"cannot decode {slot}: it holds metadata of tiles that no encoder writes")
-        # Put in order as bytes: as fp32 they are four times as many. By numpy, which assigns rows five times as fast.
-        codes = np.empty((of.number, of.size), np.uint8)
+        # Put in order as bytes: as fp32 they are four times as many. Of a tile's size each, which numpy assigns fastest.
+        tiles = np.empty(of.number, f"V{of.size}")
         for width, which, packed in parts.codes(wide):
-            codes[which.numpy()] = bits.unpack(packed, width, len(which) * of.size).view(-1, of.size).numpy()
-        values = affine.apply(torch.from_numpy(codes).to(torch.float32), found)
+            tiles[which.numpy()] = bits.unpack(packed, width, len(which) * of.size).numpy().view(tiles.dtype)
+        codes = torch.from_numpy(tiles.view(np.uint8)).view(-1, of.size)
+        values = affine.apply(codes.to(torch.float32), found)
         if len(turned := rotated.nonzero().view(-1)):
             framing.check_finite(_rotate(values, turned), slot, "a rotation", doing="decode")
             _swap(values, turned, pivot)
@@ -153,18 +143,18 @@ class Tah:
 
     def _plan(self, x: Tensor, of: groups.Layout, slot: Slot) -> _Plan:
         """Of tiles x."""
-        size = x.abs()
-        largest = size.amax(-1)
+        size = torch.abs(x, out=self._sizes.of(x.shape))
+        largest = size.amax(-1, keepdim=True)
         groups.check_ends(largest, slot)
-        entropy, buffer = _entropy(size)
-        entropy.masked_fill_(largest == 0, 0.0)
-        wide = self._choose(entropy.view(-1, of.per_row), of).view(-1, 1)
-        at = size.numpy().argmax(-1)
-        np.put(size.numpy(), np.arange(len(x)) * of.size + at, 0.0)  # what is the largest now was the second
-        rotated = largest > self._tau * size.amax(-1)
-        pivot = torch.from_numpy(at).to(torch.uint8).mul_(rotated)
+        buffer = self._scratch.of(x.shape)
+        # Only the largest is above a share 1/tau of itself where it is above tau times the second.
+        rotated = (torch.ge(size, largest / self._tau, out=buffer).sum(-1) <= 1).logical_and_(largest.view(-1) > 0)
+        wide = self._choose(_entropy(size, largest.view(-1), buffer).view(-1, of.per_row), of).view(-1, 1)
+        turned = rotated.nonzero().view(-1)
+        pivot = torch.zeros(len(x), dtype=torch.uint8)
         x = buffer.copy_(x)
-        if len(turned := rotated.nonzero().view(-1)):
+        if len(turned):
+            pivot[turned] = x.index_select(0, turned).abs_().argmax(-1).to(torch.uint8)
             _swap(x, turned, pivot)
             _rotate(x, turned)
         return _Plan(wide, pivot, rotated, x, affine.fit(x, _top(wide), slot))
@@ -229,15 +219,16 @@ def _top(wide: Tensor) -> Tensor:
     return torch.where(wide, 15.0, 7.0)
 
 
-def _entropy(size: Tensor) -> tuple[Tensor, Tensor]:
-    """Of |x| of tiles, (tiles): log S - sum(|x| log|x|) / S for S = sum|x|; and a tensor of that shape that is free for use.
+def _entropy(size: Tensor, largest: Tensor, buffer: Tensor) -> Tensor:
+    """Of |x| of tiles, which is used up as `buffer` is, (tiles): log S - sum(|x| log|x|) / S for S = sum|x|; 0 for zeros.
 
     Tiles of values beyond 1e36 or below 1e-36 get no number that means something: they are then ranked in some order.
     """
-    # 0 log 0 = 0 by way of a logarithm that is finite; torch's xlogy and entr take ten times as long.
-    logarithm = size.clamp_min(groups.SMALLEST_SCALE).log_()
     total = size.sum(-1)
-    return total.log() - logarithm.mul_(size).sum(-1) / total, logarithm
+    # 0 log 0 = 0 by way of a logarithm that is finite; torch's xlogy and entr take ten times as long.
+    torch.log(size.clamp_min_(groups.SMALLEST_SCALE), out=buffer)
+    entropy = total.log() - buffer.mul_(size).sum(-1) / total
+    return entropy.masked_fill_(largest == 0, 0.0)
 
 
 def _swap(x: Tensor, turned: Tensor, pivot: Tensor) -> None:
@@ -250,8 +241,10 @@ def _swap(x: Tensor, turned: Tensor, pivot: Tensor) -> None:
 
 def _rotate(x: Tensor, turned: Tensor) -> Tensor:
     """The tiles `turned`, rotated in place; a tensor of their new values."""
-    if len(turned) == len(x):
-        return hadamard.rotate_tiles(x, x)
-    tiles = x.index_select(0, turned)
-    x.numpy()[turned.numpy()] = hadamard.rotate_tiles(tiles, tiles).numpy()  # by numpy: see `decode`
+    some = len(turned) < len(x)
+    tiles = hadamard.rotate(x.index_select(0, turned) if some else x, x.shape[-1])
+    if some:
+        x.numpy()[turned.numpy()] = tiles.numpy()  # by numpy, which assigns rows five times as fast
+    else:
+        x.copy_(tiles)
     return tiles

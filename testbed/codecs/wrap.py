@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from testbed.codecs.base import Codec, Hook, Measured, ModelCodec, Paired, Payload, Slot, Stateful
+from testbed.codecs.base import Choosing, Codec, Hook, Measured, ModelCodec, Paired, Payload, Slot, Stateful
 from testbed.errors import CodecError
 
 
@@ -65,6 +65,12 @@ class Wrapper:
         for part in self._parts.values():
             if isinstance(part, Paired):
                 part.pair(forward)
+
+    @property
+    def choice(self) -> str | None:
+        """See `base.Choosing`: that of the first part that has one."""
+        choices = (part.choice for part in self._parts.values() if isinstance(part, Choosing))
+        return next((choice for choice in choices if choice is not None), None)
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
         """All parts are told."""

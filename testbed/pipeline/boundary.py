@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from testbed.codecs.base import Codec, Context, Hook, Measured, ModelCodec, Paired, Slot
+from testbed.codecs.base import Choosing, Codec, Context, Hook, Measured, ModelCodec, Paired, Slot
 from testbed.codecs.cast import Fp32
 from testbed.pipeline.port import Place, Port, Side, sends, takes
 from testbed.pipeline.transport import Connection
@@ -59,7 +59,9 @@ class Boundary(Port):
         if isinstance(encoder, Measured):
             encoder.observe(*self.progress())
         payload = encoder.encode(tensor, slot)
-        return self.post(_place(slot), payload, (raw_values or tensor.numel()) * _FP32_BYTES, not_before_ns=encoded())
+        choice = encoder.choice if isinstance(encoder, Choosing) else None
+        raw_bytes = (raw_values or tensor.numel()) * _FP32_BYTES
+        return self.post(_place(slot), payload, raw_bytes, not_before_ns=encoded(), choice=choice)
 
     def receive(self, slot: Slot) -> Received:
         """Wait for the neighbour's tensor and decode it."""

@@ -43,16 +43,17 @@ class Port:
         self.connection = connection
         self._out, self._in = sends(side), takes(side)
         self._timeout_s = timeout_s
-        self._raw_bytes: dict[Key, int] = {}
+        self._told: dict[Key, tuple[int, str | None]] = {}
+        """Of each frame that is on its way: raw bytes and the codec's choice."""
         self._received: list[ReceivedRecord] = []
         self._progress = sockinfo.Progress()
 
-    def post(self, place: Place, payload: Payload, raw_bytes: int, not_before_ns: int = 0) -> int:
-        """Queue a payload that stands for `raw_bytes` of fp32. Returns the time (ns) at which it was free to go: see
-        `Connection.send`.
+    def post(self, place: Place, payload: Payload, raw_bytes: int, not_before_ns: int = 0, choice: str | None = None) -> int:
+        """Queue a payload that stands for `raw_bytes` of fp32; `choice` as in `SentRecord`. Returns the time (ns) at which it was
+        free to go: see `Connection.send`.
         """
         key = Key(place.phase, place.step, self._out, place.microbatch)
-        self._raw_bytes[key] = raw_bytes
+        self._told[key] = raw_bytes, choice
         return self.connection.send(key, payload, not_before_ns)
 
     def take(self, place: Place) -> Arrival:
@@ -77,14 +78,16 @@ class Port:
             SentRecord(
                 direction=self._out,
                 microbatch=departure.key.microbatch,
-                raw_bytes=self._raw_bytes.pop(departure.key),
+                raw_bytes=raw_bytes,
                 payload_bytes=departure.payload_bytes,
                 frame_bytes=departure.payload_bytes + HEADER_BYTES,
                 queued_ns=departure.queued_ns,
                 first_byte_ns=departure.first_byte_ns,
                 last_byte_ns=departure.last_byte_ns,
+                choice=choice,
             )
             for departure in self.connection.departures(self._timeout_s)
+            for raw_bytes, choice in (self._told.pop(departure.key),)
         ]
         received, self._received = self._received, []
         return sent, received

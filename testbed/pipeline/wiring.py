@@ -23,6 +23,15 @@ _FRAMES = 2
 """Steps' worth of frames that may wait unsent or untaken."""
 
 
+def largest_payload(tokens: int, width: int) -> int:
+    """Bytes that a payload of so many tokens may have: an end to what a hostile length can take.
+
+    Four times the tensor in fp32 for the values, and a matrix in fp32 of the hidden size squared for what a codec carries along:
+    a basis, or its gradient, is never larger. Headers, and examples' visits, are within the last MiB.
+    """
+    return 4 * 4 * tokens * width + 4 * width**2 + (1 << 20)
+
+
 class Wiring:
     """A stage's connections, while they last; a context manager. It listens from the start, so that others can connect while
     this stage still builds its model.
@@ -69,14 +78,13 @@ class Wiring:
 
     def _connection(self, side: Side, sock: socket.socket, name: str) -> Connection:
         workload, frames = self._job.workload, self._job.pipeline.microbatches * self._job.pipeline.accumulation
-        values = workload.batch_size // frames * workload.sequence_length * workloads.width(workload)
+        tokens = workload.batch_size // frames * workload.sequence_length
         connection = Connection(
             sock,
             name=name,
             token=bytes.fromhex(self._job.token),
             incoming=takes(side),
-            # room for codecs that send more than the tensor (new bases, codebooks), and an end to what a hostile length can take
-            max_payload_bytes=4 * 4 * values + (1 << 20),
+            max_payload_bytes=largest_payload(tokens, workloads.width(workload)),
             max_frames=_FRAMES * frames,
         )
         return self._stack.enter_context(connection)

@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 
 from testbed import units
 from testbed.report.collect import Group, Links
+from testbed.report.remarks import CONTROL, labelled, remark
 from testbed.report.style import INK, MUTED, PAPER, Look, looks
 
 Handle = Line2D | Patch
@@ -59,15 +60,17 @@ def hollow_words(group: Group) -> str:
 
 
 def hollow_patches(group: Group) -> list[Handle]:
-    """What the legend says about hollow bars."""
+    """What the legend says about hollow bars, and about codecs that are negative controls."""
     words = hollow_words(group)
-    return [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
+    found: list[Handle] = [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
+    controls = [codec for codec in group.codecs if remark(codec) == CONTROL]
+    return [*found, *([Line2D([], [], ls="none", label=f"{CONTROL}: {', '.join(controls)}")] if controls else [])]
 
 
 def codec_legend(group: Group) -> list[Handle]:
     """A line and marker for each codec."""
     handles: list[Handle] = [
-        Line2D([], [], color=look.colour, ls=look.dash, marker=look.marker, label=codec)
+        Line2D([], [], color=look.colour, ls=look.dash, marker=look.marker, label=labelled(codec))
         for codec, look in group_looks(group).items()
     ]
     if words := hollow_words(group):

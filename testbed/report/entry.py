@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +13,9 @@ from testbed.errors import ResultsError
 from testbed.metrics.compare import RunSteps, run_steps
 from testbed.metrics.statistics import step_time
 from testbed.records import RunCertificates, Split, Summary
+from testbed.report.remarks import remark
 from testbed.results import Run
-from testbed.spec import Cell
+from testbed.spec import Cell, Direction
 
 OVERRUNS = 0.01
 """Share of overrun actions from which on an entry is marked."""
@@ -119,6 +121,8 @@ class Entry:
             )
         if self.cell.timing == "replay":
             found.append("replay")
+        if said := remark(self.cell.codec):
+            found.append(said)
         ended = {result.measured.ended for result in self.good}
         found += [f"ended by {why}" for why in ("target", "budget") if why in ended]
         return tuple(found)
@@ -138,6 +142,19 @@ class Entry:
         return tuple(
             run_steps(cell, run.number, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run, cell, _ in self.good
         )
+
+    @cached_property
+    def choices(self) -> dict[tuple[int, Direction], Counter[str]]:
+        """Of a codec that goes by its link: how often it took which of its codecs in training, by boundary and direction."""
+        found: dict[tuple[int, Direction], Counter[str]] = {}
+        for run, cell, _ in self.good:
+            for stage in range(cell.pipeline.stages):
+                frames = (frame for record in run.steps(stage) if record.phase == "train" for frame in record.sent)
+                for frame in frames:
+                    if frame.choice is not None:
+                        boundary = stage if frame.direction == "forward" else stage - 1
+                        found.setdefault((boundary, frame.direction), Counter())[frame.choice] += 1
+        return dict(sorted(found.items()))
 
     def only(self, cell_id: str) -> Entry | None:
         """Its runs of one cell, that is of one seed; None where there is none."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.codecs import selection
-from testbed.errors import UserError
-from testbed.report import tables
+from testbed.report import remarks, tables
 from testbed.report.collect import BASELINE, Group, codec_order
 from testbed.report.entry import OVERRUNS, Entry
 
@@ -39,18 +37,10 @@ def _differing(group: Group) -> list[str]:
     return list(found)
 
 
-def _measures(codec: str) -> bool:
-    """Whether it goes by what it measures of its link; what cannot be read does not."""
-    try:
-        return selection.read(codec).measures
-    except UserError:
-        return False
-
-
 def findings(group: Group) -> list[str]:
     """The sentences at the top of a report, the most important first."""
     found = [sentence for network in group.networks if (sentence := _time(group, network))]
-    more = (_bytes, _twins, _loss, _ideal, _busy, _overruns, _unmeasured)
+    more = (_bytes, _twins, _loss, _without, _controls, _choices, _ideal, _busy, _overruns, _unmeasured)
     return found + [sentence for make in more if (sentence := make(group))]
 
 
@@ -110,15 +100,43 @@ def _bytes(group: Group) -> str | None:
 
 
 def _twins(group: Group) -> str | None:
+    """Codecs that move as many bytes as one that they have inside."""
     payloads = _payloads(group)
-    pairs = []
+    found: dict[str, list[str]] = {}
     for codec, payload in payloads.items():
-        kind = codec.removeprefix("delta-")
-        if kind != codec and kind in payloads and abs(payload - payloads[kind]) <= _SAME_BYTES * payloads[kind]:
-            pairs.append(
-                f"{codec} moves as many bytes as {kind}: sending differences changes what is rounded, not how much is sent."
-            )
-    return " ".join(pairs) or None
+        for other in sorted(remarks.inside(codec) & payloads.keys()):
+            if abs(payload - payloads[other]) <= _SAME_BYTES * payloads[other]:
+                found.setdefault(other, []).append(codec)
+    sentences = [
+        f"{_join(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in what is "
+        "rounded, not in how much is sent."
+        for other, codecs in found.items()
+    ]
+    return " ".join(sentences) or None
+
+
+def _controls(group: Group) -> str | None:
+    controls = [codec for codec in group.codecs if remarks.remark(codec) == remarks.CONTROL]
+    many = "Negative controls, here" if len(controls) > 1 else "A negative control, here"
+    return f"{many} to show what goes wrong and not to be used: {_join(controls)}." if controls else None
+
+
+def _choices(group: Group) -> str | None:
+    """What codecs that go by their link have taken."""
+    sentences = []
+    for entry in group.entries:
+        if remarks.remark(entry.cell.codec) != remarks.MEASURES or not entry.choices:
+            continue
+        places: dict[str, list[str]] = {}
+        for (boundary, direction), counted in entry.choices.items():
+            shares = [
+                f"{remarks.taken(entry.cell.codec, boundary, direction, name)} {count / counted.total():.0%}".replace("%", " %")
+                for name, count in counted.most_common()
+            ]
+            places.setdefault(_join(shares), []).append(f"{boundary} {direction}")
+        told = "; ".join(f"{shares} (boundary {_join(where)})" for shares, where in places.items())
+        sentences.append(f"{entry.cell.codec} over {entry.cell.network} chose, of its training messages: {told}.")
+    return " ".join(sentences) or None
 
 
 def _loss(group: Group) -> str | None:
@@ -146,7 +164,7 @@ def _loss(group: Group) -> str | None:
             )
     if len(group.networks) > 1 and any(entry.ok for entry in group.entries):
         differing = _differing(group)
-        if wrong := [codec for codec in differing if not _measures(codec)]:
+        if wrong := [codec for codec in differing if remarks.remark(codec) != remarks.MEASURES]:
             sentences.append(
                 f"The losses of {_join(wrong)} differ between networks, which they must not: look at the runs before using them."
             )
@@ -157,6 +175,24 @@ def _loss(group: Group) -> str | None:
         else:
             sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
     return " ".join(sentences) or None
+
+
+def _without(group: Group) -> str | None:
+    """What the last evaluation is without the wire's codec, where the runs have made it."""
+    found: dict[str, float] = {}
+    stays = False
+    for (_, codec), entry in group.cells.items():
+        if not entry.ok or codec == BASELINE:
+            continue
+        with_codec, without = entry.measured.validation_loss, entry.measured.uncompressed_loss
+        if with_codec is not None and without is not None and codec not in found:
+            found[codec] = without - with_codec
+            stays |= remarks.in_model(codec)
+    if not found:
+        return None
+    parts = [f"{codec} {round(found[codec], 4) + 0.0:+.4f}" for codec in sorted(found, key=codec_order)]
+    hint = " What a codec has put into the model stays there." if stays else ""
+    return f"Evaluated with fp32 at the boundaries in place of the codec, the loss changes by: {_join(parts)}.{hint}"
 
 
 def _ideal(group: Group) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from testbed import units
-from testbed.report.collect import Group
+from testbed.report.collect import Group, Links
 from testbed.spec import Cell, Measured
 
 REPLAY = "timing replayed: frames of recorded sizes, actions of recorded durations; the losses are the recorded run's"
@@ -27,12 +27,12 @@ def settings(group: Group) -> str:
     """A line each for the pipeline, the transport, what is unusual about the times, and the machine."""
     cell = group.entries[0].cell
     counts = _distinct(entry.count for entry in group.entries if entry.ok)
-    lines = [f"engine {cell.engine}; {_pipeline(cell)}; {_transport(group)}"]
-    lines += [f"compute {_compute(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
+    lines = [f"engine {cell.engine}; {pipeline(cell)}; {_transport(group)}"]
+    lines += [f"compute {compute(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
     own = [f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}" for key, values in group.own.items()]
     lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
     machines = _distinct(
-        machine for entry in group.entries for result in entry.results if (machine := _machine(result.run.environment))
+        found for entry in group.entries for result in entry.results if (found := machine(result.run.environment))
     )
     lines.append(
         f"{'; '.join(machines) or 'the machine was not recorded'}; {_join(counts) + ' of each codec' if counts else 'no run'}"
@@ -40,29 +40,35 @@ def settings(group: Group) -> str:
     return "\n".join(lines)
 
 
-def _pipeline(cell: Cell) -> str:
-    pipeline = cell.pipeline
-    in_flight = pipeline.microbatches if pipeline.schedule == "gpipe" else pipeline.in_flight
+def pipeline(cell: Cell) -> str:
+    """Topology, stages, schedule and what is in flight."""
+    asked = cell.pipeline
+    in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
     words = [
-        f"{cell.topology} of {pipeline.stages} stages",
-        pipeline.schedule,
-        f"{pipeline.microbatches} micro-batches a step",
+        f"{cell.topology} of {asked.stages} stages",
+        asked.schedule,
+        f"{asked.microbatches} micro-batches a step",
         f"{in_flight} in flight",
     ]
-    words += [f"accumulated {pipeline.accumulation} times"] if pipeline.accumulation > 1 else []
-    words += ["activations recomputed"] if pipeline.recompute else []
+    words += [f"accumulated {asked.accumulation} times"] if asked.accumulation > 1 else []
+    words += ["activations recomputed"] if asked.recompute else []
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
     return ", ".join(words)
+
+
+def transport(links: Links) -> str:
+    """TCP's settings and the MTU of one network."""
+    restart = _join(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
+    control = "+".join(_distinct(link.congestion_control for link in links))
+    mtu = "+".join(_distinct(str(link.mtu) for link in links))
+    return f"{control}, slow start after idle {restart}, MTU {mtu}"
 
 
 def _transport(group: Group) -> str:
     """TCP's settings and the MTU: those of most networks, and where others differ."""
     transports: dict[str, list[str]] = {}
     for name, links in group.networks.items():
-        restart = _join(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
-        control = "+".join(_distinct(link.congestion_control for link in links))
-        mtu = "+".join(_distinct(str(link.mtu) for link in links))
-        transports.setdefault(f"{control}, slow start after idle {restart}, MTU {mtu}", []).append(name)
+        transports.setdefault(transport(links), []).append(name)
     usual = max(transports, key=lambda how: len(transports[how]))
     return f"TCP {usual}" + "".join(f"; over {_join(names)} {how}" for how, names in transports.items() if how != usual)
 
@@ -71,18 +77,20 @@ def _durations(values: Sequence[int]) -> str:
     return "/".join(units.format_time(value) for value in values)
 
 
-def _compute(cell: Cell) -> str:
-    compute = cell.compute
-    if isinstance(compute, Measured):
+def compute(cell: Cell) -> str:
+    """How long stages compute."""
+    asked = cell.compute
+    if isinstance(asked, Measured):
         return "measured, as fast as this machine"
     words = (
-        f"paced: forward {_durations(compute.forward_ns)}, backward {_durations(compute.backward_ns)}, "
-        f"update {units.format_time(compute.update_ns)} ({compute.source})"
+        f"paced: forward {_durations(asked.forward_ns)}, backward {_durations(asked.backward_ns)}, "
+        f"update {units.format_time(asked.update_ns)} ({asked.source})"
     )
-    return words if compute.dilation == 1 else f"{words}; {DILATION.format(factor=compute.dilation)}"
+    return words if asked.dilation == 1 else f"{words}; {DILATION.format(factor=asked.dilation)}"
 
 
-def _machine(environment: Mapping[str, object]) -> str:
+def machine(environment: Mapping[str, object]) -> str:
+    """What `environment.json` says of it; empty where that says nothing."""
     words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
     if environment.get("cores"):
         words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")

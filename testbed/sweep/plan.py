@@ -19,7 +19,7 @@ from testbed.sweep.fields import Tables, flatten, merge, nest, parse
 from testbed.sweep.resolve import resolve_cell
 
 AskedEngine = Literal["auto", "netem", "relay"]
-_QUICK = ("cell", "axes", "repeats", "tune")
+_QUICK = ("cell", "axes", "variants", "repeats", "tune")
 
 
 class Tune(Frozen):

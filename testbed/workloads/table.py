@@ -64,6 +64,7 @@ def _llama(*, layers: int, width: int, heads: int, key_heads: int, inner: int, c
 SIZES: dict[str, Size] = {
     # Randomly initialised, for the bundled tokenizer of 4,096 tokens.
     "gpt2-nano": _gpt2(layers=3, width=64, heads=2, context=128, vocabulary=4096),
+    "gpt2-micro": _gpt2(layers=4, width=128, heads=4, context=128, vocabulary=4096),
     "gpt2-mini": _gpt2(layers=4, width=256, heads=4, context=256, vocabulary=4096),
     "gpt2-midi": _gpt2(layers=8, width=256, heads=8, context=512, vocabulary=4096),
     "llama-nano": _llama(layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),

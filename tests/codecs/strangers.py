@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from testbed.codecs import framing
 from testbed.codecs.base import Context, Payload, Slot
@@ -336,3 +337,163 @@ class IsSlow(Good):
             for _ in range(60):
                 tensor.float().exp()
         return super().encode(tensor, slot)
+
+
+# ------------------------------------------------------------------ what changes the model
+class Part:
+    """A hook: the first quarter of the channels crosses, the others come out as zeros."""
+
+    def __init__(self, stage: Any, *, sends: bool) -> None:
+        self.stage, self.sends = stage, sends
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        return ()
+
+    def rowwise(self) -> Mapping[nn.Parameter, int]:
+        return {}
+
+    def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        return hidden[..., : self.stage.width // 4]
+
+    def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
+        return nn.functional.pad(coded, (0, self.stage.width - coded.shape[-1]))
+
+    def begin(self, step: int, microbatches: int) -> None:
+        pass
+
+    def after_step(self, step: int, rate: float) -> None:
+        pass
+
+
+class Narrow(Good):
+    """Keeps the rules: fp32 on the wire, and a part in the model."""
+
+    part: type[Part] = Part
+
+    def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> Part:
+        return self.part(model, sends=side == "downstream")
+
+
+class Constrained(Part):
+    """Within the channels that cross: weights that write into others are zero, and are made zero again after each step."""
+
+    def __init__(self, stage: Any, *, sends: bool) -> None:
+        super().__init__(stage, sends=sends)
+        self.after_step(0, 0.0)
+
+    def written(self) -> list[Tensor]:
+        parts = [*self.stage.tables(), *self.stage.writers()] if self.sends else []
+        return [
+            p.detach().T if isinstance(part.module, nn.Linear) and p.ndim == 2 else p.detach()
+            for part in parts
+            for p in part.module.parameters()
+        ]
+
+    def after_step(self, step: int, rate: float) -> None:
+        for weight in self.written():
+            weight[..., self.stage.width // 4 :] = 0
+
+    def outside(self) -> float | None:
+        shares = [float(one[..., self.stage.width // 4 :].norm() / one.norm()) for one in self.written()]
+        return max(shares, default=None)
+
+
+class Exact(Narrow):
+    """Says that nothing is lost, and keeps the rules."""
+
+    part = Constrained
+    exact = True
+
+
+class NeverAgain(Constrained):
+    def after_step(self, step: int, rate: float) -> None:
+        if rate == 0:
+            super().after_step(step, rate)
+
+
+class ConstrainsOnce(Narrow):
+    """The weights are put where they must be at the start, and left alone then."""
+
+    part = NeverAgain
+
+
+class SaysExact(Narrow):
+    """Says that nothing is lost, of weights that nothing constrains."""
+
+    exact = True
+
+
+class Halving(Part):
+    def __init__(self, stage: Any, *, sends: bool) -> None:
+        super().__init__(stage, sends=sends)
+        with torch.no_grad():
+            for part in stage.writers():
+                part.module.weight.mul_(0.5)
+
+
+class HalvesWeights(Narrow):
+    """Whoever asks for its part halves the weights, once more every time."""
+
+    part = Halving
+
+
+class Learned(Part):
+    def __init__(self, stage: Any, *, sends: bool) -> None:
+        super().__init__(stage, sends=sends)
+        wide, narrow = stage.width, stage.width // 4
+        self.layer = nn.Linear(wide, narrow) if sends else nn.Linear(narrow, wide)
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        return self.layer.parameters()
+
+    def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        return self.layer(hidden)  # type: ignore[no-any-return]
+
+    def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
+        return self.layer(coded)  # type: ignore[no-any-return]
+
+
+class DrawsItsLayers(Narrow):
+    """Its layers begin as the global generator has them."""
+
+    part = Learned
+
+
+class Forgetful(Part):
+    def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
+        return coded
+
+
+class ForgetsToWiden(Narrow):
+    """What is received has the shape of what crossed."""
+
+    part = Forgetful
+
+
+class Telling(Part):
+    def agreed(self) -> Mapping[str, Tensor]:
+        return {"basis": torch.eye(4)[:, :2] * (1.0 if self.sends else 2.0)}
+
+
+class EndsDiffer(Narrow):
+    """The two ends hold other numbers."""
+
+    part = Telling
+
+
+class Skewed(Part):
+    def agreed(self) -> Mapping[str, Tensor]:
+        return {"basis": torch.ones(4, 2)}
+
+
+class NoBasis(Narrow):
+    """What both ends hold alike is no basis."""
+
+    part = Skewed
+
+
+class HalvesGradients(Narrow):
+    """Halves what goes back."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        return super().decode(payload, slot) * (0.5 if self.context.direction == "backward" else 1.0)

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from testbed.codecs import bases
+from testbed.codecs import bases, framing, wrap
 from testbed.codecs.base import Context, Slot
 from testbed.codecs.make import make
 from testbed.codecs.mapl import MaplHook
 from testbed.codecs.recipe import read
 from testbed.errors import CodecError, SpecError
+from testbed.pipeline.wiring import largest_payload
 
 FORWARD, BACKWARD = Context(3, 1, "forward"), Context(3, 1, "backward")
 BOTTLENECKS = ["bottleneck(4)", "bottleneck(4, maxout)", "bottleneck(3, maxout)", "autoencoder(4)", "resbm(4)", "resbm(16)"]
@@ -219,6 +220,18 @@ def test_a_lost_basis_is_noticed_and_a_reset_heals() -> None:
     lower.decode(bytes(upper.encode(coded, slot_at(3, 1))), slot_at(3, 1))
     assert torch.equal(ends[3].basis.detach(), up.basis.detach())
     lower.decode(bytes(upper.encode(coded, slot_at(3, 2))), slot_at(3, 2))
+
+
+def test_the_largest_basis_fits_into_a_frame() -> None:
+    """One token of width 2048: what is carried is far more than four times its values and a MiB."""
+    width = 2048
+    payload = wrap.frame(framing.CARRYING, bytes(2 * width**2), bytes(4 * width))
+    assert 4 * 4 * width + 2**20 < len(payload) <= largest_payload(1, width)
+    ends = mapl_ends()
+    crossing(0, ends, HIDDEN)
+    carrying = ends[0].encode(torch.zeros(1, 1, 8), slot_at(1))
+    rows, rank = ends[2].expected(slot_at(1)) or (0, 0)
+    assert 2 * rows * rank < len(bytes(carrying)) <= largest_payload(1, rows)
 
 
 def test_an_evaluation_gets_the_basis_for_itself() -> None:

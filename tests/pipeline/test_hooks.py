@@ -10,6 +10,8 @@ import pytest
 import torch
 from test_stage import TOKENS, Result, ToyBatch, ToyData, a_cell, train
 
+from testbed.codecs import selection
+from testbed.codecs import table as codecs
 from testbed.codecs.base import Codec, Context
 from testbed.codecs.constrain import outside
 from testbed.codecs.make import make
@@ -74,6 +76,12 @@ def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
         return instance
 
     return train(cell, one, data=lambda stage: Counting(), model=model_of(cell.workload))
+
+
+def test_every_codec_that_changes_the_model_is_here() -> None:
+    """The others train in `test_stage`."""
+    named = {part.name for text in CODECS for recipe in selection.read(text).recipes() for part in recipe.parts()}
+    assert {entry.name for entry in codecs.CODECS.values() if entry.hook is not None} <= named
 
 
 @pytest.mark.parametrize(

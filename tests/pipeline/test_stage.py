@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from testbed.codecs import selection
 from testbed.codecs import table as codecs
 from testbed.codecs.base import Codec, Context, Slot
 from testbed.codecs.entry import Entry
@@ -509,12 +511,26 @@ def test_boundaries_and_directions_have_the_codecs_that_the_text_gives_them() ->
 
 @pytest.mark.parametrize("entry", [one for one in codecs.CODECS.values() if one.hook is None], ids=lambda one: one.name)
 def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_training_alone(entry: Entry) -> None:
+    """Those that change the model train in `test_hooks`. Both directions go through it."""
     text = example(entry)
-    found = train(a_cell(3), partial(make_codec, text))
+    found = train(a_cell(3, steps=8), partial(make_codec, text))
     assert found.errors == [None] * 3
-    assert len(found.losses()) == 6
-    unseen = train(a_cell(3, evaluate_every=0), partial(make_codec, text))
+    assert len(found.losses()) == 8
+    assert all(loss is not None and math.isfinite(loss) for loss in found.losses() + found.losses("evaluation"))
+    assert selection.read(text).control == entry.control
+    sent = {frame.direction for records in found.records for record in records for frame in record.sent}
+    assert sent == {"forward", "backward"}
+    unseen = train(a_cell(3, steps=8, evaluate_every=0), partial(make_codec, text))
     assert entry.measures or unseen.losses() == found.losses()
+
+
+def test_what_an_adaptive_codec_took_is_recorded() -> None:
+    found = train(a_cell(3), partial(make_codec, "zstd(adaptive(100000))"))
+    frames = [frame for records in found.records for record in records for frame in record.sent]
+    # of links that take no time the mildest is enough
+    assert {frame.choice for frame in frames} == {"mild"}
+    plain = train(a_cell(3, steps=2), partial(make_codec, "int8"))
+    assert {frame.choice for records in plain.records for record in records for frame in record.sent} == {None}
 
 
 # ------------------------------------------------------------------ failures

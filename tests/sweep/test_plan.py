@@ -184,3 +184,10 @@ def test_quick_may_ask_for_other_repeats(default: plan.Experiment) -> None:
     assert plan.chosen(short, plan.Choice()).repeats == 1
     with pytest.raises(UserError, match="repeats"):
         plan.chosen(short, plan.Choice(repeats=0))
+
+
+def test_quick_may_put_other_variants_in_place(default: plan.Experiment) -> None:
+    long, brief = [{"training": {"steps": 40}}, {"training": {"steps": 50}}], [{"training": {"steps": 5}}]
+    short = default.model_copy(update={"variants": long, "quick": {"variants": brief}})
+    assert {cell.training.steps for cell in plan.cells(short, "relay")} == {40, 50}
+    assert {cell.training.steps for cell in plan.cells(short, "relay", quick=True)} == {5}

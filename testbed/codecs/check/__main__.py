@@ -5,36 +5,91 @@ A program of its own, so that the command line needs no torch, and torch has one
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import sys
+from collections.abc import Iterator, Sequence
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from testbed.codecs.check.suite import check
+from testbed.codecs.check.findings import Finding
+from testbed.codecs.check.suite import CHECKS, check
 from testbed.errors import TestbedError
+
+_STYLES = {"FAIL": "red", "-": "dim"}
+_ASKED = {one.name: " ".join((inspect.getdoc(one.ask) or "").split()) for one in CHECKS}
+_NAME = max(map(len, _ASKED)) + 2
+_VERDICT = 6
+_HEAD = _NAME + 2 * _VERDICT
 
 
 def main(text: str) -> int:
-    """Print the table as it comes, and say how many passed."""
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    """Print a row as soon as it is known, and say how many passed."""
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
     torch.set_num_threads(1)
+    asked = failed = 0
     try:
-        found = list(check(text))
+        for row in _rows(check(text)):
+            if not asked:
+                console.print(
+                    Text("check".ljust(_NAME) + "fwd".ljust(_VERDICT) + "bwd".ljust(_VERDICT) + "what was seen", "bold")
+                )
+            verdicts = [one.verdict for one in row]
+            asked += sum(verdict != "-" for verdict in verdicts)
+            failed += verdicts.count("FAIL")
+            _print(console, row)
     except TestbedError as error:
         print(f"testbed: error: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_status
-    rows = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("check", "direction", "", "what was seen"):
-        rows.add_column(heading, no_wrap=heading != "what was seen")
-    for one in found:
-        style = {"FAIL": "red", "-": "dim"}.get(one.verdict, "")
-        rows.add_row(one.check, one.direction, one.verdict, one.detail.replace("[", r"\["), style=style)
-    console.print(rows)
-    failed = sum(one.verdict == "FAIL" for one in found)
-    asked = sum(one.verdict != "-" for one in found)
-    console.print(f"{text}: {asked - failed} of {asked} checks passed", highlight=False, markup=False)
+    console.print(f"{text}: {asked - failed} of {asked} checks passed", markup=False)
     return 1 if failed else 0
+
+
+def _rows(found: Iterator[Finding]) -> Iterator[list[Finding]]:
+    """Both directions of each check. Neighbours that have nothing to ask, for one reason, and that begin alike are one row."""
+    waiting: list[list[Finding]] = []
+    for _, group in itertools.groupby(found, key=lambda one: one.check):
+        row = list(group)
+        if waiting and not (_family(row) and _family(row) == _family(waiting[0])):
+            yield _together(waiting)
+            waiting = []
+        if _family(row):
+            waiting.append(row)
+        else:
+            yield row
+    if waiting:
+        yield _together(waiting)
+
+
+def _family(row: Sequence[Finding]) -> tuple[str, ...] | None:
+    """What rows must have in common to be one; None for one that stands alone."""
+    name, colon, _ = row[0].check.partition(":")
+    return (name, *(one.detail for one in row)) if colon and all(one.verdict == "-" for one in row) else None
+
+
+def _together(rows: Sequence[list[Finding]]) -> list[Finding]:
+    if len(rows) == 1:
+        return rows[0]
+    name = f"{rows[0][0].check.partition(':')[0]}, {len(rows)} checks"
+    return [one._replace(check=name) for one in rows[0]]
+
+
+def _print(console: Console, row: Sequence[Finding]) -> None:
+    line = Text(row[0].check.ljust(_NAME))
+    for one in row:
+        line.append(one.verdict.ljust(_VERDICT), _STYLES.get(one.verdict, ""))
+    told = [one for one in row if one.verdict != "-"] or row[:1]
+    alike = len({one.detail for one in told}) == 1
+    details = [told[0].detail] if alike else [f"{one.direction}: {one.detail}" for one in told]
+    if any(one.verdict == "FAIL" for one in row):
+        details.append(f"asked: {_ASKED[row[0].check]}")
+    wide = max(console.width - _HEAD, 30)
+    for part in itertools.chain.from_iterable(Text(detail).wrap(console, wide) for detail in details):
+        part.rstrip()
+        console.print(line + part)
+        line = Text(" " * _HEAD)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ All of it is optional, and for our own codecs the table's entry says the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -39,7 +40,30 @@ class Owing(Protocol):
         ...
 
 
+@runtime_checkable
+class Agreeing(Protocol):
+    """A hook that says what the other end of its boundary must hold too."""
+
+    def agreed(self) -> Mapping[str, Tensor]:
+        """By name, equal bit for bit at both ends once a message has crossed. Those named 'basis...' have orthonormal columns."""
+        ...
+
+
+@runtime_checkable
+class Constraining(Protocol):
+    """A hook that says how well its constraint on the stage's weights holds."""
+
+    def outside(self) -> float | None:
+        """The largest share of a weight's norm that lies outside what the codec needs; None where this end constrains nothing."""
+        ...
+
+
 def law_of(codec: Any) -> str | None:
     """A class may name its law in an attribute `law`, in the words of `entry.Law`."""
     found = getattr(codec, "law", None)
     return found if isinstance(found, str) else None
+
+
+def exact_of(codec: Any) -> bool:
+    """A class that changes the model may say, in an attribute `exact`, that nothing of the hidden states is lost."""
+    return getattr(codec, "exact", False) is True

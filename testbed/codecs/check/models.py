@@ -1,161 +1,58 @@
-"""A model of two small stages, with all that a codec that changes the model asks of one, and checks of such codecs on it."""
+"""Checks of codecs that change the model, on a model of two small stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from testbed.codecs.base import Codec, Context, Hook, ModelCodec, Paired, Slot, Stateful
+from testbed.codecs.base import Context, Slot, Stateful
+from testbed.codecs.check.claims import Agreeing, Constraining, exact_of
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.same import difference, same
+from testbed.codecs.check.stages import Pipeline, Stage, hook_of, ids_of
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.make import build
 from testbed.codecs.recipe import Recipe, read
 
-WIDTH, VOCABULARY, TOKENS, BATCH = 64, 61, 16, 4
-_STEPS, _RATE = 40, 0.1
-_EXACT, _ALIKE = 1e-5, 1e-5
+_STEPS = 40
+_EXACT, _ALIKE, _WITHIN, _ORTHONORMAL = 1e-5, 1e-5, 1e-5, 1e-5
+"""Shares of a norm, and of 1 for a basis: some roundings of fp32."""
 
 
-class _Part(NamedTuple):
-    owner: nn.Module
-    name: str
-
-    @property
-    def module(self) -> nn.Module:
-        return cast("nn.Module", getattr(self.owner, self.name))
-
-    def replace(self, module: nn.Module) -> None:
-        setattr(self.owner, self.name, module)
-
-
-class Stage(nn.Module):
-    """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer behind it."""
-
-    width, vocabulary, context, learned_positions = WIDTH, VOCABULARY, TOKENS, True
-
-    def __init__(self, *, last: bool) -> None:
-        """Numbers from a seed."""
-        super().__init__()
-        self.first, self.last = not last, last
-        self.kept: dict[str, Any] = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(last))
-            if self.first:
-                self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-            self.norm, self.inside, self.outside = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.Linear(96, WIDTH)
-            if last:
-                self.output = nn.Linear(WIDTH, VOCABULARY)
-
-    def tables(self) -> tuple[_Part, ...]:
-        """See `stage_model`."""
-        return (_Part(self, "tokens"), _Part(self, "positions")) if self.first else ()
-
-    def writers(self) -> tuple[_Part, ...]:
-        """See `stage_model`."""
-        return (_Part(self, "outside"),)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Token ids (b, n), or hidden states (b, n, d); logits at the last stage."""
-        hidden: Tensor = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1])) if self.first else inputs
-        hidden = hidden + self.outside(nn.functional.gelu(self.inside(self.norm(hidden))))
-        return self.output(hidden) if self.last else hidden
-
-
-class Step(NamedTuple):
-    """What one step of training came to."""
-
-    loss: float
-    lost: float
-    """|receive(send(h)) - h| / |h| of the hidden states, after the wire."""
-    gradients: list[Tensor]
-    """Of the upper stage."""
-
-
-def _ids(step: int) -> Tensor:
-    # a step's text counts upwards modulo the vocabulary, by a stride that is to be guessed from the token before
-    generator = torch.Generator().manual_seed(step)
-    start = torch.randint(VOCABULARY, (BATCH, 1), generator=generator)
-    return (start + 7 * torch.arange(TOKENS + 1)) % VOCABULARY
-
-
-class Pipeline:
-    """Both stages with a codec between them, through bytes or, for comparison, straight through the graph."""
-
-    def __init__(self, forward: Recipe, backward: Recipe, *, wire: bool) -> None:
-        """Four instances, as four ends of a boundary get them."""
-        self.sender, self.receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
-        self.taker, self.giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
-        for codec, other in ((self.taker, self.sender), (self.giver, self.receiver)):
-            if isinstance(codec, Paired):
-                codec.pair(other)
-        self._wire = wire
-        self._upper, self._lower = Stage(last=False), Stage(last=True)
-        self._hooks = _hook(self.sender, self._upper, "downstream"), _hook(self.receiver, self._lower, "upstream")
-
-    def run(self, steps: int) -> Iterator[Step]:
-        """Train with plain gradient descent; without the wire, which may carry what a codec learns from, only one step."""
-        owners: list[Any] = [self._upper, self._lower, *(hook for hook in self._hooks if hook is not None)]
-        parameters = list(dict.fromkeys(itertools.chain.from_iterable(owner.parameters() for owner in owners)))
-        above, below = self._hooks
-        for step in range(steps):
-            for hook in self._hooks:
-                if hook is not None:
-                    hook.begin(step, 1)
-            slot, ids = Slot("train", step, 0, tuple(range(BATCH))), _ids(step)
-            inputs, targets = ids[:, :-1], ids[:, 1:]
-            hidden = self._upper(inputs)
-            coded = hidden if above is None else above.send(hidden, inputs)
-            crossed = coded
-            if self._wire:
-                crossed = self.receiver.decode(bytes(self.sender.encode(coded.detach(), slot)), slot).requires_grad_()
-            restored = crossed if below is None else below.receive(crossed, inputs)
-            logits = self._lower(restored)
-            loss = nn.functional.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self._wire:
-                assert crossed.grad is not None
-                coded.backward(self.taker.decode(bytes(self.giver.encode(crossed.grad, slot)), slot))
-            lost = float((restored - hidden).detach().norm() / hidden.detach().norm())
-            gradients = [one.grad.clone() for one in self._upper.parameters() if one.grad is not None]
-            if not self._wire:
-                yield Step(float(loss.detach()), lost, gradients)
-                return
-            with torch.no_grad():
-                for parameter in parameters:
-                    if parameter.grad is not None:
-                        parameter.sub_(parameter.grad, alpha=_RATE)
-                        parameter.grad = None
-            for hook in self._hooks:
-                if hook is not None:
-                    hook.after_step(step, _RATE)
-            yield Step(float(loss.detach()), lost, gradients)
-
-
-def _hook(codec: Codec, model: Stage, side: Any) -> Hook | None:
-    return codec.hook(model, side) if isinstance(codec, ModelCodec) else None
-
-
-def _both(subject: Subject) -> tuple[Recipe, Recipe]:
-    if subject.direction == "backward" or subject.entry.hook is None:
-        raise NothingToAsk("it leaves the model alone" if subject.entry.hook is None else "asked of the forward direction")
-    return subject.recipe, subject.recipe
+def _asked(subject: Subject) -> Recipe:
+    """The codec, if it changes the model."""
+    if subject.direction == "backward":
+        raise NothingToAsk("asked of the forward direction")
+    if hook_of(subject.fresh(), Stage("first"), "downstream") is None and (
+        hook_of(subject.fresh(), Stage("last"), "upstream") is None
+    ):
+        raise NothingToAsk("it leaves the model alone")
+    return subject.recipe
 
 
 def _lossless(recipe: Recipe) -> Recipe:
-    arguments = tuple((name, read("fp32") if isinstance(value, Recipe) else value) for name, value in recipe.arguments)
+    """The same with fp32 in the place of every codec inside it that leaves the model alone."""
+    arguments = tuple(
+        (name, (_lossless(value) if _changes(value) else read("fp32")) if isinstance(value, Recipe) else value)
+        for name, value in recipe.arguments
+    )
     return dataclasses.replace(recipe, arguments=arguments)
+
+
+def _changes(recipe: Recipe) -> bool:
+    return any(part.entry.hook is not None for part in recipe.parts())
+
+
+def _is_exact(subject: Subject) -> bool:
+    return any(part.entry.exact for part in subject.recipe.parts()) or exact_of(subject.fresh())
 
 
 def trains(subject: Subject) -> str:
     """Through bytes, a small model's loss stays finite and falls, and both ends hold the same."""
-    pipeline = Pipeline(*_both(subject), wire=True)
+    pipeline = Pipeline(_asked(subject))
     losses = [step.loss for step in pipeline.run(_STEPS)]
     require(all(map(math.isfinite, losses)), f"the loss is no number after {sum(map(math.isfinite, losses))} steps")
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
@@ -167,25 +64,138 @@ def trains(subject: Subject) -> str:
     return f"loss {first:.3f} to {last:.3f} in {_STEPS} steps"
 
 
+def shapes(subject: Subject) -> str:
+    """Hidden states of any batch and length come back in their shape, gradients in the shape of what crossed."""
+    pipeline = Pipeline(_asked(subject))
+    widths = set()
+    for step, (batch, tokens) in enumerate(((4, 16), (1, 16), (2, 5), (1, 1))):
+        slot, inputs = Slot("train", step, 0, tuple(range(batch))), ids_of(step)[:batch, :tokens]
+        for hook in pipeline.hooks:
+            hook.begin(step, 1)
+        hidden = pipeline.upper(inputs)
+        coded = hidden if pipeline.above is None else pipeline.above.send(hidden, inputs)
+        what = f"of hidden states {tuple(hidden.shape)}"
+        require(coded.numel() <= hidden.numel(), f"{what} send makes more values, {tuple(coded.shape)}")
+        crossed = pipeline.receiver.decode(bytes(pipeline.sender.encode(coded.detach(), slot)), slot).requires_grad_()
+        require(crossed.shape == coded.shape, f"{what} {tuple(coded.shape)} are sent and {tuple(crossed.shape)} decoded")
+        restored = crossed if pipeline.below is None else pipeline.below.receive(crossed, inputs)
+        require(restored.shape == hidden.shape, f"{what} receive makes {tuple(restored.shape)}")
+        restored.square().sum().backward()  # type: ignore[no-untyped-call]
+        require(crossed.grad is not None, f"{what} no gradient reaches what was decoded")
+        coded.backward(crossed.grad)
+        missing = [name for name, one in pipeline.upper.named_parameters() if one.requires_grad and one.grad is None]
+        require(not missing, f"{what} no gradient reaches the stage's {', '.join(missing[:3])}")
+        widths.add(coded.numel() / hidden.numel())
+    return f"4 shapes; {', '.join(f'{width:.3g}' for width in sorted(widths))} of the values cross"
+
+
 def gradients_alike(subject: Subject) -> str:
-    """With fp32 inside, the upper stage's gradients are those of the same model without a wire; and what is lost is said."""
-    lossless = tuple(map(_lossless, _both(subject)))
-    worst, lost = 0.0, 0.0
-    for ours, theirs in zip(Pipeline(*lossless, wire=True).run(1), Pipeline(*lossless, wire=False).run(1), strict=True):
-        require(len(ours.gradients) == len(theirs.gradients), "through the wire other parameters have gradients")
-        for one, other in zip(ours.gradients, theirs.gradients, strict=True):
-            worst = max(worst, float((one - other).norm() / other.norm().clamp_min(1e-6)))
-        lost = max(lost, ours.lost)
-    require(worst < _ALIKE, f"gradients differ by {worst:.2g} of their norm")
-    return f"within {worst:.1g}; the codec's own part of the model changes hidden states by {lost:.1g} of their norm"
+    """With fp32 inside, gradients of all parameters are those of the same model without a wire.
+
+    Where nothing of the hidden states is lost they are also those of the constrained model without the codec, but for what the
+    constraint takes from either.
+    """
+    recipe = _lossless(_asked(subject))
+    (ours,) = Pipeline(recipe).run(1)
+    if not ours.intact:
+        raise NothingToAsk("its wire loses something even with fp32 inside, so there is nothing to compare with")
+    (theirs,) = Pipeline(recipe, "graph").run(1)
+    worst = _apart(ours.gradients, theirs.gradients, "without the wire")
+    if not _is_exact(subject):
+        return f"within {worst:.1g}; the codec's own part of the model changes hidden states by {ours.lost:.1g} of their norm"
+    (alone,) = Pipeline(recipe, "around").run(1)
+    left, expected = (Pipeline(recipe).constrained(one.gradients) for one in (ours, alone))
+    whole = _apart(left, expected, "of the constrained model without the codec")
+    return f"within {worst:.1g} of those without the wire, {whole:.1g} of those of the constrained model alone"
+
+
+def _apart(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: str) -> float:
+    names = ", ".join(sorted(ours.keys() ^ theirs.keys())[:3])
+    require(not names, f"gradients {what} are of other parameters: {names}")
+    worst = 0.0
+    for name, other in theirs.items():
+        apart = float((ours[name] - other).norm() / other.norm().clamp_min(1e-6))
+        require(apart < _ALIKE, f"the gradient of {name} differs from that {what} by {apart:.2g} of its norm")
+        worst = max(worst, apart)
+    return worst
 
 
 def exact(subject: Subject) -> str:
     """Where the table says that nothing is lost, hidden states come back to 1e-5 in fp32, after every step of training."""
-    recipes = _both(subject)
-    if not subject.entry.exact:
-        raise NothingToAsk("the table does not say that hidden states come back exactly")
-    pipeline = Pipeline(*map(_lossless, recipes), wire=True)
-    lost = [step.lost for step in pipeline.run(_STEPS)]
+    recipe = _asked(subject)
+    if not _is_exact(subject):
+        raise NothingToAsk("neither the table nor its class says that hidden states come back exactly")
+    lost = [step.lost for step in Pipeline(_lossless(recipe)).run(_STEPS)]
     require(max(lost) < _EXACT, f"step {lost.index(max(lost))}: hidden states are off by {max(lost):.2g} of their norm")
     return f"off by at most {max(lost):.1g} in {_STEPS} steps"
+
+
+def ends_agree(subject: Subject) -> str:
+    """Layers and constants come from seed and boundary, not from a global generator; and what both ends say they hold alike is
+    the same bit for bit in every step, bases orthonormal.
+    """
+    recipe = _asked(subject)
+    kept = torch.get_rng_state()
+    try:
+        starts = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            pipeline = Pipeline(recipe)
+            starts.append({name: one.detach().clone() for name, one in pipeline.parameters().items()})
+            require(same(torch.get_rng_state(), before), "a hook drew from torch's global generator")
+    finally:
+        torch.set_rng_state(kept)
+    require(same(*starts), f"another process would begin with other numbers: {difference(*starts)}")
+    above, below = pipeline.above, pipeline.below
+    if not (isinstance(above, Agreeing) and isinstance(below, Agreeing)):
+        return "the same start every time; it has no method agreed"
+    names: set[str] = set()
+    worst = 0.0
+    for number, _ in enumerate(pipeline.run(_STEPS)):
+        ours, theirs = above.agreed(), below.agreed()
+        require(same(ours, theirs), f"step {number}: when its message has crossed the ends differ in {difference(ours, theirs)}")
+        names |= ours.keys()
+        for basis in (value.detach().double() for name, value in ours.items() if name.startswith("basis")):
+            worst = max(worst, float((basis.T @ basis - torch.eye(basis.shape[1])).abs().max()))
+            require(worst < _ORTHONORMAL, f"the basis is no longer orthonormal: off by {worst:.2g}")
+    return f"alike in {_STEPS} steps: {', '.join(sorted(names))}" + (f"; orthonormal to {worst:.0g}" if worst else "")
+
+
+def constrained_once(subject: Subject) -> str:
+    """A stage between two boundaries is asked twice, and what is done to its weights twice is done once."""
+    recipe = _asked(subject)
+    for place in ("first", "middle"):
+        stage = Stage(place)
+        hooks = [hook_of(build(recipe, Context(0, 1, "forward")), stage, "downstream")]
+        before = {name: value.clone() for name, value in stage.state_dict().items()}
+        if place == "middle":
+            hooks.append(hook_of(build(recipe, Context(0, 0, "forward")), stage, "upstream"))
+        hooks.append(hook_of(build(recipe, Context(0, 1, "forward")), stage, "downstream"))
+        after = stage.state_dict()
+        require(same(before, after), f"the {place} stage changed when it was asked again: {difference(before, after)}")
+        for hook in hooks:
+            if isinstance(hook, Constraining) and hook.outside() is not None:
+                for _ in range(2):
+                    before = {name: value.clone() for name, value in stage.state_dict().items()}
+                    hook.after_step(0, 0.0)
+                moved = [name for name, one in stage.state_dict().items() if not _near(one, before[name])]
+                require(not moved, f"the {place} stage's {', '.join(moved[:3])} changed when constrained again")
+    return "the first stage, and one between two boundaries"
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) <= _WITHIN * float(other.norm())
+
+
+def weights_stay(subject: Subject) -> str:
+    """Where a hook says how far its weights lie outside of what it needs, that is nothing but rounding after every step."""
+    pipeline = Pipeline(_asked(subject))
+    constraining = [hook for hook in pipeline.hooks if isinstance(hook, Constraining) and hook.outside() is not None]
+    if not constraining:
+        raise NothingToAsk("it has no weights of the model to keep anywhere")
+    worst = max(hook.outside() or 0.0 for hook in constraining)
+    for number, _ in enumerate(pipeline.run(_STEPS)):
+        worst = max([worst, *(hook.outside() or 0.0 for hook in constraining)])
+        require(worst < _WITHIN, f"after {number} steps a weight lies outside with {worst:.2g} of its norm")
+    return f"at most {worst:.1g} of a weight's norm outside, in {_STEPS} steps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -69,11 +70,19 @@ def names_of(recipe: Recipe, shape: tuple[int, ...]) -> dict[str, float]:
     return found
 
 
+def _on_the_wire(recipe: Recipe) -> Recipe:
+    """What crosses of a model codec is a tensor of its own, a smaller one, which the codec inside puts on the wire."""
+    inside = next((value for _, value in recipe.arguments if isinstance(value, Recipe)), None)
+    if recipe.entry.hook and inside is not None:
+        return _on_the_wire(inside)
+    arguments = tuple((name, _on_the_wire(value) if isinstance(value, Recipe) else value) for name, value in recipe.arguments)
+    return dataclasses.replace(recipe, arguments=arguments)
+
+
 def payload_length(subject: Subject) -> str:
     """As long as its formula says, to the byte; where the length depends on the values, at most a tenth over the nominal size."""
     told = []
-    # What crosses of a model codec is a tensor of its own, smaller one, which the codec inside puts on the wire.
-    recipe = subject.inner if subject.entry.hook and subject.inner else subject.recipe
+    recipe = _on_the_wire(subject.recipe)
     formula_text = recipe.entry.bits_per_element
     for shape in _SHAPES:
         x = hidden(*shape, seed=len(shape))

@@ -40,8 +40,12 @@ CHECKS: tuple[Check, ...] = (
     Check("hostile bytes", hostile.hostile_bytes),
     Check("foreign payloads", hostile.foreign_payload),
     Check("in a model: trains", models.trains),
+    Check("in a model: shapes", models.shapes),
     Check("in a model: gradients", models.gradients_alike),
     Check("in a model: nothing lost", models.exact),
+    Check("in a model: ends agree", models.ends_agree),
+    Check("in a model: twice is once", models.constrained_once),
+    Check("in a model: weights stay", models.weights_stay),
     Check("cost", cost.within_a_tenth_of_the_wire),
 )
 
@@ -63,12 +67,13 @@ def ask(check: Check, subject: Subject) -> Finding:
 
 
 def check(text: str, *, directions: tuple[Direction, ...] = ("forward", "backward")) -> Iterator[Finding]:
-    """Every check of a codec, named as on the command line, one direction after the other.
+    """Every check of a codec, named as on the command line, in all directions before the next check.
 
     SpecError or UnknownNameError for one that cannot be made.
     """
-    for direction in directions:
-        subject = subject_of(text, direction)
+    subjects = [subject_of(text, direction) for direction in directions]
+    for subject in subjects:
         subject.fresh()
-        for one in CHECKS:
+    for one in CHECKS:
+        for subject in subjects:
             yield ask(one, subject)

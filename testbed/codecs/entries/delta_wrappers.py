@@ -139,7 +139,7 @@ ENTRIES = (
         name="zstd",
         forward="testbed.codecs.lossless:Zstd",
         backward="testbed.codecs.lossless:Zstd",
-        parameters=(_ANY, Parameter("level", "int", 3, "zstd's: 1 is fast", least=1, most=19), _SPLIT),
+        parameters=(_ANY, Parameter("level", "int", 1, "zstd's: 1 is fast", least=1, most=19), _SPLIT),
         summary="the inner payload packed by zstd, byte planes of 16 and 32-bit values apart",
         bits_per_element="at most the inner codec's, and 20 bytes a message; depends on the values",
         nominal_bits=_inner,

@@ -1,0 +1,295 @@
+"""The table, the summary and the figures of codec_quality: `python experiments/codec_quality/figures.py`.
+
+Reads the results of the sweep. An arm is a codec, or a codec on a share of the text that comes back; its loss is set against that
+of fp32 with the same seed and the same text. Losses do not depend on the network, so a seed counts once whatever it ran over.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+import testbed
+from testbed import results
+from testbed.codecs import selection
+from testbed.report import experiments, style
+from testbed.report.canvas import Handle, canvas
+
+HERE = Path(__file__).resolve().parent
+RUN = ["cell_id", "run"]
+BASELINE = "fp32"
+LOSSES = {"loss": "validation_loss", "plain": "uncompressed_loss"}
+"""With the codec in place and without: name in summary.csv -> column of `testbed.load`."""
+STRAIGHT = 0.1
+"""Nats. The axis of differences is linear up to here and logarithmic beyond."""
+TICKS = (-1, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+BITS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+
+
+# ------------------------------------------------------------------ what came out
+def measured(folder: Path) -> Any:
+    """A row a run that ended well, with its arm and what it sent in bits a value; see `experiments.runs`."""
+    runs = experiments.runs(folder)
+    share = runs["workload.training_sequences"]
+    names = [codec if pandas.isna(some) else f"{codec}, {some} sequences" for codec, some in zip(runs.codec, share, strict=True)]
+    return runs.assign(arm=names, share=share.fillna(0)).merge(sent(folder), left_on=RUN, right_index=True)
+
+
+def sent(folder: Path) -> Any:
+    """Of all training steps of each run, bits a value: payloads both ways, forward, backward, and IP packets.
+
+    The first stage sends activations only, the last their gradients only. Packets are counted from one record to the next, so the
+    first step has no number, and is taken to need as many bytes of packets for each byte of payload as the others.
+    """
+    steps = testbed.steps(folder, by_stage=True)
+    steps = steps[steps.phase == "train"]
+    stages = steps.groupby([*RUN, "stage"])[["sent_payload_bytes", "sent_raw_bytes"]].sum().astype(float)
+    both, ends = stages.groupby(level=RUN).sum(), stages.groupby(level=RUN)
+    counted = steps[steps.sent_wire_bytes.notna()].groupby(RUN)[["sent_wire_bytes", "sent_payload_bytes"]].sum().astype(float)
+    bits = 32 * both.sent_payload_bytes / both.sent_raw_bytes
+    return pandas.DataFrame(
+        {
+            "bits": bits,
+            "bits_forward": 32 * ends.sent_payload_bytes.first() / ends.sent_raw_bytes.first(),
+            "bits_backward": 32 * ends.sent_payload_bytes.last() / ends.sent_raw_bytes.last(),
+            "bits_wire": bits * counted.sent_wire_bytes / counted.sent_payload_bytes,
+        }
+    )
+
+
+def with_differences(runs: Any) -> Any:
+    """A row for each arm and seed, with its losses less those of fp32 on the same text with the same seed."""
+    one = runs.drop_duplicates(["arm", "seed"])
+    base = one[one.codec == BASELINE].set_index(["share", "seed"])
+    of_pair = base.reindex(pandas.MultiIndex.from_frame(one[["share", "seed"]]))
+    less = {f"{name}_less_fp32": one[column].to_numpy() - of_pair[column].to_numpy() for name, column in LOSSES.items()}
+    return one.assign(**less, **{name: one[column] for name, column in LOSSES.items()})
+
+
+def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
+    """A row an arm, by bits a value: what was set, what was sent, and the mean, lowest and highest loss of its seeds."""
+    seeds, rows = with_differences(runs), []
+    tried = [] if tuning is None else sorted({one.value for arm in tuning.arms for one in arm.tried})
+    for arm, found in seeds.groupby("arm"):
+        every, first = runs[runs.arm == arm], found.iloc[0]
+        shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
+        parts = [part.entry for recipe in selection.read(first.codec).recipes() for part in recipe.parts()]
+        row = {
+            "arm": arm,
+            "codec": first.codec,
+            "training_sequences": first["workload.training_sequences"],
+            "negative_control": selection.read(first.codec).control,
+            "changes_model": any(entry.hook for entry in parts),
+            "learning_rate": rate,
+            "end_of_list": len(tried) > 1 and rate in (tried[0], tried[-1]),
+            "seeds": len(found),
+            "runs": len(every),
+            "certified": int(every.certified.sum()),
+            "steps": int(found.steps.min()),
+            **{name: float(found[name].mean()) for name in ("bits", "bits_forward", "bits_backward")},
+            "bits_wire": float(shaped.bits_wire.mean()),
+            "step_s": float(shaped.step_s.mean()),
+        }
+        for name in (*LOSSES, *(f"{name}_less_fp32" for name in LOSSES)):
+            row |= {name: found[name].mean(), f"{name}_low": found[name].min(), f"{name}_high": found[name].max()}
+        rows.append(row)
+    return pandas.DataFrame(rows).sort_values(["bits", "arm"]).reset_index(drop=True)
+
+
+def remarks(folder: Path, runs: Any, arms: Any) -> Iterator[str]:
+    """What the table does not say: seeds over two networks, arms with fewer seeds, runs that failed."""
+    fixed = runs[[not selection.read(codec).measures for codec in runs.codec]]
+    groups = [found for _, found in fixed.groupby(["arm", "seed"]) if found.profile.nunique() > 1]
+    if groups:
+        apart = max(found[column].max() - found[column].min() for found in groups for column in LOSSES.values())
+        yield f"Arms that ran with one seed over two networks: {len(groups)}; their losses differ by {apart:g}."
+    for arm in arms[arms.seeds < arms.seeds.max()].itertuples():
+        yield f"{arm.arm}: {arm.seeds} of {arms.seeds.max()} seeds ended well."
+    every = testbed.load(folder)
+    for run in every[(every.status != "ok") & ~every.cell_id.isin(runs.cell_id)].itertuples():
+        yield f"{run.codec} over {run.network} {run.status}: {run.error}"
+
+
+# ------------------------------------------------------------------ table
+def table(arms: Any) -> Any:
+    """What the README shows, by bits a value."""
+    control = ["negative control" if one else "" for one in arms.negative_control]
+    marks = ["in the model" if one else "" for one in arms.changes_model]
+    return pandas.DataFrame(
+        {
+            "#": arms.index + 1,
+            "codec": arms.arm,
+            "": [", ".join(filter(None, pair)) for pair in zip(control, marks, strict=True)],
+            "bits a value": arms.bits.round(2),
+            "forward": arms.bits_forward.round(2),
+            "backward": arms.bits_backward.round(2),
+            "IP": arms.bits_wire.round(2),
+            "learning rate": [f"{one:g}{' *' * end}" for one, end in zip(arms.learning_rate, arms.end_of_list, strict=True)],
+            "validation loss": arms.loss.map("{:.3f}".format),
+            "less fp32's": arms.loss_less_fp32.map("{:+.3f}".format),
+            "of each seed": spread(arms, "loss_less_fp32"),
+            "without the codec": arms.plain_less_fp32.map("{:+.3f}".format),
+            "each": spread(arms, "plain_less_fp32"),
+            "certified": [f"{good} of {all_}" for good, all_ in zip(arms.certified, arms.runs, strict=True)],
+        }
+    )
+
+
+def spread(arms: Any, name: str) -> list[str]:
+    """From the lowest to the highest seed."""
+    return [f"{low:+.3f} to {high:+.3f}" for low, high in zip(arms[f"{name}_low"], arms[f"{name}_high"], strict=True)]
+
+
+# ------------------------------------------------------------------ figures
+APART = (8.0, 6.5)
+"""Points, across and up: numbers that are nearer to each other, or to a mark, cannot be read."""
+PLACES = tuple(
+    (round(radius * math.cos(turn), 1), round(radius * math.sin(turn), 1))
+    for radius in (8.5, 14, 20, 27, 35, 44)
+    for turn in (0.0, 0.8, -0.8, 1.57, -1.57, 2.4, -2.4, 3.14)
+)
+"""Of a number around its mark, in points, the best first."""
+WORDS = """\
+Each mark is an arm: the mean over seeds of its validation loss less that of fp32 with the same seed, text and number of tokens; \
+the line is from the lowest to the highest seed. Above 0 is worse; beyond {straight:g} nats the axis is logarithmic. Bits are \
+payload that was sent a value, activations and gradients together. Numbers are those of the table and of the other figure.
+"""
+TITLES = {"loss": "evaluated with the codec", "plain": "evaluated without it"}
+
+
+def hollow_words(arms: Any) -> str:
+    """Why a mark of this figure is hollow."""
+    uncertified = arms[arms.certified < arms.runs]
+    words = ["negative controls"] * bool(arms.negative_control.any())
+    words += [f"not all runs certified ({', '.join(uncertified.arm)})"] * (len(uncertified) > 0)
+    return "; ".join(words) or "none"
+
+
+def settings(arms: Any, runs: Any) -> str:
+    """What stands below a figure."""
+    first = runs.iloc[0]
+    sizes = first["training.steps"], first["workload.batch_size"], first["workload.sequence_length"]
+    what = "{}, {} steps of {} x {} tokens; ".format(first["workload.model"], *sizes)
+    return WORDS.format(straight=STRAIGHT) + what + experiments.caption(runs)
+
+
+def face(arm: Any, colour: str) -> str:
+    """What a mark is filled with."""
+    return style.PAPER if arm.negative_control or arm.certified < arm.runs else colour
+
+
+def scale(axes: Axes, which: str, arms: Any) -> None:
+    """Differences of losses along an axis: linear near 0, logarithmic beyond, a line at 0."""
+    lows, highs = (arms[[f"{name}_less_fp32_{end}" for name in LOSSES]].to_numpy() for end in ("low", "high"))
+    low, high = min(1.3 * lows.min(), -0.02), max(1.3 * highs.max(), 0.05)
+    if which == "x":
+        axes.set_xscale("symlog", linthresh=STRAIGHT)
+        axes.set_xlim(low, high)
+        axes.axvline(0, color=style.INK, lw=0.9)
+    else:
+        axes.set_yscale("symlog", linthresh=STRAIGHT)
+        axes.set_ylim(low, high)
+        axes.axhline(0, color=style.INK, lw=0.9)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator(TICKS))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def against_bits(arms: Any, runs: Any) -> Figure:
+    """The loss that a codec costs against the bits that it sends, evaluated with and without it."""
+    looks = style.looks(arms.codec)
+    legend: list[Handle] = [
+        Line2D([], [], color=style.MUTED, ls="none", marker="o", label="mean of paired seeds"),
+        Line2D([], [], color=style.MUTED, label="lowest to highest seed"),
+        Line2D([], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"),
+    ]
+    figure, panels = canvas("Loss against bits a value", 5.2, legend, settings(arms, runs), 2, columns=2)
+    for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
+        scale(axes, "y", arms)
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(arms.bits.min() / 1.3, 1.3 * arms.bits.max())
+        axes.xaxis.set_major_locator(FixedLocator(BITS))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xlabel("payload, bits a value, both directions")
+        axes.set_title(title)
+        middles = arms[f"{name}_less_fp32"]
+        for arm, middle in zip(arms.itertuples(), middles, strict=True):
+            look = looks[arm.codec]
+            ends = getattr(arm, f"{name}_less_fp32_low"), getattr(arm, f"{name}_less_fp32_high")
+            axes.plot([arm.bits] * 2, ends, color=look.colour, lw=1)
+            axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=face(arm, look.colour), ms=5, ls="none")
+        numbered(axes, list(zip(arms.bits, middles, strict=True)))
+    panels[0].set_ylabel("validation loss less fp32's, nats per token")
+    return figure
+
+
+def numbered(axes: Axes, marks: list[tuple[float, float]]) -> None:
+    """The number of each mark beside it: the first place around it where no mark and no earlier number is."""
+    scaled = axes.transData.transform(marks) * 72 / axes.figure.dpi  # points, as offsets are
+    taken = [(float(x), float(y)) for x, y in scaled]
+    for number, (mark, (x, y)) in enumerate(zip(marks, list(taken), strict=True), 1):
+        free = (
+            place
+            for place in PLACES
+            if all(abs(x + place[0] - there[0]) > APART[0] or abs(y + place[1] - there[1]) > APART[1] for there in taken)
+        )
+        place = next(free, PLACES[0])
+        taken.append((x + place[0], y + place[1]))
+        line = (
+            {"arrowstyle": "-", "color": style.MUTED, "lw": 0.4, "shrinkA": 0, "shrinkB": 2} if math.hypot(*place) > 10 else None
+        )
+        axes.annotate(
+            str(number), mark, xytext=place, textcoords="offset points", size=6, ha="center", va="center", arrowprops=line
+        )
+
+
+def by_arm(arms: Any, runs: Any) -> Figure:
+    """A row an arm, by bits a value: its difference from fp32, with the codec and without."""
+    looks = style.looks(arms.codec)
+    legend: list[Handle] = [
+        Line2D([], [], color=style.MUTED, marker="o", label="with the codec"),
+        Line2D([], [], color=style.MUTED, ls="none", marker="|", ms=9, mew=1.6, label="without it"),
+        Line2D([], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"),
+    ]
+    words, height = settings(arms, runs), 0.17 * len(arms) + 0.1
+    figure, (axes,) = canvas("Codecs by bits a value", height, legend, words, 1, columns=1, left=3.1)
+    for arm in arms.itertuples():
+        look, place = looks[arm.codec], arm.Index
+        axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)
+        axes.plot(arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=face(arm, look.colour), ms=5, ls="none")
+        axes.plot(arm.plain_less_fp32, place, marker="|", color=look.colour, ms=9, mew=1.6, ls="none")
+    names = [f"{arm.arm}   {arm.bits:.2f} bits   {arm.Index + 1}" for arm in arms.itertuples()]
+    axes.set_yticks(range(len(arms)), names, size=7.5)
+    axes.set_ylim(len(arms) - 0.4, -0.6)
+    scale(axes, "x", arms)
+    axes.set_xlabel("validation loss less fp32's, nats per token")
+    return figure
+
+
+def main() -> int:
+    """Write summary.csv and the figures, print the table."""
+    folder, output = experiments.folders(HERE.name, "Draw the figures of codec_quality and print its table.")
+    runs = measured(folder)
+    arms = summarised(runs, results.last_tuning(folder))
+    arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
+    with style.applied():
+        drawn = {"quality": against_bits(arms, runs), "arms": by_arm(arms, runs)}
+    for name, figure in drawn.items():
+        experiments.save(figure, output, name)
+    lines = [experiments.markdown(table(arms)), "", *remarks(folder, runs, arms)]
+    print("\n".join(lines))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""How much two tensors of one boundary have in common, steps apart: `python experiments/seed_activation_delta/redundancy.py`.
+
+Trains the GPT-2 mini of sweep.toml (its fp32 arm, in one process, without a network) and writes redundancy.csv: the norm of
+X_t - X_{t-gap} over that of X_t, and what int8 makes of both, early and late in training. figures.py draws it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from testbed import paths
+from testbed.codecs.base import Context, Slot
+from testbed.codecs.make import make
+from testbed.pipeline.optimise import Optimiser, learning_rate
+from testbed.spec import Cell
+from testbed.sweep import plan
+from testbed.workloads import prepare
+from testbed.workloads.build import build
+from testbed.workloads.data import Data
+
+HERE = Path(__file__).resolve().parent
+GAPS = (1, 2, 5, 10, 20, 50, 100)
+"""Steps between the two tensors."""
+WINDOW = 5
+"""Consecutive steps whose ratios are averaged."""
+FRESH, SAME, LEARNED = "a new batch each step", "one batch, not learned", "one batch, learned at each step"
+"""What is sent at each step. SAME is of the validation split, read at each step while other batches are learned."""
+
+
+class Row(NamedTuple):
+    """A line of redundancy.csv."""
+
+    seed: int
+    batches: str
+    """FRESH, SAME or LEARNED."""
+    tensor: str
+    """X: activations; G: their gradients."""
+    step: int
+    """Optimiser steps done before the last of the window's tensors."""
+    gap: int
+    norm_ratio: float
+    """|X_t - X_{t-gap}| / |X_t|, mean over the window."""
+    int8_error: float
+    """|decoded - X_t| / |X_t| of int8, sent as it is."""
+    delta_error: float
+    """The same of X_{t-gap} + int8 of the difference: what a receiver has that holds X_{t-gap} exactly."""
+    int8_bits: float
+    """Bits a value of X_t through 'entropy(int8)': what is left to save once the codes are packed."""
+    delta_bits: float
+    """Bits a value of the difference through the same."""
+
+
+class Training:
+    """A cell's model in two parts, trained in one process; what would cross the boundary comes out."""
+
+    def __init__(self, cell: Cell) -> None:
+        """`cell` has two stages and is trained as its fp32 arm, in one micro-batch. The text is prepared where it is not yet."""
+        text = prepare.prepare(cell.workload.text, cell.workload.model, paths.cache_folder())
+        seed = cell.training.seed
+        self._cell = cell
+        self._upper, self._lower = (
+            build(cell.workload, stage=stage, stages=2, seed=seed, vocabulary=text.vocabulary, layers=cell.pipeline.layers)
+            for stage in range(2)
+        )
+        self._data = Data(np.load(text.path, mmap_mode="r"), cell.workload, seed)
+        self._optimiser = Optimiser([*self._upper.parameters(), *self._lower.parameters()], cell.optimiser)
+
+    def step(self, step: int, steps: int) -> tuple[Tensor, Tensor]:
+        """Learn from a step's batch; its activations and gradients at the boundary, (b, n, d) fp32."""
+        batch = self._data.train(step, 0, 1)
+        hidden = self._upper(batch.inputs)
+        received = hidden.detach().requires_grad_()
+        self._lower.loss(self._lower(received), batch.targets).backward()  # type: ignore[no-untyped-call]
+        assert received.grad is not None
+        hidden.backward(received.grad)
+        norm = sum(self._optimiser.squares()) ** 0.5
+        self._optimiser.update(norm, learning_rate(self._cell.optimiser, step, steps))
+        return received.detach(), received.grad
+
+    @torch.no_grad()
+    def held_out(self) -> Tensor:
+        """Activations (b, n, d) of the first validation batch."""
+        found: Tensor = self._upper(self._data.validation(0, 0, 1).inputs)
+        return found
+
+
+def compare(seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]) -> Iterator[Row]:
+    """The rows of one moment; `kept` ends with that step's tensor."""
+    slot = Slot("train", step, 0, ())
+    context = Context(seed, 0, "forward" if tensor == "X" else "backward")
+
+    def through(text: str, x: Tensor) -> tuple[Tensor, float]:
+        payload = make(text, context).encode(x, slot)
+        return make(text, context).decode(payload, slot), 8 * memoryview(payload).nbytes / x.numel()
+
+    for gap in GAPS:
+        found = []
+        for now in range(len(kept) - WINDOW, len(kept)) if len(kept) >= gap + WINDOW else ():
+            x, before = kept[now], kept[now - gap]
+            norm, change = float(x.norm()), x - before
+            errors = [float((through("int8", part)[0] - part).norm()) / norm for part in (x, change)]
+            bits = [through("entropy(int8)", part)[1] for part in (x, change)]
+            found.append((float(change.norm()) / norm, *errors, *bits))
+        if found:
+            yield Row(seed, batches, tensor, step, gap, *map(fmean, zip(*found, strict=True)))
+
+
+def follow(cell: Cell, steps: int, moments: tuple[int, ...]) -> Iterator[Row]:
+    """Train a cell for so many steps; the rows of the moments, which are numbers of steps done."""
+    training = Training(cell)
+    repeated = cell.workload.training_sequences == cell.workload.batch_size
+    names = [(LEARNED, "X"), (LEARNED, "G")] if repeated else [(FRESH, "X"), (FRESH, "G"), (SAME, "X")]
+    kept: list[deque[Tensor]] = [deque(maxlen=max(GAPS) + WINDOW) for _ in names]
+    for step in range(steps):
+        held_out = [] if repeated else [training.held_out()]
+        for series, tensor in zip(kept, [*training.step(step, steps), *held_out], strict=True):
+            series.append(tensor)
+        if step + 1 in moments:
+            for (batches, tensor_name), series in zip(names, kept, strict=True):
+                yield from compare(cell.training.seed, batches, tensor_name, step, series)
+
+
+def cells(seeds: int) -> tuple[Cell, ...]:
+    """The fp32 cells of sweep.toml with GPT-2 mini, on new batches and on one; the engine and the network do not matter."""
+    only = ["codec=fp32", "profile=datacenter", "workload.model=gpt2-mini"]
+    found = plan.cells(plan.load_experiment(str(HERE / "sweep.toml")), "relay", only=only)
+    return tuple(cell for cell in found if cell.training.seed < seeds)
+
+
+def main(arguments: list[str]) -> int:
+    """Write redundancy.csv; whole or not at all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for redundancy.csv (%(default)s)")
+    parser.add_argument("--steps", type=int, help="of each training (those of sweep.toml)")
+    parser.add_argument("--moments", type=int, nargs="+", default=[20, 110], help="steps done, and the end (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="of those of sweep.toml (%(default)s)")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
+    rows: list[Any] = []
+    for cell in cells(asked.seeds):
+        steps = asked.steps or cell.training.steps
+        for row in follow(cell, steps, (*asked.moments, steps)):
+            print(*row, flush=True)  # noqa: T201
+            rows.append(row)
+    asked.output.mkdir(parents=True, exist_ok=True)
+    draft = asked.output / "redundancy.csv.part"
+    with draft.open("w", encoding="utf8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([Row._fields, *rows])
+    draft.rename(asked.output / "redundancy.csv")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,295 @@
+"""Figure, summary.csv and the README's table of subspace_80mbps, from the results of its sweep.
+
+python experiments/subspace_80mbps/figures.py [--results results/subspace_80mbps] [--output experiments/subspace_80mbps]
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+import testbed
+from testbed.codecs import selection
+from testbed.codecs.base import Context, ModelCodec
+from testbed.codecs.make import make
+from testbed.metrics.curves import LossPoint
+from testbed.metrics.time_to_loss import Crossing, crossing
+from testbed.report import canvas, experiments, style
+from testbed.results import Run
+from testbed.spec import Cell
+from testbed.workloads.build import build
+from testbed.workloads.table import size_of
+
+NAME = "subspace_80mbps"
+BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
+NETWORKS = (REFERENCE, SCALED, PLAIN)
+"""In the order of the table."""
+DASHES: dict[str, Any] = {REFERENCE: (0, (1.2, 1.2)), SCALED: "-", PLAIN: (0, (5, 1.5))}
+TARGETS = ("half", "last")
+_ARM = ["codec", "profile"]
+
+
+class Matched(NamedTuple):
+    """What the scaled link is to the model, from the runs of fp32 over it: there stages wait and seldom share a processor."""
+
+    message_bytes: float
+    """One micro-batch's activations as fp32."""
+    rate_bps: float
+    forward_s: float
+    """Of one micro-batch through one stage: the median of its steps, the mean of the stages."""
+    slowest_s: float
+    """The same of the slowest stage, which has the output layer."""
+
+    @property
+    def wire_s(self) -> float:
+        return self.message_bytes * 8 / self.rate_bps
+
+    @property
+    def words(self) -> str:
+        return (
+            f"one micro-batch's activations as fp32 are {self.message_bytes / 1e3:.0f} kB: {self.wire_s * 1e3:.1f} ms on a link "
+            f"of {self.rate_bps / 1e6:g} Mbit/s, {self.wire_s / self.forward_s:.1f} times the forward pass of a stage (mean "
+            f"{self.forward_s * 1e3:.1f} ms) and {self.wire_s / self.slowest_s:.1f} times that of the slowest "
+            f"({self.slowest_s * 1e3:.1f} ms); 10 to 20 in the paper"
+        )
+
+
+def matched(results: Path, runs: Any) -> Matched | None:
+    """None where fp32 did not run over the scaled link."""
+    found = runs[(runs.codec == BASELINE) & (runs.profile == SCALED)]
+    if found.empty:
+        return None
+    one = found.iloc[0]
+    steps = testbed.steps(results / one.folder, by_stage=True)
+    parts = one["pipeline.microbatches"]
+    forward_s = steps[steps.measured].groupby("stage").forward_s.median() / parts
+    messages = 2 * (one["pipeline.stages"] - 1) * parts
+    return Matched(
+        float(one.raw_bytes_per_step / messages), float(one.up_rate_bps), float(forward_s.mean()), float(forward_s.max())
+    )
+
+
+def learned_parameters(cell: Cell) -> int:
+    """What the optimisers of all stages update together, each parameter once."""
+    learned: dict[torch.nn.Parameter, None] = {}
+    last = cell.pipeline.stages - 1
+    for stage in range(cell.pipeline.stages):
+        model = build(
+            cell.workload,
+            stage=stage,
+            stages=cell.pipeline.stages,
+            seed=cell.training.seed,
+            vocabulary=size_of(cell.workload.model).vocabulary,
+            layers=cell.pipeline.layers,
+        )
+        hooks = []
+        for side, boundary in (("upstream", stage - 1), ("downstream", stage)):
+            codec = make(cell.codec, Context(seed=cell.training.seed, boundary=max(boundary, 0), direction="forward"))
+            if 0 <= boundary < last and isinstance(codec, ModelCodec):
+                hooks.append(codec.hook(model, side))  # type: ignore[arg-type]
+        learned |= dict.fromkeys(p for p in model.parameters() if p.requires_grad)
+        learned |= dict.fromkeys(p for hook in hooks if hook is not None for p in hook.parameters())
+    return sum(parameter.numel() for parameter in learned)
+
+
+def points(curves: Any, phase: str = "evaluation") -> list[LossPoint]:
+    """The curve of one run."""
+    chosen = curves[curves.phase == phase]
+    return [LossPoint(int(p.step), float(p.end_s), float(p.loss)) for p in chosen.itertuples()]
+
+
+def targets(curves: Any) -> dict[str, float]:
+    """Losses to count time to: those of fp32 at half of its steps and at the end, the worst seed's, so that fp32 gets there."""
+    base = curves[(curves.codec == BASELINE) & (curves.phase == "evaluation")]
+    last = base.step.max()
+    steps = (base.step[base.step <= last / 2].max(), last)
+    return {name: float(base[base.step == step].loss.max()) for name, step in zip(TARGETS, steps, strict=True)}
+
+
+def _reached(per_seed: Sequence[list[LossPoint]], target: float) -> Crossing | None:
+    """Mean over the seeds; None unless every one gets there."""
+    found = [crossing(one, target) for one in per_seed]
+    there = [one for one in found if one is not None]
+    if len(there) < len(found):
+        return None
+    return Crossing(mean(one.seconds for one in there), mean(one.steps for one in there))
+
+
+def summary(results: Path, runs: Any, curves: Any) -> Any:
+    """A row for each codec over each network: seeds' means, and the lowest and highest."""
+    goals, rows = targets(curves), []
+    last = curves[curves.phase == "evaluation"].groupby(["codec", "seed"]).loss.last()
+    for (codec, profile), arm in runs.groupby(_ARM):
+        ran = arm.groupby("seed").mean(numeric_only=True)
+        plain = ran.uncompressed_loss
+        paired = [last[codec, seed] - last[BASELINE, seed] for seed in ran.index if (BASELINE, seed) in last.index]
+        row = {
+            "codec": codec,
+            "profile": profile,
+            "negative_control": selection.read(codec).control,
+            "learning_rate": arm["optimiser.learning_rate"].iloc[0],
+            "parameters": learned_parameters(Run(results / arm.folder.iloc[0]).cell),
+            "seeds": len(ran),
+            "certified": bool(arm.certified.all()),
+            "bits_per_value": 32 * float(ran.payload_bytes_per_step.mean() / ran.raw_bytes_per_step.mean()),
+            "payload_bytes_per_step": ran.payload_bytes_per_step.mean(),
+            "wire_bytes_per_step": ran.wire_bytes_per_step.mean(),
+            "frame_bytes_per_step": _frames(results, arm),
+            "header_bytes_per_step": ran.header_bytes_per_step.mean(),
+            **_spread("step_s", ran.step_s),
+            **_spread("loss", ran.validation_loss),
+            **_spread("loss_without_codec", plain.dropna()),
+            **_spread("loss_less_fp32", pd.Series(paired)),
+        }
+        per_seed = [points(curves[(curves.cell_id == cell)]) for cell in arm.groupby("seed").cell_id.first()]
+        for name, goal in goals.items():
+            there = _reached(per_seed, goal)
+            row |= {f"target_{name}": goal, f"steps_to_{name}": there and there.steps, f"s_to_{name}": there and there.seconds}
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    base = frame[frame.codec == BASELINE].set_index("profile")
+    frame["speed_up"] = [base.step_s.get(p, math.nan) / s for p, s in zip(frame.profile, frame.step_s, strict=True)]
+    frame["step_of_unshaped"] = frame.step_s / base.step_s.get(REFERENCE, math.nan)
+    for name in goals:
+        frame[f"steps_factor_{name}"] = frame[f"steps_to_{name}"] / frame.profile.map(base[f"steps_to_{name}"])
+        frame[f"net_speed_up_{name}"] = frame.profile.map(base[f"s_to_{name}"]) / frame[f"s_to_{name}"]
+    frame["order"] = frame.profile.map({network: place for place, network in enumerate(NETWORKS)})
+    return frame.sort_values(["order", "negative_control", "loss"]).drop(columns="order").reset_index(drop=True)
+
+
+def _frames(results: Path, arm: Any) -> float:
+    """Payloads and our frame headers, mean of a training step."""
+    steps = testbed.steps(results / arm.folder.iloc[0])
+    return float(steps[steps.phase == "train"].sent_frame_bytes.mean())
+
+
+def _spread(name: str, values: Any) -> dict[str, float]:
+    return {name: values.mean(), f"{name}_low": values.min(), f"{name}_high": values.max()}
+
+
+def speed_table(frame: Any) -> Any:
+    """What a step sends and takes, and the loss after equal tokens, as the README shows it."""
+    rows = [
+        {
+            **_arm(row),
+            "learning rate": f"{row.learning_rate:g}",
+            "learned": f"{row.parameters / 1e6:.3f} M",
+            "bits a value": f"{row.bits_per_value:.2f}",
+            "wire a step": f"{row.wire_bytes_per_step / 1e6:.3f} MB",
+            "step": f"{row.step_s * 1e3:.0f} ms",
+            "speed-up": _number(row.speed_up, ".2f", "x"),
+            "of unshaped fp32's": _number(row.step_of_unshaped, ".2f", "x"),
+            "validation loss": f"{row.loss:.3f} ({row.loss_low:.3f} to {row.loss_high:.3f})",
+            "less fp32's": f"{row.loss_less_fp32:+.3f} ({row.loss_less_fp32_low:+.3f} to {row.loss_less_fp32_high:+.3f})",
+            "without codec": _number(row.loss_without_codec, ".3f"),
+        }
+        for _, row in frame.iterrows()
+    ]
+    return pd.DataFrame(rows)
+
+
+def target_table(frame: Any) -> Any:
+    """How long to the losses that fp32 has at half of its steps and at the end."""
+    rows = []
+    for _, row in frame.iterrows():
+        shown = _arm(row)
+        for name in TARGETS:
+            goal = f"to {row[f'target_{name}']:.3f}"
+            shown[f"steps {goal}"] = _number(row[f"steps_to_{name}"], ".0f", missing="not reached")
+            shown[f"of fp32's {goal}"] = _number(row[f"steps_factor_{name}"], ".2f", "x")
+            shown[f"time {goal}"] = _number(row[f"s_to_{name}"], ".1f", " s")
+            shown[f"net speed-up {goal}"] = _number(row[f"net_speed_up_{name}"], ".2f", "x")
+        rows.append(shown)
+    return pd.DataFrame(rows)
+
+
+def _arm(row: Any) -> dict[str, str]:
+    return {"network": row.profile, "codec": f"`{row.codec}`" + (" (negative control)" if row.negative_control else "")}
+
+
+def _number(value: float | None, form: str, unit: str = "", missing: str = "–") -> str:  # noqa: RUF001
+    return missing if value is None or math.isnan(value) else f"{value:{form}}{unit}"
+
+
+def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
+    """Loss against wall-clock time and against steps, over the scaled link; fp32 over the unshaped one beside it."""
+    looks = style.looks(runs.codec)
+    main = SCALED if SCALED in set(runs.profile) else runs.profile.iloc[0]
+    shown = runs[(runs.profile == main) | ((runs.profile == REFERENCE) & (runs.codec == BASELINE))]
+    legend = [
+        Line2D(
+            [], [], color=looks[codec].colour, marker=looks[codec].marker, ls=DASHES[profile],
+            mfc=looks[codec].colour if sure else style.PAPER,
+            label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * selection.read(codec).control}",
+        )
+        for codec, profile, sure in shown.groupby(_ARM).certified.all().reset_index().itertuples(index=False)
+    ]  # fmt: skip
+    foot = experiments.caption(shown)
+    if match is not None:
+        foot += f"\nscaled: {match.words}"
+    foot += (
+        f"\nbands: lowest to highest of the seeds, line: their mean; validation loss, the codec in place; {_model(runs)}; "
+        "learning rate tuned for each codec with the same budget"
+    )
+    figure, (time, steps) = canvas.canvas(
+        f"Training through 8 times fewer bytes over a slow link ({main})", 3.6, legend, foot, 2, columns=2
+    )
+    for (codec, profile), arm in shown.groupby(_ARM):
+        for axes, by_time in ((time, True), (steps, False)):
+            _line(
+                axes, curves[curves.cell_id.isin(arm.cell_id)], looks[codec], profile, bool(arm.certified.all()), by_time=by_time
+            )
+    for axes, what in ((time, "training time, s (evaluations left out)"), (steps, "optimiser steps (equal tokens)")):
+        axes.set_xlabel(what)
+        axes.set_ylabel("validation loss, nats a token")
+    time.set_xscale("log")
+    time.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    time.xaxis.set_major_formatter(ScalarFormatter())
+    time.xaxis.set_minor_formatter(NullFormatter())
+    time.set_title("Loss against wall-clock time")
+    steps.set_title("Loss against steps")
+    return figure
+
+
+def _line(axes: Axes, curves: Any, look: style.Look, profile: str, certified: bool, *, by_time: bool) -> None:
+    wide = curves[curves.phase == "evaluation"]
+    losses = wide.pivot_table(index="step", columns="seed", values="loss").dropna()
+    ends = wide.pivot_table(index="step", columns="seed", values="end_s").loc[losses.index].mean(axis=1)
+    x = ends.tolist() if by_time else [float(step) for step in losses.index]
+    experiments.band(
+        axes, x, losses.T.values.tolist(), look.colour, "", dash=DASHES[profile], marker=look.marker, markersize=4,
+        mfc=look.colour if certified else style.PAPER,
+    )  # fmt: skip
+
+
+def _model(runs: Any) -> str:
+    one = runs.iloc[0]
+    tokens = one["workload.batch_size"] * one["workload.sequence_length"]
+    return f"{one['workload.model']}, {tokens} tokens a step, {one['training.steps']} steps, AdamW"
+
+
+def main() -> None:
+    """The command line."""
+    results, output = experiments.folders(NAME, "Figure, summary.csv and the table of the README.")
+    runs, curves = experiments.runs(results), experiments.curves(results)
+    match = matched(results, runs)
+    frame = summary(results, runs, curves)
+    frame.to_csv(output / "summary.csv", index=False, float_format="%.6g")
+    with style.applied():
+        experiments.save(draw(runs, curves, match), output, "loss")
+    words = [experiments.markdown(speed_table(frame)), experiments.markdown(target_table(frame)), experiments.caption(runs)]
+    sys.stdout.write("\n\n".join([*words, *([] if match is None else [match.words])]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""A model of two small stages, with all that a codec that changes the model asks of one, trained through it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from testbed.codecs.base import Codec, Context, Hook, ModelCodec, Paired, Slot
+from testbed.codecs.make import build
+from testbed.codecs.recipe import Recipe
+
+WIDTH, VOCABULARY, TOKENS, BATCH = 64, 61, 16, 4
+RATE = 0.1
+
+Place = Literal["first", "middle", "last"]
+Way = Literal["bytes", "graph", "around"]
+"""How hidden states go from one stage to the next: as payloads, through the codec's part of the model alone, or as they are."""
+
+
+class _Part(NamedTuple):
+    owner: nn.Module
+    name: str
+
+    @property
+    def module(self) -> nn.Module:
+        return cast("nn.Module", getattr(self.owner, self.name))
+
+    def replace(self, module: nn.Module) -> None:
+        setattr(self.owner, self.name, module)
+
+
+class Stage(nn.Module):
+    """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer behind it."""
+
+    width, vocabulary, context, learned_positions = WIDTH, VOCABULARY, TOKENS, True
+
+    def __init__(self, place: Place) -> None:
+        """Numbers from a seed."""
+        super().__init__()
+        self.first, self.last = place == "first", place == "last"
+        self.kept: dict[str, Any] = {}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(("first", "last", "middle").index(place))
+            if self.first:
+                self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
+            self.norm, self.inside, self.outside = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.Linear(96, WIDTH)
+            if self.last:
+                self.output = nn.Linear(WIDTH, VOCABULARY)
+
+    def tables(self) -> tuple[_Part, ...]:
+        """See `stage_model`."""
+        return (_Part(self, "tokens"), _Part(self, "positions")) if self.first else ()
+
+    def writers(self) -> tuple[_Part, ...]:
+        """See `stage_model`."""
+        return (_Part(self, "outside"),)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Token ids (b, n), or hidden states (b, n, d); logits at the last stage."""
+        hidden: Tensor = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1])) if self.first else inputs
+        hidden = hidden + self.outside(nn.functional.gelu(self.inside(self.norm(hidden))))
+        return self.output(hidden) if self.last else hidden
+
+
+class Step(NamedTuple):
+    """What one step of training came to."""
+
+    loss: float
+    lost: float
+    """|receive(send(h)) - h| / |h| of the hidden states, after the wire."""
+    intact: bool
+    """Whether what was decoded is what was encoded, bit for bit."""
+    gradients: dict[str, Tensor]
+    """Of both stages' parameters, and of those that the codec has brought."""
+
+
+def ids_of(step: int) -> Tensor:
+    """A step's text counts upwards modulo the vocabulary, by a stride that is to be guessed from the token before."""
+    start = torch.randint(VOCABULARY, (BATCH, 1), generator=torch.Generator().manual_seed(step))
+    return (start + 7 * torch.arange(TOKENS + 1)) % VOCABULARY
+
+
+class Pipeline:
+    """Both stages with a codec between them."""
+
+    def __init__(self, recipe: Recipe, way: Way = "bytes") -> None:
+        """Four instances, as four ends of a boundary get them."""
+        self.sender, self.receiver = (build(recipe, Context(0, 0, "forward")) for _ in range(2))
+        self.taker, self.giver = (build(recipe, Context(0, 0, "backward")) for _ in range(2))
+        for codec, other in ((self.taker, self.sender), (self.giver, self.receiver)):
+            if isinstance(codec, Paired):
+                codec.pair(other)
+        self._way = way
+        self.upper, self.lower = Stage("first"), Stage("last")
+        self.above, self.below = hook_of(self.sender, self.upper, "downstream"), hook_of(self.receiver, self.lower, "upstream")
+        self.hooks = [hook for hook in (self.above, self.below) if hook is not None]
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All that is learned, by name. One that a hook names and a stage has is there once."""
+        named = itertools.chain(
+            ((f"first stage, {name}", one) for name, one in self.upper.named_parameters()),
+            ((f"last stage, {name}", one) for name, one in self.lower.named_parameters()),
+            (
+                (f"the codec's {number} at the {end}", one)
+                for end, hook in (("sender", self.above), ("receiver", self.below))
+                for number, one in enumerate([] if hook is None else hook.parameters())
+            ),
+        )
+        seen: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in named:
+            seen.setdefault(id(parameter), (name, parameter))
+        return dict(seen.values())
+
+    def run(self, steps: int) -> Iterator[Step]:
+        """Train with plain gradient descent, each step told of before its update. Without the bytes, which may carry what a codec
+        learns from, only the first step is the same; the weights are then left as they are.
+        """
+        parameters = self.parameters()
+        for step in range(steps):
+            for hook in self.hooks:
+                hook.begin(step, 1)
+            slot, ids = Slot("train", step, 0, tuple(range(BATCH))), ids_of(step)
+            inputs, targets = ids[:, :-1], ids[:, 1:]
+            hidden = self.upper(inputs)
+            direct = self._way == "around"
+            coded = hidden if direct or self.above is None else self.above.send(hidden, inputs)
+            crossed = coded
+            if self._way == "bytes":
+                crossed = self.receiver.decode(bytes(self.sender.encode(coded.detach(), slot)), slot).requires_grad_()
+            restored = crossed if direct or self.below is None else self.below.receive(crossed, inputs)
+            logits = self.lower(restored)
+            loss = nn.functional.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self._way == "bytes":
+                assert crossed.grad is not None
+                coded.backward(self.taker.decode(bytes(self.giver.encode(crossed.grad, slot)), slot))
+            found = Step(
+                loss=float(loss.detach()),
+                lost=float((restored - hidden).detach().norm() / hidden.detach().norm()),
+                intact=torch.equal(crossed.detach(), coded.detach()),
+                gradients={name: one.grad.clone() for name, one in parameters.items() if one.grad is not None},
+            )
+            yield found
+            if self._way == "bytes":
+                self._update(step, parameters)
+
+    def constrained(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the codec's constraint leaves of an update by these numbers. The parameters are lost by it."""
+        parameters = self.parameters()
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                parameters[name].copy_(gradient)
+        for hook in self.hooks:
+            hook.after_step(0, 0.0)
+        return {name: parameters[name].detach().clone() for name in gradients}
+
+    def _update(self, step: int, parameters: dict[str, nn.Parameter]) -> None:
+        with torch.no_grad():
+            for parameter in parameters.values():
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=RATE)
+                    parameter.grad = None
+        for hook in self.hooks:
+            hook.after_step(step, RATE)
+
+
+def hook_of(codec: Codec, model: Stage, side: Literal["upstream", "downstream"]) -> Hook | None:
+    """A codec's part in a stage; None where it has none."""
+    return codec.hook(model, side) if isinstance(codec, ModelCodec) else None

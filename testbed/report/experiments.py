@@ -1,0 +1,142 @@
+"""What the figure programs of experiments/ share: runs and curves as frames, bands over seeds, captions, tables in Markdown.
+
+Such a program reads a sweep's results, writes figures and summary.csv beside its README, and prints the README's table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import testbed
+from testbed.errors import ResultsError
+from testbed.report import settings, style
+from testbed.report.canvas import link_words
+from testbed.results import Run
+
+_LARGEST_SVG = 300_000
+"""Bytes: a larger one is not worth its place in a repository."""
+_DATELESS: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+_KEY = ["cell_id", "run"]
+
+
+def folders(name: str, what: str) -> tuple[Path, Path]:
+    """(results, output) from the command line of experiments/NAME/figures.py; `what` is its help."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--results", type=Path, default=Path("results") / name, help="of the sweep (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("experiments") / name, help="for what is written (%(default)s)")
+    found = parser.parse_args()
+    found.output.mkdir(parents=True, exist_ok=True)
+    return found.results, found.output
+
+
+def runs(folder: str | Path) -> Any:
+    """A pandas.DataFrame with a row for each run of the last sweep that ended well, by codec, profile, seed and run.
+
+    The columns of `testbed.load`, and besides: profile and seed (short for network and training.seed), certified, and in words
+    links, transport, pipeline, compute and machine. ResultsError when no run ended well.
+    """
+    folder = Path(folder)
+    frame = testbed.load(folder)
+    frame = frame[frame.status == "ok"]
+    if frame.empty:
+        raise ResultsError(f"no run of the last sweep in {folder} ended well, so there is nothing to draw; run the sweep again")
+    frame = frame.assign(profile=frame.network, seed=frame["training.seed"].astype(int), certified=frame.certificate == "PASS")
+    words = [_words(Run(folder / one)) for one in frame.folder]
+    frame = frame.assign(**{name: [one[name] for one in words] for name in words[0]})
+    return frame.sort_values(["codec", "profile", "seed", "run"]).reset_index(drop=True)
+
+
+def _words(run: Run) -> dict[str, str]:
+    cell = run.cell
+    return {
+        "links": link_words(cell.profiles),
+        "transport": settings.transport(cell.profiles),
+        "pipeline": settings.pipeline(cell),
+        "compute": settings.compute(cell),
+        "machine": settings.machine(run.environment),
+    }
+
+
+def curves(folder: str | Path, value: str = "loss") -> Any:
+    """A pandas.DataFrame with a row for each step and evaluation of each run that ended well.
+
+    Columns: cell_id, run, codec, profile, seed, phase (train, evaluation, uncompressed), step (optimiser steps done before it),
+    end_s (seconds spent in training steps until then; evaluations are left out) and `value`, a column of `testbed.steps`.
+    """
+    steps = testbed.steps(folder).sort_values([*_KEY, "begin_s"])
+    trained = steps.step_s.where(steps.phase == "train", 0.0)
+    steps = steps.assign(end_s=trained.groupby([steps.cell_id, steps.run]).cumsum())
+    known = runs(folder)[[*_KEY, "codec", "profile", "seed"]]
+    return known.merge(steps[[*_KEY, "phase", "step", "end_s", value]].dropna(subset=[value]), on=_KEY)
+
+
+def band(
+    axes: Axes, x: Sequence[float], per_seed: Sequence[Sequence[float]], colour: str, label: str, *, dash: Any = "-", **line: Any
+) -> None:
+    """The mean of the seeds as a line, and a band from the lowest to the highest. `per_seed`: (seeds, points), `x`: (points)."""
+    rows = np.asarray(per_seed, dtype=np.float64)
+    if rows.ndim != 2 or rows.shape[1] != len(x):
+        raise ValueError(f"{label}: {rows.shape} losses for {len(x)} points; each seed needs one at each point")
+    axes.plot(x, rows.mean(axis=0), color=colour, ls=dash, label=label, **line)
+    axes.fill_between(x, rows.min(axis=0), rows.max(axis=0), color=colour, alpha=0.18, lw=0)
+
+
+def caption(frame: Any) -> str:
+    """What runs were made with, for the foot of a figure; `frame` as `runs` returns it, or a part of it."""
+    lines = [
+        f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing {_all(frame.timing)}",
+        "; ".join(f"{name}: {links}, TCP {how}" for name, links, how in _distinct(frame, "profile", "links", "transport")),
+        f"{_all(frame.machine)}; seeds {_all(frame.seed)}",
+    ]
+    if not frame.certified.all():
+        lines.append(f"hollow: not certified ({int((~frame.certified).sum())} of {len(frame)} runs)")
+    return "\n".join(lines)
+
+
+def _distinct(frame: Any, *names: str) -> list[tuple[Any, ...]]:
+    return list(frame[list(names)].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _all(values: Iterable[object]) -> str:
+    return " | ".join(dict.fromkeys(map(str, values)))
+
+
+def markdown(frame: Any) -> str:
+    """A table of texts and numbers as Markdown; columns of numbers are aligned to the right, what is missing is a dash."""
+    numbers = ["---:" if kind.kind in "iuf" else "---" for kind in frame.dtypes]
+    rows = [list(frame.columns), numbers]
+    rows += [["–" if _missing(cell) else _text(cell) for cell in row] for row in frame.itertuples(index=False, name=None)]  # noqa: RUF001
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def _missing(cell: object) -> bool:
+    return bool(pandas.isna(cell))
+
+
+def _text(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """NAME.png, and NAME.svg where that is small, into an existing folder. The same figure gives the same bytes."""
+    written = []
+    for kind in ("png", "svg"):
+        target = io.BytesIO()
+        with style.applied():
+            figure.savefig(target, format=kind, facecolor=style.PAPER, metadata=_DATELESS[kind])
+        path = folder / f"{name}.{kind}"
+        if kind == "svg" and target.tell() > _LARGEST_SVG:
+            path.unlink(missing_ok=True)
+            continue
+        path.write_bytes(target.getvalue())
+        written.append(path)
+    return written

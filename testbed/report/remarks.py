@@ -1,0 +1,64 @@
+"""What must be known of a codec wherever its name stands in a report, and what it has inside. From its text alone."""
+
+from __future__ import annotations
+
+import functools
+
+from testbed.codecs import selection
+from testbed.codecs.selection import Selection
+from testbed.errors import UserError
+
+CONTROL = "negative control"
+MEASURES = "goes by what it measures of its link"
+_FIRST_KIND = {"delta-int8": "int8"}
+"""A codec that is a wrapper by another name."""
+
+
+@functools.cache
+def _read(codec: str) -> Selection | None:
+    # A result may be older than the table, or of a class that is not at hand.
+    try:
+        return selection.read(codec)
+    except UserError:
+        return None
+
+
+def remark(codec: str) -> str:
+    """Empty for most."""
+    chosen = _read(codec)
+    if chosen is None:
+        return ""
+    return CONTROL if chosen.control else MEASURES if chosen.measures else ""
+
+
+def labelled(codec: str) -> str:
+    """The name for a legend."""
+    return f"{codec} ({CONTROL})" if remark(codec) == CONTROL else codec
+
+
+def in_model(codec: str) -> bool:
+    """Whether it changes the model."""
+    chosen = _read(codec)
+    return chosen is not None and any(part.entry.hook for recipe in chosen.recipes() for part in recipe.parts())
+
+
+def inside(codec: str) -> set[str]:
+    """The texts of the codecs that it wraps, in both directions."""
+    chosen = _read(codec)
+    if chosen is None:
+        return set()
+    found = [{part.text for part in recipe.parts()} - {recipe.text} for recipe in chosen.recipes()]
+    return set.intersection(*found) | {kind for name, kind in _FIRST_KIND.items() if name == codec}
+
+
+def taken(codec: str, boundary: int, direction: str, choice: str) -> str:
+    """The text of the codec that a choice (see `records.SentRecord`) stands for; the choice's own name where it is not known."""
+    chosen = _read(codec)
+    if chosen is None:
+        return choice
+    recipe = chosen.at(boundary, "forward" if direction == "forward" else "backward")
+    for part in recipe.parts():
+        for name, value in part.arguments:
+            if part.entry.measures and name == choice and not isinstance(value, int | float | str):
+                return value.text
+    return choice

@@ -1,0 +1,115 @@
+"""codec_quality: its quick form and its figures on real links; and what its full form asks for."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib.image
+import pandas
+import pytest
+from commands import Command
+
+from testbed import results
+from testbed.codecs import selection
+from testbed.codecs.table import CODECS
+from testbed.spec import Cell
+from testbed.sweep import plan
+
+NAME = "codec_quality"
+FOLDER = Command.shipped / NAME
+
+
+def _parts(cell: Cell) -> set[str]:
+    return {part.entry.name for recipe in selection.read(cell.codec).recipes() for part in recipe.parts()}
+
+
+def _figures(home: Path, output: Path) -> str:
+    """The program that draws, with this checkout's package."""
+    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(home), "--output", str(output)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_full_form_trains_every_codec_of_the_table_with_three_paired_seeds_over_a_shaped_link() -> None:
+    cells = plan.cells(plan.load_experiment(NAME), "relay")
+    assert set.union(*map(_parts, cells)) == set(CODECS)
+    seeds, shaped = defaultdict(set), set()
+    for cell in cells:
+        arm = (cell.codec, cell.workload.training_sequences)
+        seeds[arm].add(cell.training.seed)
+        if cell.shaped:
+            shaped.add(arm)
+        if selection.read(cell.codec).measures:
+            assert cell.shaped
+        assert cell.training.steps == 200
+        assert cell.training.evaluate_uncompressed
+    assert set(map(frozenset, seeds.values())) == {frozenset((0, 1, 2))}
+    assert shaped == set(seeds)
+    for codec, share in seeds:
+        assert ("fp32", share) in seeds, codec  # what it is compared with
+
+
+def test_aqsgd_meets_its_examples_again_and_so_does_what_it_is_compared_with() -> None:
+    cells = plan.cells(plan.load_experiment(NAME), "relay")
+    again = [cell for cell in cells if cell.workload.training_sequences is not None]
+    assert {cell.codec for cell in again} == {"fp32", "acsgd", "aqsgd"}
+    for cell in again:
+        share = cell.workload.training_sequences
+        assert share is not None
+        assert cell.training.steps * cell.workload.batch_size / share == 4
+    assert not [cell for cell in cells if "aqsgd" in _parts(cell) and cell not in again]
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_path: Path) -> None:
+    command.finish("sweep", NAME, "--quick", "--engine", command.engine)
+    home = tmp_path / "results" / NAME
+    runs = [run for cell in results.last_sweep(home).cells if (run := results.finished(home, cell)) is not None]
+    asked = plan.chosen(plan.load_experiment(NAME), plan.Choice(quick=True))
+    arms = {(one["codec"], one.get("workload", {}).get("training_sequences")) for one in asked.variants}
+
+    losses: dict[tuple[str, int | None], list[float | None]] = {}
+    for run in runs:
+        cell, summary = run.cell, run.summary
+        found = [step.loss for step in run.steps(cell.pipeline.stages - 1)]
+        assert all(loss is not None and math.isfinite(loss) for loss in found)
+        assert len(found) == cell.training.steps + 2  # evaluated with the codec and without
+        arm = (cell.codec, cell.workload.training_sequences)
+        assert losses.setdefault(arm, found) == found  # over whichever network, bit for bit
+        assert summary is not None
+        assert summary.payload_bytes_per_step is not None
+        assert summary.header_bytes_per_step is not None
+        known = summary.payload_bytes_per_step + summary.header_bytes_per_step + (summary.retransmitted_bytes_per_step or 0)
+        assert summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
+    assert set(losses) == arms
+    assert len(runs) > len(losses)  # one arm at least ran over both networks
+
+    output = tmp_path / "figures"
+    said = _figures(home, output)
+    summary_frame = pandas.read_csv(output / "summary.csv").set_index("arm")
+    assert {
+        (row.codec, None if pandas.isna(row.training_sequences) else row.training_sequences) for row in summary_frame.itertuples()
+    } == arms
+    assert "Arms that ran with one seed over two networks: 1; their losses differ by 0." in said
+    for arm, row in summary_frame.iterrows():
+        assert f"| {arm} |" in said
+        assert row.bits == pytest.approx((row.bits_forward + row.bits_backward) / 2, rel=1e-4)
+        assert row.bits < row.bits_wire
+        if row.codec == "fp32":
+            assert row.bits == pytest.approx(32, rel=1e-2)
+            assert (row.loss_less_fp32, row.plain_less_fp32) == (0, 0)
+        else:
+            assert row.bits < 31
+    assert set(summary_frame[summary_frame.negative_control].codec) == {"delta-open(int8)"}
+    for name in ("quality", "arms"):
+        pixels = matplotlib.image.imread(output / f"{name}.png")
+        assert pixels.min() < pixels.max()

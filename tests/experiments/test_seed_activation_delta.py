@@ -1,0 +1,124 @@
+"""seed_activation_delta: its quick form and its two programs, on real links; and what its full form asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.image
+import pandas
+import pytest
+from commands import Command
+
+from testbed import results
+from testbed.report import experiments
+from testbed.results import Run
+from testbed.spec import Cell
+from testbed.sweep import plan
+
+NAME = "seed_activation_delta"
+FOLDER = Command.shipped / NAME
+
+
+def _program(name: str, *arguments: str) -> str:
+    """One of the experiment's programs, with this checkout's package."""
+    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FOLDER / name), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _repeated(cell: Cell) -> bool:
+    return cell.workload.training_sequences is not None
+
+
+def _losses(run: Run) -> dict[tuple[str, int], float | None]:
+    return {(step.phase, step.step): step.loss for step in run.steps(run.cell.pipeline.stages - 1)}
+
+
+def _drawn(path: Path) -> bool:
+    pixels = matplotlib.image.imread(path)
+    return bool(pixels.min() < pixels.max())
+
+
+def test_the_full_form_has_the_published_setting_and_each_arm_on_both_kinds_of_batch() -> None:
+    cells = plan.cells(plan.load_experiment(NAME), "relay")
+    codecs = {cell.codec for cell in cells}
+    assert codecs == {"fp32", "int8", "delta-int8", "delta-open(int8)", "fwd=delta-int8, bwd=fp32"}
+    for model in ("gpt2", "gpt2-mini"):
+        for network in ("datacenter", "consumer-80mbps"):
+            fresh = {one.codec for one in cells if (one.workload.model, one.network, _repeated(one)) == (model, network, False)}
+            assert fresh == codecs - ({"delta-open(int8)"} if network == "consumer-80mbps" else set())
+        repeated = {one.codec for one in cells if one.workload.model == model and _repeated(one)}
+        assert repeated >= {"fp32", "int8", "delta-int8"}
+    for cell in cells:
+        if cell.workload.model == "gpt2":
+            assert cell.workload.batch_size * cell.workload.sequence_length == 256
+            assert (cell.pipeline.stages, cell.pipeline.microbatches, cell.training.steps) == (2, 1, 20)
+    paired = {(one.codec, one.training.seed) for one in cells if one.workload.model == "gpt2-mini" and not _repeated(one)}
+    assert len(paired) == 3 * len(codecs)
+    for cell in cells:  # a batch that is repeated is repeated in the same micro-batches: differences are of the same examples
+        assert cell.workload.order == "fixed"
+        assert cell.workload.training_sequences in (None, cell.workload.batch_size)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_path: Path) -> None:
+    command.finish("sweep", NAME, "--quick", "--engine", command.engine)
+    home = tmp_path / "results" / NAME
+    runs = [run for cell in results.last_sweep(home).cells if (run := results.finished(home, cell)) is not None]
+    asked = plan.cells(plan.load_experiment(NAME), command.engine, quick=True)  # type: ignore[arg-type]
+    assert {run.cell.id for run in runs} == {cell.id for cell in asked}
+
+    losses: dict[tuple[str, bool, int], dict[tuple[str, int], float | None]] = {}
+    for run in runs:
+        found = _losses(run)
+        assert None not in found.values()
+        assert all(abs(loss) < float("inf") for loss in found.values() if loss is not None)
+        key = (run.cell.codec, _repeated(run.cell), run.cell.training.seed)
+        assert losses.setdefault(key, found) == found  # over whichever network, bit for bit
+    for (codec, repeated, seed), found in losses.items():
+        first, last = (found["train", step] for step in (0, runs[0].cell.training.steps - 1))
+        assert first is not None
+        assert last is not None
+        assert last < first, (codec, repeated, seed)
+
+    payload = {}
+    for run in runs:
+        summary = run.summary
+        assert summary is not None
+        assert summary.payload_bytes_per_step is not None
+        assert summary.header_bytes_per_step is not None
+        known = summary.payload_bytes_per_step + summary.header_bytes_per_step + (summary.retransmitted_bytes_per_step or 0)
+        assert summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
+        payload[run.cell.codec] = summary.payload_bytes_per_step
+    assert payload["delta-int8"] == payload["int8"] < payload["fp32"] / 3  # a difference is as long as what it replaces
+
+    output = tmp_path / "figures"
+    _program("redundancy.py", "--steps", "8", "--moments", "6", "--output", str(output))
+    found = pandas.read_csv(output / "redundancy.csv")
+    direct = found[(found.tensor == "X") & (found.gap == 1)]
+    assert set(found.step) == {5, 7}
+    assert (direct.norm_ratio > 0).all()
+    # the error of a quantised difference is that of quantising the tensor, as much smaller as the difference is
+    assert ((direct.delta_error / direct.int8_error) / direct.norm_ratio).between(0.5, 2).all()
+
+    said = _program("figures.py", "--results", str(home), "--output", str(output))
+    summary_frame = pandas.read_csv(output / "summary.csv")
+    arms = experiments.runs(home)[["codec", "profile"]].drop_duplicates()
+    assert set(arms.itertuples(index=False, name=None)) == set(
+        summary_frame[["codec", "profile"]].itertuples(index=False, name=None)
+    )
+    assert len(summary_frame) == len(asked)  # one seed: a cell is an arm
+    assert summary_frame[["validation_loss", "mean_step_s", "both_mb", "wire_mb"]].gt(0).all(axis=None)
+    assert (summary_frame.forward_mb < summary_frame.both_mb).all()
+    assert (summary_frame.both_mb < summary_frame.wire_mb).all()
+    for row in summary_frame.itertuples():
+        assert f"{row.validation_loss:.4f}" in said
+    for name in ("loss", "time-bytes", "redundancy"):
+        assert _drawn(output / f"{name}.png")

@@ -1,0 +1,93 @@
+"""subspace_80mbps: its quick form and its figures on real links; and what its full form asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pandas
+import pytest
+from commands import Command
+
+from testbed.codecs import selection
+from testbed.report import experiments
+from testbed.sweep import plan
+
+NAME = "subspace_80mbps"
+FOLDER = Command.shipped / NAME
+
+
+def _figures(results: Path, output: Path) -> str:
+    """The program that draws, with this checkout's package."""
+    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(results), "--output", str(output)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_full_form_differs_in_codec_network_and_seed_alone() -> None:
+    cells = plan.cells(plan.load_experiment(NAME), "relay")
+    codecs = {cell.codec for cell in cells}
+    pairs = Counter((cell.codec, cell.network) for cell in cells)
+    assert all(pairs[codec, "scaled-80mbps"] == 3 for codec in codecs)  # three paired seeds
+    assert pairs["fp32", "datacenter"] == 3
+    assert len({(cell.workload, cell.pipeline, cell.topology, cell.compute) for cell in cells}) == 1
+    assert len({cell.training.model_copy(update={"seed": 0}) for cell in cells}) == 1
+    assert {selection.read(codec).control for codec in codecs} == {False, True}
+
+
+def test_every_codec_but_fp32_sends_an_eighth_of_it() -> None:
+    experiment = plan.load_experiment(NAME)
+    cell = plan.cells(experiment, "relay")[0]
+    for codec in experiment.axes["codec"]:
+        nominal = selection.read(codec).nominal_bits
+        if "powersgd" in codec:  # its table entry states a typical shape, here is ours
+            rank, tokens = int(codec.split("(")[1].rstrip(")")), cell.workload.batch_size // 4 * cell.workload.sequence_length
+            nominal = 16 * rank * (1 / 128 + 1 / tokens)
+        assert nominal == pytest.approx(32 if codec == "fp32" else 4, rel=0.07), codec
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> None:
+    command.finish("sweep", NAME, "--quick", "--engine", command.engine)
+    results, output = tmp_path / "results" / NAME, tmp_path / "figures"
+    said = _figures(results, output)
+
+    runs, curves = experiments.runs(results), experiments.curves(results)
+    arms = set(zip(runs.codec, runs.profile, strict=True))
+    codecs = set(runs.codec)
+    assert len(codecs) == 2
+    assert arms == {("fp32", "datacenter"), *((codec, "scaled-80mbps") for codec in codecs)}
+    assert np.isfinite(curves.loss).all()
+    for _, same in curves.groupby(["codec", "seed", "phase", "step"]):
+        assert same.loss.nunique() == 1  # whatever the network
+    constrained = curves[curves.codec == "subspace(inner=fp32)"].groupby("phase").loss.last()
+    assert constrained["evaluation"] == constrained["uncompressed"]  # fp32 coordinates on the wire: there is nothing to leave out
+
+    table = pandas.read_csv(output / "summary.csv")
+    assert set(zip(table.codec, table.profile, strict=True)) == arms
+    assert table.wire_bytes_per_step.to_numpy() == pytest.approx(
+        (table.frame_bytes_per_step + table.header_bytes_per_step).to_numpy(), rel=0.01
+    )
+    assert (table.frame_bytes_per_step >= table.payload_bytes_per_step).all()
+    fp32, others = table[table.codec == "fp32"], table[table.codec != "fp32"]
+    assert (fp32.bits_per_value - 32).abs().max() < 0.1
+    assert (others.bits_per_value - 4).abs().max() < 0.1
+    assert (table.speed_up[table.codec == "fp32"] == 1).all()
+    assert list(table.negative_control) == [selection.read(codec).control for codec in table.codec]
+    assert table.parameters.nunique() == 1  # projected weights are all learned
+    for codec, network in arms:
+        assert f"`{codec}`" in said
+        assert network in said
+    for kind in ("png", "svg"):
+        assert (output / f"loss.{kind}").stat().st_size > 1000
+    pixels = matplotlib.image.imread(output / "loss.png")
+    assert pixels.min() < pixels.max()

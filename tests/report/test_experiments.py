@@ -1,0 +1,89 @@
+"""What the figure programs of experiments/ stand on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+import testbed
+from testbed.errors import ResultsError
+from testbed.report import experiments
+
+
+def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
+    every, good = testbed.load(experiment), experiments.runs(experiment)
+    assert 0 < len(good) < len(every)
+    assert set(good.status) == {"ok"}
+    assert list(good.profile) == list(good.network)
+    assert not good.certified.all()
+    assert good[good.certified].certificate.eq("PASS").all()
+
+
+def test_curves_have_every_evaluation_at_the_time_of_training(experiment: Path) -> None:
+    curves, runs = experiments.curves(experiment), experiments.runs(experiment)
+    for run in runs.itertuples():
+        one = curves[(curves.cell_id == run.cell_id) & (curves.run == run.run)]
+        steps = testbed.steps(experiment / run.folder)
+        trained = steps[steps.phase == "train"].step_s.sum()
+        assert one.end_s.max() == pytest.approx(trained)
+        assert one.end_s.is_monotonic_increasing or one.sort_values("step").end_s.is_monotonic_increasing
+        assert one[one.phase == "evaluation"].loss.iloc[-1] == run.validation_loss
+
+
+def test_a_caption_names_engine_transport_machine_and_what_is_not_certified(experiment: Path) -> None:
+    runs = experiments.runs(experiment)
+    words = experiments.caption(runs)
+    assert set(runs.engine) <= set(words.split()[1].rstrip(";").split("|"))
+    for part in (*runs.transport, *runs.machine, *runs.pipeline):
+        assert part in words
+    assert "not certified" in words
+    assert "not certified" not in experiments.caption(runs[runs.certified])
+
+
+def test_a_folder_without_a_good_run_is_an_error(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = testbed.load(experiment)
+    monkeypatch.setattr(testbed, "load", lambda _: every[every.status != "ok"])
+    with pytest.raises(ResultsError, match="no run"):
+        experiments.runs(experiment)
+
+
+def test_a_table_has_a_line_for_each_row_and_a_dash_for_what_is_missing() -> None:
+    frame = pd.DataFrame({"codec": ["int8", "fp32"], "loss": [5.4321, np.nan], "runs": [3, 12]})
+    head, rule, *rows = experiments.markdown(frame).splitlines()
+    assert head == "| codec | loss | runs |"
+    assert rule == "| --- | ---: | ---: |"
+    assert rows == ["| int8 | 5.432 | 3 |", "| fp32 | – | 12 |"]  # noqa: RUF001
+
+
+def test_a_band_holds_every_seed() -> None:
+    axes = Figure().add_subplot()
+    losses = [[5.0, 4.0, 3.5], [5.2, 3.8, 3.4], [5.1, 4.1, 3.0]]
+    experiments.band(axes, [1, 2, 3], losses, "#123456", "three")
+    (line,), (area,) = axes.lines, axes.collections
+    assert list(line.get_ydata()) == pytest.approx(np.mean(losses, axis=0))
+    corners = area.get_paths()[0].vertices
+    for x, column in zip([1, 2, 3], zip(*losses, strict=True), strict=True):
+        found = corners[corners[:, 0] == x][:, 1]
+        assert (found.min(), found.max()) == (min(column), max(column))
+    with pytest.raises(ValueError, match="each seed needs one at each point"):
+        experiments.band(axes, [1, 2], losses, "#123456", "three")
+
+
+def test_figures_are_written_with_the_same_bytes_and_no_large_svg(tmp_path: Path) -> None:
+    def drawn(points: int) -> list[Path]:
+        figure = Figure()
+        figure.add_subplot().plot(np.random.default_rng(0).random(points), "o")
+        return experiments.save(figure, tmp_path, "one")
+
+    png, svg = drawn(10)
+    first = png.read_bytes(), svg.read_bytes()
+    assert matplotlib.image.imread(png).std() > 0
+    drawn(10)
+    assert (png.read_bytes(), svg.read_bytes()) == first
+    assert drawn(9_000) == [png]
+    assert not svg.exists()
