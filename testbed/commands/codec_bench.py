@@ -14,11 +14,9 @@ import typer
 from rich.markup import escape
 
 from testbed import paths, results
-from testbed.codecs.measured import BENCHED, FAST_BPS, SLOW_BPS, Benchmark, Measured
+from testbed.codecs.measured import BENCHED, Benchmark, Measured
 from testbed.commands.console import out, table
 from testbed.errors import StageError, UserError
-
-_COLUMNS = ("bits", "error", "encode", "decode", "GB/s", "80 Mbit/s", "1 Gbit/s", "share", "pays to")
 
 
 def codecs(
@@ -27,14 +25,15 @@ def codecs(
     figure: Annotated[
         Path | None, typer.Option(help="Draw bits a value against error, activations and gradients apart: FIGURE.png and .svg.")
     ] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write the table, and the figure, as a Markdown page.")] = None,
 ) -> None:
     """Measure encode and decode on saved activations and gradients, beside the time on the wire and other packages."""
     from testbed.codecs import selection
-    from testbed.report import distortion
+    from testbed.report import codec_costs, distortion
     from testbed.sweep.environment import snapshot
 
     texts = [selection.read(name).text for name in names] if names else list(BENCHED)
-    for file in (output, figure):
+    for file in (output, figure, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
     tensors = _tensors()
@@ -52,39 +51,24 @@ def codecs(
         results.write_json(output, found)
     if figure:
         distortion.save(found, figure)
+    if page:
+        picture = os.path.relpath(figure.absolute().with_suffix(".png"), page.absolute().parent) if figure else None
+        page.write_text(codec_costs.page(found, picture), encoding="utf8")
+        paths.give_to_user(page)
     if found.failed:
         raise typer.Exit(1)
 
 
 def _print(found: Benchmark) -> None:
-    rows = table("codec", "of", *_COLUMNS, "package", right=_COLUMNS)
-    for one in found.results:
-        rows.add_row(
-            escape(one.codec),
-            "X" if one.direction == "forward" else "G",
-            f"{one.bits_per_value:.3g}",
-            f"{one.relative_error:.1e}",
-            f"{1e3 * one.encode_s:.2f}",
-            f"{1e3 * one.decode_s:.2f}",
-            f"{one.bytes_per_s / 1e9:.2f}",
-            f"{1e3 * one.wire_s(SLOW_BPS):.1f}",
-            f"{1e3 * one.wire_s(FAST_BPS):.2f}",
-            f"{one.share_of_wire:.1%}" + (" !" if one.share_of_wire > 0.1 and not one.package else ""),
-            f"{one.break_even_bps / 1e9:.2g}" if one.break_even_bps else "-",
-            one.package or "testbed",
-        )
+    from testbed.report import codec_costs
+
+    rows = table(*codec_costs.HEADINGS, right=codec_costs.NUMBERS)
+    for row in codec_costs.rows(found):
+        rows.add_row(*map(escape, row))
     out.print(rows)
     for name, reason in found.failed.items():
         out.print(f"{name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    values = found.results[0].values if found.results else 0
-    out.print(
-        f"{found.machine}; {found.tensors}; messages of {values} values, activations X and gradients G. Times are milliseconds: "
-        "encode, decode, the payload on links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and decode. share: of "
-        "the tensor's bf16 time at 80 Mbit/s that encode and decode take, at most 10 % (! is more). pays to: Gbit/s up to which "
-        "it is faster than bf16.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    out.print(codec_costs.legend(found), highlight=False, soft_wrap=True)
 
 
 def _tensors() -> Path:

@@ -184,12 +184,15 @@ class Agreement(NamedTuple):
 
 
 def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
-    """Every time and rate that both have measured; not losses, which are samples of a random process."""
-    theirs = {result.point: _readings(result) for result in second.results}
+    """Every time and rate of the links that both have certified; not losses, which are samples of a random process.
+
+    A link that failed is wrong by itself, as its own row says, and nothing is learned by comparing it.
+    """
+    theirs = {result.point: _readings(result) for result in second.results if result.passed}
     return tuple(
         Agreement(result.point, direction, quantity, detail, unit, value, theirs[result.point][key][1])
         for result in first.ordered()
-        if result.point in theirs
+        if result.passed and result.point in theirs
         for key, (unit, value) in _readings(result).items()
         if key in theirs[result.point]
         for direction, quantity, detail in [key]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from testbed import units
 from testbed.net.accuracy import AGREEMENT, AGREEMENT_MS, Accuracy, Agreement, Column, Result, agreement, of_column
 from testbed.records import Measurement
+from testbed.report import markdown
 
 FAILED = " !"
 """Behind a cell that is out of tolerance."""
@@ -129,16 +130,13 @@ def page(found: Sequence[Accuracy]) -> str:
     """docs/accuracy.md."""
     parts = [_METHOD]
     for one in found:
-        parts.append(f"## Engine {one.engine}\n\n{machine_line(one)}\n\n{_markdown(HEADINGS, rows(one))}")
+        parts.append(f"## Engine {one.engine}\n\n{machine_line(one)}\n\n{markdown.table(HEADINGS, rows(one))}")
         if lossy := loss_rows(one):
-            parts.append(_markdown(LOSS_HEADINGS, lossy))
+            parts.append(markdown.table(LOSS_HEADINGS, lossy))
     if len(found) == 2:
-        accepted = f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in what both have measured:"
-        table = _markdown(AGREEMENT_HEADINGS, agreement_rows(*found))
+        accepted = (
+            f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed with both:"
+        )
+        table = markdown.table(AGREEMENT_HEADINGS, agreement_rows(*found))
         parts.append(f"## The engines against each other\n\n{accepted}\n\n{table}")
     return "\n".join(parts)
-
-
-def _markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    table = [headings, ["---"] * len(headings), *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)

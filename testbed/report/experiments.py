@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
+from testbed.report import markdown as tables
 from testbed.report import settings, style
 from testbed.report.canvas import link_words
 from testbed.results import Run
@@ -112,10 +113,10 @@ def _all(values: Iterable[object]) -> str:
 
 def markdown(frame: Any) -> str:
     """A table of texts and numbers as Markdown; columns of numbers are aligned to the right, what is missing is a dash."""
-    numbers = ["---:" if kind.kind in "iuf" else "---" for kind in frame.dtypes]
-    rows = [list(frame.columns), numbers]
-    rows += [["–" if _missing(cell) else _text(cell) for cell in row] for row in frame.itertuples(index=False, name=None)]  # noqa: RUF001
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    headings = [str(name) for name in frame.columns]
+    right = {heading for heading, kind in zip(headings, frame.dtypes, strict=True) if kind.kind in "iuf"}
+    rows = [["–" if _missing(cell) else _text(cell) for cell in row] for row in frame.itertuples(index=False, name=None)]  # noqa: RUF001
+    return tables.table(headings, rows, right).rstrip("\n")
 
 
 def _missing(cell: object) -> bool:

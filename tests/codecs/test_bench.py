@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from testbed.codecs.check import bench, peers
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.framing import header_bytes
 from testbed.codecs.measured import BENCHED, Benchmark, Measured
 from testbed.codecs.recipe import read
+from testbed.report import distortion
 from testbed.results import read_json
 
 SHAPE = (2, 16, 64)
@@ -81,7 +85,9 @@ def test_peers_are_those_that_work_here() -> None:
 
 def test_the_command(saved: Path, tmp_path: Path) -> None:
     target = tmp_path / "found.json"
+    page = tmp_path / "pages" / "codecs.md"
     command = [sys.executable, "-m", "testbed", "bench", "codecs", "int8", "-o", str(target), "--figure", str(tmp_path / "drawn")]
+    command += ["--page", str(page)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
     assert done.returncode == 0, done.stderr + done.stdout
@@ -91,3 +97,30 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
     assert {(one.codec, one.direction) for one in found.results if not one.package} == {("int8", "forward"), ("int8", "backward")}
     assert (tmp_path / "drawn.png").is_file()
     assert (tmp_path / "drawn.svg").is_file()
+    lines = page.read_text(encoding="utf8").splitlines()
+    assert "![Bits a value against error](../drawn.png)" in lines
+    assert {line.split(" | ")[1] for line in lines if line.startswith("| int8 |")} >= {"X", "G"}
+
+
+def test_labels_of_the_figure_cover_no_point_and_no_label() -> None:
+    """Of codecs that lie close together, on a line and in a heap."""
+    shown = [
+        Measured(
+            codec="int8", direction="forward", values=100, encode_s=1e-3, decode_s=1e-3, payload_bytes=100,
+            bits_per_value=bits, relative_error=error,
+        )
+        for bits, error in [*((2 + 0.15 * k, 0.1) for k in range(8)), *((8 + 0.2 * k, 0.01 * 1.15**k) for k in range(6))]
+    ]  # fmt: skip
+    figure = Figure(figsize=(5, 5))
+    panel = figure.subplots()
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlim(0.2, 40)
+    panel.set_ylim(1e-5, 6)
+    distortion._points(panel, shown, {"int8": 17})
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    labels = [text.get_window_extent(renderer) for text in panel.texts]
+    assert len(labels) >= 5
+    assert not any(first.overlaps(second) for first, second in itertools.combinations(labels, 2))
+    points = panel.transData.transform([(one.bits_per_value, one.relative_error) for one in shown])
+    assert not any(label.contains(x, y) for label in labels for x, y in points)

@@ -108,11 +108,16 @@ def test_engines_agree_within_two_per_cent_or_a_third_of_a_millisecond() -> None
     one = _accuracy(_result())
     assert all(found.holds for found in accuracy.agreement(one, one))
     assert all(found.holds for found in accuracy.agreement(one, _accuracy(_result(rtt=0.5))))  # 0.25 ms
-    apart = accuracy.agreement(one, _accuracy(_result(goodput=-3.0)))
-    assert {found.quantity for found in apart if not found.holds} == {"goodput"}
-    assert ("goodput", "FAIL") in {(row[0], row[-1]) for row in drawn.agreement_rows(one, _accuracy(_result(goodput=-3.0)))}
+    deeper = _accuracy(_result(queue=0.9))  # within its own tolerance of 10 %
+    assert {found.quantity for found in accuracy.agreement(one, deeper) if not found.holds} == {"queue"}
+    assert ("queue", "FAIL") in {(row[0], row[-1]) for row in drawn.agreement_rows(one, deeper)}
     other_point = _result(PLAIN.model_copy(update={"busy": True}))
     assert accuracy.agreement(one, _accuracy(other_point)) == ()
+
+
+def test_links_that_failed_are_not_compared() -> None:
+    one, failed = _accuracy(_result()), _accuracy(_result(goodput=-3.0))
+    assert accuracy.agreement(one, failed) == accuracy.agreement(failed, one) == ()
 
 
 def test_results_survive_their_file_and_become_a_page_in_the_grid_s_order() -> None:
