@@ -119,6 +119,12 @@ class TunedArm(Frozen):
     """For example {"codec": "int8"}."""
     tried: tuple[TriedValue, ...]
     chosen: Any
+    """None where no value led to a finite loss with every seed."""
+
+    @property
+    def left(self) -> bool:
+        """Whether there is a value to run it with."""
+        return self.chosen is not None
 
 
 class TuningRecord(Frozen):

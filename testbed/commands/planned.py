@@ -87,13 +87,14 @@ def _show_trials(agenda: conduct.Agenda) -> None:
 
 
 def show_tuning(record: TuningRecord) -> None:
-    """What was chosen for each arm, and among what."""
+    """What was chosen for each arm, and among what; which arms are not run."""
     for arm in record.arms:
         name = ", ".join(str(value) for value in arm.arm.values())
         tried = ", ".join(f"{one.value}: {'out' if one.mean_loss is None else f'{one.mean_loss:.3f}'}" for one in arm.tried)
         end = len(arm.tried) > 1 and arm.chosen in (arm.tried[0].value, arm.tried[-1].value)
         more = "; this is the end of the list, so the best may lie beyond it" if end else ""
-        out.print(f"tuned: {name}: {record.field} = {arm.chosen} (mean loss {tried}){more}", highlight=False, soft_wrap=True)
+        value = f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
+        out.print(f"tuned: {name}: {value} (mean loss {tried}){more}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_paced(cells: Sequence[Cell]) -> None:

@@ -20,7 +20,7 @@ from testbed.commands.console import (
     out,
     resolve,
 )
-from testbed.errors import UserError
+from testbed.errors import StageError, UserError
 
 if TYPE_CHECKING:
     from testbed.sweep.plan import Choice, Experiment
@@ -155,6 +155,13 @@ def _sweep(
         lost = f"{len(failures)} of {len(runs)} runs; the same command tries them again"
         err.print(f"testbed: failed: {lost}", style="red", highlight=False)
         raise typer.Exit(min(error.exit_status for error in failures))
+    if agenda.tuning and not all(arm.left for arm in agenda.tuning.arms):
+        lost = ", ".join(str(value) for arm in agenda.tuning.arms if not arm.left for value in arm.arm.values())
+        text = (
+            f"testbed: not run: {lost}; no value of {agenda.tuning.field} that was tried led to a finite loss, state smaller ones"
+        )
+        err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(StageError.exit_status)
 
 
 def report(

@@ -91,7 +91,7 @@ def make(runs: Sequence[Cell], folder: Path, engine_reason: str, watch: MakeWatc
 
 
 def tune_first(made: Agenda, folder: Path, engine_reason: str, watch: MakeWatch, *, again: bool = False) -> Agenda:
-    """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError for an arm that nothing is left for."""
+    """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError when nothing is left for any arm."""
     assert made.experiment.tune is not None
     make(untried(made, folder, again=again), folder, engine_reason, watch)  # a run that fails puts its value out
 

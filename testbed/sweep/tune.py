@@ -3,7 +3,7 @@
 Codecs differ in the learning rate that suits them; one that was chosen with fp32 favours fp32. An arm is what gets a value of
 its own (a codec, if nothing else is said). Each value is tried with the same seeds, over one network; everything else is as in
 the arm's first combination. The smallest mean of the final validation losses wins; of equals the first. A value with a run that
-failed, or whose loss is not finite, is out.
+failed, or whose loss is not finite, is out; an arm without any value left is not run, and the others are.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ def _trial(tune: Tune, first: Combination, value: Any, engine: Engine, where: st
 def settle(tune: Tune, tried: Sequence[Trial], loss_of: Callable[[str], float | None]) -> TuningRecord:
     """What was found, and the choice. `loss_of`: final validation loss by cell id, None where no run ended well.
 
-    StageError for an arm none of whose values is left.
+    StageError when no arm has a value left.
     """
     arms: list[TunedArm] = []
     for arm in list({repr(trial.arm): trial.arm for trial in tried}.values()):
         values = [_result(trial, loss_of) for trial in tried if trial.arm == arm]
         left = [value for value in values if value.mean_loss is not None]
-        if not left:
-            raise StageError(
-                f"[tune]: for {arm} no value of {tune.field} led to a finite validation loss with every seed; tried "
-                f"{', '.join(str(value.value) for value in values)}; state smaller ones, or look at what the runs say"
-            )
-        best = min(left, key=lambda value: value.mean_loss or 0.0)
-        arms.append(TunedArm(arm=arm, tried=tuple(values), chosen=best.value))
+        best = min(left, key=lambda value: value.mean_loss or 0.0, default=None)
+        arms.append(TunedArm(arm=arm, tried=tuple(values), chosen=None if best is None else best.value))
+    if not any(arm.left for arm in arms):
+        raise StageError(
+            f"[tune]: no value of {tune.field} led to a finite validation loss with every seed, for any of {len(arms)} arms; "
+            f"tried {', '.join(map(str, tune.values))}; state smaller ones, or look at what the runs say"
+        )
     return TuningRecord(field=tune.field, steps=tune.steps, seeds=tune.seeds, over=_network(tune), arms=tuple(arms))
 
 
@@ -89,22 +89,18 @@ def _network(tune: Tune) -> str:
 
 
 def answers(record: TuningRecord, tried: Sequence[Trial]) -> bool:
-    """Whether an earlier choice was made among these very trials."""
-    return {value.cells for arm in record.arms for value in arm.tried} == {
+    """Whether an earlier choice was made among these very trials, for every arm; one that has none is tried again."""
+    return all(arm.left for arm in record.arms) and {value.cells for arm in record.arms for value in arm.tried} == {
         tuple(cell.id for cell in trial.cells) for trial in tried
     }
 
 
 def with_choice(found: Sequence[Combination], tune: Tune, record: TuningRecord) -> list[Combination]:
-    """The combinations with each arm's value in place."""
+    """The combinations with each arm's value in place; not those of an arm that has none."""
+    chosen = [(one.arm, nest(tune.field, one.chosen)) for one in record.arms if one.left]
     return [
-        Combination(
-            combination.label,
-            merge(
-                combination.fields,
-                nest(tune.field, next(one.chosen for one in record.arms if one.arm == combination.arm(tune.arm))),
-                "[tune]",
-            ),
-        )
+        Combination(combination.label, merge(combination.fields, value, "[tune]"))
         for combination in found
+        for arm, value in chosen
+        if arm == combination.arm(tune.arm)
     ]

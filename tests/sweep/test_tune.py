@@ -77,9 +77,19 @@ def test_a_value_with_a_run_that_has_no_finite_loss_is_out(tmp_path: Path, bad: 
     assert fp32.tried[2].mean_loss is None
 
 
-def test_an_arm_for_which_nothing_is_left_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_arm_for_which_nothing_is_left_is_not_run_and_is_tried_again(tmp_path: Path) -> None:
     losses = {("int8", value, 5): None for value in (3e-4, 1e-3, 3e-3)}
-    with pytest.raises(StageError, match=r"'int8'.*no value of optimiser\.learning_rate.*0\.0003, 0\.001, 0\.003"):
+    made = settled(tmp_path, losses)  # type: ignore[arg-type]
+    assert made.tuning is not None
+    assert [(arm.left, arm.chosen) for arm in made.tuning.arms] == [(True, 3e-4), (False, None)]
+    assert {cell.codec for cell in made.cells} == {"fp32"}
+    results.write_json(tmp_path / "tuning.json", made.tuning)
+    assert agenda(tmp_path).tuning is None
+
+
+def test_nothing_left_for_any_arm_is_an_error(tmp_path: Path) -> None:
+    losses = {(codec, value, 5): None for codec in ("fp32", "int8") for value in (3e-4, 1e-3, 3e-3)}
+    with pytest.raises(StageError, match=r"no value of optimiser\.learning_rate.*2 arms.*0\.0003, 0\.001, 0\.003"):
         settled(tmp_path, losses)  # type: ignore[arg-type]
 
 
