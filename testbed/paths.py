@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -39,6 +40,12 @@ def invoking_user() -> tuple[int, int] | None:
         return None
     uid, gid = int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "0"))
     return (uid, gid) if uid else None
+
+
+def as_invoking_user() -> dict[str, Any]:
+    """Arguments for subprocess that start a program as the person behind sudo; none where there is nobody."""
+    user = invoking_user()
+    return {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
 
 
 def user_cache() -> Path:

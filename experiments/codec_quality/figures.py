@@ -6,7 +6,6 @@ of fp32 with the same seed and the same text. Losses do not depend on the networ
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +22,10 @@ from testbed import results
 from testbed.codecs import selection
 from testbed.report import experiments, style
 from testbed.report.canvas import Handle, canvas
+from testbed.report.labels import Mark, label_marks
 
 HERE = Path(__file__).resolve().parent
-RUN = ["cell_id", "run"]
+RUN = experiments.RUN
 BASELINE = "fp32"
 LOSSES = {"loss": "validation_loss", "plain": "uncompressed_loss"}
 """With the codec in place and without: name in summary.csv -> column of `testbed.load`."""
@@ -150,14 +150,6 @@ def spread(arms: Any, name: str) -> list[str]:
 
 
 # ------------------------------------------------------------------ figures
-APART = (8.0, 6.5)
-"""Points, across and up: numbers that are nearer to each other, or to a mark, cannot be read."""
-PLACES = tuple(
-    (round(radius * math.cos(turn), 1), round(radius * math.sin(turn), 1))
-    for radius in (8.5, 14, 20, 27, 35, 44)
-    for turn in (0.0, 0.8, -0.8, 1.57, -1.57, 2.4, -2.4, 3.14)
-)
-"""Of a number around its mark, in points, the best first."""
 WORDS = """\
 Each mark is an arm: the mean over seeds of its validation loss less that of fp32 with the same seed, text and number of tokens; \
 the line is from the lowest to the highest seed. Above 0 is worse; beyond {straight:g} nats the axis is logarithmic. Bits are \
@@ -228,29 +220,10 @@ def against_bits(arms: Any, runs: Any) -> Figure:
             ends = getattr(arm, f"{name}_less_fp32_low"), getattr(arm, f"{name}_less_fp32_high")
             axes.plot([arm.bits] * 2, ends, color=look.colour, lw=1)
             axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=face(arm, look.colour), ms=5, ls="none")
-        numbered(axes, list(zip(arms.bits, middles, strict=True)))
+        places = enumerate(zip(arms.bits, middles, strict=True), 1)
+        label_marks(axes, [Mark(float(x), float(y), str(number), style.INK) for number, (x, y) in places])
     panels[0].set_ylabel("validation loss less fp32's, nats per token")
     return figure
-
-
-def numbered(axes: Axes, marks: list[tuple[float, float]]) -> None:
-    """The number of each mark beside it: the first place around it where no mark and no earlier number is."""
-    scaled = axes.transData.transform(marks) * 72 / axes.figure.dpi  # points, as offsets are
-    taken = [(float(x), float(y)) for x, y in scaled]
-    for number, (mark, (x, y)) in enumerate(zip(marks, list(taken), strict=True), 1):
-        free = (
-            place
-            for place in PLACES
-            if all(abs(x + place[0] - there[0]) > APART[0] or abs(y + place[1] - there[1]) > APART[1] for there in taken)
-        )
-        place = next(free, PLACES[0])
-        taken.append((x + place[0], y + place[1]))
-        line = (
-            {"arrowstyle": "-", "color": style.MUTED, "lw": 0.4, "shrinkA": 0, "shrinkB": 2} if math.hypot(*place) > 10 else None
-        )
-        axes.annotate(
-            str(number), mark, xytext=place, textcoords="offset points", size=6, ha="center", va="center", arrowprops=line
-        )
 
 
 def by_arm(arms: Any, runs: Any) -> Figure:

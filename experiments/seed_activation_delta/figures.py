@@ -28,7 +28,7 @@ from testbed.report.remarks import labelled
 from testbed.workloads import table
 
 HERE = Path(__file__).resolve().parent
-RUN = ["cell_id", "run"]
+RUN = experiments.RUN
 ARM = ["model", "batches", "profile", "codec"]
 PAIR = ["model", "batches", "profile", "seed"]
 BASELINE, UNSHAPED = "fp32", "datacenter"

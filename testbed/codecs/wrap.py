@@ -87,6 +87,13 @@ def parts_of(codec: object) -> tuple[Codec, ...]:
     return () if inner is None else (inner,)
 
 
+def measures(codec: object) -> bool:
+    """Whether it goes by what it is told of its link; a wrapper that only passes it on does not, if nothing inside does."""
+    if isinstance(codec, Wrapper) and type(codec).observe is Wrapper.observe:
+        return any(map(measures, parts_of(codec)))
+    return isinstance(codec, Measured)
+
+
 def twin(codec: Codec) -> Codec:
     """A second instance for the same context; the same one where it remembers nothing."""
     return copy.deepcopy(codec) if isinstance(codec, Stateful) else codec

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -83,11 +83,9 @@ def _tensors() -> Path:
 
 def _run(module: str, *arguments: str) -> Iterator[str]:
     """The lines that a program of ours prints, as the person behind sudo, with one thread. StageError when it fails."""
-    user = paths.invoking_user()
-    identity: dict[str, Any] = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **identity,
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **paths.as_invoking_user(),
     )  # fmt: skip
     if done.returncode:
         if done.returncode == UserError.exit_status:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -70,10 +70,8 @@ def check(
 ) -> None:
     """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost. Exit status 1 if it fails."""
     # In a process of its own, as the person behind sudo: it runs a stranger's code.
-    user = paths.invoking_user()
-    identity: dict[str, Any] = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
     command = [sys.executable, "-m", "testbed.codecs.check", text]
-    done = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **identity)
+    done = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **paths.as_invoking_user())
     raise typer.Exit(done.returncode)
 
 

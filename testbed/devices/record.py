@@ -67,12 +67,15 @@ def record(model: str, *, sequence_length: int, sequences: int, precision: Preci
 
 
 def _ask(asked: dict[str, Any]) -> dict[str, Any]:
-    user = paths.invoking_user()
-    identity: dict[str, Any] = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
     command = [sys.executable, "-m", "testbed.devices.worker", json.dumps(asked)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **identity
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            **paths.as_invoking_user(),
         )
     except OSError as error:
         raise CapabilityError(f"cannot record: cannot start {sys.executable}: {error.strerror}") from None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from testbed.codecs.base import Choosing, Codec, Context, Hook, Measured, ModelCodec, Paired, Slot
 from testbed.codecs.cast import Fp32
+from testbed.codecs.wrap import measures
 from testbed.pipeline.port import Place, Port, Side, sends, takes
 from testbed.pipeline.transport import Connection
 
@@ -41,6 +42,9 @@ class Boundary(Port):
         forward, backward = (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
         if isinstance(backward, Paired):
             backward.pair(forward)
+        # Found out here, once: to ask a protocol takes longer than some codecs, and a wrapper measures if what it wraps does.
+        self._measured = self._encoder if isinstance(self._encoder, Measured) and measures(self._encoder) else None
+        self._choosing = self._encoder if isinstance(self._encoder, Choosing) else None
         # The codec under test is not to see the slots of an evaluation without it: its state would advance.
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
 
@@ -55,11 +59,11 @@ class Boundary(Port):
         `encoded`, called in between, says when that may be at the earliest; `raw_values` how many values the tensor stands for,
         where a codec in the model has left fewer of them.
         """
-        encoder = self._plain_encoder if slot.phase == "uncompressed" else self._encoder
-        if isinstance(encoder, Measured):
-            encoder.observe(*self.progress())
-        payload = encoder.encode(tensor, slot)
-        choice = encoder.choice if isinstance(encoder, Choosing) else None
+        plain = slot.phase == "uncompressed"
+        if self._measured is not None and not plain:
+            self._measured.observe(*self.progress())
+        payload = (self._plain_encoder if plain else self._encoder).encode(tensor, slot)
+        choice = None if self._choosing is None or plain else self._choosing.choice
         raw_bytes = (raw_values or tensor.numel()) * _FP32_BYTES
         return self.post(_place(slot), payload, raw_bytes, not_before_ns=encoded(), choice=choice)
 

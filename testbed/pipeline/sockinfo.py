@@ -27,13 +27,13 @@ class Progress(NamedTuple):
 
 def read_progress(sock: socket.socket) -> Progress:
     """CapabilityError on a kernel whose TCP_INFO is too short (before 4.19)."""
-    info = tcp_info.parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+    info = _info(sock)
     return Progress(info.bytes_acked, info.busy_us * 1e-6, info.min_rtt_us * 1e-6, info.unacked_packets == 0)
 
 
 def read_socket(sock: socket.socket, peer: Literal["upstream", "downstream"]) -> SocketRecord:
     """TCP_INFO of a connected socket. CapabilityError on a kernel whose TCP_INFO is too short (before 4.19)."""
-    info = tcp_info.parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+    info = _info(sock)
     return SocketRecord(
         peer=peer,
         congestion_control=congestion_control(sock),
@@ -46,3 +46,7 @@ def read_socket(sock: socket.socket, peer: Literal["upstream", "downstream"]) ->
         segments_in=info.segments_in,
         retransmits=info.retransmits,
     )
+
+
+def _info(sock: socket.socket) -> tcp_info.TcpInfo:
+    return tcp_info.parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))

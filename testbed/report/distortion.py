@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -12,6 +11,7 @@ from testbed.codecs.entries import casts_quantisers, delta_wrappers, model, spar
 from testbed.codecs.measured import Benchmark, Measured
 from testbed.report import figures, style
 from testbed.report.canvas import Drawing, Handle, canvas
+from testbed.report.labels import Mark, label_marks
 from testbed.spec import Direction
 
 _FAMILIES = {
@@ -22,10 +22,6 @@ _FAMILIES = {
 }
 _OTHER = ("other packages, or someone's own", "#767d86", "o")
 _TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
-_TOGETHER = 4.0
-"""Points of the page within which codecs share a label."""
-_MARK, _DIGIT, _LINE = 4.0, 3.9, 7.0
-"""Half a marker, and a label's character and height, in points of the page."""
 _FLOOR = 1e-5
 """Where a codec without any error is drawn."""
 
@@ -76,76 +72,14 @@ def draw(found: Benchmark) -> Drawing:
     )
 
 
-class _Box(NamedTuple):
-    """A rectangle on the page, in points."""
-
-    left: float
-    bottom: float
-    width: float
-    height: float
-
-    def meets(self, other: _Box) -> bool:
-        return (
-            self.left < other.left + other.width
-            and other.left < self.left + self.width
-            and self.bottom < other.bottom + other.height
-            and other.bottom < self.bottom + self.height
-        )
-
-
-class _Spot(NamedTuple):
-    """Where points lie that share a label."""
-
-    x: float
-    y: float
-    members: list[Measured]
-
-    @property
-    def box(self) -> _Box:
-        return _Box(self.x - _MARK, self.y - _MARK, 2 * _MARK, 2 * _MARK)
-
-
 def _points(panel: Axes, shown: list[Measured], number: dict[str, int]) -> None:
-    spots: list[_Spot] = []
+    marks = []
     for one in shown:
         _, colour, marker = _family(one)
         x, y = one.bits_per_value, max(one.relative_error, _FLOOR)
         panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
-        across, up = (float(value) for value in panel.transData.transform((x, y)) * 72 / panel.figure.dpi)
-        near = next((spot for spot in spots if max(abs(spot.x - across), abs(spot.y - up)) < _TOGETHER), None)
-        if near is None:
-            spots.append(_Spot(across, up, [one]))
-        else:
-            near.members.append(one)
-    taken = [spot.box for spot in spots]
-    for spot in spots:
-        text = ", ".join(str(number[_label(one)]) for one in spot.members)
-        box = _free(spot, _DIGIT * len(text), taken)
-        taken.append(box)
-        first = spot.members[0]
-        far = max(abs(box.left + box.width / 2 - spot.x) - box.width / 2, abs(box.bottom + box.height / 2 - spot.y)) > 3 * _MARK
-        panel.annotate(
-            text,
-            (first.bits_per_value, max(first.relative_error, _FLOOR)),
-            xytext=(box.left - spot.x, box.bottom - spot.y + 1),
-            textcoords="offset points",
-            size=7,
-            color=_family(first)[1] if len({_family(one) for one in spot.members}) == 1 else style.INK,
-            arrowprops={"arrowstyle": "-", "color": style.MUTED, "lw": 0.5} if far else None,
-        )
-
-
-def _free(spot: _Spot, width: float, taken: list[_Box]) -> _Box:
-    """The nearest place for a label of that width beside a spot that meets nothing, the last one tried if there is none."""
-    box = spot.box
-    for distance in (_MARK + 1, 2 * _MARK, 4 * _MARK, 6 * _MARK, 8 * _MARK):
-        for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
-            left = spot.x + across * distance - (width if across < 0 else 0 if across else width / 2)
-            bottom = spot.y + up * distance - (_LINE if up < 0 else 0 if up else _LINE / 2)
-            box = _Box(left, bottom, width, _LINE)
-            if not any(box.meets(other) for other in taken):
-                return box
-    return box
+        marks.append(Mark(x, y, str(number[_label(one)]), colour))
+    label_marks(panel, marks)
 
 
 def save(found: Benchmark, target: Path) -> None:

@@ -6,10 +6,9 @@ Such a program reads a sweep's results, writes figures and summary.csv beside it
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas
@@ -18,15 +17,15 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
+from testbed.report import figures, settings, style
 from testbed.report import markdown as tables
-from testbed.report import settings, style
 from testbed.report.canvas import link_words
 from testbed.results import Run
 
 _LARGEST_SVG = 300_000
 """Bytes: a larger one is not worth its place in a repository."""
-_DATELESS: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
-_KEY = ["cell_id", "run"]
+RUN = ["cell_id", "run"]
+"""The columns that name a run."""
 
 
 def folders(name: str, what: str) -> tuple[Path, Path]:
@@ -73,11 +72,11 @@ def curves(folder: str | Path, value: str = "loss") -> Any:
     Columns: cell_id, run, codec, profile, seed, phase (train, evaluation, uncompressed), step (optimiser steps done before it),
     end_s (seconds spent in training steps until then; evaluations are left out) and `value`, a column of `testbed.steps`.
     """
-    steps = testbed.steps(folder).sort_values([*_KEY, "begin_s"])
+    steps = testbed.steps(folder).sort_values([*RUN, "begin_s"])
     trained = steps.step_s.where(steps.phase == "train", 0.0)
     steps = steps.assign(end_s=trained.groupby([steps.cell_id, steps.run]).cumsum())
-    known = runs(folder)[[*_KEY, "codec", "profile", "seed"]]
-    return known.merge(steps[[*_KEY, "phase", "step", "end_s", value]].dropna(subset=[value]), on=_KEY)
+    known = runs(folder)[[*RUN, "codec", "profile", "seed"]]
+    return known.merge(steps[[*RUN, "phase", "step", "end_s", value]].dropna(subset=[value]), on=RUN)
 
 
 def band(
@@ -130,14 +129,14 @@ def _text(cell: object) -> str:
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """NAME.png, and NAME.svg where that is small, into an existing folder. The same figure gives the same bytes."""
     written = []
-    for kind in ("png", "svg"):
-        target = io.BytesIO()
+    kinds: tuple[Literal["png", "svg"], ...] = ("png", "svg")
+    for kind in kinds:
         with style.applied():
-            figure.savefig(target, format=kind, facecolor=style.PAPER, metadata=_DATELESS[kind])
+            picture = figures.render(figure, kind, style.PAPER)
         path = folder / f"{name}.{kind}"
-        if kind == "svg" and target.tell() > _LARGEST_SVG:
+        if kind == "svg" and len(picture) > _LARGEST_SVG:
             path.unlink(missing_ok=True)
             continue
-        path.write_bytes(target.getvalue())
+        path.write_bytes(picture)
         written.append(path)
     return written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from typing import Any, Literal
 from xml.sax.saxutils import escape
 
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from testbed.report.collect import Group
 from testbed.report.lines import loss_against_steps, loss_against_time
 from testbed.report.utilisation import utilisation
 
-_NO_DATE = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+_NO_DATE: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
 def draw(group: Group, settings: str, *, same_maths: bool) -> list[Drawing]:
@@ -40,17 +41,17 @@ def draw(group: Group, settings: str, *, same_maths: bool) -> list[Drawing]:
         ]
 
 
-def _render(figure: Figure, kind: str) -> bytes:
+def render(figure: Figure, kind: Literal["png", "svg"], paper: str) -> bytes:
+    """A picture on paper of that colour. The same figure gives the same bytes."""
     target = io.BytesIO()
-    colour = style.PAPER if kind == "png" else "none"
-    figure.savefig(target, format=kind, facecolor=colour, metadata=_NO_DATE[kind])
+    figure.savefig(target, format=kind, facecolor=paper, metadata=_NO_DATE[kind])
     return target.getvalue()
 
 
 def save(drawing: Drawing, folder: Path, stem: str) -> str:
     """Write STEM.png and STEM.svg into an existing folder; returns the SVG. The same figure gives the same bytes."""
     with style.applied():
-        pictures = {kind: _render(drawing.figure, kind) for kind in ("png", "svg")}
+        pictures = {"png": render(drawing.figure, "png", style.PAPER), "svg": render(drawing.figure, "svg", "none")}
     for kind, content in pictures.items():
         path = folder / f"{stem}.{kind}"
         path.write_bytes(content)

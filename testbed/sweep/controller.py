@@ -172,15 +172,15 @@ def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
 
 def prepare(workload: WorkloadSpec) -> Tokens:
     """Have the text tokenised, as the invoking user and in a process of its own: this one imports no torch."""
-    user = paths.invoking_user()
-    identity = {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
     command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
     command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]
     command += ["--batch-size", str(workload.batch_size), "--validation-batches", str(workload.validation_batches)]
     if workload.training_sequences is not None:
         command += ["--training-sequences", str(workload.training_sequences)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True, **identity)  # type: ignore[call-overload]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, start_new_session=True, **paths.as_invoking_user()
+        )
     except OSError as error:
         raise CapabilityError(f"cannot prepare the text: cannot start {sys.executable}: {error.strerror}; {READABLE}") from None
     if done.returncode == 2:

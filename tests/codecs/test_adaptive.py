@@ -9,6 +9,7 @@ from torch import Tensor
 from testbed.codecs.adaptive import Adaptive
 from testbed.codecs.base import Context, Measured, Slot
 from testbed.codecs.make import make
+from testbed.codecs.wrap import measures
 
 FORWARD = Context(0, 0, "forward")
 SHAPE = (4, 64, 128)
@@ -78,3 +79,12 @@ def test_measurements_reach_it_through_wrappers() -> None:
         codec.observe(10**5, 1.0)
         sizes.append(len(codec.encode(normal(0), Slot("train", step, 0, ()))))  # type: ignore[attr-defined]
     assert sizes[-1] < 0.5 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [("adaptive(5)", True), ("zstd(adaptive(5))", True), ("ef(topk(0.1))", False), ("zstd(int8)", False), ("int8", False)],
+)
+def test_only_what_goes_by_its_link_is_told_of_it(text: str, asked: bool) -> None:
+    """A wrapper can pass on what is measured, and need not be told where nothing inside goes by it."""
+    assert measures(make(text, FORWARD)) is asked

@@ -1,0 +1,94 @@
+"""Short labels beside the marks of a figure, placed so that none covers a mark or another label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from testbed.report import style
+
+_TOGETHER = 4.0
+"""Points of the page within which marks share a label."""
+_MARK, _DIGIT, _LINE = 4.0, 3.9, 7.0
+"""Half a mark, and a label's character and height, in points of the page."""
+
+
+class Mark(NamedTuple):
+    """A point of the data, its label and the label's colour."""
+
+    x: float
+    y: float
+    label: str
+    colour: str
+
+
+class _Box(NamedTuple):
+    """A rectangle on the page, in points."""
+
+    left: float
+    bottom: float
+    width: float
+    height: float
+
+    def meets(self, other: _Box) -> bool:
+        return (
+            self.left < other.left + other.width
+            and other.left < self.left + self.width
+            and self.bottom < other.bottom + other.height
+            and other.bottom < self.bottom + self.height
+        )
+
+
+class _Spot(NamedTuple):
+    """Where marks lie that share a label, in points of the page."""
+
+    x: float
+    y: float
+    marks: list[Mark]
+
+    @property
+    def box(self) -> _Box:
+        return _Box(self.x - _MARK, self.y - _MARK, 2 * _MARK, 2 * _MARK)
+
+
+def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
+    """Scales and limits of the panel must be set before. Marks that lie upon each other share a label."""
+    spots: list[_Spot] = []
+    for mark in marks:
+        across, up = (float(value) for value in panel.transData.transform((mark.x, mark.y)) * 72 / panel.figure.dpi)
+        near = next((spot for spot in spots if max(abs(spot.x - across), abs(spot.y - up)) < _TOGETHER), None)
+        if near is None:
+            spots.append(_Spot(across, up, [mark]))
+        else:
+            near.marks.append(mark)
+    taken = [spot.box for spot in spots]
+    for spot in spots:
+        text = ", ".join(mark.label for mark in spot.marks)
+        box = _free(spot, _DIGIT * len(text), taken)
+        taken.append(box)
+        first = spot.marks[0]
+        far = max(abs(box.left + box.width / 2 - spot.x) - box.width / 2, abs(box.bottom + box.height / 2 - spot.y)) > 3 * _MARK
+        panel.annotate(
+            text,
+            (first.x, first.y),
+            xytext=(box.left - spot.x, box.bottom - spot.y + 1),
+            textcoords="offset points",
+            size=7,
+            color=first.colour if len({mark.colour for mark in spot.marks}) == 1 else style.INK,
+            arrowprops={"arrowstyle": "-", "color": style.MUTED, "lw": 0.5} if far else None,
+        )
+
+
+def _free(spot: _Spot, width: float, taken: list[_Box]) -> _Box:
+    """The nearest place for a label of that width beside a spot that meets nothing, the last one tried if there is none."""
+    box = spot.box
+    for distance in (_MARK + 1, 2 * _MARK, 4 * _MARK, 6 * _MARK, 8 * _MARK):
+        for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            left = spot.x + across * distance - (width if across < 0 else 0 if across else width / 2)
+            bottom = spot.y + up * distance - (_LINE if up < 0 else 0 if up else _LINE / 2)
+            box = _Box(left, bottom, width, _LINE)
+            if not any(box.meets(other) for other in taken):
+                return box
+    return box
