@@ -17,8 +17,9 @@ class Slot(NamedTuple):
 
     phase: Phase
     step: int
-    """Optimiser steps done before this one."""
+    """Optimiser steps done before this one; where nothing is learned, batches that were evaluated before."""
     microbatch: int
+    """Of its batch, also in an evaluation: what a codec remembers of a micro-batch is then as old as it is in training."""
     samples: tuple[int, ...]
     """Ids of the sequences in the micro-batch, in order: an id names the same text in every epoch."""
 

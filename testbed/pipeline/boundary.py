@@ -53,11 +53,11 @@ class Boundary(Port):
         codec = self._encoder if self.side == "downstream" else self._decoder
         return codec.hook(model, self.side) if isinstance(codec, ModelCodec) else None
 
-    def send(self, tensor: Tensor, slot: Slot, encoded: Callable[[], int], raw_values: int | None = None) -> int:
+    def send(self, tensor: Tensor, slot: Slot, place: Place, encoded: Callable[[], int], raw_values: int | None = None) -> int:
         """Encode and queue. Returns the time (ns) at which the payload was with the send thread, free to go.
 
-        `encoded`, called in between, says when that may be at the earliest; `raw_values` how many values the tensor stands for,
-        where a codec in the model has left fewer of them.
+        `place` is the message's in the records; `encoded`, called in between, says when it may go at the earliest; `raw_values`
+        how many values the tensor stands for, where a codec in the model has left fewer of them.
         """
         plain = slot.phase == "uncompressed"
         if self._measured is not None and not plain:
@@ -65,20 +65,16 @@ class Boundary(Port):
         payload = (self._plain_encoder if plain else self._encoder).encode(tensor, slot)
         choice = None if self._choosing is None or plain else self._choosing.choice
         raw_bytes = (raw_values or tensor.numel()) * _FP32_BYTES
-        return self.post(_place(slot), payload, raw_bytes, not_before_ns=encoded(), choice=choice)
+        return self.post(place, payload, raw_bytes, not_before_ns=encoded(), choice=choice)
 
-    def receive(self, slot: Slot) -> Received:
+    def receive(self, slot: Slot, place: Place) -> Received:
         """Wait for the neighbour's tensor and decode it."""
         decoder = self._plain_decoder if slot.phase == "uncompressed" else self._decoder
-        arrival = self.take(_place(slot))
+        arrival = self.take(place)
         input_ns = time.monotonic_ns()
         tensor = decoder.decode(arrival.payload, slot)
         if tensor.data_ptr() % _ALIGNMENT_BYTES:
             tensor = tensor.clone()
         decoded_ns = time.monotonic_ns()
-        self.note(_place(slot), arrival)
+        self.note(place, arrival)
         return Received(tensor, arrival.last_byte_ns, input_ns, decoded_ns)
-
-
-def _place(slot: Slot) -> Place:
-    return Place(slot.phase, slot.step, slot.microbatch)

@@ -17,6 +17,7 @@ from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.pacing import Kind, Watch
+from testbed.pipeline.port import Place
 from testbed.records import ActionRecord
 
 
@@ -110,30 +111,37 @@ class Passes:
         self._losses: list[float] = []
         self._records: list[ActionRecord] = []
 
-    def forward(self, batch: Batch, slot: Slot) -> None:
-        """One micro-batch through the stage. StageError for a loss that is no number."""
+    def forward(self, batch: Batch, slot: Slot, place: Place | None = None) -> None:
+        """One micro-batch through the stage. StageError for a loss that is no number.
+
+        `place`, where it is not the slot's, is what the records call it.
+        """
         training = slot.phase == "train"
+        place = place or _place(slot)
         self._watch.ask()
         source = batch.inputs
         if self._upstream is not None:
-            source = self._take(self._upstream, slot).requires_grad_(training)
+            source = self._take(self._upstream, slot, place).requires_grad_(training)
         self._watch.begin("F")
         with torch.set_grad_enabled(training and not self._recompute):
             outputs, values_in, values_out = self._through(source, batch, slot)
         if self._downstream is None:
             self._losses.append(loss := outputs.item())
             if not math.isfinite(loss):
-                raise faults.diverged(self._stage, "loss", loss, f"{slot.phase} step {slot.step}, micro-batch {slot.microbatch}")
+                raise faults.diverged(
+                    self._stage, "loss", loss, f"{place.phase} step {place.step}, micro-batch {place.microbatch}"
+                )
         if training:
             self._kept[slot.microbatch] = _Kept(source, None if self._recompute else outputs, batch, values_in)
         self._watch.done()
-        self._finish("F", slot, self._downstream, outputs.detach(), values_out)
+        self._finish("F", slot, place, self._downstream, outputs.detach(), values_out)
 
     def backward(self, slot: Slot) -> None:
         """The gradient of one micro-batch back through the stage."""
         source, outputs, batch, raw_values = self._kept.pop(slot.microbatch)
         self._watch.ask()
-        gradient = None if self._downstream is None else self._take(self._downstream, slot)
+        place = _place(slot)
+        gradient = None if self._downstream is None else self._take(self._downstream, slot, place)
         self._watch.begin("B")
         if outputs is None:
             outputs = self._through(source, batch, slot).outputs
@@ -141,7 +149,7 @@ class Passes:
             outputs = outputs / self._parts
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
         self._watch.done()
-        self._finish("B", slot, self._upstream, source.grad, raw_values)
+        self._finish("B", slot, place, self._upstream, source.grad, raw_values)
 
     def take(self) -> Done:
         """What there is to record since the last call."""
@@ -150,8 +158,8 @@ class Passes:
         self._losses, self._records = [], []
         return done
 
-    def _take(self, source: Boundary, slot: Slot) -> Tensor:
-        tensor, *times_ns = source.receive(slot)
+    def _take(self, source: Boundary, slot: Slot, place: Place) -> Tensor:
+        tensor, *times_ns = source.receive(slot, place)
         self._watch.received(*times_ns)
         return tensor
 
@@ -168,9 +176,15 @@ class Passes:
             outputs = self._ends.downstream.send(outputs, batch.inputs)
         return _Through(outputs, hidden.numel(), values)
 
-    def _finish(self, kind: Kind, slot: Slot, target: Boundary | None, output: Tensor | None, raw_values: int) -> None:
+    def _finish(
+        self, kind: Kind, slot: Slot, place: Place, target: Boundary | None, output: Tensor | None, raw_values: int
+    ) -> None:
         encoded_ns = None
         if target is not None:
             assert output is not None
-            encoded_ns = target.send(output, slot, self._watch.encoded, raw_values)
-        self._records.append(self._watch.record(kind, slot.microbatch, encoded_ns))
+            encoded_ns = target.send(output, slot, place, self._watch.encoded, raw_values)
+        self._records.append(self._watch.record(kind, place.microbatch, encoded_ns))
+
+
+def _place(slot: Slot) -> Place:
+    return Place(slot.phase, slot.step, slot.microbatch)

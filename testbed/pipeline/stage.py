@@ -16,6 +16,7 @@ from testbed.pipeline.job import StageJob
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.pipeline.pacing import Watch
 from testbed.pipeline.passes import Batch, Ends, Model, Passes
+from testbed.pipeline.port import Place
 from testbed.pipeline.recorder import Recorder
 from testbed.pipeline.schedule import actions
 from testbed.pipeline.stops import Stops
@@ -65,6 +66,8 @@ class Stage:
             in_flight=spec.in_flight,
             accumulation=spec.accumulation,
         )
+        self._validated: dict[Phase, int] = {"evaluation": 0, "uncompressed": 0}
+        """Batches so far."""
         self._left_ns = 0
         self.doing = "before its first step"
         """For messages."""
@@ -133,8 +136,12 @@ class Stage:
         self._model.train(False)
         batches = self._job.workload.validation_batches
         for index in range(batches * self._parts):
-            batch = self._data.validation(*divmod(index, self._parts), self._parts)
-            self._passes.forward(batch, Slot(phase, step, index, batch.samples))
+            number, part = divmod(index, self._parts)
+            batch = self._data.validation(number, part, self._parts)
+            # To a codec each batch is a step, so that what it remembers is of other text, as it is in training.
+            slot = Slot(phase, self._validated[phase] + number, part, batch.samples)
+            self._passes.forward(batch, slot, Place(phase, step, index))
+        self._validated[phase] += batches
         done = self._passes.take()
         _, met = self._meet(loss=done.loss if phase == "evaluation" else None)
         self._watch.synchronised(met.line_ns)

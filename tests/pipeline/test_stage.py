@@ -495,6 +495,27 @@ def test_a_codec_s_two_ends_get_the_same_context_and_slots() -> None:
         assert seen[boundary, direction, "in"] == seen[boundary, direction, "out"]
 
 
+def test_to_a_codec_each_validation_batch_is_a_step_of_its_own() -> None:
+    """So that what it remembers of a micro-batch is as old there as it is in training."""
+    seen: list[Slot] = []
+
+    class Spy(Plain):
+        def encode(self, tensor: Tensor, slot: Slot) -> bytes:
+            if slot.phase == "evaluation":
+                seen.append(slot)
+            return super().encode(tensor, slot)
+
+    cell = a_cell(2, steps=4, evaluate_every=2)
+    result = train(cell, Spy)
+    parts = cell.pipeline.microbatches
+    batches = len(seen) // (2 * parts)
+    assert batches == cell.workload.validation_batches
+    assert [(slot.step, slot.microbatch) for slot in seen] == list(itertools.product(range(2 * batches), range(parts)))
+    assert seen[0].samples == seen[batches * parts].samples
+    for record in (one for one in result.records[0] if one.phase == "evaluation"):
+        assert [sent.microbatch for sent in record.sent] == list(range(batches * parts))
+
+
 def test_boundaries_and_directions_have_the_codecs_that_the_text_gives_them() -> None:
     text = "0: fwd=bf16, bwd=int8; rest: fp32"
     found = train(a_cell(3), partial(make_codec, text))
