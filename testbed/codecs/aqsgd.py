@@ -14,7 +14,6 @@ quantised; here they are from the start.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from testbed.codecs.base import Codec, Context, Payload, Slot
 from testbed.codecs.delta import CASTS
 from testbed.codecs.examples import Examples, Key
 from testbed.codecs.history import check_follows, following
-from testbed.codecs.wrap import Wrapper, bound_of, check_keys, decode_as, frame, open_frame, twin, unchanged_on_error
+from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame, unchanged_on_error
 from testbed.errors import CodecError
 
 _EACH, _WHOLE = 0, 1
@@ -33,7 +32,7 @@ _EACH, _WHOLE = 0, 1
 _MB = 1e6
 
 
-class AqSgd(Wrapper):
+class AqSgd(ClosedLoop):
     """Per example. Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of
     the first part, then two payloads: the new examples in full, and the differences of the others; either may be missing.
 
@@ -43,10 +42,9 @@ class AqSgd(Wrapper):
 
     def __init__(self, context: Context, inner: Codec, first: str = "fp32", memory_mb: float = 1024.0, **_: Any) -> None:
         """`first`: the cast of first visits, fp32 or bf16. `memory_mb`: of each end, in 10**6 bytes, before a file is used."""
-        self.inner, self._decoder = inner, twin(inner)
-        super().__init__(inner=inner, decoder=self._decoder)
-        self._first = CASTS[first](context)
         self.examples = Examples(memory_mb * _MB)
+        super().__init__(inner, self.examples)
+        self._first = CASTS[first](context)
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """CodecError names the slot when a value or a difference is not finite."""
@@ -87,27 +85,6 @@ class AqSgd(Wrapper):
     def bound(self, tensor: Tensor) -> Tensor:
         """|decoded - x| of first visits, value by value."""
         return bound_of(self._first, tensor)
-
-    def shared(self) -> Mapping[str, Tensor]:
-        """m and the visit number of every example, and what the decoding half of the inner codec shares."""
-        shared = {key: value for key, value in super().shared().items() if not key.startswith("inner.")}
-        return {**shared, **self.examples.shared()}
-
-    def state(self) -> dict[str, Any]:
-        """m and the visit number of every example, and the inner codec's."""
-        return {"parts": super().state(), **self.examples.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See `Stateful.load`."""
-        check_keys(state, {"parts", "examples"})
-        with unchanged_on_error(*self._stateful.values()):
-            super().load(state["parts"])
-            self.examples.load({"examples": state["examples"]})
-
-    def reset(self) -> None:
-        """Every example's next visit is a first one."""
-        super().reset()
-        self.examples.reset()
 
     def _advance(self, payload: Payload, slot: Slot) -> Tensor:
         """The one path by which either end moves on: from the bytes. The new m of the slot's examples."""

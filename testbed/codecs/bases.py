@@ -16,6 +16,8 @@ from testbed import keyed
 _CHUNK = 1 << 22
 _ORTHONORMAL = 1e-3
 """How far from the identity the product of a basis with itself may be: bf16 rounding leaves more, fp32 makes of it far less."""
+_NO_RANK = 1e-12
+"""The square of a singular value that is fp32's rounding, as a share of the largest one's."""
 
 
 def normal(purpose: str, *shape: int) -> Tensor:
@@ -49,13 +51,15 @@ def drawn(purpose: str, width: int, rank: int) -> Tensor:
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """(d, k) of full rank: the nearest matrix with orthonormal columns, M (M^T M)^(-1/2), in fp32.
+    """(d, k): M (M^T M)^(-1/2) in fp32, of full rank the nearest matrix with orthonormal columns. Where the rank is lower, the
+    singular values that are not there stay 0.
 
     It is what iterations such as Newton and Schulz's (or Polar Express) tend to; k is small enough to compute it outright.
     """
     matrix = matrix.double()  # squaring doubles the digits that are needed
     values, vectors = torch.linalg.eigh(matrix.T @ matrix)
-    inverse_root = (vectors * values.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()) @ vectors.T
+    inverse = torch.where(values > _NO_RANK * values.amax(), values.clamp_min(torch.finfo(torch.float64).tiny).rsqrt(), 0.0)
+    inverse_root = (vectors * inverse) @ vectors.T
     nearest: Tensor = matrix @ inverse_root
     return nearest.float().contiguous()
 

@@ -43,7 +43,7 @@ class CodedLowRank(Wrapper):
             left = right = b""  # type: Payload
             if opened.elements:
                 p, q = self._factors(framing.as_tensor(opened.body, torch.float32, len(opened.body) // 4), opened.shape)
-                left, right = self.inner.encode(p, slot), self._second.encode(q, slot)
+                left, right = self.inner.encode(p, slot), self._second.encode(q, _second(slot))
         size = _LENGTH.size + len(left) + len(right)
         payload, body = framing.allocate(framing.CODED_LOW_RANK, opened.shape, size)
         body.numpy()[:] = bytearray().join((_LENGTH.pack(len(left)), left, right))
@@ -65,7 +65,7 @@ class CodedLowRank(Wrapper):
         rank = min(self._rank, rows, width)
         with unchanged_on_error(self.inner, self._second):
             p = decode_as(self.inner, left, slot, torch.Size((rows, rank)))
-            q = decode_as(self._second, right, slot, torch.Size((width, rank)))
+            q = decode_as(self._second, right, _second(slot), torch.Size((width, rank)))
             plain, body = framing.allocate(framing.LOW_RANK, opened.shape, self._factor_bytes(opened.shape))
             for target, factor in zip(self._factors(body.view(torch.float32), opened.shape), (p, q), strict=True):
                 target.copy_(factor)
@@ -85,3 +85,8 @@ class CodedLowRank(Wrapper):
 
     def _factor_bytes(self, shape: framing.Shape) -> int:
         return self._power.payload_bytes(shape) - framing.header_bytes(len(shape))
+
+
+def _second(slot: Slot) -> Slot:
+    """Q's slot: with P's the two would be rounded with the same noise, and products of equal noise have a mean."""
+    return slot._replace(microbatch=-1 - slot.microbatch)

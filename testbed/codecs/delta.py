@@ -22,14 +22,12 @@ from testbed.codecs.history import History, Memory, following
 from testbed.codecs.scratch import Scratch
 from testbed.codecs.wrap import (
     HEADER_BYTES,
-    Wrapper,
+    ClosedLoop,
     bound_of,
-    check_keys,
     decode_as,
     frame,
     open_frame,
     size_of,
-    twin,
     unchanged_on_error,
 )
 from testbed.errors import CodecError
@@ -81,7 +79,7 @@ class DeltaInt8(History):
         return value
 
 
-class Delta(Wrapper):
+class Delta(ClosedLoop):
     """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner payload.
 
     Law: the error is that of the inner codec on the last difference, for ever (closed loop). One P of the tensor's size per
@@ -94,11 +92,9 @@ class Delta(Wrapper):
 
     def __init__(self, context: Context, inner: Codec, first: First = "inner", **_: Any) -> None:
         """`first`: a slot's first message goes through the inner codec too, or as it is, in fp32 or bf16."""
-        self._decoder = twin(inner)
-        super().__init__(inner=inner, decoder=self._decoder)
-        self.inner = inner
-        self._first = CASTS[first](context) if first in CASTS else None
         self._history = History()
+        super().__init__(inner, self._history)
+        self._first = CASTS[first](context) if first in CASTS else None
         if (of_first := size_of(self._first or inner)) is not None:
             self.payload_bytes = lambda shape: HEADER_BYTES + of_first(shape)
 
@@ -123,27 +119,6 @@ class Delta(Wrapper):
     def bound(self, tensor: Tensor) -> Tensor:
         """|decoded - x| of a slot's first message, value by value."""
         return bound_of(self._first or self.inner, tensor)
-
-    def shared(self) -> Mapping[str, Tensor]:
-        """P of every slot, and what the decoding halves of the inner codec share."""
-        shared = {key: value for key, value in super().shared().items() if not key.startswith("inner.")}
-        return {**shared, **self._history.shared()}
-
-    def state(self) -> dict[str, Any]:
-        """P and the visit number of every slot, and the inner codec's."""
-        return {"parts": super().state(), "history": self._history.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See `Stateful.load`."""
-        check_keys(state, {"parts", "history"})
-        with unchanged_on_error(*self._stateful.values()):
-            super().load(state["parts"])
-            self._history.load(state["history"])
-
-    def reset(self) -> None:
-        """Every slot starts anew, in the inner codec too."""
-        super().reset()
-        self._history.reset()
 
     def _write(self, tensor: Tensor, slot: Slot, kind: int, visit: int) -> Payload:
         coder = self.inner if kind == _INNER or self._first is None else self._first

@@ -67,6 +67,10 @@ class ErrorFeedback(Wrapper):
         owed = self._owed.get(self._key(slot))
         return torch.zeros(()) if owed is None else owed.value.clone()
 
+    def shared(self) -> Mapping[str, Tensor]:
+        """The inner codec's. What decodes at the sender has no counterpart: the receiver decodes with the inner codec itself."""
+        return {key: value for key, value in super().shared().items() if not key.startswith("decoder.")}
+
     def state(self) -> dict[str, Any]:
         """Every E, and the inner codec's state."""
         return {

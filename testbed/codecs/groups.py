@@ -2,8 +2,9 @@
 
 A row is the last axis; a group is `size` values of one row, the last of a row as many as are left. Scales and zero points go
 over as bf16, not as the papers' fp16: as many bits, and fp32's range. A gradient shrinks with the number of tokens in the
-batch, and a scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost nothing, because values are quantised with the
-rounded scale: it is rounded up, so that no value lies beyond the last level, and is at most 2**-7 above the true one.
+batch, and a scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are quantised with the
+rounded scale: it is rounded up, so that no value lies beyond the last level, and is at most 2**-7 above the true one. An offset
+is rounded down, by up to 2**-7 of itself: of groups far from zero, as a rotated tile with one outlier is, that widens the step.
 """
 
 from __future__ import annotations

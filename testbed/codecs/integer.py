@@ -6,14 +6,15 @@ symmetric   codes 0..L-1 (the last is not used), step = max|g| / (L // 2), offse
 midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b levels about zero, none on it; zeros have step 0.
 asymmetric  codes 0..L, offset = min(g) as bf16 rounded down, step = (max(g) - offset) / L: the offset is sent too.
 
-One bit has no symmetric grid: it is midrise, and the two levels are -+mean|g| where the rounding is to the nearest (which is
-where their squared error is least), -+max|g| where it is stochastic.
+'suited' is symmetric, and midrise for fewer than 8 bits rounded stochastically: of 2 bits' levels symmetric leaves one in four
+unused, and the variance is twice as large. One bit has no symmetric grid: it is midrise, and the two levels are -+mean|g| where
+the rounding is to the nearest (which is where their squared error is least), -+max|g| where it is stochastic.
 
 Law: bounded by half a step rounded to the nearest, by a step stochastically, and then unbiased; the step is the one on the
 wire, at most 2**-7 above the formula's; by max|g| + mean|g| for the one nearest bit. Bits per element: b + 16/g, asymmetric b +
 32/g.
-Sources: symmetric and asymmetric absmax quantisation; stochastic rounding: Gupta et al., ICML 2015; one bit: 1-bit SGD (Seide
-et al., Interspeech 2014) without its error feedback.
+Sources: symmetric and asymmetric absmax quantisation; stochastic rounding between 2**b levels: Gupta et al., ICML 2015; one bit:
+after 1-bit SGD (Seide et al., Interspeech 2014), with one mean|g| for both signs and without its error feedback.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from testbed.codecs.base import Context, Payload, Slot
 from testbed.codecs.scratch import Scratch
 from testbed.errors import CodecError
 
-Grid = Literal["symmetric", "midrise", "asymmetric"]
+Grid = Literal["suited", "symmetric", "midrise", "asymmetric"]
 Rounding = Literal["auto", "nearest", "stochastic"]
-_GRIDS: tuple[Grid, ...] = ("symmetric", "midrise", "asymmetric")
+_GRIDS = ("symmetric", "midrise", "asymmetric")
 WIDTHS = (1, 2, 3, 4, 6, 8)
 
 
@@ -38,7 +39,7 @@ class Levels(NamedTuple):
     """A grid of a width."""
 
     bits: int
-    grid: Grid
+    grid: Literal["symmetric", "midrise", "asymmetric"]
 
     @property
     def centre(self) -> float:
@@ -82,16 +83,18 @@ class Integer:
     bits: ClassVar[int]
 
     def __init__(
-        self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "symmetric", bits: int | None = None
+        self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "suited", bits: int | None = None
     ) -> None:
         """`group` channels share a step; 0: a token's. `bits` stands for the class's width where there is none."""
         width = self.bits if bits is None else bits
         if width not in WIDTHS:
             raise ValueError(f"{width} bits: there are codes of {', '.join(map(str, WIDTHS))}")
-        self._levels = Levels(width, "midrise" if width == 1 and grid == "symmetric" else grid)
         self._group = check_group(group)
         self._context = context
         self._stochastic = is_stochastic(rounding, context)
+        if grid == "suited":
+            grid = "midrise" if self._stochastic and width < 8 else "symmetric"
+        self._levels = Levels(width, "midrise" if width == 1 and grid == "symmetric" else grid)
         self._scratch, self._above = Scratch(), Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
@@ -237,15 +240,15 @@ class Int6(Integer):
 
 
 class Int8(Integer):
-    """Eight bits. A symmetric grid per token has fp32 steps and the bytes of `quantise`, as all earlier results have."""
+    """Eight bits. A symmetric grid per token has fp32 steps and the bytes of `quantise`."""
 
     bits = 8
 
-    def __init__(self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "symmetric") -> None:
+    def __init__(self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "suited") -> None:
         """See `Integer`."""
         super().__init__(context, group, rounding, grid)
         self._rows: quantise.Int8Nearest | quantise.Int8Stochastic | None = None
-        if group == 0 and grid == "symmetric":
+        if group == 0 and self._levels.grid == "symmetric":
             self._rows = quantise.Int8Stochastic(context) if self._stochastic else quantise.Int8Nearest(context)
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:

@@ -8,13 +8,16 @@ first stage's embedding is; so at the first step a token's embedding crosses exa
 
 A's gradient has a part at each end, Y^T (dX^ A) and dX^^T Z: the derivative of (Y A) A^T. Whether MAPL returns the receiver's
 part is not stated; here it is, r d numbers with the step's last gradients, and the new A goes with the next forward message,
-2 r d bytes each (bf16; both ends take the polar factor of what the bytes say, so they are bit-identical). A's update, at `rate`
-times the learning rate (0.1 in the paper), with beta 0.9:
+2 r d bytes each (bf16; both ends take the polar factor of what the bytes say, so they are bit-identical). A's update is SPEL:
 
-  g_R = g - A sym(A^T g);  m <- beta m + (1 - beta) g_R;  A <- polar(A - alpha m)
+  g_R = g - A sym(A^T g);  m <- beta m + (1 - beta) g_R;  A <- polar(A - alpha polar(m))
 
-Bits per element: the inner codec's, times r/d. Source: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method; its vector
-quantisation is not built.
+so A turns by about alpha a step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1 in the
+paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, as Adam's, 0.1 is a smaller step.
+
+Bits per element: the inner codec's, times r/d. Sources: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method, at second
+hand; Yang and Lai, "Manifold constrained steepest descent" (arXiv 2601.21487), for SPEL. Derived, because not stated: beta = 0.9,
+and one R for all stages (with one a stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
 """
 
 from __future__ import annotations
@@ -122,7 +125,8 @@ class MaplHook:
         product = self._master.T @ gradient
         tangent = gradient - self._master @ ((product + product.T) / 2)
         self._momentum.mul_(BETA).add_(tangent, alpha=1 - BETA)
-        self._master = bases.polar(self._master - self._settings.rate * rate * self._momentum)
+        if bool(self._momentum.any()):
+            self._master = bases.polar(self._master - self._settings.rate * rate * bases.polar(self._momentum))
         self._version += 1
         self.basis = self._on_the_wire()
 

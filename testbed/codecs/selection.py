@@ -24,11 +24,23 @@ class Pair(NamedTuple):
         return self.forward.text if self.forward == self.backward else f"fwd={self.forward.text}, bwd={self.backward.text}"
 
     @property
-    def unpaired(self) -> str | None:
-        """A codec of the gradients that goes by activations which go through another one."""
-        known = {part.entry.backward for part in self.forward.parts()}
-        missing = (part for part in self.backward.parts() if part.entry.pairs and part.entry.backward not in known)
-        return next((part.name for part in missing), None)
+    def fault(self) -> str | None:
+        """Why gradients that go by their activations' codec cannot."""
+        for part in self.backward.parts():
+            if not part.entry.pairs:
+                continue
+            masks = [one for one in self.forward.parts() if one.entry.backward == part.entry.backward]
+            if not masks:
+                through = self.forward.text
+                return f"gradients of {part.name} go by its activations, which go through {through}; name {part.name} for both"
+            if all(_share(one) != _share(part) for one in masks):
+                return f"gradients of {part.text} go where the activations of {masks[0].text} went; give both the same share"
+        for recipe in self:
+            for part in recipe.parts():
+                inside = [one for one in part.parts() if one.entry.pairs] if part.entry.measures else []
+                if inside:
+                    return f"gradients of {inside[0].name} go by its activations; {part.name} may have sent those through another"
+        return None
 
 
 class Selection(NamedTuple):
@@ -126,10 +138,13 @@ def canonical(text: str) -> str:
 def _pair(both: Both, text: str) -> Pair:
     forward = bind(both.forward, text)
     pair = Pair(forward, forward if both.backward is both.forward else bind(both.backward, text))
-    if (name := pair.unpaired) is not None:
-        said = f"gradients of {name} go by its activations, which go through {forward.text}; name {name} for both"
-        raise fault(text, both.backward.at, said)
+    if pair.fault is not None:
+        raise fault(text, both.backward.at, pair.fault)
     return pair
+
+
+def _share(recipe: Recipe) -> object:
+    return dict(recipe.arguments).get("share")
 
 
 def _ranges(numbered: tuple[tuple[int, Pair], ...]) -> Iterator[tuple[int, int, Pair]]:

@@ -138,11 +138,11 @@ class Told(Sparse):
 
 
 class TopK(Told):
-    """The k largest magnitudes of each token, k = share * d, or of the whole tensor; of equal ones those that come first.
+    """The k largest magnitudes of each token (k = share * d), each sample, or the whole tensor; of equal ones the first.
 
     Law: kept values exact (fp32) or rounded (bf16), the others zero; no other choice of as many has a smaller squared error.
-    Bits a value: share * 16 and 1 for the bitmap, or share * (16 + 16) with indices below 65,536.
-    Source: top-k of activations as in Rudakov et al., arXiv 2401.07788; both ends remember nothing.
+    Bits a value: share * 16, and 1 for the bitmap or share * w, indices of w = 8 bits among 256 values, 16 among 65,536, or 32.
+    Source: top-k of activations as in Rudakov et al., arXiv 2401.07788, theirs is `sample`; both ends remember nothing.
     """
 
     code = framing.TOP_K
@@ -152,7 +152,7 @@ class TopK(Told):
         context: Context,
         *,
         share: float,
-        per: Literal["token", "tensor"] = "token",
+        per: Literal["token", "sample", "tensor"] = "token",
         values: Values = "bf16",
         positions: Form = "smaller",
     ) -> None:
@@ -161,10 +161,12 @@ class TopK(Told):
         self._magnitudes: Floats = np.empty((0, 0), np.float32)
 
     def layout(self, shape: framing.Shape) -> Layout:
-        """Rows of tokens, or one row of everything."""
+        """Rows of tokens or of samples, the first axis, or one row of everything."""
         rows, width = framing.rows_of(shape)
-        if self._per == "tensor" and rows:
+        if rows and (self._per == "tensor" or (self._per == "sample" and len(shape) < 3)):
             rows, width = 1, rows * width
+        elif rows and self._per == "sample":
+            rows, width = shape[0], rows // shape[0] * width
         return Layout(rows, width, kept_of(self._share, width), self._form)
 
     def choose(self, flat: Floats, shape: framing.Shape, slot: Slot) -> Positions:
@@ -244,7 +246,8 @@ class RandK(_Keyed):
     """k random values of each token, times d/k: right in the mean over slots. No positions are sent.
 
     Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law: unbiased;
-    a value's error is at most (d/k - 1) times its magnitude, and the rounding. Bits a value: share * 16. Remembers nothing.
+    a value's error is at most (d/k - 1) times its magnitude, and the rounding. Bits a value: share * 16. Remembers nothing. With
+    error feedback around it `scale` must be none: scaled up, the error that is fed back grows from step to step.
     Source: rand-k as in Stich et al., NeurIPS 2018 (scaled as in Wangni et al., NeurIPS 2018).
     """
 

@@ -13,7 +13,12 @@ How the weights are kept there (`keep`), the variants B, C, A and D of the refer
                   steps U <- qr(U + rate * D / l) with D = (I - U U^T) G^T G U from gradients G sampled at the last boundary,
                   l the largest eigenvalue of U^T G^T G U. The paper's objective and step size are not published: this is
                   derived. The new U (2 d k bytes) goes upstream with the next step's first gradients; all change over at its end
-  free            not kept at all: the negative control; a random projection that loses about 1 - k/d of the energy
+  free            not kept at all: the negative control; a random projection that loses about 1 - k/d of the energy. In the
+                  reference's D the fixed table is the current embedding, so that a token's embedding at least crosses whole
+
+F and P have standard deviation `spread`, 0.02 as the initial embeddings of GPT-2 and Llama have. The released code has 1, and 1
+for the embeddings that are learned: the same ratio at first, but an optimiser whose steps are as large as its rate says then
+takes longer to outgrow F, which is all of X that is not of rank k.
 
 Every stage before a boundary must be constrained, which is checked when the first hidden states are sent; the last stage is free.
 Element-wise dropout of hidden states leaves the subspace, so it must be 0. Source: Ramasinghe et al., "Protocol Models" (arXiv
@@ -23,139 +28,25 @@ Element-wise dropout of hidden states leaves the subspace, so it must be 0. Sour
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from testbed.codecs import bases, constrain
+from testbed.codecs import bases
 from testbed.codecs.base import Codec, Context, Payload, Slot
 from testbed.codecs.inner import Carrying
 from testbed.codecs.stage_model import StageModel, known
+from testbed.codecs.subspace_stage import Keep, Settings, StageSubspace
 from testbed.errors import SpecError
 from testbed.spec import Direction
 
-SPREAD = 0.02
-"""Standard deviation of the fixed tables: that of the initial embeddings of GPT-2 and Llama."""
 _OUTSIDE = 0.1
 """The share of the hidden states' norm that may lie outside: bf16 arithmetic leaves a few thousandths."""
 _SAMPLED_STEPS = 8
 """Before the basis moves: one micro-batch's gradient of each is looked at."""
 _SKEW = 0.05
 """How far from orthonormal a basis may come out of bf16."""
-
-Keep = Literal["projected", "reparametrised", "grassmann", "free"]
-
-
-class Settings(NamedTuple):
-    """What all boundaries of a model must agree on."""
-
-    seed: int
-    ratio: float
-    keep: Keep
-    every: int
-    rate: float
-
-
-class StageSubspace:
-    """One stage's basis and fixed tables, and its constrained layers. The hooks at both its boundaries work with the same."""
-
-    def __init__(self, model: StageModel, settings: Settings) -> None:
-        self.settings, self._model = settings, model
-        rank = bases.rank_of(model.width, settings.ratio)
-        self.basis = bases.drawn(f"subspace {settings.seed} basis {model.width} {rank}", model.width, rank)
-        names = {"tokens": model.vocabulary, **({"positions": model.context} if model.learned_positions else {})}
-        # Whole tables, because a row must not depend on which are asked for. Tens of MB, as in the paper.
-        self.fixed = {
-            name: bases.normal(f"subspace {settings.seed} {name} {model.width}", rows, model.width).mul_(SPREAD)
-            for name, rows in names.items()
-        }
-        self._projected: dict[str, Tensor] = {}
-        self._kept: list[tuple[nn.Parameter, int]] = []
-        self._constrained = False
-        self.coming: Tensor | None = None
-        """The next basis, bf16: all stages know it before the end of a step, and change over then."""
-        self.passed_on = False
-        self._turn()
-
-    @property
-    def rank(self) -> int:
-        """k."""
-        return self.basis.shape[1]
-
-    def constrain(self) -> None:
-        """Put the stage's layers and tables into the subspace. Done once, however often it is asked for."""
-        if self._constrained:
-            return
-        self._constrained = True
-        keep, model = self.settings.keep, self._model
-        for part, fixed in zip(model.tables(), self.fixed.values(), strict=bool(model.tables())):
-            table = constrain.SubspaceTable(part.module, fixed, self.basis, reparametrised=keep == "reparametrised")
-            part.replace(table)
-            self._kept.append((table.weight, -1))
-        for part in model.writers():
-            if keep == "reparametrised":
-                part.replace(constrain.SubspaceLinear(part.module, self.basis))
-                continue
-            axis = constrain.hidden_axis(part.module)
-            self._kept += [(p, axis if name == "weight" else -1) for name, p in part.module.named_parameters()]
-        if keep in ("reparametrised", "free"):
-            self._kept = []
-        self.project()
-        if keep == "grassmann":
-            for parameter, axis in self._kept:
-                hook = partial(self._project_gradient, axis)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-    def project(self) -> None:
-        """Bring what must lie in the subspace back to it."""
-        with torch.no_grad():
-            for parameter, axis in self._kept:
-                constrain.project_(parameter, self.basis, axis)
-
-    def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """See `base.Hook`."""
-        return dict(self._kept) if self.settings.keep == "grassmann" else {}
-
-    def outside(self) -> float | None:
-        """The largest share of a constrained parameter's norm outside the span; None where none is kept there by projection."""
-        return max((constrain.outside(parameter, self.basis, axis) for parameter, axis in self._kept), default=None)
-
-    def coordinates(self, hidden: Tensor, ids: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, k)."""
-        coded = hidden @ self.basis - self._projected["tokens"][ids]
-        if "positions" in self._projected:
-            coded = coded - self._projected["positions"][: ids.shape[1]]
-        return coded
-
-    def hidden(self, coded: Tensor, ids: Tensor) -> Tensor:
-        """(b, n, k) to (b, n, d)."""
-        fixed = self.fixed["tokens"].index_select(0, ids.reshape(-1))
-        if "positions" in self.fixed:
-            fixed.view(*ids.shape, -1).add_(self.fixed["positions"][: ids.shape[1]])
-        return torch.addmm(fixed, coded.reshape(-1, self.rank), self.basis.T).view(*ids.shape, -1)
-
-    def change_over(self) -> None:
-        """Take the basis that all stages know by now. SpecError where nothing has taken it upstream."""
-        if self.coming is None:
-            return
-        if not self.passed_on and not self._model.first:
-            raise SpecError(
-                "codec subspace(grassmann): its new basis did not cross the boundary upstream, because the gradients go through "
-                "another codec; name it for both directions"
-            )
-        self.basis.copy_(bases.orthonormal(self.coming.float()))
-        self.coming, self.passed_on = None, False
-        self.project()
-        self._turn()
-
-    def _turn(self) -> None:
-        self._projected = {name: table @ self.basis for name, table in self.fixed.items()}
-
-    def _project_gradient(self, axis: int, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        constrain.project_(parameter.grad, self.basis, axis)
 
 
 class SubspaceHook:
@@ -282,10 +173,18 @@ class Subspace(Carrying):
     """
 
     def __init__(
-        self, context: Context, *, ratio: float, inner: Codec, keep: Keep = "projected", every: int = 500, rate: float = 0.1
+        self,
+        context: Context,
+        *,
+        ratio: float,
+        inner: Codec,
+        keep: Keep = "projected",
+        every: int = 500,
+        rate: float = 0.1,
+        spread: float = 0.02,
     ) -> None:
         super().__init__(context, inner=inner)
-        self._settings = Settings(context.seed, ratio, keep, every, rate)
+        self._settings = Settings(context.seed, ratio, keep, every, rate, spread)
         self._carries = keep == "grassmann" and context.direction == "backward"
 
     def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> SubspaceHook:
@@ -317,5 +216,5 @@ class Subspace(Carrying):
 class FreeSubspace(Subspace):
     """The negative control: the projection of `Subspace` while nothing keeps the weights in the subspace."""
 
-    def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:
-        super().__init__(context, ratio=ratio, inner=inner, keep="free")
+    def __init__(self, context: Context, *, ratio: float, inner: Codec, spread: float = 0.02) -> None:
+        super().__init__(context, ratio=ratio, inner=inner, keep="free", spread=spread)

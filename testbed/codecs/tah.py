@@ -1,8 +1,8 @@
 """TAH-Quant: tiles of neighbouring channels at 4 or 3 bits by their entropy, tiles with an outlier rotated first.
 
 Forward, each token in tiles of G channels (a power of two; the last is filled up with zeros, which are sent too):
-1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k: of the T tiles of a token the ceil(share * T) of most entropy get 4 bits, the
-   others 3.
+1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k: of the T tiles of a token, or of a sample's tokens together, the ceil(share * T)
+   of most entropy get 4 bits, the others 3. Of the two tiles of a narrow model's token, ceil makes that both.
 2. a1, a2 the two largest |x|: where a1 > tau * a2, a1 changes places with channel 0 (its place is the pivot) and the tile is
    rotated by Hadamard's matrix.
 3. between least and largest value in equal steps, rounded to the nearest (`affine`).
@@ -10,9 +10,9 @@ Backward: `bits`-bit codes, symmetric, one step a tile, rounded to the nearest.
 
 A tile's metadata: 16 bits each for step and offset (bf16; published: fp16), 1 for its width, log2 G for the pivot, 1 for the
 rotation: 39 at G = 32, 40 at G = 64. Bits per element: 3.8 + 40/64 = 4.425 at G = 64 where share * T is whole; the paper's 4.41
-leaves out the rotation's bit.
+leaves out the rotation's bit. The paper's own tile is 32; 64 is what its 4.41 is for.
 Law: bounded by half a step; in a rotated tile by sqrt(G) / 2 steps (the L2 norm of all its errors).
-Not stated in the source: the rounding, and whether tiles are ranked in a token or in a sample (here: in a token).
+Not stated in the source: the rounding, whether tiles are ranked in a token or in a sample, and what of a gradient shares a step.
 Source: He et al., "TAH-Quant", arXiv 2506.01352, sections 3 and 4.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,16 @@ from testbed.codecs.integer import Integer
 from testbed.codecs.scratch import Scratch
 from testbed.errors import CodecError
 
+Per = Literal["token", "sample"]
 _AT_ONCE = 2**20
-"""Values worked on at once: what is kept for temporaries, 8 bytes a value, then stays within 8 MiB."""
+"""Values worked on at once, if as few are ranked together: what is kept for temporaries, 8 bytes a value, is then 8 MiB."""
+
+
+class _Ranked(NamedTuple):
+    """How many tiles are ranked together, and of those, how many get 4 bits."""
+
+    tiles: int
+    wide: int
 
 
 class _Plan(NamedTuple):
@@ -54,12 +62,14 @@ class _Plan(NamedTuple):
 class Tah:
     """Activations. Nothing is remembered."""
 
-    def __init__(self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6) -> None:
+    def __init__(
+        self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6, per: Per = "token"
+    ) -> None:
         """`bits` is the gradients' business. ValueError for tiles that are not a power of two up to 256."""
         if tile > 256:
             raise ValueError(f"a tile of {tile} channels: a pivot has at most 8 bits, so 256 is the most")
         hadamard.matrix(tile)
-        self._tile, self._share, self._tau = tile, share, tau
+        self._tile, self._share, self._tau, self._per = tile, share, tau, per
         self._scratch, self._sizes = Scratch(), Scratch()
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
@@ -70,11 +80,12 @@ class Tah:
         payload, body = framing.allocate(framing.TAH, shape, self._body_bytes(shape))
         if of.rows == 0:
             return payload
-        some = max(1, _AT_ONCE // (of.per_row * of.size)) * of.per_row
+        ranked = self._ranked(shape, of)
+        some = max(1, _AT_ONCE // (ranked.tiles * of.size)) * ranked.tiles
         tiles = torch.split(groups.split(tensor.to(torch.float32), of), some)
-        coded = (self._code(part, of, slot) for part in tiles)
+        coded = (self._code(part, ranked, slot) for part in tiles)
         wide, rotated, pivot, step, offset, codes = map(torch.cat, zip(*coded, strict=True))
-        parts = _Parts(body, of, self._wide(of))
+        parts = _Parts(body, of, self._wide_in_all(shape, of))
         parts.step.copy_(step.view(-1))
         parts.offset.copy_(offset.view(-1))
         bits.pack(wide.view(-1).to(torch.uint8), 1, parts.wide)
@@ -90,14 +101,15 @@ class Tah:
         of = self._layout(opened.shape)
         if of.rows == 0:
             return torch.empty(opened.shape, dtype=torch.float32)
-        parts = _Parts(framing.as_tensor(opened.body, torch.uint8, len(opened.body)), of, self._wide(of))
+        ranked = self._ranked(opened.shape, of)
+        parts = _Parts(framing.as_tensor(opened.body, torch.uint8, len(opened.body)), of, self._wide_in_all(opened.shape, of))
         wide = bits.unpack(parts.wide, 1, of.number).view(torch.bool).view(-1, 1)
         rotated = bits.unpack(parts.rotated, 1, of.number).view(torch.bool)
         pivot = bits.unpack(parts.pivot, _pivot_bits(of), of.number)
         found = affine.Affine(parts.step.view(-1, 1), parts.offset.view(-1, 1))
         if (
             opened.visit
-            or not bool((wide.view(of.rows, -1).sum(1) == self._wide(of)).all())
+            or not bool((wide.view(-1, ranked.tiles).sum(1) == ranked.wide).all())
             or bool(pivot[~rotated].any())
             or not affine.is_sound(found, _top(wide))
         ):
@@ -119,7 +131,7 @@ class Tah:
         if of.rows == 0:
             return torch.zeros(tensor.shape)
         slot = Slot("train", 0, 0, ())
-        plan = self._plan(groups.split(tensor.detach().to(torch.float32), of), of, slot)
+        plan = self._plan(groups.split(tensor.detach().to(torch.float32), of), self._ranked(tuple(tensor.shape), of), slot)
         bounds = plan.found.step.to(torch.float64) / 2 * (1 + 2**-12)
         bounds += plan.x.abs().amax(-1, keepdim=True) * 2**-18
         bounds *= torch.where(plan.rotated, math.sqrt(of.size), 1.0).view(-1, 1)
@@ -133,23 +145,28 @@ class Tah:
         rows, width = framing.rows_of(shape)
         return groups.Layout(rows, width, min(self._tile, 1 << (width - 1).bit_length() if width else 1))
 
-    def _wide(self, of: groups.Layout) -> int:
-        """Tiles of a token that have 4 bits."""
-        return math.ceil(self._share * of.per_row - 1e-9)
+    def _ranked(self, shape: framing.Shape, of: groups.Layout) -> _Ranked:
+        tokens = shape[-2] if self._per == "sample" and len(shape) > 1 else 1
+        tiles = tokens * of.per_row
+        return _Ranked(tiles, math.ceil(self._share * tiles - 1e-9))
+
+    def _wide_in_all(self, shape: framing.Shape, of: groups.Layout) -> int:
+        ranked = self._ranked(shape, of)
+        return of.number // ranked.tiles * ranked.wide
 
     def _body_bytes(self, shape: framing.Shape) -> int:
         of = self._layout(shape)
-        return _Parts.bytes(of, self._wide(of)) if of.rows else 0
+        return _Parts.bytes(of, self._wide_in_all(shape, of)) if of.rows else 0
 
-    def _plan(self, x: Tensor, of: groups.Layout, slot: Slot) -> _Plan:
-        """Of tiles x."""
+    def _plan(self, x: Tensor, ranked: _Ranked, slot: Slot) -> _Plan:
+        """Of tiles x, as many as are ranked together, or some times as many."""
         size = torch.abs(x, out=self._sizes.of(x.shape))
         largest = size.amax(-1, keepdim=True)
         groups.check_ends(largest, slot)
         buffer = self._scratch.of(x.shape)
         # Only the largest is above a share 1/tau of itself where it is above tau times the second.
         rotated = (torch.ge(size, largest / self._tau, out=buffer).sum(-1) <= 1).logical_and_(largest.view(-1) > 0)
-        wide = self._choose(_entropy(size, largest.view(-1), buffer).view(-1, of.per_row), of).view(-1, 1)
+        wide = _choose(_entropy(size, largest.view(-1), buffer).view(-1, ranked.tiles), ranked.wide).view(-1, 1)
         turned = rotated.nonzero().view(-1)
         pivot = torch.zeros(len(x), dtype=torch.uint8)
         x = buffer.copy_(x)
@@ -159,37 +176,28 @@ class Tah:
             _rotate(x, turned)
         return _Plan(wide, pivot, rotated, x, affine.fit(x, _top(wide), slot))
 
-    def _code(self, x: Tensor, of: groups.Layout, slot: Slot) -> tuple[Tensor, ...]:
-        """Of tiles x, whole rows of them: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
-        plan = self._plan(x, of, slot)
+    def _code(self, x: Tensor, ranked: _Ranked, slot: Slot) -> tuple[Tensor, ...]:
+        """Of tiles x: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
+        plan = self._plan(x, ranked, slot)
         # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
         codes = groups.to_codes(affine.scaled_(plan.x, plan.found).add_(0.5))
         return plan.wide, plan.rotated, plan.pivot, *plan.found, codes
-
-    def _choose(self, entropy: Tensor, of: groups.Layout) -> Tensor:
-        """bool (rows, T): the tiles of most entropy of each row."""
-        count = self._wide(of)
-        wide = np.zeros(entropy.shape, np.bool_)
-        # numpy's, because torch's topk of many short rows takes ten times as long.
-        np.put_along_axis(
-            wide, np.argpartition(entropy.numpy(), -count if count else 0, axis=-1)[:, of.per_row - count :], True, -1
-        )
-        return torch.from_numpy(wide)
 
 
 class TahGradients(Integer):
     """Gradients: `bits`-bit codes with a step a tile."""
 
-    def __init__(self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6) -> None:
-        """`share` and `tau` are the activations' business."""
+    def __init__(self, context: Context, tile: int = 64, bits: int = 6, **_: Any) -> None:
+        """The other parameters are the activations' business."""
         super().__init__(context, tile, "nearest", bits=bits)
 
 
 class _Parts:
     """The body's parts as tensors over its memory."""
 
-    def __init__(self, body: Tensor, of: groups.Layout, wide_per_row: int) -> None:
-        step, offset, *self._codes, self.wide, self.rotated, self.pivot = torch.split(body, self._sizes(of, wide_per_row))
+    def __init__(self, body: Tensor, of: groups.Layout, wide: int) -> None:
+        """`wide` tiles have 4 bits."""
+        step, offset, *self._codes, self.wide, self.rotated, self.pivot = torch.split(body, self._sizes(of, wide))
         self.step, self.offset = step.view(torch.bfloat16), offset.view(torch.bfloat16)
 
     def codes(self, wide: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -199,16 +207,24 @@ class _Parts:
             yield width, which.nonzero().view(-1), packed
 
     @classmethod
-    def bytes(cls, of: groups.Layout, wide_per_row: int) -> int:
+    def bytes(cls, of: groups.Layout, wide: int) -> int:
         """Of all."""
-        return sum(cls._sizes(of, wide_per_row))
+        return sum(cls._sizes(of, wide))
 
     @staticmethod
-    def _sizes(of: groups.Layout, wide_per_row: int) -> list[int]:
-        wide = wide_per_row * of.rows
+    def _sizes(of: groups.Layout, wide: int) -> list[int]:
         codes = [bits.packed_bytes(wide * of.size, 4), bits.packed_bytes((of.number - wide) * of.size, 3)]
         flags = bits.packed_bytes(of.number, 1)
         return [2 * of.number, 2 * of.number, *codes, flags, flags, bits.packed_bytes(of.number, _pivot_bits(of))]
+
+
+def _choose(entropy: Tensor, count: int) -> Tensor:
+    """bool, as entropy (rows, T): the `count` tiles of most entropy of each row."""
+    wide = np.zeros(entropy.shape, np.bool_)
+    first = entropy.shape[-1] - count
+    # numpy's, because torch's topk of many short rows takes ten times as long.
+    np.put_along_axis(wide, np.argpartition(entropy.numpy(), -count if count else 0, axis=-1)[:, first:], True, -1)
+    return torch.from_numpy(wide)
 
 
 def _pivot_bits(of: groups.Layout) -> int:

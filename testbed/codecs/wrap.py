@@ -79,6 +79,37 @@ class Wrapper:
                 part.observe(sent_bytes, seconds)
 
 
+class ClosedLoop(Wrapper):
+    """A codec that decodes its own payloads at the sender, and a memory of what was decoded that both ends have alike."""
+
+    def __init__(self, inner: Codec, memory: Stateful) -> None:
+        """`memory` is held beside what the inner codec remembers."""
+        self.inner, self._decoder = inner, twin(inner)
+        super().__init__(inner=inner, decoder=self._decoder)
+        self._memory = memory
+
+    def shared(self) -> Mapping[str, Tensor]:
+        """The memory, and what the decoding halves of the inner codec share."""
+        decoding = {key: value for key, value in super().shared().items() if not key.startswith("inner.")}
+        return {**decoding, **self._memory.shared()}
+
+    def state(self) -> dict[str, Any]:
+        """The parts' and the memory's."""
+        return {"parts": super().state(), "memory": self._memory.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """CodecError, and all as it was, where a part or the memory refuses its share."""
+        check_keys(state, {"parts", "memory"})
+        with unchanged_on_error(*self._stateful.values()):
+            super().load(state["parts"])
+            self._memory.load(state["memory"])
+
+    def reset(self) -> None:
+        """Parts and memory forget."""
+        super().reset()
+        self._memory.reset()
+
+
 def parts_of(codec: object) -> tuple[Codec, ...]:
     """What a codec wraps; nothing where it is no wrapper."""
     if isinstance(codec, Wrapper):

@@ -145,6 +145,15 @@ def test_after_a_reset_nothing_is_owed() -> None:
     assert codec.residual(slot_at(0)).norm() == 0
 
 
+def test_both_ends_share_what_the_inner_codec_shares() -> None:
+    ours, theirs = (cast("Any", make("ef(delta(int8))", FORWARD)) for _ in range(2))
+    for step in range(3):
+        slot = Slot("train", step, 0, ())
+        theirs.decode(bytes(ours.encode(torch.full((4, 8), 1.0 + step), slot)), slot)
+    assert ours.shared().keys() == theirs.shared().keys() != set()
+    assert all(torch.equal(value, theirs.shared()[key]) for key, value in ours.shared().items())
+
+
 @pytest.mark.parametrize("wrong", [{}, {"parts": {}, "owed": [("train", 0, 0, torch.zeros(1, dtype=torch.int32))]}, {"owed": []}])
 def test_a_state_of_another_kind_is_refused(wrong: dict[str, Any]) -> None:
     codec = feedback("ef(topk(0.2))")

@@ -162,6 +162,22 @@ def test_stochastic_rounding_is_unbiased_over_slots(number: int, grid: str) -> N
     assert ((total / count - x.double()).abs() <= 5 * rough / 2 / count**0.5).all()
 
 
+def test_few_bits_rounded_stochastically_use_all_their_levels() -> None:
+    x = normal(256, 64)
+    errors = {}
+    for grid in ("suited", "symmetric"):
+        codec = make(f"int2(64, grid={grid})", BACKWARD)
+        decoded = sent(codec, x)
+        errors[grid] = float((decoded - x).norm() / x.norm())
+        levels = (decoded / decoded.abs().amax(-1, keepdim=True)).round(decimals=2).unique()
+        assert len(levels) == (4 if grid == "suited" else 3)
+    assert errors["suited"] < 0.8 * errors["symmetric"]
+    for text in ("int2(64)", "int4", "int8(64)"):
+        context = FORWARD if text != "int8(64)" else BACKWARD
+        explicit = make(text[:-1] + ", symmetric)" if text.endswith(")") else f"{text}(symmetric)", context)
+        assert bytes(make(text, context).encode(x, SLOT)) == bytes(explicit.encode(x, SLOT))
+
+
 def test_gradients_are_rounded_stochastically_and_activations_are_not() -> None:
     x = normal(4, 64)
     for codec in ("int4(group=32)", "int8(group=32)", "int1"):

@@ -102,7 +102,7 @@ def test_what_is_written_is_read_back(one: Recipe) -> None:
 
 _PAIRS = st.one_of(
     _recipes().map(lambda one: Pair(one, one)),
-    st.tuples(_recipes(), _recipes()).map(lambda two: Pair(*two)).filter(lambda pair: pair.unpaired is None),
+    st.tuples(_recipes(), _recipes()).map(lambda two: Pair(*two)).filter(lambda pair: pair.fault is None),
 )
 
 
@@ -193,6 +193,8 @@ def test_the_number_of_boundaries_decides_the_text() -> None:
         ("3-1: int8", "character 1", "no range"),
         ("0: int8; 0: bf16", "character 10", "has a codec already"),
         ("int8; bf16", "character 7", "two rules are for the rest"),
+        ("fwd=topk-shared(0.1), bwd=topk-shared(0.3)", "character 27", "give both the same share"),
+        ("adaptive(5, strong=topk-shared(0.1))", "character 1", "may have sent those through another"),
         ("int8 bf16", "character 6", "expected the end"),
         ("(" * 3, "character 1", "expected the name of a codec"),
         ("a:b(" * 40, "character 65", "more than 16 deep"),

@@ -62,6 +62,20 @@ def test_row_and_column_means_of_magnitudes_are_kept_by_one_bit() -> None:
         assert torch.allclose(decoded.abs().mean(axis), x.abs().mean(axis), rtol=2**-6)
 
 
+def test_the_errors_of_both_factors_are_independent() -> None:
+    """With the same noise for P and Q, where they meet in the product their rounding would have a mean."""
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))  # of full rank, so that only rounding is wrong
+    codec = make("lowrank(rank=64, inner=int3(stochastic))", Context(0, 0, "backward"))
+    wrong = torch.zeros(64, 64, dtype=torch.float64)
+    count = 200
+    for step in range(count):
+        slot = Slot("train", step, 0, ())
+        codec.reset()  # type: ignore[attr-defined]
+        wrong += (codec.decode(codec.encode(x, slot), slot) - x).double() / count
+    spread = float(wrong.std())
+    assert abs(float(wrong.diagonal().mean()) - float(wrong.mean())) < 5 * spread / 8
+
+
 def test_a_matrix_of_low_rank_survives_to_the_error_of_its_coded_factors() -> None:
     x = normal(96, 3, seed=1) @ normal(3, 80, seed=2)
     exact = through("lowrank(3, fp32)", x)

@@ -146,6 +146,14 @@ def test_no_other_choice_of_as_many_has_a_smaller_error(shape: list[int], share:
     assert (found - rows).square().double().sum() == pytest.approx(best.item(), rel=1e-9, abs=1e-12)
 
 
+def test_the_largest_of_a_sample_are_sought_over_its_tokens() -> None:
+    x = torch.tensor([[[10.0, 9, 8, 7], [0.1, 0.2, 0.3, 0.4]], [[1, 1, 1, 1], [2, 2, 2, 2]]])
+    kept = through("topk(0.5, sample)", x)
+    assert torch.equal(kept[0], torch.tensor([[10.0, 9, 8, 7], [0, 0, 0, 0]]))
+    assert torch.equal(kept[1], torch.tensor([[0.0, 0, 0, 0], [2, 2, 2, 2]]))
+    assert torch.equal(through("topk(0.5, sample)", x[0]), kept[0])
+
+
 def test_equal_magnitudes_are_kept_from_the_front() -> None:
     assert through("topk(0.5)", torch.tensor([[1.0, -1, 1, -1, 1, 2]])).tolist() == [[1, -1, 0, 0, 0, 2]]
     assert through("topk(0.5)", torch.zeros(3, 8)).tolist() == torch.zeros(3, 8).tolist()

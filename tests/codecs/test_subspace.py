@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,8 @@ from testbed.codecs.base import Context, Slot
 from testbed.codecs.inner import Carrying
 from testbed.codecs.make import make
 from testbed.codecs.recipe import read
-from testbed.codecs.subspace import StageSubspace, Subspace, SubspaceHook
+from testbed.codecs.subspace import Subspace, SubspaceHook
+from testbed.codecs.subspace_stage import StageSubspace
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.optimise import RowwiseAdamW
 from testbed.spec import OptimiserSpec, WorkloadSpec
@@ -254,18 +254,6 @@ def test_bytes_of_the_published_table(width: int, rank: int, with_ids: int, id_b
     assert len(payload) == 16 + tokens * (with_ids - id_bytes)
     recipe = read(f"subspace({width / rank})")
     assert recipe.nominal_bits == pytest.approx(8 * (with_ids - id_bytes) / width)
-
-
-def test_codec_cost() -> None:
-    """At most 0.5 ms for 1024 tokens of 768 values."""
-    codec = make("subspace(8)", FORWARD)
-    coded = torch.randn(1, 1024, 96)
-    best = 1.0
-    for _ in range(30):
-        began = time.perf_counter()
-        codec.decode(codec.encode(coded, SLOT), SLOT)
-        best = min(best, time.perf_counter() - began)
-    assert best < 0.5e-3
 
 
 # ------------------------------------------------------------------ what is carried

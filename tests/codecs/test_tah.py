@@ -65,7 +65,7 @@ def test_choices_follow_the_formulas() -> None:
     x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.02] *= 8
     codec = Tah(FORWARD, tile=32)
     of = codec._layout(tuple(x.shape))
-    plan = codec._plan(groups.split(x, of), of, SLOT)
+    plan = codec._plan(groups.split(x, of), codec._ranked(tuple(x.shape), of), SLOT)
     wide, rotated, pivot = _plan(x, 32)
     assert np.array_equal(plan.wide.view(20, 12).numpy(), wide)
     assert np.array_equal(plan.rotated.view(20, 12).numpy(), rotated)
@@ -75,6 +75,21 @@ def test_choices_follow_the_formulas() -> None:
     at = int(plan.pivot[plan.rotated][0])
     tile[[0, at]] = tile[[at, 0]]
     assert torch.allclose(plan.x[plan.rotated][0], tile @ hadamard.matrix(32), atol=1e-5)
+
+
+def test_tiles_ranked_in_a_sample_are_as_many_however_narrow_a_token_is() -> None:
+    x = normal(3, 40, 128)
+    tokens, sample = Tah(FORWARD), Tah(FORWARD, per="sample")
+    of = tokens._layout(tuple(x.shape))
+    grouped = groups.split(x, of)
+    assert bool(tokens._plan(grouped, tokens._ranked((3, 40, 128), of), SLOT).wide.all())
+    wide = sample._plan(grouped, sample._ranked((3, 40, 128), of), SLOT).wide.view(3, 80)
+    assert wide.sum(1).tolist() == [64, 64, 64]
+    entropy = -(p := grouped.abs() / grouped.abs().sum(-1, keepdim=True)).mul(p.log()).sum(-1).view(3, 80)
+    assert all(entropy[one][wide[one]].min() >= entropy[one][~wide[one]].max() - 1e-5 for one in range(3))
+    payload = sample.encode(x, SLOT)
+    assert 8 * (memoryview(payload).nbytes - 16) == 240 * (64 * 3.8 + 40)
+    assert ((sample.decode(bytes(payload), SLOT) - x).abs() <= sample.bound(x)).all()
 
 
 @given(rows=st.integers(1, 4), width=st.integers(1, 150), tile=st.sampled_from([1, 2, 8, 32, 64]), seed=st.integers(0, 2**31))

@@ -12,9 +12,10 @@ _NONE = "none"
 _GRID = Parameter(
     "grid",
     "word",
-    "symmetric",
-    "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and largest value",
-    choices=("symmetric", "midrise", "asymmetric"),
+    "suited",
+    "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and largest "
+    "value; suited: symmetric, and midrise for fewer than 8 bits rounded stochastically",
+    choices=("suited", "symmetric", "midrise", "asymmetric"),
 )
 _ROUNDING = Parameter(
     "rounding",
@@ -153,12 +154,19 @@ ENTRIES = (
         backward="testbed.codecs.tah:TahGradients",
         parameters=(
             Parameter("tile", "int", 64, "channels of a tile, a power of two", least=1, most=256),
-            Parameter("share", "float", 0.8, "of a token's tiles, those of most entropy: 4 bits; others 3", least=0, most=1),
+            Parameter("share", "float", 0.8, "of the tiles, those of most entropy: 4 bits; others 3", least=0, most=1),
             Parameter("tau", "float", 2.0, "a tile is rotated if its largest value is so many times its second", least=0),
             Parameter("bits", "int", 6, "of gradients: 1, 2, 3, 4, 6 or 8", least=1, most=8),
+            Parameter(
+                "per",
+                "word",
+                "token",
+                "what tiles are ranked in; a narrow token's few are best ranked with its sample's",
+                choices=("token", "sample"),
+            ),
         ),
         summary="tiles at 4 or 3 bits by their entropy, tiles with an outlier rotated; gradients at 6 bits",
-        bits_per_element="3 + share + (34 + log2 tile)/tile; backward bits + 16/tile",
+        bits_per_element="3 + ceil(share T)/T + (34 + log2 tile)/tile for T tiles ranked together; backward bits + 16/tile",
         nominal_bits=lambda parameters: max(
             3 + parameters["share"] + (34 + parameters["tile"].bit_length() - 1) / parameters["tile"],
             parameters["bits"] + 16 / parameters["tile"],

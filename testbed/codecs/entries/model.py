@@ -7,6 +7,7 @@ from testbed.codecs.entry import Entry, Parameter
 _RATIO = Parameter("ratio", "float", 8, "hidden size over the values a token that cross", least=1)
 _BF16 = Parameter("inner", "codec", "bf16", "what puts them on the wire")
 _INT8 = Parameter("inner", "codec", "int8", "what puts them on the wire")
+_SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed tables; 1 in the released code", least=0)
 _SUBSPACE = "testbed.codecs.subspace:Subspace"
 _SSN = "Ramasinghe et al., Protocol Models (arXiv 2506.01260)"
 
@@ -27,6 +28,7 @@ ENTRIES: tuple[Entry, ...] = (
             ),
             Parameter("every", "int", 500, "steps from one basis to the next, with grassmann", least=16),
             Parameter("rate", "float", 0.1, "how far the basis goes, with grassmann", least=0),
+            _SPREAD,
         ),
         summary="weights kept in a subspace that all stages know, so that a token's coordinates are all of it; exact",
         bits_per_element="inner / ratio",
@@ -41,7 +43,7 @@ ENTRIES: tuple[Entry, ...] = (
         name="subspace-free",
         forward="testbed.codecs.subspace:FreeSubspace",
         backward="testbed.codecs.subspace:FreeSubspace",
-        parameters=(_RATIO, _BF16),
+        parameters=(_RATIO, _BF16, _SPREAD),
         summary="the same projection with weights that nothing keeps in the subspace: loses most of every tensor",
         bits_per_element="inner / ratio",
         nominal_bits=lambda p: p["inner"] / p["ratio"],

@@ -18,7 +18,7 @@ _POSITIONS = Parameter(
     "how places go over: a bit for each value, an index for each kept one, or the shorter of the two",
     choices=("smaller", "bitmap", "index"),
 )
-_PER = Parameter("per", "word", "token", "what the largest are sought in", choices=("token", "tensor"))
+_PER = Parameter("per", "word", "token", "what the largest are sought in", choices=("token", "sample", "tensor"))
 _DRAWN = Parameter(
     "per", "word", "token", "places drawn for each token, or channels for all tokens", choices=("token", "channels")
 )
@@ -34,7 +34,7 @@ def _keyed_bits(given: Mapping[str, Any]) -> float:
 
 
 def _told_bits(given: Mapping[str, Any]) -> float:
-    share, index = float(given["share"]), 16 if given["per"] == "token" else 32
+    share, index = float(given["share"]), 32 if given["per"] == "tensor" else 16
     places = {"bitmap": 1.0, "index": share * index, "smaller": min(1.0, share * index)}[given["positions"]]
     return _keyed_bits(given) + places
 
@@ -50,7 +50,7 @@ ENTRIES = (
         backward="testbed.codecs.sparse:TopK",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
         summary="the largest magnitudes of each token and where they stand; gradients choose for themselves",
-        bits_per_element="16 share + min(1, 16 share) for places per token",
+        bits_per_element="16 share + min(1, w share), w = 8 for places among 256 values, 16 among 65,536, or 32",
         nominal_bits=_told_bits,
         state="none",
         source="top-k of activations: Rudakov et al., arXiv 2401.07788",
@@ -91,7 +91,7 @@ ENTRIES = (
         bits_per_element="16 share",
         nominal_bits=_keyed_bits,
         state="none",
-        source="Stich et al., NeurIPS 2018; scaled as in Wangni et al., NeurIPS 2018",
+        source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
         law="unbiased",
     ),
     Entry(
