@@ -15,6 +15,7 @@ BENCHED = (
     "ef(topk(0.1))", "ef21(topk(0.1))",
     "delta-int8", "delta(int4(group=64))", "onebit", "twobit", "lowrank", "compactfusion",
     "zstd(bf16)", "zstd(int8)", "entropy(int4(group=64))",
+    "subspace", "subspace(reparametrised)", "mapl", "bottleneck", "bottleneck(maxout)", "autoencoder", "resbm",
 )  # fmt: skip
 
 
@@ -32,8 +33,10 @@ class Measured(Frozen):
     payload_bytes: int
     bits_per_value: float
     """Of all messages, headers too."""
-    relative_error: float
-    """|decoded - x| / |x| over all messages."""
+    relative_error: float | None
+    """|decoded - x| / |x| over all messages. None where the codec changes the model: it is for the training to find."""
+    layers_s: float | None = None
+    """What of encode and decode the codec's own layers in the model take; None where it has none."""
 
     @property
     def codec_s(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed.codecs.measured import FAST_BPS, SLOW_BPS, Benchmark
 from testbed.report import markdown
 
-NUMBERS = ("bits", "error", "encode", "decode", "GB/s", "80 Mbit/s", "1 Gbit/s", "share", "pays to")
+NUMBERS = ("bits", "error", "encode", "decode", "in model", "GB/s", "80 Mbit/s", "1 Gbit/s", "share", "pays to")
 HEADINGS = ("codec", "of", *NUMBERS, "package")
 
 
@@ -16,9 +16,10 @@ def rows(found: Benchmark) -> list[tuple[str, ...]]:
             one.codec,
             "X" if one.direction == "forward" else "G",
             f"{one.bits_per_value:.3g}",
-            f"{one.relative_error:.1e}",
+            "-" if one.relative_error is None else f"{one.relative_error:.1e}",
             f"{1e3 * one.encode_s:.2f}",
             f"{1e3 * one.decode_s:.2f}",
+            "-" if one.layers_s is None else f"{1e3 * one.layers_s:.2f}",
             f"{one.bytes_per_s / 1e9:.2f}",
             f"{1e3 * one.wire_s(SLOW_BPS):.1f}",
             f"{1e3 * one.wire_s(FAST_BPS):.2f}",
@@ -35,9 +36,9 @@ def legend(found: Benchmark) -> str:
     values = found.results[0].values if found.results else 0
     return (
         f"{found.machine}; {found.tensors}; messages of {values} values, activations X and gradients G. Times are milliseconds: "
-        "encode, decode, the payload on links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and decode. share: of "
-        "the tensor's bf16 time at 80 Mbit/s that encode and decode take, at most 10 % (! is more). pays to: Gbit/s up to which "
-        "it is faster than bf16."
+        "encode, decode, what of both is a codec's layers in the model (its work once a step is not counted), the payload on "
+        "links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and decode. share: of the tensor's bf16 time at 80 "
+        "Mbit/s that encode and decode take, at most 10 % (! is more). pays to: Gbit/s up to which it is faster than bf16."
     )
 
 

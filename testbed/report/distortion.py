@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from testbed.codecs.entries import casts_quantisers, delta_wrappers, model, sparse_lowrank
+from testbed.codecs.entries import casts_quantisers, delta_wrappers, sparse_lowrank
 from testbed.codecs.measured import Benchmark, Measured
 from testbed.report import figures, style
 from testbed.report.canvas import Drawing, Handle, canvas
@@ -18,7 +18,6 @@ _FAMILIES = {
     "casts and quantisers": (casts_quantisers.ENTRIES, "#0072b2", "s"),
     "sparse and low rank": (sparse_lowrank.ENTRIES, "#d55e00", "^"),
     "differences and wrappers": (delta_wrappers.ENTRIES, "#009e73", "D"),
-    "in the model": (model.ENTRIES, "#7b4fa3", "P"),
 }
 _OTHER = ("other packages, or someone's own", "#767d86", "o")
 _TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
@@ -39,18 +38,23 @@ def _label(one: Measured) -> str:
 
 
 def draw(found: Benchmark) -> Drawing:
-    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus bits."""
-    labels = list(dict.fromkeys(_label(one) for one in found.results))
+    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus bits.
+
+    Codecs that change the model are left out: what they lose depends on what the model has learned with them.
+    """
+    drawn = [one for one in found.results if one.layers_s is None]
+    labels = list(dict.fromkeys(map(_label, drawn)))
     number = {label: index for index, label in enumerate(labels, start=1)}
-    used = {family[0]: family for family in map(_family, found.results)}
+    used = {family[0]: family for family in map(_family, drawn)}
     legend: list[Handle] = [Line2D([], [], color=c, marker=m, ls="none", label=title) for title, c, m in used.values()]
     legend.append(Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values"))
     key = "   ".join(f"{index} {label}".replace(" ", "\u00a0") for label, index in number.items())
-    settings = f"{key}\n{found.tensors}; a codec without error is drawn at {_FLOOR:g}"
+    left_out = "" if len(drawn) == len(found.results) else "; codecs in the model are not drawn"
+    settings = f"{key}\n{found.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
     with style.applied():
         figure, axes = canvas("Bits a value against error", 4.6, legend, settings, 2, columns=2)
         for panel, direction in zip(axes, _TITLES, strict=True):
-            shown = [one for one in found.results if one.direction == direction]
+            shown = [one for one in drawn if one.direction == direction]
             panel.set_title(_TITLES[direction])
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
@@ -76,7 +80,7 @@ def _points(panel: Axes, shown: list[Measured], number: dict[str, int]) -> None:
     marks = []
     for one in shown:
         _, colour, marker = _family(one)
-        x, y = one.bits_per_value, max(one.relative_error, _FLOOR)
+        x, y = one.bits_per_value, max(one.relative_error or 0.0, _FLOOR)
         panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
         marks.append(Mark(x, y, str(number[_label(one)]), colour))
     label_marks(panel, marks)

@@ -20,7 +20,7 @@ from testbed.codecs.check.subject import subject_of
 from testbed.codecs.framing import header_bytes
 from testbed.codecs.measured import BENCHED, Benchmark, Measured
 from testbed.codecs.recipe import read
-from testbed.report import distortion
+from testbed.report import codec_costs, distortion
 from testbed.results import read_json
 
 SHAPE = (2, 16, 64)
@@ -51,6 +51,23 @@ def test_results_are_those_of_the_tensors(saved: Path, capsys: pytest.CaptureFix
     assert 0.001 < found["int8", "forward"].relative_error < 0.02
     assert 0.5 < found["topk(0.1)", "forward"].relative_error < 1
     assert all(one.encode_s > 0 and one.decode_s > 0 for one in found.values())
+
+
+def test_a_codec_in_the_model_is_measured_with_its_layers(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([str(saved), "subspace(8, fp32)", "bottleneck(8, int8)"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = {(one.codec, one.direction): one for one in map(Measured.model_validate, lines) if not one.package}
+    assert len(found) == 4
+    assert all(one.layers_s is not None and 0 < one.layers_s < one.codec_s for one in found.values())
+    coordinates = header_bytes(3) + 4 * int(np.prod(SHAPE)) // 8
+    assert {one.payload_bytes for (name, _), one in found.items() if name == "subspace(8, fp32)"} == {coordinates}
+    error = found["subspace(8, fp32)", "forward"].relative_error
+    assert error is not None
+    assert error < 1e-5
+    assert found["bottleneck(8, int8)", "forward"].relative_error is None
+    benchmark = Benchmark(machine="", tensors="", results=tuple(found.values()), failed={})
+    assert [row[3] for row in codec_costs.rows(benchmark)].count("-") == 3
+    assert not distortion.draw(benchmark).figure.axes[0].texts
 
 
 def test_a_codec_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.base import Codec
-from testbed.codecs.check import peers
+from testbed.codecs.check import in_model, peers
 from testbed.codecs.check.cost import measure
+from testbed.codecs.check.stages import changes_model
 from testbed.codecs.check.subject import Subject, prepare, subject_of
 from testbed.codecs.check.tensors import slot_at
 from testbed.errors import TestbedError
@@ -67,24 +68,49 @@ def result(
     }
 
 
+def results_in_model(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
+    """Both directions' lines of a codec that changes the model."""
+    backward = subject_of(text, "backward")
+    for direction, found in in_model.measure(forward.recipe, backward.recipe, gradients, seconds=1.0).items():
+        values = gradients[0].numel()
+        yield {
+            "codec": text,
+            "direction": direction,
+            "values": values,
+            "bits_per_value": 8 * found.payload_bytes / values,
+            **found._asdict(),
+        }
+
+
 def main(arguments: list[str]) -> int:
     """Each codec in both directions, then the peers that are installed. A codec that fails is a line with `failed`."""
     path, *texts = arguments
     torch.set_num_threads(1)
     tensors = tensors_of(path)
     for text in texts:
-        for direction in _DIRECTIONS:
-            try:
-                subject: Subject = subject_of(text, direction)
-                line = result(text, direction, tensors[direction], subject.fresh)
-            except TestbedError as error:
-                line = {"codec": text, "direction": direction, "failed": str(error)}
+        for line in _lines(text, tensors):
             print(json.dumps(line), flush=True)  # noqa: T201
     for peer in peers.installed():
         for direction in _DIRECTIONS:
             line = result(peer.codec, direction, tensors[direction], peer.make, package=peer.package)
             print(json.dumps(line), flush=True)  # noqa: T201
     return 0
+
+
+def _lines(text: str, tensors: dict[Direction, list[Tensor]]) -> Iterator[dict[str, Any]]:
+    try:
+        forward = subject_of(text, "forward")
+        if changes_model(forward.recipe):
+            yield from results_in_model(text, forward, tensors["backward"])
+            return
+    except TestbedError as error:
+        yield from ({"codec": text, "direction": direction, "failed": str(error)} for direction in _DIRECTIONS)
+        return
+    for direction in _DIRECTIONS:
+        try:
+            yield result(text, direction, tensors[direction], subject_of(text, direction).fresh)
+        except TestbedError as error:
+            yield {"codec": text, "direction": direction, "failed": str(error)}
 
 
 if __name__ == "__main__":

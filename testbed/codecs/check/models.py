@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.base import Context, Slot, Stateful
-from testbed.codecs.check.claims import Agreeing, Constraining, exact_of
+from testbed.codecs.check.claims import Agreeing, Constraining
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.same import difference, same
-from testbed.codecs.check.stages import Pipeline, Stage, hook_of, ids_of
+from testbed.codecs.check.stages import Pipeline, Stage, changes_model, hook_of, ids_of, is_exact
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.make import build
 from testbed.codecs.recipe import Recipe, read
@@ -26,9 +26,7 @@ def _asked(subject: Subject) -> Recipe:
     """The codec, if it changes the model."""
     if subject.direction == "backward":
         raise NothingToAsk("asked of the forward direction")
-    if hook_of(subject.fresh(), Stage("first"), "downstream") is None and (
-        hook_of(subject.fresh(), Stage("last"), "upstream") is None
-    ):
+    if not changes_model(subject.recipe):
         raise NothingToAsk("it leaves the model alone")
     return subject.recipe
 
@@ -44,10 +42,6 @@ def _lossless(recipe: Recipe) -> Recipe:
 
 def _changes(recipe: Recipe) -> bool:
     return any(part.entry.hook is not None for part in recipe.parts())
-
-
-def _is_exact(subject: Subject) -> bool:
-    return any(part.entry.exact for part in subject.recipe.parts()) or exact_of(subject.fresh())
 
 
 def trains(subject: Subject) -> str:
@@ -101,7 +95,7 @@ def gradients_alike(subject: Subject) -> str:
         raise NothingToAsk("its wire loses something even with fp32 inside, so there is nothing to compare with")
     (theirs,) = Pipeline(recipe, "graph").run(1)
     worst = _apart(ours.gradients, theirs.gradients, "without the wire")
-    if not _is_exact(subject):
+    if not is_exact(subject.recipe):
         return f"within {worst:.1g}; the codec's own part of the model changes hidden states by {ours.lost:.1g} of their norm"
     (alone,) = Pipeline(recipe, "around").run(1)
     left, expected = (Pipeline(recipe).constrained(one.gradients) for one in (ours, alone))
@@ -123,7 +117,7 @@ def _apart(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: str) -> flo
 def exact(subject: Subject) -> str:
     """Where the table says that nothing is lost, hidden states come back to 1e-5 in fp32, after every step of training."""
     recipe = _asked(subject)
-    if not _is_exact(subject):
+    if not is_exact(subject.recipe):
         raise NothingToAsk("neither the table nor its class says that hidden states come back exactly")
     lost = [step.lost for step in Pipeline(_lossless(recipe)).run(_STEPS)]
     require(max(lost) < _EXACT, f"step {lost.index(max(lost))}: hidden states are off by {max(lost):.2g} of their norm")

@@ -10,15 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from testbed.codecs.base import Codec, Context, Hook, ModelCodec, Paired, Slot
+from testbed.codecs.check.claims import exact_of
 from testbed.codecs.make import build
 from testbed.codecs.recipe import Recipe
 
-WIDTH, VOCABULARY, TOKENS, BATCH = 64, 61, 16, 4
+VOCABULARY, TOKENS, BATCH = 61, 16, 4
 RATE = 0.1
 
 Place = Literal["first", "middle", "last"]
 Way = Literal["bytes", "graph", "around"]
 """How hidden states go from one stage to the next: as payloads, through the codec's part of the model alone, or as they are."""
+
+
+class Size(NamedTuple):
+    """Of a stage."""
+
+    width: int = 64
+    vocabulary: int = VOCABULARY
+    context: int = TOKENS
+
+
+_SMALL = Size()
 
 
 class _Part(NamedTuple):
@@ -36,20 +48,22 @@ class _Part(NamedTuple):
 class Stage(nn.Module):
     """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer behind it."""
 
-    width, vocabulary, context, learned_positions = WIDTH, VOCABULARY, TOKENS, True
+    learned_positions = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, size: Size = _SMALL) -> None:
         """Numbers from a seed."""
         super().__init__()
+        width, vocabulary, context = size
+        self.width, self.vocabulary, self.context = size
         self.first, self.last = place == "first", place == "last"
         self.kept: dict[str, Any] = {}
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(("first", "last", "middle").index(place))
             if self.first:
-                self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
-            self.norm, self.inside, self.outside = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 96), nn.Linear(96, WIDTH)
+                self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+            self.norm, self.inside, self.outside = nn.LayerNorm(width), nn.Linear(width, 96), nn.Linear(96, width)
             if self.last:
-                self.output = nn.Linear(WIDTH, VOCABULARY)
+                self.output = nn.Linear(width, vocabulary)
 
     def tables(self) -> tuple[_Part, ...]:
         """See `stage_model`."""
@@ -166,6 +180,17 @@ class Pipeline:
                     parameter.grad = None
         for hook in self.hooks:
             hook.after_step(step, RATE)
+
+
+def changes_model(recipe: Recipe) -> bool:
+    """Has the codec a part in a model, at either end?"""
+    ends: tuple[tuple[Place, Literal["upstream", "downstream"]], ...] = (("first", "downstream"), ("last", "upstream"))
+    return any(hook_of(build(recipe, Context(0, 0, "forward")), Stage(place), side) is not None for place, side in ends)
+
+
+def is_exact(recipe: Recipe) -> bool:
+    """Does the table, or its class, say that with a lossless codec inside hidden states come back as they were?"""
+    return any(part.entry.exact for part in recipe.parts()) or exact_of(build(recipe, Context(0, 0, "forward")))
 
 
 def hook_of(codec: Codec, model: Stage, side: Literal["upstream", "downstream"]) -> Hook | None:
