@@ -105,8 +105,8 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
     return pandas.DataFrame(rows).sort_values(["bits", "arm"]).reset_index(drop=True)
 
 
-def remarks(folder: Path, runs: Any, arms: Any) -> Iterator[str]:
-    """What the table does not say: seeds over two networks, arms with fewer seeds, runs that failed."""
+def remarks(folder: Path, runs: Any, arms: Any, tuning: results.TuningRecord | None) -> Iterator[str]:
+    """What the table does not say: seeds over two networks, arms with fewer seeds or none, runs that failed."""
     fixed = runs[[not selection.read(codec).measures for codec in runs.codec]]
     groups = [found for _, found in fixed.groupby(["arm", "seed"]) if found.profile.nunique() > 1]
     if groups:
@@ -114,6 +114,8 @@ def remarks(folder: Path, runs: Any, arms: Any) -> Iterator[str]:
         yield f"Arms that ran with one seed over two networks: {len(groups)}; their losses differ by {apart:g}."
     for arm in arms[arms.seeds < arms.seeds.max()].itertuples():
         yield f"{arm.arm}: {arm.seeds} of {arms.seeds.max()} seeds ended well."
+    for lost in [] if tuning is None else [arm for arm in tuning.arms if not arm.left]:
+        yield f"{', '.join(map(str, lost.arm.values()))}: not run, because no learning rate gave a finite loss."
     every = testbed.load(folder)
     for run in every[(every.status != "ok") & ~every.cell_id.isin(runs.cell_id)].itertuples():
         yield f"{run.codec} over {run.network} {run.status}: {run.error}"
@@ -153,16 +155,18 @@ def spread(arms: Any, name: str) -> list[str]:
 WORDS = """\
 Each mark is an arm: the mean over seeds of its validation loss less that of fp32 with the same seed, text and number of tokens; \
 the line is from the lowest to the highest seed. Above 0 is worse; beyond {straight:g} nats the axis is logarithmic. Bits are \
-payload that was sent a value, activations and gradients together. Numbers are those of the table and of the other figure.
+payload that was sent a value, activations and gradients together. Numbers are those of the table and of the other figure. In an \
+evaluation a codec with memory begins anew; aqsgd then sends in full, as it does all text that is new to it.
 """
 TITLES = {"loss": "evaluated with the codec", "plain": "evaluated without it"}
 
 
 def hollow_words(arms: Any) -> str:
     """Why a mark of this figure is hollow."""
-    uncertified = arms[arms.certified < arms.runs]
+    uncertified, fewer = arms[arms.certified < arms.runs], arms[arms.seeds < arms.seeds.max()]
     words = ["negative controls"] * bool(arms.negative_control.any())
     words += [f"not all runs certified ({', '.join(uncertified.arm)})"] * (len(uncertified) > 0)
+    words += [f"not all seeds ended well ({', '.join(fewer.arm)})"] * (len(fewer) > 0)
     return "; ".join(words) or "none"
 
 
@@ -174,9 +178,9 @@ def settings(arms: Any, runs: Any) -> str:
     return WORDS.format(straight=STRAIGHT) + what + experiments.caption(runs)
 
 
-def face(arm: Any, colour: str) -> str:
+def face(arm: Any, arms: Any, colour: str) -> str:
     """What a mark is filled with."""
-    return style.PAPER if arm.negative_control or arm.certified < arm.runs else colour
+    return style.PAPER if arm.negative_control or arm.certified < arm.runs or arm.seeds < arms.seeds.max() else colour
 
 
 def scale(axes: Axes, which: str, arms: Any) -> None:
@@ -219,7 +223,7 @@ def against_bits(arms: Any, runs: Any) -> Figure:
             look = looks[arm.codec]
             ends = getattr(arm, f"{name}_less_fp32_low"), getattr(arm, f"{name}_less_fp32_high")
             axes.plot([arm.bits] * 2, ends, color=look.colour, lw=1)
-            axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=face(arm, look.colour), ms=5, ls="none")
+            axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=face(arm, arms, look.colour), ms=5, ls="none")
         places = enumerate(zip(arms.bits, middles, strict=True), 1)
         label_marks(axes, [Mark(float(x), float(y), str(number), style.INK) for number, (x, y) in places])
     panels[0].set_ylabel("validation loss less fp32's, nats per token")
@@ -239,7 +243,7 @@ def by_arm(arms: Any, runs: Any) -> Figure:
     for arm in arms.itertuples():
         look, place = looks[arm.codec], arm.Index
         axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)
-        axes.plot(arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=face(arm, look.colour), ms=5, ls="none")
+        axes.plot(arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=face(arm, arms, look.colour), ms=5, ls="none")
         axes.plot(arm.plain_less_fp32, place, marker="|", color=look.colour, ms=9, mew=1.6, ls="none")
     names = [f"{arm.arm}   {arm.bits:.2f} bits   {arm.Index + 1}" for arm in arms.itertuples()]
     axes.set_yticks(range(len(arms)), names, size=7.5)
@@ -253,13 +257,14 @@ def main() -> int:
     """Write summary.csv and the figures, print the table."""
     folder, output = experiments.folders(HERE.name, "Draw the figures of codec_quality and print its table.")
     runs = measured(folder)
-    arms = summarised(runs, results.last_tuning(folder))
+    tuning = results.last_tuning(folder)
+    arms = summarised(runs, tuning)
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     with style.applied():
         drawn = {"quality": against_bits(arms, runs), "arms": by_arm(arms, runs)}
     for name, figure in drawn.items():
         experiments.save(figure, output, name)
-    lines = [experiments.markdown(table(arms)), "", *remarks(folder, runs, arms)]
+    lines = [experiments.markdown(table(arms)), "", *remarks(folder, runs, arms, tuning)]
     print("\n".join(lines))  # noqa: T201
     return 0
 

@@ -53,7 +53,18 @@ def measured(folder: Path) -> tuple[Any, Any]:
     runs = runs.merge(pandas.DataFrame(whole).join(moved(folder)), left_on=RUN, right_index=True)
     base = runs[runs.codec == BASELINE].drop_duplicates(PAIR).set_index(PAIR).validation_loss
     of_pair = base.reindex(pandas.MultiIndex.from_frame(runs[PAIR])).to_numpy()
-    return runs.assign(difference=runs.validation_loss - of_pair), curves
+    runs = runs.assign(difference=runs.validation_loss - of_pair)
+    late = runs.set_index(RUN).join(late_losses(curves))
+    base = late[late.codec == BASELINE].drop_duplicates(PAIR).set_index(PAIR).late_loss
+    of_pair = base.reindex(pandas.MultiIndex.from_frame(late[PAIR])).to_numpy()
+    return late.assign(train_difference=late.late_loss - of_pair).reset_index(), curves
+
+
+def late_losses(curves: Any) -> Any:
+    """The mean training loss of each run's last quarter of steps: one step's is one batch's."""
+    train = curves[curves.phase == "train"]
+    late = train[train.step >= 0.75 * (train.groupby(RUN).step.transform("max") + 1)]
+    return late.groupby(RUN).loss.mean().rename("late_loss")
 
 
 def moved(folder: Path) -> Any:
@@ -73,8 +84,8 @@ def moved(folder: Path) -> Any:
 def summarised(runs: Any) -> Any:
     """A row an arm: means over its runs, and the spread of what differs between seeds. Small models first."""
     rows = runs.groupby(ARM, sort=False)
-    means = ["mean_train_loss", "last_train_loss", "validation_loss", "uncompressed_loss", "difference", "mean_step_s", "step_s"]
-    found = rows[[*means, "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
+    losses = ["mean_train_loss", "last_train_loss", "validation_loss", "uncompressed_loss", "difference", "train_difference"]
+    found = rows[[*losses, "mean_step_s", "step_s", "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
     found["validation_low"], found["validation_high"] = rows.validation_loss.min(), rows.validation_loss.max()
     found["difference_low"], found["difference_high"] = rows.difference.min(), rows.difference.max()
     found["seeds"], found["steps"], found["certified"] = rows.seed.nunique(), rows.steps.first(), rows.certified.all()
@@ -132,6 +143,7 @@ def long_table(arms: Any) -> Any:
             "codec": rows.codec.map(labelled),
             "seeds": rows.seeds,
             "last train loss": rows.last_train_loss.map(four),
+            "last quarter's less fp32's": rows.train_difference.map("{:+.4f}".format),
             "validation loss": rows.validation_loss.map(four),
             "without the codec": rows.uncompressed_loss.astype(float).map(four),
             "less fp32's": rows.difference.map("{:+.4f}".format),
@@ -173,9 +185,9 @@ def legend_of(codecs: list[str], runs: Any, *, bars: bool = False) -> list[Handl
 
 
 LOSS_WORDS = """\
-Lines: training loss, the mean of the steps around each where there are many. Markers: validation loss, the codec in place. \
-Bands and upright lines: from the lowest to the highest seed. Right: the same less fp32's of the same seed; above 0 is worse. \
-A loss does not depend on the network.
+Lines: training loss, the mean of the steps around each where there are many. Markers: validation loss, the codec in place; \
+its differences are between validation batches, and an error adds up anew. Bands and upright lines: from the lowest to the \
+highest seed. Right: the same less fp32's of the same seed; above 0 is worse. A loss does not depend on the network.
 """
 
 
