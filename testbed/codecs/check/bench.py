@@ -77,8 +77,12 @@ def results_in_model(text: str, forward: Subject, gradients: list[Tensor]) -> It
             "codec": text,
             "direction": direction,
             "values": values,
+            "encode_s": found.encode_s,
+            "decode_s": found.decode_s,
+            "layers_s": found.layers_s,
+            "payload_bytes": found.payload_bytes,
             "bits_per_value": 8 * found.payload_bytes / values,
-            **found._asdict(),
+            "relative_error": found.relative_error,
         }
 
 

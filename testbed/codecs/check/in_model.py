@@ -29,8 +29,10 @@ class InModel(NamedTuple):
     """Hidden states to bytes; backward, the gradient through `receive` and to bytes."""
     decode_s: float
     """Bytes to hidden states; backward, bytes to the gradient and through `send`."""
+    bytes_s: float
+    """What of both is making and reading bytes."""
     layers_s: float
-    """What of both is not making and reading bytes."""
+    """The rest: the codec's part of the model."""
     payload_bytes: int
     relative_error: float | None
     """Of the hidden states that come back; None where that is the training's to find, and for gradients."""
@@ -73,6 +75,7 @@ def _medians(rounds: list[_Round], exact: bool) -> InModel:
     return InModel(
         encode_s=median(0, 1),
         decode_s=median(2, 3),
+        bytes_s=median(1, 2),
         layers_s=median(0, 3),
         payload_bytes=round(statistics.mean(one.payload_bytes for one in rounds)),
         relative_error=max(one.error for one in rounds) if exact else None,
