@@ -26,6 +26,7 @@ from testbed.codecs.wrap import (
     bound_of,
     decode_as,
     frame,
+    law_of_bound,
     open_frame,
     size_of,
     unchanged_on_error,
@@ -95,6 +96,7 @@ class Delta(ClosedLoop):
         self._history = History()
         super().__init__(inner, self._history)
         self._first = CASTS[first](context) if first in CASTS else None
+        self.law = law_of_bound(inner)
         if (of_first := size_of(self._first or inner)) is not None:
             self.payload_bytes = lambda shape: HEADER_BYTES + of_first(shape)
 
@@ -154,6 +156,11 @@ class OpenDelta(Delta):
     """
 
     code = framing.OPEN_DELTA
+
+    def __init__(self, context: Context, inner: Codec, first: First = "inner", **_: Any) -> None:
+        """See `Delta`."""
+        super().__init__(context, inner, first)
+        self.law = "none"
 
     def shared(self) -> Mapping[str, Tensor]:
         """Nothing: the sender holds true tensors, the receiver sums of decoded ones. That is what is wrong with it."""

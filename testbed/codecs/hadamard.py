@@ -20,7 +20,7 @@ from torch import Tensor
 from testbed.codecs import framing
 from testbed.codecs.base import Codec, Context, Payload, Slot
 from testbed.codecs.scratch import Scratch
-from testbed.codecs.wrap import Wrapper
+from testbed.codecs.wrap import Wrapper, law_of_bound
 
 
 @functools.cache
@@ -62,6 +62,7 @@ class Hadamard(Wrapper):
     def __init__(self, context: Context, inner: Codec, size: int = 64) -> None:
         """Tiles of `size` channels. ValueError unless that is a power of two."""
         super().__init__(inner=inner)
+        self.law = law_of_bound(inner)
         matrix(size)
         self._inner, self._size, self._scratch = inner, size, Scratch()
 

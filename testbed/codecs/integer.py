@@ -92,6 +92,7 @@ class Integer:
         self._group = check_group(group)
         self._context = context
         self._stochastic = is_stochastic(rounding, context)
+        self.law = "unbiased" if self._stochastic else "bounded"
         if grid == "suited":
             grid = "midrise" if self._stochastic and width < 8 else "symmetric"
         self._levels = Levels(width, "midrise" if width == 1 and grid == "symmetric" else grid)

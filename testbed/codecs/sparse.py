@@ -76,7 +76,7 @@ class Sparse:
         """The length of a payload of this shape."""
         return framing.header_bytes(len(shape)) + self._body_bytes(shape)
 
-    def bound(self, tensor: Tensor) -> Tensor:
+    def kept_bound(self, tensor: Tensor) -> Tensor:
         """How wrong a kept value may be: half a step of bf16, the whole one where bf16 ends; nothing in fp32."""
         return tensor.detach().to(torch.float32).abs() * (2.0**-8 if self._dtype is torch.bfloat16 else 0.0)
 
@@ -185,6 +185,8 @@ class _Keyed(Sparse):
     """k values of each token, or k whole channels, at places drawn from the slot's key: the receiver draws the same."""
 
     purpose: ClassVar[str]
+    laws: ClassVar[dict[str, str]]
+    """By `scale`, in the words of `entry.Law`."""
 
     def __init__(
         self,
@@ -197,6 +199,7 @@ class _Keyed(Sparse):
     ) -> None:
         super().__init__(context, share=share, values=values)
         self._per, self._scale = per, _SCALES[scale]
+        self.law = self.laws[scale]
 
     def count(self, shape: framing.Shape) -> int:
         """See `Sparse`."""
@@ -217,11 +220,6 @@ class _Keyed(Sparse):
     def read_positions(self, coded: npt.NDArray[np.uint8], shape: framing.Shape, slot: Slot) -> Positions:
         """Nothing was sent: they are drawn again."""
         return self.choose(np.empty(0, np.float32), shape, slot)
-
-    def bound(self, tensor: Tensor) -> Tensor:
-        """How far a kept value may be from what it was: what it is scaled by comes on top."""
-        factor = float(self._factor(tuple(tensor.shape)))
-        return super().bound(tensor) * factor + tensor.detach().to(torch.float32).abs() * (factor - 1)
 
     def adjust(self, kept: Floats, shape: framing.Shape, slot: Slot) -> Floats:
         """Scaled."""
@@ -245,14 +243,15 @@ def every_row(columns: Positions, rows: int, width: int) -> Positions:
 class RandK(_Keyed):
     """k random values of each token, times d/k: right in the mean over slots. No positions are sent.
 
-    Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law: unbiased;
-    a value's error is at most (d/k - 1) times its magnitude, and the rounding. Bits a value: share * 16. Remembers nothing. With
+    Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law: unbiased,
+    for scale=none kept values rounded and the others zero. Bits a value: share * 16. Remembers nothing. With
     error feedback around it `scale` must be none: scaled up, the error that is fed back grows from step to step.
     Source: rand-k as in Stich et al., NeurIPS 2018 (scaled as in Wangni et al., NeurIPS 2018).
     """
 
     code = framing.RANDOM_K
     purpose = "rand-k places"
+    laws: ClassVar[dict[str, str]] = {"inverse": "unbiased", "none": "support", "rms": "none"}
 
     def __init__(
         self,
@@ -264,6 +263,10 @@ class RandK(_Keyed):
         values: Values = "bf16",
     ) -> None:
         super().__init__(context, share=share, per=per, scale=scale, values=values)
+
+    def kept_bound(self, tensor: Tensor) -> Tensor:
+        """With scale=none: a whole step of bf16, because it is rounded up or down; nothing in fp32."""
+        return 2 * super().kept_bound(tensor)
 
     def adjust(self, kept: Floats, shape: framing.Shape, slot: Slot) -> Floats:
         """Scaled, and for bf16 rounded up with the probability of the part that is cut off."""
@@ -287,6 +290,7 @@ class KeyedMask(_Keyed):
 
     code = framing.KEYED_MASK
     purpose = "mask of both directions"
+    laws: ClassVar[dict[str, str]] = {"none": "support", "inverse": "none", "rms": "none"}
 
     def __init__(
         self,

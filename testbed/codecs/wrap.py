@@ -178,6 +178,11 @@ def bound_of(codec: object, tensor: Tensor) -> Tensor:
     return found
 
 
+def law_of_bound(codec: object) -> Literal["bounded", "none"]:
+    """The law, in the words of `entry.Law`, of what bounds its errors by those of this codec."""
+    return "bounded" if bool(bound_of(codec, torch.ones(1)).isfinite().all()) else "none"
+
+
 def size_of(codec: object) -> Callable[[tuple[int, ...]], int] | None:
     """The codec's own `payload_bytes`; None where it has none, as its payloads' length depends on their values."""
     return getattr(codec, "payload_bytes", None)

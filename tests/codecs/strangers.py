@@ -145,6 +145,149 @@ class TakesHostileBytesToHeart(DriftsSilently):
             raise
 
 
+class SaysThatItSharesNothing(OpenLoop):
+    """The ends drift apart, and there is nothing to compare them by."""
+
+    def shared(self) -> dict[str, Tensor]:
+        return {}
+
+
+class ExpectsAFriendlyWorld(DriftsSilently):
+    """A message that comes twice is a difference that is added twice."""
+
+
+class LoadsAnything(DriftsSilently):
+    """Takes any state for one of its own."""
+
+    def load(self, state: Any) -> None:
+        self.last = {key: value.clone() for key, value in state.get("last", {}).items()}
+
+
+class LosesOnlyLater(Good):
+    """fp32 as it is, in the first step."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        x = framing.check_input(tensor).float()
+        return super().encode(x if slot.step == 0 else torch.where(torch.isfinite(x), 0.0, x), slot)
+
+
+class LosesTheSignOfZero(Good):
+    """-0.0 becomes 0.0."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).float() + 0.0, slot)
+
+
+class UsesItsOutputAgain(Good):
+    """One tensor for all that it decodes of a shape."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.out: dict[torch.Size, Tensor] = {}
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        found = super().decode(payload, slot)
+        return self.out.setdefault(found.shape, torch.empty(found.shape)).copy_(found)
+
+
+class RefusesNothing(Good):
+    """Whatever is wrong becomes a zero."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        try:
+            return super().decode(payload, slot)
+        except CodecError:
+            return torch.zeros(1)
+
+
+class StumblesOverOthers(Good):
+    """A message of another codec is a KeyError."""
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        return {CODE: super().decode}[bytes(payload)[0]](payload, slot)
+
+
+class DithersByHash(Good):
+    """Subtracts the noise that it added, as long as both ends hash strings alike."""
+
+    law = "none"
+
+    def _noise(self, slot: Slot, shape: torch.Size) -> Tensor:
+        return torch.rand(shape, generator=torch.Generator().manual_seed(hash(slot) & 0x7FFFFFFF))
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).float() + self._noise(slot, tensor.shape), slot)
+
+    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+        found = super().decode(payload, slot)
+        return found - self._noise(slot, found.shape)
+
+
+class ReadsMemoryInItsOrder(Good):
+    """Goes by how the values lie in memory and not by where they stand in the tensor."""
+
+    law = "none"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        x = framing.check_input(tensor).float()
+        return super().encode(x if x.is_contiguous() else x.flip(-1), slot)
+
+
+class SwallowsNanLater(DriftsSilently):
+    """A first message as it is; of a difference NaN is left out."""
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        known = (slot.phase, slot.microbatch) in self.last
+        return super().encode(framing.check_input(tensor).float().nan_to_num() if known else tensor, slot)
+
+
+class BoundWithoutItsLaw(Good):
+    """Says that nothing can be wrong, and rounds."""
+
+    law = "none"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(framing.check_input(tensor).bfloat16().float(), slot)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        return torch.zeros(())
+
+
+class ProjectsToNothing(Good):
+    """Zeros are a projection, too."""
+
+    law = "projection"
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        return super().encode(torch.zeros_like(framing.check_input(tensor)), slot)
+
+
+class OwesForAll(Good):
+    """Error feedback with one memory for all micro-batches."""
+
+    law = "residual"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.owed: Tensor | None = None
+
+    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+        target = framing.check_input(tensor).float() + (0.0 if self.owed is None else self.owed)
+        coarse = target.round(decimals=0)
+        self.owed = target - coarse
+        return super().encode(coarse, slot)
+
+    def residual(self, slot: Slot) -> Tensor:
+        return torch.zeros(()) if self.owed is None else self.owed
+
+
+class LongerThanItSays(Good):
+    """Says the length of odd widths, and fills rows up to 64."""
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        return super().payload_bytes(shape) - (4 if shape and shape[-1] % 2 else 0)
+
+
 class LiesAboutItsBytes(Good):
     """Says half of what it sends."""
 
@@ -462,6 +605,19 @@ class DrawsItsLayers(Narrow):
 class Forgetful(Part):
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
         return coded
+
+
+class Exploding(Part):
+    def after_step(self, step: int, rate: float) -> None:
+        with torch.no_grad():
+            for part in self.stage.writers():
+                part.module.weight.mul_(3.0)
+
+
+class Explodes(Narrow):
+    """Makes the weights three times as large at every step."""
+
+    part = Exploding
 
 
 class ForgetsToWiden(Narrow):

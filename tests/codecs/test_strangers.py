@@ -17,6 +17,22 @@ from testbed.codecs.check.suite import CHECKS, ask, check
 
 BROKEN = {
     "LiesAboutItsBytes": "bytes as the formula says",
+    "LongerThanItSays": "bytes as the formula says",
+    "SaysThatItSharesNothing": "nothing hidden, both ends alike",
+    "DithersByHash": "nothing hidden, both ends alike",
+    "UsesItsOutputAgain": "ownership",
+    "LosesOnlyLater": "its law",
+    "LosesTheSignOfZero": "its law",
+    "BoundWithoutItsLaw": "its law",
+    "ProjectsToNothing": "its law",
+    "OwesForAll": "its law",
+    "ReadsMemoryInItsOrder": "odd tensors",
+    "SwallowsNanLater": "NaN and infinity",
+    "LoadsAnything": "state saved and loaded",
+    "ExpectsAFriendlyWorld": "repeated frame",
+    "RefusesNothing": "hostile bytes",
+    "StumblesOverOthers": "foreign payloads",
+    "Explodes": "in a model: trains",
     "HidesTheTensor": "nothing hidden, both ends alike",
     "OpenLoop": "nothing hidden, both ends alike",
     "KeepsBf16": "fresh fp32 tensor out",
@@ -57,7 +73,9 @@ BROKEN = {
 
 def asked(name: str, which: str) -> Finding:
     found = next(one for one in CHECKS if one.name == which)
-    return ask(found, subject_of(f"strangers:{name}", "forward"))
+    subject = subject_of(f"strangers:{name}", "forward")
+    subject.fresh()  # a class that cannot be made fails every check
+    return ask(found, subject)
 
 
 def test_a_stranger_who_keeps_the_rules_passes() -> None:
@@ -80,6 +98,10 @@ def test_one_that_changes_the_model_and_keeps_the_rules_passes(name: str) -> Non
 def test_a_broken_codec_fails_where_it_is_broken(name: str) -> None:
     found = asked(name, BROKEN[name])
     assert found.verdict == "FAIL", found.detail
+
+
+def test_every_check_has_found_a_broken_codec() -> None:
+    assert {one.name for one in CHECKS} == set(BROKEN.values())
 
 
 def test_messages_say_what_was_seen() -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
+import os
 import resource
-from collections.abc import Callable
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +21,46 @@ import torch
 from testbed.codecs.check.findings import Broken
 
 _GRACE_S = 5.0
+
+
+def elsewhere(work: Callable[..., Any], *arguments: object, seconds: float) -> Any:
+    """What `work(*arguments)` returns, in a process that descends from another interpreter than this one: with another seed for
+    hashes of strings, another folder for temporary files, and no memory in common.
+
+    Broken as in `in_child`. `work` is a function of a module, the arguments plain values.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
+    with tempfile.TemporaryDirectory(prefix="testbed-check-") as folder:
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_serve_elsewhere, args=(theirs, folder, work, arguments), daemon=True)
+        with _unlike_this_one():
+            child.start()
+        theirs.close()
+        return _answer(ours, child, seconds)
+
+
+@contextlib.contextmanager
+def _unlike_this_one() -> Iterator[None]:
+    """The server of forks is started with the first of them and keeps the seed for hashes; a child would import this program's
+    main module again, of which it needs nothing.
+    """
+    kept, main = os.environ.get("PYTHONHASHSEED"), sys.modules["__main__"]
+    os.environ["PYTHONHASHSEED"] = "2" if kept == "1" else "1"
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if kept is None:
+            del os.environ["PYTHONHASHSEED"]
+        else:
+            os.environ["PYTHONHASHSEED"] = kept
+
+
+def _serve_elsewhere(answer: Connection, folder: str, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
+    _serve(functools.partial(work, *arguments), answer, None)
 
 
 def in_child(work: Callable[[], Any], *, seconds: float = 60.0, memory_bytes: int | None = None) -> Any:
@@ -26,6 +73,10 @@ def in_child(work: Callable[[], Any], *, seconds: float = 60.0, memory_bytes: in
     child = multiprocessing.get_context("fork").Process(target=_serve, args=(work, theirs, memory_bytes), daemon=True)
     child.start()
     theirs.close()
+    return _answer(ours, child, seconds)
+
+
+def _answer(ours: Connection, child: BaseProcess, seconds: float) -> Any:
     try:
         if not ours.poll(seconds):
             raise Broken(f"not done after {seconds:.0f} s")

@@ -23,11 +23,20 @@ class Bounded(Protocol):
 
 
 @runtime_checkable
+class Keeping(Protocol):
+    """Keeps some values, makes the others zero, and says how wrong one that it keeps can be."""
+
+    def kept_bound(self, tensor: Tensor) -> Tensor:
+        """The largest |decoded - tensor| of a value that is kept: broadcastable to the tensor's shape."""
+        ...
+
+
+@runtime_checkable
 class Sized(Protocol):
     """Says how long its payloads are."""
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The length of a payload of a tensor of this shape, header included."""
+        """The length of a payload of a tensor of this shape, header included; of a codec that remembers, a slot's first."""
         ...
 
 

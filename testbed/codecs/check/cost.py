@@ -23,17 +23,17 @@ _LEAST_ROUNDS, _LEAST_S = 5, 0.4
 
 
 class Cost(NamedTuple):
-    """Medians of processor time of one thread, and the size."""
+    """Medians of processor time, and the size."""
 
     encode_s: float
     decode_s: float
     payload_bytes: int
-    least_s: float
-    """Encode and decode of the fastest message: what others on the machine slow down least."""
 
 
 def measure(encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: float = _LEAST_S, warm_up: int = 2) -> Cost:
-    """Messages of one micro-batch slot, the tensors in turn, for so many seconds. `thread_time`: others' load does not count."""
+    """Messages of one micro-batch slot, the tensors in turn, for so many seconds. `process_time`: others' load does not count,
+    and threads of its own do.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     encode: list[float] = []
@@ -46,11 +46,11 @@ def measure(encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: f
             slot, x = slot_at(3 * number, batch=tensors[0].shape[0]), tensors[number % len(tensors)]
             prepare(encoder, slot, tuple(x.shape))
             prepare(decoder, slot, tuple(x.shape))
-            begin = time.thread_time()
+            begin = time.process_time()
             payload = encoder.encode(x, slot)
-            middle = time.thread_time()
+            middle = time.process_time()
             decoder.decode(payload, slot)
-            after = time.thread_time()
+            after = time.process_time()
             if number >= warm_up:
                 encode.append(middle - begin)
                 decode.append(after - middle)
@@ -58,8 +58,7 @@ def measure(encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: f
             number += 1
     finally:
         torch.set_num_threads(threads)
-    least_s = min(map(sum, zip(encode, decode, strict=True)))
-    return Cost(statistics.median(encode), statistics.median(decode), round(statistics.mean(sizes)), least_s)
+    return Cost(statistics.median(encode), statistics.median(decode), round(statistics.mean(sizes)))
 
 
 def within_a_tenth_of_the_wire(subject: Subject) -> str:
@@ -74,7 +73,7 @@ def within_a_tenth_of_the_wire(subject: Subject) -> str:
         require(1e3 * inside.bytes_s <= BAR_MS, f"{split}: making and reading bytes takes more than {BAR_MS} ms")
         return split
     found = measure(subject.fresh(), subject.fresh(), tensors)
-    total = 1e3 * found.least_s
+    total = 1e3 * (found.encode_s + found.decode_s)
     split = f"encode {1e3 * found.encode_s:.2f} ms, decode {1e3 * found.decode_s:.2f} ms"
-    require(total <= BAR_MS, f"{split}: at best {total:.1f} ms, more than {BAR_MS} ms")
+    require(total <= BAR_MS, f"{split}: {total:.1f} ms, more than {BAR_MS} ms")
     return split

@@ -9,23 +9,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from testbed.codecs.base import Codec, Slot, Stateful
-from testbed.codecs.check.apart import in_child
-from testbed.codecs.check.findings import require
+from testbed.codecs.base import Codec, Measured, Slot, Stateful
+from testbed.codecs.check.apart import elsewhere
+from testbed.codecs.check.findings import Broken, require
 from testbed.codecs.check.same import difference, same
-from testbed.codecs.check.subject import Subject
+from testbed.codecs.check.subject import Subject, subject_of, text_of
 from testbed.codecs.check.tensors import fitting, hidden, messages, normal, slot_at
+from testbed.errors import CodecError
+from testbed.spec import Direction
 
 STEPS = 40
 
 Sent = tuple[Slot, bytes, npt.NDArray[np.float32]]
 
 
-def _converse(subject: Subject, steps: int) -> list[Sent]:
+def observed(encoder: Codec, number: int) -> None:
+    """Before message `number`, tell an encoder that goes by its link of one that is fast for eight messages, then slow for as
+    many.
+    """
+    if isinstance(encoder, Measured):
+        encoder.observe(100_000, 1e-4 if number // 8 % 2 == 0 else 10.0)
+
+
+def converse(text: str, direction: Direction, steps: int) -> list[Sent]:
     """Slot, payload and decoded tensor of every message between two instances. Broken where their shared state parts."""
+    subject = subject_of(text, direction)
     sender, receiver = subject.fresh(), subject.fresh()
     found = []
-    for slot, tensor in messages(steps):
+    for number, (slot, tensor) in enumerate(messages(steps)):
+        observed(sender, number)
         payload = bytes(sender.encode(tensor, slot))
         decoded = receiver.decode(payload, slot)
         _agree(sender, receiver, f"after {slot}")
@@ -41,7 +53,7 @@ def _agree(sender: Codec, receiver: Codec, when: str) -> None:
 
 def two_instances(subject: Subject) -> str:
     """An encoder in another process, a fresh decoder here: all that it needs is in the bytes, and both ends hold the same."""
-    sent = in_child(lambda: _converse(subject, STEPS), seconds=120)
+    sent: list[Sent] = elsewhere(converse, text_of(subject), subject.direction, STEPS, seconds=120)
     receiver = subject.fresh()
     for slot, payload, expected in sent:
         subject.shapes[slot] = expected.shape
@@ -51,7 +63,24 @@ def two_instances(subject: Subject) -> str:
             f"{slot}: decoded from the bytes alone, in a process of its own, the tensor is another one: "
             "the decoder took something that was not in the payload",
         )
+    if isinstance(receiver, Stateful) and not receiver.shared():
+        _needs_nothing(subject, sent)
     return f"{len(sent)} messages in {STEPS} steps"
+
+
+def _needs_nothing(subject: Subject, sent: list[Sent]) -> None:
+    """Of a codec that says that its ends share nothing: a decoder that has seen none of the earlier messages must do."""
+    for slot, payload, expected in sent[-4:]:
+        subject.shapes[slot] = expected.shape
+        try:
+            alike = same(subject.fresh().decode(payload, slot).numpy(), expected)
+        except CodecError:
+            alike = False
+        if not alike:
+            raise Broken(
+                f"{slot}: a decoder that has seen no earlier message makes another tensor of it, so it goes by what it "
+                "remembers; but `shared` holds nothing that both ends could be compared by"
+            )
 
 
 def fresh_tensor(subject: Subject) -> str:
@@ -119,7 +148,21 @@ def untouched(subject: Subject) -> str:
         require(
             same(reference.decode(kept, slot), copy), "writing into a decoded tensor changed what the codec decodes afterwards"
         )
+    _stay(subject)
     return "input, payload and output"
+
+
+def _stay(subject: Subject) -> None:
+    """What was handed over stays as it was through all later messages."""
+    sender, receiver = subject.fresh(), subject.fresh()
+    payloads, tensors = [], []
+    for slot, x in messages(8):
+        payload = sender.encode(x, slot)
+        payloads.append((payload, bytes(payload)))
+        decoded = receiver.decode(payloads[-1][1], slot)
+        tensors.append((decoded, decoded.clone()))
+    require(all(bytes(payload) == kept for payload, kept in payloads), "a later encode changed a payload that was handed over")
+    require(all(same(tensor, kept) for tensor, kept in tensors), "a later decode changed a tensor that was handed over")
 
 
 def any_address(subject: Subject) -> str:

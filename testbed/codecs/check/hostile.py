@@ -81,6 +81,8 @@ def _attack(subject: Subject) -> str:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             slowest = max(slowest, time.process_time() - begin)
             require(slowest < SLOWEST_S, f"{name}: {slowest:.1f} s over {len(bad)} bytes")
+            # of other values nothing can be told, but that bytes are missing or too many shows
+            require(error is not None or len(bad) == len(good), f"{name} of {len(good)}: decoded, without an error")
             if error is not None:
                 require(same(remembered(receiver), before), f"{name}: the state changed although it raised {error!r}")
             else:

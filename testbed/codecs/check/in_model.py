@@ -23,7 +23,7 @@ _WARM_UP, _LEAST_ROUNDS = 2, 5
 
 
 class InModel(NamedTuple):
-    """Of one direction: medians of processor time of one thread, for one message."""
+    """Of one direction: medians of processor time, for one message."""
 
     encode_s: float
     """Hidden states to bytes; backward, the gradient through `receive` and to bytes."""
@@ -93,7 +93,7 @@ def _messages(forward: Recipe, backward: Recipe, gradients: list[Tensor]) -> Ite
     size = Size(width, _VOCABULARY, tokens)
     upper, lower = Stage("first", size), Stage("last", size)
     above, below = hook_of(sender, upper, "downstream"), hook_of(receiver, lower, "upstream")
-    clock = time.thread_time
+    clock = time.process_time
     step = 0
     while True:
         slot = slot_at(step, batch=batch)

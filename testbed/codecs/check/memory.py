@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.base import Codec, Payload, Slot, Stateful
+from testbed.codecs.check.exchange import observed
 from testbed.codecs.check.findings import Broken, NothingToAsk, require
 from testbed.codecs.check.same import difference, same
 from testbed.codecs.check.subject import Subject
@@ -55,7 +56,9 @@ def saved(subject: Subject) -> str:
     taken = remembered(sender), remembered(receiver)
     sender_again, receiver_again = _loaded(subject, kept[0]), _loaded(subject, kept[1])
     size = 0
-    for slot, tensor in talk[half:]:
+    for number, (slot, tensor) in enumerate(talk[half:]):
+        for end in (sender, sender_again):
+            observed(end, number)
         payload = bytes(sender.encode(tensor, slot))
         require(
             bytes(sender_again.encode(tensor, slot)) == payload, f"{slot}: with its state loaded the encoder writes other bytes"
@@ -65,7 +68,24 @@ def saved(subject: Subject) -> str:
     for found, file in zip(taken, kept, strict=True):
         require(same(found, file), f"a state that was taken changed with later messages: {difference(found, file)}")
         size += _bytes(found)
+    for end in (sender, receiver):
+        _refuses_others_states(end)
     return f"{size / 2 / 1024:.0f} KiB an end here, as torch.save writes it"
+
+
+def _refuses_others_states(codec: Codec) -> None:
+    """A state that is not one is a CodecError, and changes nothing."""
+    assert isinstance(codec, Stateful)
+    before = codec.state()
+    if not before:
+        return
+    for wrong in ({}, {"no codec's": 1}, {**before, "no codec's": 1}):
+        try:
+            codec.load(wrong)
+        except CodecError:
+            require(same(codec.state(), before), f"refusing a state of {sorted(map(str, wrong))} changed what it holds")
+        else:
+            raise Broken(f"it loaded a state of {sorted(map(str, wrong))}, which none of its own is")
 
 
 def _through_file(state: Any) -> Any:

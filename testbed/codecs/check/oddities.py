@@ -31,6 +31,9 @@ def odd_tensors(subject: Subject) -> str:
             continue
         decoded = receiver.decode(payload, slot)
         require(decoded.shape == x.shape, f"{name}: shape {tuple(decoded.shape)} came of {tuple(x.shape)}")
+        plain = x.detach().float().contiguous().clone()
+        alike = subject.fresh().decode(bytes(subject.fresh().encode(plain, slot)), slot)
+        require(same(decoded, alike), f"{name}: it decodes to another tensor than the same values in fp32, one after another")
         require(same(x.detach(), kept), f"{name}: encode changed the tensor")
         rounds_over = bool(x.numel()) and float(x.detach().abs().max()) > 0.99 * LARGEST  # to infinity, in a narrower type
         require(rounds_over or bool(torch.isfinite(decoded).all()), f"{name}: NaN or infinity came of finite numbers")
@@ -48,6 +51,8 @@ def not_finite(subject: Subject) -> str:
         slot, x = slot_at(17), normal(2, 8, 64)
         x[1, 4, 5] = bad
         sender, receiver = subject.fresh(), subject.fresh()
+        for earlier in (11, 14):  # of the same examples, so that what remembers sends differences
+            receiver.decode(bytes(sender.encode(normal(2, 8, 64, seed=earlier), slot_at(earlier))), slot_at(earlier))
         try:
             payload = bytes(sender.encode(x, slot))
         except CodecError as error:

@@ -33,7 +33,8 @@ def _same_tensor(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    # cloned, because one value may have a stride of 0, and then it has no bytes
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:

@@ -9,14 +9,18 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from testbed.codecs.check.claims import Sized
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.subject import Subject
-from testbed.codecs.check.tensors import hidden, normal, slot_at
+from testbed.codecs.check.tensors import fitting, hidden, normal, slot_at
 from testbed.codecs.framing import header_bytes
 from testbed.codecs.recipe import Recipe
 
 _SHAPES = ((4, 256, 768), (2, 64, 768), (1024, 256), (2, 3, 64))
+_ODD_SHAPES: tuple[tuple[int, ...], ...] = ((), (3, 5), (2, 3, 67), (2, 0, 5), (130,))
+"""For those that say their length themselves."""
 _SLACK = 1.10
 """Over the nominal size, where there is no formula: sizes that depend on the values."""
 _OWN_HEADER = 4
@@ -95,6 +99,10 @@ def payload_length(subject: Subject) -> str:
         if isinstance(codec, Sized):
             wanted = codec.payload_bytes(shape)
             require(first == wanted, f"shape {shape}: {first} bytes, and payload_bytes says {wanted}")
+            if subject.stateful and found != first:
+                told.append(f"a first message to the byte as payload_bytes says; later ones {each}")
+                continue
+            require(found == wanted, f"shape {shape}: a second message of {found} bytes, and payload_bytes says {wanted}")
             told.append(f"{each}, to the byte as payload_bytes says")
         elif bits is not None:
             wanted = header + math.ceil(bits * x.numel() / 8 - 1e-6)
@@ -111,4 +119,9 @@ def payload_length(subject: Subject) -> str:
             limit = nominal * x.numel() / 8 * _SLACK + header + 64
             require(found <= limit, f"shape {shape}: {found} bytes, {each}; nominal {nominal:.3g}")
             told.append(f"{each}, nominal {nominal:.3g}")
+    for odd in _ODD_SHAPES:
+        if isinstance(codec := subject.fresh(), Sized):
+            x = torch.full(odd, 1.5)
+            length, wanted = memoryview(codec.encode(x, fitting(x))).nbytes, codec.payload_bytes(odd)
+            require(length == wanted, f"shape {odd}: {length} bytes, and payload_bytes says {wanted}")
     return told[0]

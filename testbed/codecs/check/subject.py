@@ -48,13 +48,28 @@ class Subject:
 
     @property
     def law(self) -> str:
-        """What a stranger's class says of itself goes before the table's 'none'."""
-        return (law_of(self.fresh()) if self.entry.law == "none" else None) or self.entry.law
+        """What an instance says of itself goes before the table: a law may depend on the settings, or on the direction."""
+        return law_of(self.fresh()) or self.entry.law
+
+    @property
+    def alone(self) -> Subject | None:
+        """The codec inside, without the wrapper; in both directions, where the wrapper is the same."""
+        if self.inner is None:
+            return None
+        forward = next((value for _, value in self.forward.arguments if isinstance(value, Recipe)), self.inner)
+        return Subject(self.inner, self.direction, forward)
 
     @property
     def stateful(self) -> bool:
         """Does it have the four methods of a codec that remembers?"""
         return isinstance(self.fresh(), Stateful)
+
+
+def text_of(subject: Subject) -> str:
+    """What `subject_of` reads as this subject."""
+    if subject.direction == "forward":
+        return subject.recipe.text
+    return f"fwd={subject.forward.text}, bwd={subject.recipe.text}"
 
 
 def subject_of(text: str, direction: Direction) -> Subject:

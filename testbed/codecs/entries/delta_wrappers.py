@@ -61,7 +61,7 @@ ENTRIES = (
         nominal_bits=_either,
         state="one fp32 tensor per micro-batch and phase, forward: not the same at both ends",
         source="activation delta (Bedoya and Zhang), read naively",
-        law="bounded",
+        law="none",
         control=True,
     ),
     Entry(
