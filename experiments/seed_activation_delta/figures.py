@@ -51,13 +51,15 @@ def measured(folder: Path) -> tuple[Any, Any]:
         "total_s": train.end_s.max(),
     }
     runs = runs.merge(pandas.DataFrame(whole).join(moved(folder)), left_on=RUN, right_index=True)
-    base = runs[runs.codec == BASELINE].drop_duplicates(PAIR).set_index(PAIR).validation_loss
-    of_pair = base.reindex(pandas.MultiIndex.from_frame(runs[PAIR])).to_numpy()
-    runs = runs.assign(difference=runs.validation_loss - of_pair)
-    late = runs.set_index(RUN).join(late_losses(curves))
-    base = late[late.codec == BASELINE].drop_duplicates(PAIR).set_index(PAIR).late_loss
-    of_pair = base.reindex(pandas.MultiIndex.from_frame(late[PAIR])).to_numpy()
-    return late.assign(train_difference=late.late_loss - of_pair).reset_index(), curves
+    runs = runs.merge(late_losses(curves), left_on=RUN, right_index=True)
+    less = {"difference": less_fp32(runs, "validation_loss"), "train_difference": less_fp32(runs, "late_loss")}
+    return runs.assign(**less), curves
+
+
+def less_fp32(runs: Any, value: str) -> Any:
+    """Each run's value less that of fp32 with the same model, batches, network and seed."""
+    base = runs[runs.codec == BASELINE].drop_duplicates(PAIR).set_index(PAIR)[value]
+    return runs[value] - base.reindex(pandas.MultiIndex.from_frame(runs[PAIR])).to_numpy()
 
 
 def late_losses(curves: Any) -> Any:

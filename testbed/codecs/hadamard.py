@@ -20,7 +20,7 @@ from torch import Tensor
 from testbed.codecs import framing
 from testbed.codecs.base import Codec, Context, Payload, Slot
 from testbed.codecs.scratch import Scratch
-from testbed.codecs.wrap import Wrapper, law_of_bound
+from testbed.codecs.wrap import Wrapper, bound_of, law_of_bound
 
 
 @functools.cache
@@ -83,12 +83,9 @@ class Hadamard(Wrapper):
     def bound(self, tensor: Tensor) -> Tensor:
         """The largest error of each value; infinity where the inner codec states none."""
         x = tensor.detach().to(torch.float32)
-        of_inner = getattr(self._inner, "bound", None)
-        if of_inner is None:
-            return torch.full(x.shape, torch.inf)
         if not x.numel() or not x.ndim:
-            return torch.as_tensor(of_inner(x))
-        bounds: Tensor = of_inner(rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()
+            return bound_of(self._inner, x)
+        bounds = bound_of(self._inner, rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()
         tile = tile_size(x.shape[-1], self._size)
         whole = x.shape[-1] // tile * tile
         tiles, values = (part[..., :whole].view(*x.shape[:-1], -1, tile) for part in (bounds, x.to(torch.float64)))

@@ -44,6 +44,11 @@ class Recipe:
         """Whether it, or a codec inside it, is a negative control."""
         return any(part.entry.control for part in self.parts())
 
+    @property
+    def inner(self) -> Recipe | None:
+        """The codec inside a wrapper; the first where there are several."""
+        return next((value for _, value in self.arguments if isinstance(value, Recipe)), None)
+
     def parts(self) -> Iterator[Recipe]:
         """Itself, and the codecs inside it."""
         yield self

@@ -38,10 +38,11 @@ _AT_ONCE = 2**20
 
 
 class _Ranked(NamedTuple):
-    """How many tiles are ranked together, and of those, how many get 4 bits."""
+    """How many tiles are ranked together, how many of those get 4 bits, and how many do in all."""
 
     tiles: int
     wide: int
+    wide_in_all: int
 
 
 class _Plan(NamedTuple):
@@ -85,7 +86,7 @@ class Tah:
         tiles = torch.split(groups.split(tensor.to(torch.float32), of), some)
         coded = (self._code(part, ranked, slot) for part in tiles)
         wide, rotated, pivot, step, offset, codes = map(torch.cat, zip(*coded, strict=True))
-        parts = _Parts(body, of, self._wide_in_all(shape, of))
+        parts = _Parts(body, of, ranked.wide_in_all)
         parts.step.copy_(step.view(-1))
         parts.offset.copy_(offset.view(-1))
         bits.pack(wide.view(-1).to(torch.uint8), 1, parts.wide)
@@ -102,7 +103,7 @@ class Tah:
         if of.rows == 0:
             return torch.empty(opened.shape, dtype=torch.float32)
         ranked = self._ranked(opened.shape, of)
-        parts = _Parts(framing.as_tensor(opened.body, torch.uint8, len(opened.body)), of, self._wide_in_all(opened.shape, of))
+        parts = _Parts(framing.as_tensor(opened.body, torch.uint8, len(opened.body)), of, ranked.wide_in_all)
         wide = bits.unpack(parts.wide, 1, of.number).view(torch.bool).view(-1, 1)
         rotated = bits.unpack(parts.rotated, 1, of.number).view(torch.bool)
         pivot = bits.unpack(parts.pivot, _pivot_bits(of), of.number)
@@ -148,15 +149,12 @@ class Tah:
     def _ranked(self, shape: framing.Shape, of: groups.Layout) -> _Ranked:
         tokens = shape[-2] if self._per == "sample" and len(shape) > 1 else 1
         tiles = tokens * of.per_row
-        return _Ranked(tiles, math.ceil(self._share * tiles - 1e-9))
-
-    def _wide_in_all(self, shape: framing.Shape, of: groups.Layout) -> int:
-        ranked = self._ranked(shape, of)
-        return of.number // ranked.tiles * ranked.wide
+        wide = math.ceil(self._share * tiles - 1e-9)
+        return _Ranked(tiles, wide, of.number // tiles * wide)
 
     def _body_bytes(self, shape: framing.Shape) -> int:
         of = self._layout(shape)
-        return _Parts.bytes(of, self._wide_in_all(shape, of)) if of.rows else 0
+        return _Parts.bytes(of, self._ranked(shape, of).wide_in_all) if of.rows else 0
 
     def _plan(self, x: Tensor, ranked: _Ranked, slot: Slot) -> _Plan:
         """Of tiles x, as many as are ranked together, or some times as many."""

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from testbed.codecs.base import Codec
 from testbed.codecs.check import in_model, peers
-from testbed.codecs.check.cost import measure
 from testbed.codecs.check.stages import changes_model
 from testbed.codecs.check.subject import Subject, prepare, subject_of
 from testbed.codecs.check.tensors import slot_at
+from testbed.codecs.check.timing import measure
 from testbed.errors import TestbedError
 from testbed.spec import Direction
 

@@ -80,7 +80,7 @@ def _attack(subject: Subject) -> str:
             refused += (error := _refusal(receiver, bad, slot, name)) is not None
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             slowest = max(slowest, time.process_time() - begin)
-            require(slowest < SLOWEST_S, f"{name}: {slowest:.1f} s over {len(bad)} bytes")
+            require(slowest < SLOWEST_S, f"{name}: {slowest:.1f} s of processor time over {len(bad)} bytes")
             # of other values nothing can be told, but that bytes are missing or too many shows
             require(error is not None or len(bad) == len(good), f"{name} of {len(good)}: decoded, without an error")
             if error is not None:

@@ -10,16 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Context, Paired
-from testbed.codecs.check.stages import Size, Stage, hook_of, is_exact
+from testbed.codecs.check.stages import Size, Stage, ends_of, hook_of, is_exact
 from testbed.codecs.check.tensors import slot_at
-from testbed.codecs.make import build
+from testbed.codecs.check.timing import LEAST_ROUNDS, one_thread
 from testbed.codecs.recipe import Recipe
 from testbed.spec import Direction
 
 _VOCABULARY = 4096
 """Of the bundled tokenizer."""
-_WARM_UP, _LEAST_ROUNDS = 2, 5
+_WARM_UP = 2
 
 
 class InModel(NamedTuple):
@@ -52,18 +51,14 @@ def measure(forward: Recipe, backward: Recipe, gradients: list[Tensor], seconds:
     a subspace takes no others.
     """
     rounds: dict[Direction, list[_Round]] = {"forward": [], "backward": []}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         end = time.monotonic() + seconds
         for number, (there, back) in enumerate(_messages(forward, backward, gradients)):
             if number >= _WARM_UP:
                 rounds["forward"].append(there)
                 rounds["backward"].append(back)
-            if number >= _WARM_UP + _LEAST_ROUNDS and time.monotonic() > end:
+            if number >= _WARM_UP + LEAST_ROUNDS and time.monotonic() > end:
                 break
-    finally:
-        torch.set_num_threads(threads)
     exact = is_exact(forward)
     return {direction: _medians(found, exact and direction == "forward") for direction, found in rounds.items()}
 
@@ -85,11 +80,7 @@ def _medians(rounds: list[_Round], exact: bool) -> InModel:
 def _messages(forward: Recipe, backward: Recipe, gradients: list[Tensor]) -> Iterator[tuple[_Round, _Round]]:
     """A micro-batch a step, there and back. Nothing is learned between them, so that all are alike."""
     batch, tokens, width = gradients[0].shape
-    sender, receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
-    taker, giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
-    for codec, other in ((taker, sender), (giver, receiver)):
-        if isinstance(codec, Paired):
-            codec.pair(other)
+    sender, receiver, taker, giver = ends_of(forward, backward)
     size = Size(width, _VOCABULARY, tokens)
     upper, lower = Stage("first", size), Stage("last", size)
     above, below = hook_of(sender, upper, "downstream"), hook_of(receiver, lower, "upstream")

@@ -74,40 +74,43 @@ def bounded(subject: Subject, *, claimed: bool = False) -> str:
     """
     worst = {True: 0.0, False: 0.0}
     for name, x in _tried(subject):
-        told, share = _share_of_bound(subject, x, _once(subject, x), name, claimed=claimed)
-        worst[told] = max(worst[told], share)
+        bound = _bound(subject, x)
+        if x.numel() and (bound is not None or not claimed):
+            share = _share(x, _once(subject, x), bound, name)
+            worst[bound is not None] = max(worst[bound is not None], share)
     if claimed:
         return f"first messages at most {worst[True]:.2f} of its bound" if worst[True] else ""
     sender, receiver = subject.fresh(), subject.fresh()
     for slot, x in messages(_STEPS):
-        decoded = receiver.decode(bytes(sender.encode(x, slot)), slot).double()
-        told, share = _share_of_bound(subject, x, decoded, str(slot), only_largest=subject.stateful)
-        worst[told] = max(worst[told], share)
+        bound = None if subject.stateful else _bound(subject, x)
+        share = _share(x, receiver.decode(bytes(sender.encode(x, slot)), slot).double(), bound, str(slot))
+        worst[bound is not None] = max(worst[bound is not None], share)
     found = [f"{worst[True]:.2f} of its bound"] if worst[True] else []
     if worst[False] or not found:
         found.append(f"{worst[False]:.2f} of the tensor's largest value where it has no bound")
     return "at most " + ", ".join(found)
 
 
-def _share_of_bound(
-    subject: Subject, x: Tensor, decoded: Tensor, name: str, *, only_largest: bool = False, claimed: bool = False
-) -> tuple[bool, float]:
-    """Whether the codec says a bound itself, and the largest error as a share of that or of the tensor's largest value."""
-    if not x.numel():
-        return False, 0.0
+def _bound(subject: Subject, x: Tensor) -> Tensor | None:
+    """What the codec itself says, in fp64; None where it says nothing, or infinity."""
+    codec = subject.fresh()
+    bound = codec.bound(x).double() if isinstance(codec, Bounded) else torch.tensor(torch.inf)
+    return bound if bool(bound.isfinite().all()) else None
+
+
+def _share(x: Tensor, decoded: Tensor, bound: Tensor | None, name: str) -> float:
+    """The largest error as a share of the bound, or of the tensor's largest value. Broken beyond 1."""
     wide = x.double()
     wrong = (decoded - wide).abs()
-    codec = subject.fresh()
-    bound = codec.bound(x).double() if isinstance(codec, Bounded) and not only_largest else torch.tensor(torch.inf)
-    told = bool(bound.isfinite().all())
-    if claimed and not told:
-        return False, 0.0
-    bound = bound * (1 + 2.0**-13) + _FP32 * wide.abs() + _TINY if told else wide.abs().amax() * (1 + _FP32) + _TINY
-    shares = wrong / bound.broadcast_to(wrong.shape)
+    if bound is None:
+        allowed = wide.abs().amax() * (1 + _FP32) + _TINY
+    else:
+        allowed = bound * (1 + 2.0**-13) + _FP32 * wide.abs() + _TINY
+    shares = wrong / allowed.broadcast_to(wrong.shape)
     share, at = float(shares.max()), int(shares.argmax())
     value, off = float(x.reshape(-1)[at]), float(wrong.reshape(-1)[at])
     require(share <= 1.0, f"{name}: {value:.6g} is wrong by {off:.3g}, {share:.3g} times what it may be")
-    return told, share
+    return share
 
 
 def unbiased(subject: Subject) -> str:
@@ -177,7 +180,7 @@ def residual(subject: Subject) -> str:
             owed.append(float(left.norm()))
             if isinstance(sender, Owing):
                 _is_owed(sender, slot, left, given[part])
-    steps *= 2
+    steps = len(owed)
     require(
         max(owed[steps // 2 :]) <= 1.5 * max(owed[: steps // 2]) + 1e-3 * norms[0],
         f"what is owed grows: {max(owed[: steps // 2]) / norms[0]:.2f} inputs in the first half of {steps} messages, "

@@ -76,9 +76,8 @@ def names_of(recipe: Recipe, shape: tuple[int, ...]) -> dict[str, float]:
 
 def _on_the_wire(recipe: Recipe) -> Recipe:
     """What crosses of a model codec is a tensor of its own, a smaller one, which the codec inside puts on the wire."""
-    inside = next((value for _, value in recipe.arguments if isinstance(value, Recipe)), None)
-    if recipe.entry.hook and inside is not None:
-        return _on_the_wire(inside)
+    if recipe.entry.hook and recipe.inner is not None:
+        return _on_the_wire(recipe.inner)
     arguments = tuple((name, _on_the_wire(value) if isinstance(value, Recipe) else value) for name, value in recipe.arguments)
     return dataclasses.replace(recipe, arguments=arguments)
 

@@ -103,11 +103,7 @@ class Pipeline:
 
     def __init__(self, recipe: Recipe, way: Way = "bytes") -> None:
         """Four instances, as four ends of a boundary get them."""
-        self.sender, self.receiver = (build(recipe, Context(0, 0, "forward")) for _ in range(2))
-        self.taker, self.giver = (build(recipe, Context(0, 0, "backward")) for _ in range(2))
-        for codec, other in ((self.taker, self.sender), (self.giver, self.receiver)):
-            if isinstance(codec, Paired):
-                codec.pair(other)
+        self.sender, self.receiver, self.taker, self.giver = ends_of(recipe, recipe)
         self._way = way
         self.upper, self.lower = Stage("first"), Stage("last")
         self.above, self.below = hook_of(self.sender, self.upper, "downstream"), hook_of(self.receiver, self.lower, "upstream")
@@ -180,6 +176,16 @@ class Pipeline:
                     parameter.grad = None
         for hook in self.hooks:
             hook.after_step(step, RATE)
+
+
+def ends_of(forward: Recipe, backward: Recipe) -> tuple[Codec, Codec, Codec, Codec]:
+    """Instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and giver, paired with them."""
+    sender, receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
+    taker, giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
+    for codec, other in ((taker, sender), (giver, receiver)):
+        if isinstance(codec, Paired):
+            codec.pair(other)
+    return sender, receiver, taker, giver
 
 
 def changes_model(recipe: Recipe) -> bool:

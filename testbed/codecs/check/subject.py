@@ -34,11 +34,6 @@ class Subject:
         """Of the outermost codec."""
         return self.recipe.entry
 
-    @property
-    def inner(self) -> Recipe | None:
-        """The codec inside a wrapper; the first where there are several."""
-        return next((value for _, value in self.recipe.arguments if isinstance(value, Recipe)), None)
-
     def fresh(self, seed: int = 0) -> Codec:
         """A new instance, as one end gets it."""
         codec = build(self.recipe, Context(seed, 0, self.direction))
@@ -54,10 +49,8 @@ class Subject:
     @property
     def alone(self) -> Subject | None:
         """The codec inside, without the wrapper; in both directions, where the wrapper is the same."""
-        if self.inner is None:
-            return None
-        forward = next((value for _, value in self.forward.arguments if isinstance(value, Recipe)), self.inner)
-        return Subject(self.inner, self.direction, forward)
+        inner = self.recipe.inner
+        return None if inner is None else Subject(inner, self.direction, self.forward.inner or inner)
 
     @property
     def stateful(self) -> bool:
