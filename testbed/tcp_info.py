@@ -27,8 +27,6 @@ class TcpInfo(NamedTuple):
     bytes_received: int
     segments_out: int
     segments_in: int
-    busy_us: int
-    """How long there was anything to send or to be acknowledged."""
     delivery_rate_bps: int
     """The kernel's own estimate, of payload."""
     bytes_sent: int
@@ -51,7 +49,6 @@ def parse(found: bytes) -> TcpInfo:
         segments_out=field[36],
         segments_in=field[37],
         min_rtt_us=field[39],
-        busy_us=field[43],
         delivery_rate_bps=8 * field[42],
         bytes_sent=field[48],
         bytes_retransmitted=field[49],

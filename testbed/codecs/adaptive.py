@@ -1,8 +1,8 @@
 """The mildest of three codecs that the link has time for, by what the boundary itself has measured.
 
 Every boundary is given the same time for a message, so the slowest link compresses most (FusionLLM, arXiv 2410.12707, makes each
-link's ratio proportional to its slowness; three steps and a time limit are this module's). The sender measures: the bytes that
-its peer has acknowledged and for how long TCP had any on the way, never the profile of the link. The choice is in the payload,
+link's ratio proportional to its slowness; three steps and a time limit are this module's). The sender measures, by when its peer
+acknowledged what it had sent (`pipeline/carried.py`), never by the profile of the link. The choice is in the payload,
 so the receiver needs no measurement. It is the one codec by which the network touches the numbers: two runs may choose
 differently, and a run is repeated only to the extent that its link is.
 """
@@ -19,7 +19,7 @@ from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame
 from testbed.errors import CodecError
 
 _MEMORY = 0.5
-"""Weight of the past in the mean rate: a change of the link is followed within a few messages."""
+"""Weight of the past in bytes and in seconds, whose quotient is the rate: a change of the link is followed in a few messages."""
 _LEAST_BYTES = 4096
 """Less than this since the last message says more of the delay than of the rate."""
 
@@ -39,8 +39,10 @@ class Adaptive(Wrapper):
         self._codecs = (mild, middle, strong)
         self._bytes: list[float | None] = [None] * len(self._codecs)
         """Per element, of each codec's last payload."""
-        self._rate: float | None = None
-        """Bytes a second."""
+        self._carried = 0.0
+        """Bytes that the link carried, and """
+        self._seconds = 0.0
+        """for how long it was at work on them, older messages weighing less."""
         self._chosen: int | None = None
 
     @property
@@ -51,10 +53,9 @@ class Adaptive(Wrapper):
     def observe(self, sent_bytes: int, seconds: float) -> None:
         """See `base.Measured`."""
         super().observe(sent_bytes, seconds)
-        if sent_bytes < _LEAST_BYTES or seconds <= 0:
-            return
-        rate = sent_bytes / seconds
-        self._rate = rate if self._rate is None else _MEMORY * self._rate + (1 - _MEMORY) * rate
+        if sent_bytes >= _LEAST_BYTES:
+            self._carried = _MEMORY * self._carried + sent_bytes
+            self._seconds = _MEMORY * self._seconds + seconds
 
     def encode(self, tensor: Tensor, slot: Slot) -> Payload:
         """As the codec chosen."""
@@ -74,20 +75,20 @@ class Adaptive(Wrapper):
 
     def state(self) -> dict[str, Any]:
         """Of the three codecs, and what the choice depends on."""
-        return {"parts": super().state(), "bytes": list(self._bytes), "rate": self._rate}
+        return {"parts": super().state(), "bytes": list(self._bytes), "link": [self._carried, self._seconds]}
 
     def load(self, state: Any) -> None:
         """See `base.Stateful`."""
-        check_keys(state, {"parts", "bytes", "rate"})
+        check_keys(state, {"parts", "bytes", "link"})
         if len(state["bytes"]) != len(self._codecs):
             raise CodecError(f"cannot load a state of {len(state['bytes'])} codecs: here are {len(self._codecs)}")
         super().load(state["parts"])
-        self._bytes, self._rate = list(state["bytes"]), state["rate"]
+        self._bytes, (self._carried, self._seconds) = list(state["bytes"]), state["link"]
 
     def _choose(self, elements: int) -> int:
-        if self._rate is None:
+        if not self._carried:
             return 0
         for choice, per_element in enumerate(self._bytes):
-            if per_element is None or per_element * elements <= self._within_s * self._rate:
+            if per_element is None or per_element * elements * self._seconds <= self._within_s * self._carried:
                 return choice
         return len(self._codecs) - 1

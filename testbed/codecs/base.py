@@ -103,9 +103,10 @@ class Measured(Protocol):
     """What an encoder that goes by its link has besides; a wrapper passes it on inwards."""
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
-        """Called before `encode`: so many bytes more have arrived since the last call, for which the link was busy so long.
+        """Called before `encode`: so many bytes more have arrived since the last call, and the link was at work on them so long.
 
-        `sent_bytes` counts all that went to the neighbour over this boundary, frame headers too.
+        `sent_bytes` are of what goes to the neighbour over this boundary, frame headers too, and not all of it, but what was
+        measured. It may be 0, and so may `seconds`, of a link that is faster than can be seen.
         """
         ...
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from testbed.codecs.base import Choosing, Codec, Context, Hook, Measured, ModelCodec, Paired, Slot
 from testbed.codecs.cast import Fp32
 from testbed.codecs.wrap import measures
+from testbed.pipeline.carried import Carried
 from testbed.pipeline.port import Place, Port, Side, sends, takes
 from testbed.pipeline.transport import Connection
 
@@ -43,7 +44,9 @@ class Boundary(Port):
         if isinstance(backward, Paired):
             backward.pair(forward)
         # Found out here, once: to ask a protocol takes longer than some codecs, and a wrapper measures if what it wraps does.
-        self._measured = self._encoder if isinstance(self._encoder, Measured) and measures(self._encoder) else None
+        self._measured: tuple[Measured, Carried] | None = None
+        if isinstance(self._encoder, Measured) and measures(self._encoder):
+            self._measured = self._encoder, connection.measure()
         self._choosing = self._encoder if isinstance(self._encoder, Choosing) else None
         # The codec under test is not to see the slots of an evaluation without it: its state would advance.
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
@@ -61,7 +64,8 @@ class Boundary(Port):
         """
         plain = slot.phase == "uncompressed"
         if self._measured is not None and not plain:
-            self._measured.observe(*self.progress())
+            encoder, carried = self._measured
+            encoder.observe(*carried.read())
         payload = (self._plain_encoder if plain else self._encoder).encode(tensor, slot)
         choice = None if self._choosing is None or plain else self._choosing.choice
         raw_bytes = (raw_values or tensor.numel()) * _FP32_BYTES

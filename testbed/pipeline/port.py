@@ -46,7 +46,6 @@ class Port:
         self._told: dict[Key, tuple[int, str | None]] = {}
         """Of each frame that is on its way: raw bytes and the codec's choice."""
         self._received: list[ReceivedRecord] = []
-        self._progress = sockinfo.Progress()
 
     def post(self, place: Place, payload: Payload, raw_bytes: int, not_before_ns: int = 0, choice: str | None = None) -> int:
         """Queue a payload that stands for `raw_bytes` of fp32; `choice` as in `SentRecord`. Returns the time (ns) at which it was
@@ -91,16 +90,6 @@ class Port:
         ]
         received, self._received = self._received, []
         return sent, received
-
-    def progress(self) -> tuple[int, float]:
-        """Since the last call that told of any: bytes that the neighbour has acknowledged, and the seconds that the link took to
-        carry them. What comes first after a pause is acknowledged a round trip later, which says nothing of the link's rate.
-        """
-        before, now = self._progress, sockinfo.read_progress(self.connection.socket)
-        if now.acked_bytes == before.acked_bytes:
-            return 0, 0.0
-        self._progress = now
-        return now.acked_bytes - before.acked_bytes, now.busy_s - before.busy_s - (now.min_rtt_s if before.idle else 0.0)
 
     def socket_record(self) -> SocketRecord:
         """TCP_INFO of the connection, now."""

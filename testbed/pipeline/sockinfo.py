@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from testbed import tcp_info
 from testbed.records import SocketRecord
@@ -14,21 +14,9 @@ def congestion_control(sock: socket.socket) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0", 1)[0].decode()
 
 
-class Progress(NamedTuple):
-    """How far a connection has come, counted from its start."""
-
-    acked_bytes: int = 0
-    busy_s: float = 0.0
-    """Seconds in which anything was to be sent or acknowledged."""
-    min_rtt_s: float = 0.0
-    idle: bool = True
-    """Nothing is."""
-
-
-def read_progress(sock: socket.socket) -> Progress:
-    """CapabilityError on a kernel whose TCP_INFO is too short (before 4.19)."""
-    info = _info(sock)
-    return Progress(info.bytes_acked, info.busy_us * 1e-6, info.min_rtt_us * 1e-6, info.unacked_packets == 0)
+def least_round_trip_ns(sock: socket.socket) -> int:
+    """Of those that the kernel has seen. CapabilityError on a kernel whose TCP_INFO is too short (before 4.19)."""
+    return 1000 * _info(sock).min_rtt_us
 
 
 def read_socket(sock: socket.socket, peer: Literal["upstream", "downstream"]) -> SocketRecord:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from testbed.errors import TransportError
+from testbed.pipeline.carried import Carried
 from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
 from testbed.pipeline.pacing import wait_until
 from testbed.spec import Direction
@@ -68,6 +69,7 @@ class Connection:
         self._unsent = 0
         self._departures: list[Departure] = []
         self._inbox: dict[Key, Arrival] = {}
+        self._carried: Carried | None = None
         self._failure: TransportError | None = None
         self._ended = False
         self._threads = [
@@ -122,6 +124,11 @@ class Connection:
                 raise TransportError(f"{self._name}: {self._unsent} frames were still unsent after {timeout_s:g} s")
             done, self._departures = self._departures, []
             return done
+
+    def measure(self) -> Carried:
+        """From now on, how long the link takes for frames. CapabilityError where the kernel cannot tell."""
+        self._carried = Carried(self.socket)
+        return self._carried
 
     def close(self, timeout_s: float) -> None:
         """Send what is queued, say the end, wait for the peer's, then for the acknowledgement of the last byte.
@@ -183,19 +190,27 @@ class Connection:
             crc = zlib.crc32(payload)
             first_byte_ns = self._hold(queued_ns)
             header = pack(Header(key, payload.nbytes, first_byte_ns, crc), self._token)
-            rest = [memoryview(header), payload]
-            while rest:  # a blocking call may still be cut short
-                done = self.socket.sendmsg(rest)
-                while rest and done >= rest[0].nbytes:
-                    done -= rest.pop(0).nbytes
-                if rest:
-                    rest[0] = rest[0][done:]
+            frame = [memoryview(header), payload]
+            first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + payload.nbytes, first_byte_ns)
+            if first > HEADER_BYTES:
+                self._write([frame[0], payload[: first - HEADER_BYTES]], socket.MSG_EOR)  # nothing is added to its last packet
+                frame = [payload[first - HEADER_BYTES :]]
+            self._write(frame)
             departure = Departure(key, payload.nbytes, queued_ns, first_byte_ns, time.monotonic_ns())
             with self._changed:
                 self._departures.append(departure)
                 self._unsent -= 1
                 self._changed.notify_all()
         self.socket.shutdown(socket.SHUT_WR)
+
+    def _write(self, rest: list[memoryview], flags: int = 0) -> None:
+        """All of it: a blocking call may still be cut short."""
+        while rest:
+            done = self.socket.sendmsg(rest, [], flags)
+            while rest and done >= rest[0].nbytes:
+                done -= rest.pop(0).nbytes
+            if rest:
+                rest[0] = rest[0][done:]
 
     def _hold(self, moment_ns: int) -> int:
         """Wait until then, or until the connection has failed. Returns the time."""
