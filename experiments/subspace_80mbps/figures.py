@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -258,6 +258,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     time.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     time.xaxis.set_major_formatter(ScalarFormatter())
     time.xaxis.set_minor_formatter(NullFormatter())
+    _leave_out(time, steps, runs=shown, curves=curves, looks=looks)
     time.set_title("Loss against wall-clock time")
     steps.set_title("Loss against steps")
     return figure
@@ -272,6 +273,20 @@ def _line(axes: Axes, curves: Any, look: style.Look, profile: str, certified: bo
         axes, x, losses.T.values.tolist(), look.colour, "", dash=DASHES[profile], marker=look.marker, markersize=4,
         mfc=look.colour if certified else style.PAPER,
     )  # fmt: skip
+
+
+def _leave_out(*panels: Axes, runs: Any, curves: Any, looks: Mapping[str, style.Look]) -> None:
+    """End the axes a little above where all begin, and say there which codec's loss went beyond and where it ended."""
+    wide = curves[(curves.phase == "evaluation") & curves.cell_id.isin(runs.cell_id)]
+    means = wide.groupby(["codec", "step"]).loss.mean()
+    begun, ended = means.groupby("codec").first(), means.groupby("codec").last()
+    margin = 0.05 * (begun.max() - wide.loss.min())
+    top = begun.max() + 2 * margin
+    for axes in panels:
+        axes.set_ylim(wide.loss.min() - margin, top)
+        for line, (codec, loss) in enumerate(ended[ended > top].items()):
+            words = f"{codec}\nleaves: {loss:.1f} at the end"
+            axes.text(0.98, 0.98 - 0.1 * line, words, transform=axes.transAxes, ha="right", va="top", color=looks[codec].colour)
 
 
 def _model(runs: Any) -> str:
