@@ -34,7 +34,6 @@ NAME = "subspace_80mbps"
 BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
 NETWORKS = (REFERENCE, SCALED, PLAIN)
 """In the order of the table."""
-DASHES: dict[str, Any] = {REFERENCE: (0, (1.2, 1.2)), SCALED: "-", PLAIN: (0, (5, 1.5))}
 TARGETS = ("half", "last")
 _ARM = ["codec", "profile"]
 
@@ -230,7 +229,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     shown = runs[(runs.profile == main) | ((runs.profile == REFERENCE) & (runs.codec == BASELINE))]
     legend = [
         Line2D(
-            [], [], color=looks[codec].colour, marker=looks[codec].marker, ls=DASHES[profile],
+            [], [], color=looks[codec].colour, marker=looks[codec].marker, ls=_dash(looks[codec], profile),
             mfc=looks[codec].colour if sure else style.PAPER,
             label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * selection.read(codec).control}",
         )
@@ -264,13 +263,18 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     return figure
 
 
+def _dash(look: style.Look, profile: str) -> Any:
+    """The codec's own, and dots for the one network that is drawn besides."""
+    return (0, (1.2, 1.2)) if profile == REFERENCE else look.dash
+
+
 def _line(axes: Axes, curves: Any, look: style.Look, profile: str, certified: bool, *, by_time: bool) -> None:
     wide = curves[curves.phase == "evaluation"]
     losses = wide.pivot_table(index="step", columns="seed", values="loss").dropna()
     ends = wide.pivot_table(index="step", columns="seed", values="end_s").loc[losses.index].mean(axis=1)
     x = ends.tolist() if by_time else [float(step) for step in losses.index]
     experiments.band(
-        axes, x, losses.T.values.tolist(), look.colour, "", dash=DASHES[profile], marker=look.marker, markersize=4,
+        axes, x, losses.T.values.tolist(), look.colour, "", dash=_dash(look, profile), marker=look.marker, markersize=4,
         mfc=look.colour if certified else style.PAPER,
     )  # fmt: skip
 
