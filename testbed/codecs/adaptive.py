@@ -39,10 +39,8 @@ class Adaptive(Wrapper):
         self._codecs = (mild, middle, strong)
         self._bytes: list[float | None] = [None] * len(self._codecs)
         """Per element, of each codec's last payload."""
-        self._carried = 0.0
-        """Bytes that the link carried, and """
-        self._seconds = 0.0
-        """for how long it was at work on them, older messages weighing less."""
+        self._carried = self._seconds = 0.0
+        """Bytes that the link carried, and for how long it was at work on them; older messages weigh less."""
         self._chosen: int | None = None
 
     @property

@@ -110,9 +110,9 @@ class Blockwise8:
         if opened.visit or not bool((largest.isfinite() & (largest >= _SMALLEST)).all()):
             raise CodecError(f"cannot decode {slot}: it holds an absmax or a visit number that no encoder writes")
         codes = framing.as_tensor(opened.body, torch.uint8, of.values, offset=4 * of.number).numpy()
-        values = np.empty(of.values, np.float32)
+        numbers, values = _tables().numbers, np.empty(of.values, np.float32)
         for piece in _pieces(of.values):
-            values[piece] = _tables().numbers.take(codes[piece].astype(np.intp))
+            values[piece] = numbers.take(codes[piece].astype(np.intp))
         return groups.trim(groups.spread(torch.from_numpy(values), of).mul_(largest), of).view(opened.shape)
 
     def bound(self, tensor: Tensor) -> Tensor:
