@@ -56,13 +56,16 @@ def main() -> None:
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer has caught the KeyboardInterrupt
             err.print(
-                "testbed: interrupted; nothing was left running. The same command goes on with what is missing.", soft_wrap=True
+                "testbed: interrupted; nothing was left running. The same command goes on with what is missing.",
+                soft_wrap=True,
             )
         raise
     except Exception as error:
         if _State.debug:
             raise
-        fault = f"{type(error).__name__}: {error} (a fault of testbed: run again with --debug and report what it prints)"
+        fault = (
+            f"{type(error).__name__}: {error} (a fault of testbed: run again with --debug and report what it prints)"
+        )
         err.print(f"testbed: failed: {fault}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 

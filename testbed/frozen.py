@@ -34,7 +34,9 @@ def _known_fields(model: type[BaseModel], place: Place) -> list[str]:
     for part in place:
         field = model.model_fields.get(str(part))
         annotation = field.annotation if field else None
-        inner = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        inner = [
+            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)
+        ]
         if not inner:
             return []
         model = inner[0]
@@ -46,7 +48,9 @@ def dotted(place: Place) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
-def explain(error: ValidationError, model: type[BaseModel], where: str, name: Callable[[Place], str] = dotted) -> SpecError:
+def explain(
+    error: ValidationError, model: type[BaseModel], where: str, name: Callable[[Place], str] = dotted
+) -> SpecError:
     """A pydantic error as one message that names the file, the key, what was found, and the nearest known key.
 
     `name` says how the file calls a place of the record.

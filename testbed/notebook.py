@@ -86,7 +86,11 @@ def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> 
     frame = files.frame("steps", _runs(Path(folder)))
     if by_stage:
         return frame
-    how = dict.fromkeys(_SUMS, "sum") | dict.fromkeys(_MEANS, "mean") | {"loss": "last", "tokens": "last", "stage_end_s": "max"}
+    how = (
+        dict.fromkeys(_SUMS, "sum")
+        | dict.fromkeys(_MEANS, "mean")
+        | {"loss": "last", "tokens": "last", "stage_end_s": "max"}
+    )
     how |= dict.fromkeys(("measured", "begin_s", "step_s", "gradient_norm", "learning_rate"), "first")
     grouped = frame.groupby(_KEY, sort=False)
     whole = grouped.agg({name: how[name] for name in frame.columns if name in how and name not in _SUMS})
@@ -108,7 +112,9 @@ def _command(words: list[str], *, quiet: bool) -> None:
     said: list[str] = []
     interrupted = False
     # A session of its own, so that an interrupt reaches it once: from here, and not from the terminal too.
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as child:
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as child:
         while True:
             try:
                 for line in child.stdout or ():

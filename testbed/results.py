@@ -51,7 +51,11 @@ def make_folder(path: Path, remedy: str = "choose another with --results") -> Pa
 
 def write_json(path: Path, content: BaseModel | dict[str, Any]) -> None:
     """Write a record so that a reader sees the old file or the new one, never a part."""
-    text = content.model_dump_json(indent=1) if isinstance(content, BaseModel) else json.dumps(content, indent=1, sort_keys=True)
+    text = (
+        content.model_dump_json(indent=1)
+        if isinstance(content, BaseModel)
+        else json.dumps(content, indent=1, sort_keys=True)
+    )
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text + "\n", encoding="utf8")
     paths.give_to_user(draft)
@@ -81,7 +85,9 @@ def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
             try:
                 yield kind.model_validate_json(line)
             except ValidationError as error:
-                raise ResultsError(f"{path}, line {number}, is not a {kind.__name__} record: {error.errors()[0]}") from None
+                raise ResultsError(
+                    f"{path}, line {number}, is not a {kind.__name__} record: {error.errors()[0]}"
+                ) from None
 
 
 class SweepRecord(Frozen):

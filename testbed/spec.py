@@ -195,7 +195,9 @@ class Cell(Frozen):
     @property
     def network(self) -> str:
         """What the links are, for people: `cable`, `cable+lte+cable`, or `31xcable+lte`."""
-        groups = [(name, len(list(group))) for name, group in itertools.groupby(profile.name for profile in self.profiles)]
+        groups = [
+            (name, len(list(group))) for name, group in itertools.groupby(profile.name for profile in self.profiles)
+        ]
         parts = [[name] * count if count < 4 else [f"{count}x{name}"] for name, count in groups]
         return "+".join(itertools.chain.from_iterable(parts))
 

@@ -37,7 +37,9 @@ class TcpInfo(NamedTuple):
 def parse(found: bytes) -> TcpInfo:
     """CapabilityError for a kernel whose TCP_INFO is too short (before 4.19)."""
     if len(found) < _LAYOUT.size:
-        raise CapabilityError(f"TCP_INFO of this kernel has {len(found)} bytes, not {_LAYOUT.size}; use Linux 4.19 or newer")
+        raise CapabilityError(
+            f"TCP_INFO of this kernel has {len(found)} bytes, not {_LAYOUT.size}; use Linux 4.19 or newer"
+        )
     field = _LAYOUT.unpack_from(found)
     return TcpInfo(
         unacked_packets=field[12],

@@ -14,7 +14,12 @@ from testbed import results
 from testbed.records import Summary
 from testbed.results import Run
 
-SMALL = ["workload.model=gpt2-nano", "workload.sequence_length=32", "workload.batch_size=8", "workload.validation_batches=1"]
+SMALL = [
+    "workload.model=gpt2-nano",
+    "workload.sequence_length=32",
+    "workload.batch_size=8",
+    "workload.validation_batches=1",
+]
 
 
 class Command:
@@ -28,7 +33,9 @@ class Command:
     def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
         """`before`: a program that starts it."""
         name, _, value = self.mark.partition("=")
-        path = os.pathsep.join([str(self.folder), str(self.shipped.parent), *sys.path[:1]])  # this checkout, not an installed one
+        path = os.pathsep.join(
+            [str(self.folder), str(self.shipped.parent), *sys.path[:1]]
+        )  # this checkout, not an installed one
         return subprocess.Popen(
             [*before, sys.executable, "-m", "testbed", *arguments],
             cwd=self.folder,
@@ -43,7 +50,9 @@ class Command:
 
     def cell(self, *fields: str, steps: int, codec: str = "fp32", profile: str = "datacenter") -> list[str]:
         sets = [
-            part for field in (*SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1") for part in ("--set", field)
+            part
+            for field in (*SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
+            for part in ("--set", field)
         ]
         return ["run", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
 

@@ -20,7 +20,7 @@ from testbed.errors import TestbedError
 
 
 def _try_root() -> None:
-    from testbed.net.namespace import Namespace
+    from testbed.net.kernel.namespace import Namespace
     from testbed.net.relay.tun import open_tun
 
     with Namespace("probe") as namespace, namespace.entered():
@@ -28,7 +28,7 @@ def _try_root() -> None:
 
 
 def _try_netem() -> None:
-    from testbed.net.capabilities import resolve_engine
+    from testbed.net.machine.capabilities import resolve_engine
 
     resolve_engine("netem")
 

@@ -18,7 +18,9 @@ CASES = pytest.mark.parametrize(("names", "engine"), ENGINES)
 SHAPES = pytest.mark.parametrize("shape", ["star", "line"])
 
 
-def lab_spec(names: tuple[str, ...], engine: spec.Engine, shape: str = "star", nodes: int = 3, **changes: object) -> LabSpec:
+def lab_spec(
+    names: tuple[str, ...], engine: spec.Engine, shape: str = "star", nodes: int = 3, **changes: object
+) -> LabSpec:
     """The first `nodes - 1` profiles for a line."""
     agreeing = {"mtu": 1500, "slow_start_after_idle": False, **changes}
     each = [profiles.load_profile(name).model_copy(update=agreeing) for name in names]

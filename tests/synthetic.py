@@ -36,14 +36,30 @@ from testbed.records import (
     SocketSample,
     StepRecord,
 )
-from testbed.spec import Cell, Hop, Measured, OptimiserSpec, Paced, PipelineSpec, Topology, TrainingSpec, WorkloadSpec, route
+from testbed.spec import (
+    Cell,
+    Hop,
+    Measured,
+    OptimiserSpec,
+    Paced,
+    PipelineSpec,
+    Topology,
+    TrainingSpec,
+    WorkloadSpec,
+    route,
+)
 
 FRAME_HEADER = 64
 MEASURED = Measured()
 
 
 def pipe(rate_bps: int, delay_ns: int, schedule: Schedule | None = None, **changes: Any) -> Pipe:
-    stated: dict[str, Any] = {"rate_bps": rate_bps, "delay_ns": delay_ns, "buffer_bytes": 10_000_000, "schedule": schedule}
+    stated: dict[str, Any] = {
+        "rate_bps": rate_bps,
+        "delay_ns": delay_ns,
+        "buffer_bytes": 10_000_000,
+        "schedule": schedule,
+    }
     return Pipe.plain(**{**stated, **changes})
 
 
@@ -81,7 +97,12 @@ def cell(
         engine="relay",
         compute=compute,
         workload=WorkloadSpec(
-            family="gpt2", model="mini", text="bundled", sequence_length=64, batch_size=4 * microbatches, validation_batches=1
+            family="gpt2",
+            model="mini",
+            text="bundled",
+            sequence_length=64,
+            batch_size=4 * microbatches,
+            validation_batches=1,
         ),
         pipeline=PipelineSpec(stages=stages, microbatches=microbatches, **shape),
         optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
@@ -271,7 +292,11 @@ class Pipeline:
         if not self.paced:
             return {}
         late = self.random.random() < 0.02
-        return {"began_ns": decoded, "maths_ns": computed + 1 if late else (decoded + computed) // 2, "due_ns": computed}
+        return {
+            "began_ns": decoded,
+            "maths_ns": computed + 1 if late else (decoded + computed) // 2,
+            "due_ns": computed,
+        }
 
     def _carry(self, now: float, ip_bytes: int, hop: Hop, free: dict[Any, float], reached: dict[Any, float]) -> float:
         """The pipe formula, for one packet: when it leaves the hop. Order is kept."""
@@ -293,7 +318,15 @@ class Pipeline:
         self.segments[stage, peer] = self.segments.get((stage, peer), 0) + 1
 
     def _finish(
-        self, number: int, phase: str, warmup: bool, loss: float, start: list[int], actions: Any, sent: Any, received: Any
+        self,
+        number: int,
+        phase: str,
+        warmup: bool,
+        loss: float,
+        start: list[int],
+        actions: Any,
+        sent: Any,
+        received: Any,
     ) -> None:
         ends = list(self.now)
         known = max(ends) + (0 if self.paced else self._longer(200_000))
@@ -398,7 +431,12 @@ def _certificate(what: Cell, verdict: str) -> Certificate:
             )
         )
     return Certificate(
-        form="quick", engine=what.engine, taken_at="2026-01-02T03:04:05Z", seconds=1.2, measurements=tuple(found), rejected=()
+        form="quick",
+        engine=what.engine,
+        taken_at="2026-01-02T03:04:05Z",
+        seconds=1.2,
+        measurements=tuple(found),
+        rejected=(),
     )
 
 
@@ -466,7 +504,13 @@ def _samples(what: Cell, pipeline: Pipeline, period_ns: int = 100_000_000) -> li
 
 
 def write_run(
-    experiment: Path, what: Cell, pipeline: Pipeline, *, error: float = 0.0, verdict: str = "PASS", failure: str | None = None
+    experiment: Path,
+    what: Cell,
+    pipeline: Pipeline,
+    *,
+    error: float = 0.0,
+    verdict: str = "PASS",
+    failure: str | None = None,
 ) -> results.Run:
     """Pretend a run and leave its folder behind as the controller would."""
     run = results.new_run(experiment, what)
@@ -483,5 +527,7 @@ def write_run(
     text = "".join(sample.model_dump_json() + "\n" for sample in _samples(what, pipeline))
     (run.folder / "counters.jsonl").write_text(text, encoding="utf8")
     status = "failed" if failure else "ok"
-    results.write_json(run.folder / "summary.json", summarise(what, lab, certificates, stages, status=status, error=failure))
+    results.write_json(
+        run.folder / "summary.json", summarise(what, lab, certificates, stages, status=status, error=failure)
+    )
     return run

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from testbed import profiles
 from testbed.cli import app
-from testbed.codecs.table import CODECS
+from testbed.codecs.catalogue.table import CODECS
 
 
 def _testbed(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +62,9 @@ def test_a_slip_of_the_pen_is_answered_with_the_nearest_name(tmp_path: Path) -> 
 
 @pytest.mark.root
 def test_a_bad_field_names_the_field(tmp_path: Path) -> None:
-    assert "did you mean 'training.steps'?" in _refused(tmp_path, "run", "--engine", "relay", "--set", "training.setps=3")
+    assert "did you mean 'training.steps'?" in _refused(
+        tmp_path, "run", "--engine", "relay", "--set", "training.setps=3"
+    )
     assert "did you mean 'int8'?" in _refused(tmp_path, "run", "--engine", "relay", "--codec", "int9")
     assert "no file 'nowhere.txt'" in _refused(tmp_path, "run", "--engine", "relay", "--text", "nowhere.txt")
     assert not (tmp_path / "results").exists()
@@ -86,7 +88,10 @@ def test_a_user_who_cannot_read_the_program_is_told_so(tmp_path: Path) -> None:
     locked.mkdir(mode=0o700)
     python = locked / "python"
     python.symlink_to(sys.executable)
-    code = f"import sys; sys.executable = {str(python)!r}; from testbed.cli import main; sys.argv[1:] = ['run', '--engine', 'relay', '--set', 'training.steps=5']; main()"  # noqa: E501
+    code = (
+        f"import sys; sys.executable = {str(python)!r}; from testbed.cli import main; "
+        "sys.argv[1:] = ['run', '--engine', 'relay', '--set', 'training.steps=5']; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from testbed import counters
 from testbed.counters import DeviceCounters
 from testbed.errors import LabError
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
 
-HEADER = b"Inter-|   Receive    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes packets\n"
+HEADER = (
+    b"Inter-|   Receive    |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes packets\n"
+)
 NAMES = st.text("abcdefghijklmnop0123456789-.", min_size=1, max_size=15)
 COUNTS = st.lists(st.integers(0, 2**64 - 1), min_size=16, max_size=16)
 
@@ -52,7 +54,12 @@ def test_bytes_are_those_of_ip_packets_from_the_start() -> None:
         with sender, receiver:
             receiver.bind(("10.0.0.2", 9))
             sender.sendto(bytes(500), ("10.0.0.2", 9))  # before the start: not counted
-            with a.entered(), DeviceCounters(("x", "lo"), 14) as sent, b.entered(), DeviceCounters(("y",), 14) as received:
+            with (
+                a.entered(),
+                DeviceCounters(("x", "lo"), 14) as sent,
+                b.entered(),
+                DeviceCounters(("y",), 14) as received,
+            ):
                 before = sent.read()
                 sizes = [0, 1, 700, 1472]
                 for size in sizes:

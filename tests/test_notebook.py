@@ -31,7 +31,9 @@ def run(tmp_path: Path) -> Run:
 
 def test_importing_testbed_is_cheap() -> None:
     heavy = ("pandas", "pyarrow", "numpy", "pydantic", "torch", "matplotlib")
-    program = f"import sys, testbed; assert 'run_cell' in dir(testbed); print([m for m in {heavy!r} if m in sys.modules])"
+    program = (
+        f"import sys, testbed; assert 'run_cell' in dir(testbed); print([m for m in {heavy!r} if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -78,7 +80,10 @@ def test_a_cell_is_run_by_the_command(run: Run, monkeypatch: pytest.MonkeyPatch)
     assert frame.attrs["summary"]["cell_id"] == cell_id
     (words,) = said
     assert words[words.index("--codec") + 1] == "int8"
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--set"] == ["training.steps=8", 'workload.model="mini"']
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--set"] == [
+        "training.steps=8",
+        'workload.model="mini"',
+    ]
 
 
 def test_a_command_that_fails_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

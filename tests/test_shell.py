@@ -59,7 +59,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[s
     assert process.pid not in [one.pid for one in directory.find()]
 
 
-def _shell(lab: subprocess.Popen[str], folder: Path, *arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
+def _shell(
+    lab: subprocess.Popen[str], folder: Path, *arguments: str, **options: str
+) -> subprocess.CompletedProcess[str]:
     return _testbed("shell", "--pid", str(lab.pid), *arguments, folder=folder, **options)
 
 

@@ -43,13 +43,18 @@ def test_each_link_can_have_its_own() -> None:
     assert cell.shaped
     assert not _cell("star", "datacenter").shaped
     for topology, count in (("star", 3), ("line", 2)):
-        with pytest.raises(ValidationError, match=f"a {topology} of 3 stages, which has {count} links; state one for all"):
+        with pytest.raises(
+            ValidationError, match=f"a {topology} of 3 stages, which has {count} links; state one for all"
+        ):
             _cell(topology, *["cable"] * (5 - count))
 
 
 def test_in_a_star_a_frame_crosses_the_senders_uplink_and_the_receivers_downlink() -> None:
     cell = _cell("star", "cable", "lte", "datacenter")
-    assert [(hop.link, hop.side, hop.profile.name) for hop in route(cell, 0, 1)] == [(0, "up", "cable"), (1, "down", "lte")]
+    assert [(hop.link, hop.side, hop.profile.name) for hop in route(cell, 0, 1)] == [
+        (0, "up", "cable"),
+        (1, "down", "lte"),
+    ]
     assert [(hop.link, hop.side) for hop in route(cell, 1, 0)] == [(1, "up"), (0, "down")]
     assert route(cell, 1, 2)[1].pipe is None
 

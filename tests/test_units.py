@@ -30,7 +30,9 @@ def test_reads_what_files_write(parse, text, value) -> None:
 
 
 @pytest.mark.parametrize("parse", _PARSERS)
-@pytest.mark.parametrize("text", ["", "80", "Mbit", "-3ms", "3 parsecs", "1e3ms", "٣ms", 80, None, True, 8.0, "nanms", "5 %%"])
+@pytest.mark.parametrize(
+    "text", ["", "80", "Mbit", "-3ms", "3 parsecs", "1e3ms", "٣ms", 80, None, True, 8.0, "nanms", "5 %%"]
+)
 def test_refuses_what_has_no_unit_or_another(parse, text) -> None:
     with pytest.raises(SpecError) as caught:
         parse(text)

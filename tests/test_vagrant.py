@@ -32,7 +32,9 @@ def _run(*command: str | Path, **environment: str) -> subprocess.CompletedProces
 
 def test_every_provider_gets_its_processors_and_memory() -> None:
     text = (ROOT / "Vagrantfile").read_text(encoding="utf8")
-    blocks = dict(re.findall(r'config\.vm\.provider\("(\w+)"\)(.*?)(?=config\.vm\.provider|synced_folder)', text, re.DOTALL))
+    blocks = dict(
+        re.findall(r'config\.vm\.provider\("(\w+)"\)(.*?)(?=config\.vm\.provider|synced_folder)', text, re.DOTALL)
+    )
     assert set(blocks) == {"virtualbox", "libvirt", "vmware_desktop", "parallels", "qemu"}
     for name, block in blocks.items():
         assert "cpus" in block, name

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import testbed
 from testbed import results
-from testbed.codecs import selection
+from testbed.codecs.catalogue import placement
 from testbed.report import experiments, style
 from testbed.report.canvas import Handle, canvas
 from testbed.report.labels import Mark, label_marks
@@ -40,7 +40,10 @@ def measured(folder: Path) -> Any:
     """A row a run that ended well, with its arm and what it sent in bits a value; see `experiments.runs`."""
     runs = experiments.runs(folder)
     share = runs["workload.training_sequences"]
-    names = [codec if pandas.isna(some) else f"{codec}, {some} sequences" for codec, some in zip(runs.codec, share, strict=True)]
+    names = [
+        codec if pandas.isna(some) else f"{codec}, {some} sequences"
+        for codec, some in zip(runs.codec, share, strict=True)
+    ]
     return runs.assign(arm=names, share=share.fillna(0)).merge(sent(folder), left_on=RUN, right_index=True)
 
 
@@ -54,7 +57,9 @@ def sent(folder: Path) -> Any:
     steps = steps[steps.phase == "train"]
     stages = steps.groupby([*RUN, "stage"])[["sent_payload_bytes", "sent_raw_bytes"]].sum().astype(float)
     both, ends = stages.groupby(level=RUN).sum(), stages.groupby(level=RUN)
-    counted = steps[steps.sent_wire_bytes.notna()].groupby(RUN)[["sent_wire_bytes", "sent_payload_bytes"]].sum().astype(float)
+    counted = (
+        steps[steps.sent_wire_bytes.notna()].groupby(RUN)[["sent_wire_bytes", "sent_payload_bytes"]].sum().astype(float)
+    )
     bits = 32 * both.sent_payload_bytes / both.sent_raw_bytes
     return pandas.DataFrame(
         {
@@ -82,12 +87,12 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
     for arm, found in seeds.groupby("arm"):
         every, first = runs[runs.arm == arm], found.iloc[0]
         shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
-        parts = [part.entry for recipe in selection.read(first.codec).recipes() for part in recipe.parts()]
+        parts = [part.entry for recipe in placement.read(first.codec).recipes() for part in recipe.parts()]
         row = {
             "arm": arm,
             "codec": first.codec,
             "training_sequences": first["workload.training_sequences"],
-            "negative_control": selection.read(first.codec).control,
+            "negative_control": placement.read(first.codec).control,
             "changes_model": any(entry.hook for entry in parts),
             "learning_rate": rate,
             "end_of_list": len(tried) > 1 and rate in (tried[0], tried[-1]),
@@ -107,7 +112,7 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
 
 def remarks(folder: Path, runs: Any, arms: Any, tuning: results.TuningRecord | None) -> Iterator[str]:
     """What the table does not say: seeds over two networks, arms with fewer seeds or none, runs that failed."""
-    fixed = runs[[not selection.read(codec).measures for codec in runs.codec]]
+    fixed = runs[[not placement.read(codec).measures for codec in runs.codec]]
     groups = [found for _, found in fixed.groupby(["arm", "seed"]) if found.profile.nunique() > 1]
     if groups:
         apart = max(found[column].max() - found[column].min() for found in groups for column in LOSSES.values())
@@ -135,7 +140,9 @@ def table(arms: Any) -> Any:
             "forward": arms.bits_forward.round(2),
             "backward": arms.bits_backward.round(2),
             "IP": arms.bits_wire.round(2),
-            "learning rate": [f"{one:g}{' *' * end}" for one, end in zip(arms.learning_rate, arms.end_of_list, strict=True)],
+            "learning rate": [
+                f"{one:g}{' *' * end}" for one, end in zip(arms.learning_rate, arms.end_of_list, strict=True)
+            ],
             "validation loss": arms.loss.map("{:.3f}".format),
             "less fp32's": arms.loss_less_fp32.map("{:+.3f}".format),
             "of each seed": spread(arms, "loss_less_fp32"),
@@ -207,7 +214,9 @@ def against_bits(arms: Any, runs: Any) -> Figure:
     legend: list[Handle] = [
         Line2D([], [], color=style.MUTED, ls="none", marker="o", label="mean of paired seeds"),
         Line2D([], [], color=style.MUTED, label="lowest to highest seed"),
-        Line2D([], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"),
+        Line2D(
+            [], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"
+        ),
     ]
     figure, panels = canvas("Loss against bits a value", 5.2, legend, settings(arms, runs), 2, columns=2)
     for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
@@ -223,7 +232,15 @@ def against_bits(arms: Any, runs: Any) -> Figure:
             look = looks[arm.codec]
             ends = getattr(arm, f"{name}_less_fp32_low"), getattr(arm, f"{name}_less_fp32_high")
             axes.plot([arm.bits] * 2, ends, color=look.colour, lw=1)
-            axes.plot(arm.bits, middle, marker=look.marker, color=look.colour, mfc=face(arm, arms, look.colour), ms=5, ls="none")
+            axes.plot(
+                arm.bits,
+                middle,
+                marker=look.marker,
+                color=look.colour,
+                mfc=face(arm, arms, look.colour),
+                ms=5,
+                ls="none",
+            )
         places = enumerate(zip(arms.bits, middles, strict=True), 1)
         label_marks(axes, [Mark(float(x), float(y), str(number), style.INK) for number, (x, y) in places])
     panels[0].set_ylabel("validation loss less fp32's, nats per token")
@@ -236,14 +253,18 @@ def by_arm(arms: Any, runs: Any) -> Figure:
     legend: list[Handle] = [
         Line2D([], [], color=style.MUTED, marker="o", label="with the codec"),
         Line2D([], [], color=style.MUTED, ls="none", marker="|", ms=9, mew=1.6, label="without it"),
-        Line2D([], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"),
+        Line2D(
+            [], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"
+        ),
     ]
     words, height = settings(arms, runs), 0.17 * len(arms) + 0.1
     figure, (axes,) = canvas("Codecs by bits a value", height, legend, words, 1, columns=1, left=3.1)
     for arm in arms.itertuples():
         look, place = looks[arm.codec], arm.Index
         axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)
-        axes.plot(arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=face(arm, arms, look.colour), ms=5, ls="none")
+        axes.plot(
+            arm.loss_less_fp32, place, marker="o", color=look.colour, mfc=face(arm, arms, look.colour), ms=5, ls="none"
+        )
         axes.plot(arm.plain_less_fp32, place, marker="|", color=look.colour, ms=9, mew=1.6, ls="none")
     names = [f"{arm.arm}   {arm.bits:.2f} bits   {arm.Index + 1}" for arm in arms.itertuples()]
     axes.set_yticks(range(len(arms)), names, size=7.5)

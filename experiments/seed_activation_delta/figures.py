@@ -77,16 +77,27 @@ def moved(folder: Path) -> Any:
     """
     steps = testbed.steps(folder, by_stage=True)
     stages = steps[steps.phase == "train"].groupby([*RUN, "stage"])
-    of_stage = stages.agg(payload=("sent_payload_bytes", "sum"), wire=("sent_wire_bytes", "mean"), steps=("step", "count"))
+    of_stage = stages.agg(
+        payload=("sent_payload_bytes", "sum"), wire=("sent_wire_bytes", "mean"), steps=("step", "count")
+    )
     of_stage = of_stage.assign(wire=of_stage.wire * of_stage.steps) / MB
     both = of_stage.groupby(level=RUN).sum()
-    return pandas.DataFrame({"forward_mb": of_stage.payload.xs(0, level="stage"), "both_mb": both.payload, "wire_mb": both.wire})
+    return pandas.DataFrame(
+        {"forward_mb": of_stage.payload.xs(0, level="stage"), "both_mb": both.payload, "wire_mb": both.wire}
+    )
 
 
 def summarised(runs: Any) -> Any:
     """A row an arm: means over its runs, and the spread of what differs between seeds. Small models first."""
     rows = runs.groupby(ARM, sort=False)
-    losses = ["mean_train_loss", "last_train_loss", "validation_loss", "uncompressed_loss", "difference", "train_difference"]
+    losses = [
+        "mean_train_loss",
+        "last_train_loss",
+        "validation_loss",
+        "uncompressed_loss",
+        "difference",
+        "train_difference",
+    ]
     found = rows[[*losses, "mean_step_s", "step_s", "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
     found["validation_low"], found["validation_high"] = rows.validation_loss.min(), rows.validation_loss.max()
     found["difference_low"], found["difference_high"] = rows.difference.min(), rows.difference.max()
@@ -94,7 +105,8 @@ def summarised(runs: Any) -> Any:
     found = found.reset_index()
     models = list(table.SIZES)
     place = [
-        (models.index(row.model), row.batches, row.profile != UNSHAPED, codec_order(row.codec)) for row in found.itertuples()
+        (models.index(row.model), row.batches, row.profile != UNSHAPED, codec_order(row.codec))
+        for row in found.itertuples()
     ]
     return found.iloc[sorted(range(len(place)), key=place.__getitem__)].reset_index(drop=True)
 
@@ -213,7 +225,15 @@ def loss_figure(runs: Any, curves: Any) -> Figure:
                 experiments.band(axes, smooth.index, smooth.T.to_numpy(), look.colour, codec, dash=look.dash, lw=1.3)
                 axes.vlines(points.index, points.min(axis=1), points.max(axis=1), color=look.colour, lw=1)
                 face = look.colour if sound else style.PAPER
-                axes.plot(points.index, points.mean(axis=1), ls="none", marker=look.marker, ms=4.5, color=look.colour, mfc=face)
+                axes.plot(
+                    points.index,
+                    points.mean(axis=1),
+                    ls="none",
+                    marker=look.marker,
+                    ms=4.5,
+                    color=look.colour,
+                    mfc=face,
+                )
         left.set_title(f"{model}, {'a new batch each step' if batches == FRESH else 'one batch again and again'}")
         left.set_ylabel("loss, nats per token")
         right.set_title("less the loss of fp32")
@@ -225,7 +245,9 @@ def loss_figure(runs: Any, curves: Any) -> Figure:
 def by_seed(curves: Any, phase: str) -> dict[str, Any]:
     """A frame for each codec: a row a step, a column a seed. Runs of a seed have the same losses over every network."""
     found = curves[curves.phase == phase]
-    return {codec: rows.pivot_table(index="step", columns="seed", values="loss") for codec, rows in found.groupby("codec")}
+    return {
+        codec: rows.pivot_table(index="step", columns="seed", values="loss") for codec, rows in found.groupby("codec")
+    }
 
 
 TIME_WORDS = """\
@@ -240,7 +262,10 @@ def time_figure(runs: Any, arms: Any) -> Figure:
     codecs, looks = sorted(set(ours.codec), key=codec_order), style.looks(arms.codec)
     chosen = runs[(runs.model == ours.model.iloc[0]) & (runs.batches == FRESH)]
     legend, words = legend_of(codecs, chosen, bars=True), TIME_WORDS + experiments.caption(chosen)
-    title, height = f"Time and bytes: {ours.model.iloc[0]}, {ours.steps.iloc[0]} steps on new batches", 0.23 * (len(ours) + 2)
+    title, height = (
+        f"Time and bytes: {ours.model.iloc[0]}, {ours.steps.iloc[0]} steps on new batches",
+        0.23 * (len(ours) + 2),
+    )
     figure, (left, right) = canvas(title, height, legend, words, 2, columns=2, left=1.45)
     names: list[str] = []
     hatched: dict[str, Any] = {"color": style.RULE, "hatch": "///", "edgecolor": style.MUTED}
@@ -270,7 +295,9 @@ def time_figure(runs: Any, arms: Any) -> Figure:
 
 def part(axes: Axes, place: int, low: float, high: float, colour: str, opacity: float, *, certified: bool) -> None:
     """A part of a bar; hollow where a run has no certificate."""
-    look: dict[str, Any] = {"facecolor": colour, "alpha": opacity} if certified else {"facecolor": "none", "edgecolor": colour}
+    look: dict[str, Any] = (
+        {"facecolor": colour, "alpha": opacity} if certified else {"facecolor": "none", "edgecolor": colour}
+    )
     axes.barh(place, high - low, left=low, ls=HOLLOW_DASH, **look)
 
 
@@ -288,10 +315,15 @@ gap 1. The batch that is not learned is of the validation split.
 
 def redundancy_figure(found: Any) -> Figure:
     """|X_t - X_(t-gap)| / |X_t| against the gap, a panel for each moment."""
-    names, moments, gaps = list(found.batches.drop_duplicates()), sorted(found.step.unique()), sorted(found.gap.unique())
+    names, moments, gaps = (
+        list(found.batches.drop_duplicates()),
+        sorted(found.step.unique()),
+        sorted(found.gap.unique()),
+    )
     looks = style.looks(names)
     legend: list[Handle] = [
-        Line2D([], [], color=looks[name].colour, ls=looks[name].dash, marker=looks[name].marker, label=name) for name in names
+        Line2D([], [], color=looks[name].colour, ls=looks[name].dash, marker=looks[name].marker, label=name)
+        for name in names
     ]
     legend.append(Line2D([], [], color=style.INK, ls=":", label="dotted: gradients, G"))
     words = REDUNDANCY_WORDS.format(seeds=", ".join(map(str, sorted(found.seed.unique()))))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from testbed import paths
-from testbed.codecs.base import Context, Slot
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.spec import Cell
@@ -70,7 +70,9 @@ class Training:
         seed = cell.training.seed
         self._cell = cell
         self._upper, self._lower = (
-            build(cell.workload, stage=stage, stages=2, seed=seed, vocabulary=text.vocabulary, layers=cell.pipeline.layers)
+            build(
+                cell.workload, stage=stage, stages=2, seed=seed, vocabulary=text.vocabulary, layers=cell.pipeline.layers
+            )
             for stage in range(2)
         )
         self._data = Data(np.load(text.path, mmap_mode="r"), cell.workload, seed)
@@ -97,12 +99,12 @@ class Training:
 
 def compare(seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]) -> Iterator[Row]:
     """The rows of one moment; `kept` ends with that step's tensor."""
-    slot = Slot("train", step, 0, ())
+    key = MessageKey("train", step, 0, ())
     context = Context(seed, 0, "forward" if tensor == "X" else "backward")
 
     def through(text: str, x: Tensor) -> tuple[Tensor, float]:
-        payload = make(text, context).encode(x, slot)
-        return make(text, context).decode(payload, slot), 8 * memoryview(payload).nbytes / x.numel()
+        payload = make(text, context).encode(x, key)
+        return make(text, context).decode(payload, key), 8 * memoryview(payload).nbytes / x.numel()
 
     for gap in GAPS:
         found = []
@@ -143,7 +145,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE, help="folder for redundancy.csv (%(default)s)")
     parser.add_argument("--steps", type=int, help="of each training (those of sweep.toml)")
-    parser.add_argument("--moments", type=int, nargs="+", default=[20, 110], help="steps done, and the end (%(default)s)")
+    parser.add_argument(
+        "--moments", type=int, nargs="+", default=[20, 110], help="steps done, and the end (%(default)s)"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="of those of sweep.toml (%(default)s)")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are

@@ -19,8 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 import testbed
-from testbed.codecs import selection
-from testbed.codecs.base import Context, ModelCodec
+from testbed.codecs.catalogue import placement
+from testbed.codecs.contract import Context, ModelCodec
 from testbed.codecs.make import make
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import Crossing, crossing
@@ -74,7 +74,10 @@ def matched(results: Path, runs: Any) -> Matched | None:
     forward_s = steps[steps.measured].groupby("stage").forward_s.median() / parts
     messages = 2 * (one["pipeline.stages"] - 1) * parts
     return Matched(
-        float(one.raw_bytes_per_step / messages), float(one.up_rate_bps), float(forward_s.mean()), float(forward_s.max())
+        float(one.raw_bytes_per_step / messages),
+        float(one.up_rate_bps),
+        float(forward_s.mean()),
+        float(forward_s.max()),
     )
 
 
@@ -135,7 +138,7 @@ def summary(results: Path, runs: Any, curves: Any) -> Any:
         row = {
             "codec": codec,
             "profile": profile,
-            "negative_control": selection.read(codec).control,
+            "negative_control": placement.read(codec).control,
             "learning_rate": arm["optimiser.learning_rate"].iloc[0],
             "parameters": learned_parameters(Run(results / arm.folder.iloc[0]).cell),
             "seeds": len(ran),
@@ -154,7 +157,11 @@ def summary(results: Path, runs: Any, curves: Any) -> Any:
         per_seed = [points(curves[(curves.cell_id == cell)]) for cell in arm.groupby("seed").cell_id.first()]
         for name, goal in goals.items():
             there = _reached(per_seed, goal, row["seeds_asked"])
-            row |= {f"target_{name}": goal, f"steps_to_{name}": there and there.steps, f"s_to_{name}": there and there.seconds}
+            row |= {
+                f"target_{name}": goal,
+                f"steps_to_{name}": there and there.steps,
+                f"s_to_{name}": there and there.seconds,
+            }
         rows.append(row)
     frame = pd.DataFrame(rows)
     base = frame[frame.codec == BASELINE].set_index("profile")
@@ -231,7 +238,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
         Line2D(
             [], [], color=looks[codec].colour, marker=looks[codec].marker, ls=_dash(looks[codec], profile),
             mfc=looks[codec].colour if sure else style.PAPER,
-            label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * selection.read(codec).control}",
+            label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * placement.read(codec).control}",
         )
         for codec, profile, sure in shown.groupby(_ARM).certified.all().reset_index().itertuples(index=False)
     ]  # fmt: skip
@@ -248,7 +255,12 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     for (codec, profile), arm in shown.groupby(_ARM):
         for axes, by_time in ((time, True), (steps, False)):
             _line(
-                axes, curves[curves.cell_id.isin(arm.cell_id)], looks[codec], profile, bool(arm.certified.all()), by_time=by_time
+                axes,
+                curves[curves.cell_id.isin(arm.cell_id)],
+                looks[codec],
+                profile,
+                bool(arm.certified.all()),
+                by_time=by_time,
             )
     for axes, what in ((time, "training time, s (evaluations left out)"), (steps, "optimiser steps (equal tokens)")):
         axes.set_xlabel(what)
@@ -290,7 +302,15 @@ def _leave_out(*panels: Axes, runs: Any, curves: Any, looks: Mapping[str, style.
         axes.set_ylim(wide.loss.min() - margin, top)
         for line, (codec, loss) in enumerate(ended[ended > top].items()):
             words = f"{codec}\nleaves: {loss:.1f} at the end"
-            axes.text(0.98, 0.98 - 0.1 * line, words, transform=axes.transAxes, ha="right", va="top", color=looks[codec].colour)
+            axes.text(
+                0.98,
+                0.98 - 0.1 * line,
+                words,
+                transform=axes.transAxes,
+                ha="right",
+                va="top",
+                color=looks[codec].colour,
+            )
 
 
 def _model(runs: Any) -> str:
@@ -308,7 +328,11 @@ def main() -> None:
     frame.to_csv(output / "summary.csv", index=False, float_format="%.6g")
     with style.applied():
         experiments.save(draw(runs, curves, match), output, "loss")
-    words = [experiments.markdown(speed_table(frame)), experiments.markdown(target_table(frame)), experiments.caption(runs)]
+    words = [
+        experiments.markdown(speed_table(frame)),
+        experiments.markdown(target_table(frame)),
+        experiments.caption(runs),
+    ]
     sys.stdout.write("\n\n".join([*words, *([] if match is None else [match.words])]) + "\n")
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from testbed.codecs import framing
-from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.wire import header
 from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame
 from testbed.errors import CodecError
 
@@ -55,21 +55,21 @@ class Adaptive(Wrapper):
             self._carried = _MEMORY * self._carried + sent_bytes
             self._seconds = _MEMORY * self._seconds + seconds
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """As the codec chosen."""
         choice = self._choose(tensor.numel())
-        payload = self._codecs[choice].encode(tensor, slot)
+        payload = self._codecs[choice].encode(tensor, key)
         self._chosen = choice
         if tensor.numel():
             self._bytes[choice] = len(memoryview(payload).cast("B")) / tensor.numel()
-        return frame(framing.ADAPTIVE, payload, kind=choice)
+        return frame(header.ADAPTIVE, payload, kind=choice)
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """As the codec chosen at the other end."""
-        choice, visit, body = open_frame(payload, framing.ADAPTIVE)
+        choice, visit, body = open_frame(payload, header.ADAPTIVE)
         if choice >= len(self._codecs) or visit:
-            raise CodecError(f"cannot decode {slot}: codec {choice} of {len(self._codecs)} with visit number {visit}")
-        return self._codecs[choice].decode(body, slot)
+            raise CodecError(f"cannot decode {key}: codec {choice} of {len(self._codecs)} with visit number {visit}")
+        return self._codecs[choice].decode(body, key)
 
     def state(self) -> dict[str, Any]:
         """Of the three codecs, and what the choice depends on."""

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import zstandard
 from torch import Tensor
 
-from testbed.codecs import framing
-from testbed.codecs.base import Codec, Context, Payload, Slot
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.wire import header
 from testbed.codecs.wrap import Wrapper, frame, open_frame
 from testbed.errors import CodecError
 
@@ -29,7 +29,7 @@ Split = Literal["auto", "whole"]
 
 MOST = 256
 """The largest ratio of inner to sent bytes."""
-_PLANES = {framing.FP32: 4, framing.BF16: 2, framing.FP16: 2}
+_PLANES = {header.FP32: 4, header.BF16: 2, header.FP16: 2}
 _SAMPLE = 16384
 _WORTH_BITS = 7.95
 """A plane whose bytes carry more than this each is kept: no coder would win 1 %."""
@@ -45,38 +45,40 @@ class Lossless(Wrapper):
         super().__init__(inner=inner)
         self.inner, self._split = inner, split
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """The inner payload, packed."""
-        plain = np.frombuffer(memoryview(self.inner.encode(tensor, slot)).cast("B"), np.uint8)
+        plain = np.frombuffer(memoryview(self.inner.encode(tensor, key)).cast("B"), np.uint8)
         width = _PLANES.get(int(plain[0]), 1) if self._split == "auto" and plain.size else 1
         planes = [self._shorter(plane) for plane in _cut(plain, width)]
         lengths = struct.pack(f"<Q{width}Q", plain.size, *(len(plane) for plane in planes))
         sent = 4 + len(lengths) + sum(map(len, planes))
         return frame(self.code, lengths, *planes, bytes(max(0, -(-plain.size // MOST) - sent)), kind=width)
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """What the inner codec decodes."""
-        return self.inner.decode(self._open(payload, slot), slot)
+        return self.inner.decode(self._open(payload, key), key)
 
-    def _open(self, payload: Payload, slot: Slot) -> memoryview:
+    def _open(self, payload: Payload, key: MessageKey) -> memoryview:
         """The inner payload. CodecError before more than MOST times the payload is set aside."""
         width, visit, body = open_frame(payload, self.code)
         lengths_bytes = 8 * (1 + width)
         if width not in (1, 2, 4) or visit or len(body) < lengths_bytes:
-            raise CodecError(f"cannot decode {slot}: {len(body)} bytes in {width} planes, which no encoder writes")
+            raise CodecError(f"cannot decode {key}: {len(body)} bytes in {width} planes, which no encoder writes")
         size, *lengths = struct.unpack_from(f"<Q{width}Q", body)
         sent = lengths_bytes + sum(lengths)
         filled = max(sent, -(-size // MOST) - 4)
         if len(body) != filled or np.frombuffer(body[sent:], np.uint8).any():
-            raise CodecError(f"cannot decode {slot}: {len(body)} bytes where {size} bytes in planes of {lengths} take {filled}")
+            raise CodecError(
+                f"cannot decode {key}: {len(body)} bytes where {size} bytes in planes of {lengths} take {filled}"
+            )
         plain: Bytes = np.empty(size, np.uint8)
         start = lengths_bytes
         for plane, length in zip(_cut(plain, width), lengths, strict=True):
             part = body[start : start + length]
             start += length
             if length > plane.size:
-                raise CodecError(f"cannot decode {slot}: a plane of {plane.size} bytes in {length}")
-            plane[:] = np.frombuffer(part if length == plane.size else self._unpack(part, plane.size, slot), np.uint8)
+                raise CodecError(f"cannot decode {key}: a plane of {plane.size} bytes in {length}")
+            plane[:] = np.frombuffer(part if length == plane.size else self._unpack(part, plane.size, key), np.uint8)
         return plain.data
 
     def _shorter(self, plane: Bytes) -> bytes:
@@ -89,14 +91,14 @@ class Lossless(Wrapper):
         """As one zstd frame."""
         raise NotImplementedError
 
-    def _unpack(self, packed: memoryview, size: int, slot: Slot) -> bytes:
+    def _unpack(self, packed: memoryview, size: int, key: MessageKey) -> bytes:
         """Exactly `size` bytes, or CodecError."""
         try:
             if (said := zstandard.get_frame_parameters(packed).content_size) != size:
-                raise CodecError(f"cannot decode {slot}: a zstd frame of {said} bytes where {size} belong")
+                raise CodecError(f"cannot decode {key}: a zstd frame of {said} bytes where {size} belong")
             return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise CodecError(f"cannot decode {slot}: {error}") from error
+            raise CodecError(f"cannot decode {key}: {error}") from error
 
 
 class Zstd(Lossless):
@@ -107,7 +109,7 @@ class Zstd(Lossless):
     got 11 % shorter, for 2 ms more: at 80 Mbit/s worth the time, at 1 Gbit/s not.
     """
 
-    code = framing.ZSTD
+    code = header.ZSTD
 
     def __init__(self, context: Context, inner: Codec, level: int = 1, split: Split = "auto") -> None:
         """`level`: zstd's own, 1 (fast) to 19."""
@@ -127,7 +129,7 @@ class Entropy(Lossless):
     Mbit. Codes of 8, 4, 2 and 1 bits lie within a byte; of 3 and 6 bits some lie across two.
     """
 
-    code = framing.ENTROPY
+    code = header.ENTROPY
 
     def _pack(self, plane: bytes) -> bytes:
         settings = zstandard.ZstdCompressionParameters(

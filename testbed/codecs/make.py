@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from testbed.codecs import selection
-from testbed.codecs.base import Codec, Context
-from testbed.codecs.recipe import Recipe
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue.recipe import Recipe
+from testbed.codecs.contract import Codec, Context
 from testbed.errors import SpecError
 
 
@@ -17,7 +17,7 @@ def make(text: str, context: Context) -> Codec:
     UnknownNameError or SpecError for a text that cannot be read or says nothing of the boundary; SpecError when a class cannot be
     imported or called, or lacks one of the two methods.
     """
-    return build(selection.read(text).at(context.boundary, context.direction), context)
+    return build(placement.read(text).at(context.boundary, context.direction), context)
 
 
 def build(recipe: Recipe, context: Context) -> Codec:
@@ -37,7 +37,9 @@ def build(recipe: Recipe, context: Context) -> Codec:
         kind = getattr(importlib.import_module(module_name), attribute)
         codec = kind(context, *arguments, **named)
     except Exception as error:  # a stranger's module and constructor may raise anything
-        raise SpecError(f"codec {recipe.text!r}: cannot make {path} with {context}: {type(error).__name__}: {error}") from error
+        raise SpecError(
+            f"codec {recipe.text!r}: cannot make {path} with {context}: {type(error).__name__}: {error}"
+        ) from error
     if missing := [method for method in ("encode", "decode") if not callable(getattr(codec, method, None))]:
         raise SpecError(
             f"codec {recipe.text!r}: {path} has no method {' and no method '.join(missing)}; a codec has encode and decode"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from testbed.codecs.base import Choosing, Codec, Hook, Measured, ModelCodec, Paired, Payload, Slot, Stateful
+from testbed.codecs.contract import Choosing, Codec, Hook, Measured, MessageKey, ModelCodec, Paired, Payload, Stateful
 from testbed.errors import CodecError
 
 
@@ -163,11 +163,13 @@ def open_frame(payload: Payload, code: int) -> tuple[int, int, memoryview]:
     return kind, visit, view[_HEADER.size :]
 
 
-def decode_as(codec: Codec, payload: Payload, slot: Slot, shape: torch.Size) -> Tensor:
+def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size) -> Tensor:
     """`codec.decode`, and a CodecError where what comes out has another shape than expected."""
-    value = codec.decode(payload, slot)
+    value = codec.decode(payload, key)
     if value.shape != shape:
-        raise CodecError(f"cannot decode {slot}: a tensor of shape {tuple(value.shape)} where {tuple(shape)} must follow")
+        raise CodecError(
+            f"cannot decode {key}: a tensor of shape {tuple(value.shape)} where {tuple(shape)} must follow"
+        )
     return value
 
 

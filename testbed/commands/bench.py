@@ -13,9 +13,11 @@ from testbed.commands.console import EngineFlag, out, resolve, table
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
-    from testbed.net.accuracy import Accuracy
+    from testbed.net.certificate.accuracy import Accuracy
 
-app = typer.Typer(help="Measure testbed itself: how true its links and replays are, how fast a lab stands.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure testbed itself: how true its links and replays are, how fast a lab stands.", no_args_is_help=True
+)
 app.command()(codec_bench.codecs)
 
 
@@ -23,7 +25,9 @@ app.command()(codec_bench.codecs)
 def links(
     engine: EngineFlag = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Three points instead of the whole grid.")] = False,
-    busy: Annotated[bool, typer.Option("--busy", help="Each point once more with a busy loop on every processor.")] = False,
+    busy: Annotated[
+        bool, typer.Option("--busy", help="Each point once more with a busy loop on every processor.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Results as JSON; points in it are not measured again.")
     ] = None,
@@ -32,7 +36,7 @@ def links(
 ) -> None:
     """Measure how true links are over a grid of rates and delays: goodput, RTT, messages after idle, queue depth, losses."""
     from testbed import paths, results
-    from testbed.net import accuracy
+    from testbed.net.certificate import accuracy
     from testbed.report import accuracy as drawn
     from testbed.sweep.environment import snapshot
     from testbed.sweep.machine import machine
@@ -76,7 +80,7 @@ def lab(
     repetitions: Annotated[int, typer.Option(min=1, help="Builds of each; the medians are told.")] = 5,
 ) -> None:
     """Measure how fast a star of nodes stands and is gone again, beside Mininet and NeST where they are installed."""
-    from testbed.net import labspeed
+    from testbed.net.machine import lab_speed
     from testbed.sweep.environment import snapshot
     from testbed.sweep.machine import machine
 
@@ -84,13 +88,15 @@ def lab(
     about = snapshot()
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     load = f"load {about['load_average'][0]:.2f}"
-    out.print(f"{about['cpu_model'] or 'unknown processor'}, {about['cores']} processors, Linux {about['kernel']}, {load}")
+    out.print(
+        f"{about['cpu_model'] or 'unknown processor'}, {about['cores']} processors, Linux {about['kernel']}, {load}"
+    )
     rows = table("tool", "nodes", "build", "teardown", "n", "how", right=("nodes", "build", "teardown", "n"))
     with machine():
         for count in nodes:
             netem = chosen == "netem"
-            found = [labspeed.ours(count, chosen, repetitions)]
-            found += [peer.measure(count, repetitions, netem=netem) for peer in labspeed.PEERS]
+            found = [lab_speed.ours(count, chosen, repetitions)]
+            found += [peer.measure(count, repetitions, netem=netem) for peer in lab_speed.PEERS]
             for one in found:
                 times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (one.build_s, one.teardown_s)]
                 rows.add_row(one.tool, str(one.nodes), *times, str(one.repetitions), one.note)
@@ -99,9 +105,9 @@ def lab(
 
 @app.command()
 def replay(
-    folder: Annotated[Path, typer.Argument(help="A result folder with full runs and replays of the same cells.")] = Path(
-        "results/replay_check"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(help="A result folder with full runs and replays of the same cells.")
+    ] = Path("results/replay_check"),
 ) -> None:
     """Compare finished replays with the full runs of the same cells: step time, bytes on the wire, losses. Starts nothing."""
     from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, fidelity
@@ -124,7 +130,9 @@ def replay(
         words = ("identical" if one.same_losses else "DIFFER", "PASS" if one.certified else "FAIL")
         rows.add_row(cell.network, cell.codec, *times, *shares, *words, "holds" if one.holds else "DOES NOT HOLD")
     if not found:
-        raise UserError(f"{folder} has no cell with a good full run and a good replay; run `testbed sweep replay_check` first")
+        raise UserError(
+            f"{folder} has no cell with a good full run and a good replay; run `testbed sweep replay_check` first"
+        )
     out.print(rows)
     held = sum(one.holds for one in found)
     rule = f"step time within {STEP_TIME:.0%}, bytes on the wire within {WIRE:.0%}, losses identical, links certified"

@@ -14,25 +14,28 @@ import typer
 from rich.markup import escape
 
 from testbed import paths, results
-from testbed.codecs.measured import BENCHED, Benchmark, Measured
+from testbed.codecs.check.measured import BENCHED, Benchmark, Measured
 from testbed.commands.console import out, table
 from testbed.errors import StageError, UserError
 
 
 def codecs(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[CODEC]...", help="Codecs; without any, a long list.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[CODEC]...", help="Codecs; without any, a long list.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Results as JSON.")] = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw bits a value against error, activations and gradients apart: FIGURE.png and .svg.")
+        Path | None,
+        typer.Option(help="Draw bits a value against error, activations and gradients apart: FIGURE.png and .svg."),
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the table, and the figure, as a Markdown page.")] = None,
 ) -> None:
     """Measure encode and decode on saved activations and gradients, beside the time on the wire and other packages."""
-    from testbed.codecs import selection
+    from testbed.codecs.catalogue import placement
     from testbed.report import codec_costs, distortion
     from testbed.sweep.environment import snapshot
 
-    texts = [selection.read(name).text for name in names] if names else list(BENCHED)
+    texts = [placement.read(name).text for name in names] if names else list(BENCHED)
     for file in (output, figure, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
@@ -76,7 +79,10 @@ def _tensors() -> Path:
     target = paths.cache_folder() / "boundary-tensors-1.npz"
     if not target.exists():
         results.make_folder(target.parent, "set XDG_CACHE_HOME to a folder of yours")
-        out.print(f"training a small model for its activations and gradients, once, for some minutes: {target}", soft_wrap=True)
+        out.print(
+            f"training a small model for its activations and gradients, once, for some minutes: {target}",
+            soft_wrap=True,
+        )
         list(_run("testbed.workloads.capture", str(target)))
     return target
 

@@ -14,7 +14,7 @@ from testbed import paths
 from testbed.commands.console import out, table
 
 if TYPE_CHECKING:
-    from testbed.codecs.entry import Entry, Parameter
+    from testbed.codecs.catalogue.entry import Entry, Parameter
 
 app = typer.Typer(help="List the codecs; show what is known of one.", invoke_without_command=True)
 _TOGETHER = (
@@ -28,7 +28,7 @@ def codecs(context: typer.Context) -> None:
     """List the codecs. Anyone's own is named 'package.module:Class'."""
     if context.invoked_subcommand is not None:
         return
-    from testbed.codecs.table import CODECS
+    from testbed.codecs.catalogue.table import CODECS
 
     rows = table("codec", "bits per element", "state at each end", "what it is")
     for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
@@ -36,7 +36,10 @@ def codecs(context: typer.Context) -> None:
     for name, entry in CODECS.items():
         marks = "".join(f" ({mark})" for mark in _marks(entry))
         rows.add_row(
-            name, escape(entry.bits_per_element), escape(entry.state), escape(f"{entry.summary} [{entry.source}]{marks}")
+            name,
+            escape(entry.bits_per_element),
+            escape(entry.state),
+            escape(f"{entry.summary} [{entry.source}]{marks}"),
         )
     out.print(rows)
     out.print(_TOGETHER, highlight=False)
@@ -45,17 +48,18 @@ def codecs(context: typer.Context) -> None:
 @app.command()
 def show(
     text: Annotated[
-        str, typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'.")
+        str,
+        typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'."),
     ],
 ) -> None:
     """Print all that is known of a codec: parameters, bytes, state, law, source, and what its own code says of it."""
-    from testbed.codecs import selection
-    from testbed.codecs.table import CODECS
+    from testbed.codecs.catalogue import placement
+    from testbed.codecs.catalogue.table import CODECS
 
     if text in CODECS:  # even where it needs arguments
         entries = [CODECS[text]]
     else:
-        chosen = selection.read(text)
+        chosen = placement.read(text)
         out.print(f"{escape(chosen.text)}: about {chosen.nominal_bits:.4g} bits per element\n", highlight=False)
         entries = list({part.name: part.entry for recipe in chosen.recipes() for part in recipe.parts()}.values())
     for entry in entries:
@@ -65,7 +69,8 @@ def show(
 @app.command()
 def check(
     text: Annotated[
-        str, typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'.")
+        str,
+        typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'."),
     ],
 ) -> None:
     """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost. Exit status 1 if it fails."""
@@ -76,8 +81,8 @@ def check(
 
 
 def _show(entry: Entry) -> None:
-    from testbed.codecs import docs
-    from testbed.codecs.recipe import example, wanted
+    from testbed.codecs.catalogue import docstrings
+    from testbed.codecs.catalogue.recipe import example, wanted
 
     out.print(f"[bold]{escape(entry.name)}[/bold]: {escape(entry.summary)}", highlight=False)
     facts = {
@@ -102,7 +107,7 @@ def _show(entry: Entry) -> None:
         out.print(rows)
     modules: dict[str, str | None] = {}
     for path in dict.fromkeys((entry.forward, entry.backward)):
-        found = docs.read(path)
+        found = docstrings.read(path)
         ways = [way for way in ("forward", "backward") if getattr(entry, way) == path]
         _print_docs(f"{path} ({' and '.join(ways)})", found.of_class)
         modules[path.partition(":")[0]] = found.of_module
@@ -125,6 +130,6 @@ def _marks(entry: Entry) -> list[str]:
 
 
 def _default(parameter: Parameter) -> str:
-    from testbed.codecs.entry import REQUIRED
+    from testbed.codecs.catalogue.entry import REQUIRED
 
     return "required" if parameter.default is REQUIRED else str(parameter.default)

@@ -45,7 +45,7 @@ def typed(*arguments: str) -> list[str]:
 def resolve(engine: str) -> tuple[Engine, str]:
     """The engine to use and why. An ordinary user is in a user namespace from here on, where the machine allows it."""
     from testbed.errors import UnknownNameError
-    from testbed.net import capabilities, rootless
+    from testbed.net.machine import capabilities, rootless
 
     if os.geteuid() != 0:
         rootless.enter()

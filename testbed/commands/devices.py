@@ -18,8 +18,12 @@ _PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 
 def list_devices(
-    name: Annotated[str | None, typer.Argument(help="Show this device in full: its name, or the path of its file.")] = None,
-    draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the devices, drawn from the files.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this device in full: its name, or the path of its file.")
+    ] = None,
+    draw_page: Annotated[
+        bool, typer.Option("--page", help="Print the README of the devices, drawn from the files.")
+    ] = False,
 ) -> None:
     """List the devices whose pace stages can be held to, or show one in full, as a file that reads back."""
     if draw_page:
@@ -67,14 +71,18 @@ def record(
         found = machine.host(wanted, again=True)
         speed = found.speed(wanted)
         assert speed is not None
-        out.print(f"{found.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread", highlight=False)
+        out.print(
+            f"{found.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread", highlight=False
+        )
         out.print(f"kept in {machine.host_file()}", highlight=False, soft_wrap=True)
         return
     if device not in ("cpu", "cuda"):
         raise UnknownNameError("device to record on", device, ("cpu", "cuda"))
     if output is not None and output.suffix != ".toml":
         raise UserError(f"-o {output}: a device file's name ends with .toml")
-    measured = recording.record(model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device)
+    measured = recording.record(
+        model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device
+    )
     one = measured.recorded
     out.print(
         f"{measured.machine}: {one.model} in {one.precision}, {one.sequences} x {one.sequence_length} tokens, {one.software}",

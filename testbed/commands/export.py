@@ -16,7 +16,9 @@ _FORMS = "csv, parquet (six tables and columns.csv, which says what they hold), 
 def export(
     folder: Annotated[Path, typer.Argument(help="An experiment's result folder.")] = Path("results/default"),
     to: Annotated[str, typer.Option(help=f"Format: {_FORMS}.")] = "csv",
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder to write to; export/FORMAT in the first.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder to write to; export/FORMAT in the first.")
+    ] = None,
     draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the tables instead.")] = False,
 ) -> None:
     """Write the runs of an experiment's last sweep as tables, event files or timelines; starts nothing."""
@@ -29,4 +31,8 @@ def export(
         raise UserError(f"there is no result folder {folder}; run a sweep first, or name another folder")
     place = output or folder / "export" / to
     written = exporting.export(folder, to, place)
-    out.print(f"{to}: {len(written)} {'folders' if to == 'tensorboard' else 'files'} in {place}", highlight=False, soft_wrap=True)
+    out.print(
+        f"{to}: {len(written)} {'folders' if to == 'tensorboard' else 'files'} in {place}",
+        highlight=False,
+        soft_wrap=True,
+    )

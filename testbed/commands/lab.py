@@ -19,15 +19,16 @@ from testbed.errors import CapabilityError, UnknownNameError, UserError
 from testbed.frozen import explain
 
 if TYPE_CHECKING:
-    from testbed.net.capabilities import Finding
+    from testbed.net.machine.capabilities import Finding
 
+_MESSAGES = ["256KiB", "4MiB"]
 _LOOK_S = 1.0
 """How often a standing lab is looked after."""
 
 
 def doctor() -> None:
     """Try everything that a lab needs on this machine, and say what mends each thing that is missing."""
-    from testbed.net import capabilities, remedies, rootless
+    from testbed.net.machine import capabilities, remedies, rootless
 
     if os.geteuid() != 0:  # as commands that need a lab do; where it is refused, the first attempt says so
         with contextlib.suppress(CapabilityError):
@@ -48,8 +49,8 @@ def doctor() -> None:
 
 def _guest_kernel() -> Finding:
     from testbed import vm
-    from testbed.net import remedies
-    from testbed.net.capabilities import Finding
+    from testbed.net.machine import remedies
+    from testbed.net.machine.capabilities import Finding
 
     if os.environ.get("TESTBED_GUEST") == "1":
         return Finding(name="guest kernel", ok=True, needed=False, detail="this is it", remedy="")
@@ -104,12 +105,14 @@ def stand(
 
 def shell(
     node: Annotated[str, typer.Argument(help="A node, `hub` or `gateway-0`. Without it: what there is.")] = "",
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Run this instead of $SHELL.")] = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Run this instead of $SHELL.")
+    ] = None,
     pid: Annotated[int | None, typer.Option(help="Process of the lab, where several run. Else the newest.")] = None,
 ) -> None:
     """Open a shell inside a running lab, a sweep's too, as root of that network."""
     from testbed.net import directory
-    from testbed.net.visit import visit
+    from testbed.net.kernel.visit import visit
 
     labs = sorted(directory.find(), key=lambda lab: lab.started, reverse=True)
     if not labs:
@@ -134,8 +137,10 @@ def link(
     profile: Annotated[str, typer.Argument(help="Name of a profile, or the path of a profile file.")],
     engine: EngineFlag = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="The short form that every run gets, under 3 s.")] = False,
-    message: Annotated[list[str], typer.Option(metavar="SIZE", help="Message sizes, e.g. 256KiB.")] = ["256KiB", "4MiB"],  # noqa: B006
-    pcap: Annotated[Path | None, typer.Option(help="Keep the packets at both ends in this pcapng file, for Wireshark.")] = None,
+    message: Annotated[list[str], typer.Option(metavar="SIZE", help="Message sizes, e.g. 256KiB.")] = _MESSAGES,
+    pcap: Annotated[
+        Path | None, typer.Option(help="Keep the packets at both ends in this pcapng file, for Wireshark.")
+    ] = None,
     overrides: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change the profile, e.g. up.rate=40Mbit.")
     ] = [],  # noqa: B006
@@ -149,15 +154,22 @@ def link(
     sizes = [units.parse_size(size) for size in message]
     chosen, reason = resolve(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    with machine(), Lab(LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)) as lab:
+    with (
+        machine(),
+        Lab(LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)) as lab,
+    ):
         certificate = lab.certify("quick" if quick else "full", sizes, pcap)
     out.print(certificate_table(certificate))
     if pcap is not None:
-        from testbed.net.dissect import crossings
+        from testbed.net.capture.dissect import crossings
 
-        rows = table("packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms", right=("sent", "arrived"))
+        rows = table(
+            "packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms", right=("sent", "arrived")
+        )
         for found in crossings(pcap):
-            rows.add_row(found.name, str(found.sent), str(found.arrived), *(f"{value:.3f}" for value in found.transit_ms))
+            rows.add_row(
+                found.name, str(found.sent), str(found.arrived), *(f"{value:.3f}" for value in found.transit_ms)
+            )
         out.print(rows)
     out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)
     if certificate.verdict != "PASS":

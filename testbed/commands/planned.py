@@ -49,7 +49,8 @@ def show(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             asked = repeats if not kind else 1
             seconds += left[cell.id] * estimate.seconds
             rows.add_row(
-                kind + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),
+                kind
+                + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),
                 str(p.stages),
                 f"{p.schedule}, {p.in_flight} in flight",
                 f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches),
@@ -90,10 +91,14 @@ def show_tuning(record: TuningRecord) -> None:
     """What was chosen for each arm, and among what; which arms are not run."""
     for arm in record.arms:
         name = ", ".join(str(value) for value in arm.arm.values())
-        tried = ", ".join(f"{one.value}: {'out' if one.mean_loss is None else f'{one.mean_loss:.3f}'}" for one in arm.tried)
+        tried = ", ".join(
+            f"{one.value}: {'out' if one.mean_loss is None else f'{one.mean_loss:.3f}'}" for one in arm.tried
+        )
         end = len(arm.tried) > 1 and arm.chosen in (arm.tried[0].value, arm.tried[-1].value)
         more = "; this is the end of the list, so the best may lie beyond it" if end else ""
-        value = f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
+        value = (
+            f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
+        )
         out.print(f"tuned: {name}: {value} (mean loss {tried}){more}", markup=False, highlight=False, soft_wrap=True)
 
 

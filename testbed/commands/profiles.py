@@ -21,11 +21,16 @@ _WORDS = ("profile", "varies", "TCP")
 
 
 def list_profiles(
-    name: Annotated[str | None, typer.Argument(help="Show this profile in full: its name, or the path of its file.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this profile in full: its name, or the path of its file.")
+    ] = None,
     change: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the profile shown, e.g. up.rate=40Mbit.")
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the profile shown, e.g. up.rate=40Mbit."),
     ] = [],  # noqa: B006
-    draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the profiles, drawn from the files.")] = False,
+    draw_page: Annotated[
+        bool, typer.Option("--page", help="Print the README of the profiles, drawn from the files.")
+    ] = False,
 ) -> None:
     """List the link profiles, or show one in full, every number resolved, as a file that reads back."""
     if draw_page:
@@ -38,7 +43,9 @@ def list_profiles(
     elif change:
         raise UserError("--set changes one profile; name it: python -m testbed profiles NAME --set up.rate=40Mbit")
     else:
-        out.print(profile_table([profiles.load_profile(found) for found in sorted(profiles.profile_files())], out.width))
+        out.print(
+            profile_table([profiles.load_profile(found) for found in sorted(profiles.profile_files())], out.width)
+        )
         out.print("python -m testbed profiles NAME shows one in full.", highlight=False)
 
 

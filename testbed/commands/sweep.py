@@ -71,7 +71,9 @@ def run(
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     model: Annotated[str | None, typer.Option(help="A named size, or the id or path of a cached checkpoint.")] = None,
     text: Annotated[str | None, typer.Option(help="'bundled', or the path of a text file.")] = None,
-    experiment: Annotated[str, typer.Option("--like", help="Experiment that all other fields are taken from.")] = "default",
+    experiment: Annotated[
+        str, typer.Option("--like", help="Experiment that all other fields are taken from.")
+    ] = "default",
     engine: EngineFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
@@ -157,18 +159,19 @@ def _sweep(
         raise typer.Exit(min(error.exit_status for error in failures))
     if agenda.tuning and not all(arm.left for arm in agenda.tuning.arms):
         lost = ", ".join(str(value) for arm in agenda.tuning.arms if not arm.left for value in arm.arm.values())
-        text = (
-            f"testbed: not run: {lost}; no value of {agenda.tuning.field} that was tried led to a finite loss, state smaller ones"
-        )
+        text = f"testbed: not run: {lost}; no value of {agenda.tuning.field} that was tried led to a finite loss, state smaller ones"
         err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(StageError.exit_status)
 
 
 def report(
     folder: Annotated[Path, typer.Argument(help="An experiment's result folder.")] = Path("results/default"),
-    output: Annotated[Path | None, typer.Option(help="The page to write; report.html in the folder if not given.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The page to write; report.html in the folder if not given.")
+    ] = None,
     gantt: Annotated[
-        str | None, typer.Option(metavar="CELL", help="Instead, draw one step of this cell's run, stage by stage, into figures/.")
+        str | None,
+        typer.Option(metavar="CELL", help="Instead, draw one step of this cell's run, stage by stage, into figures/."),
     ] = None,
 ) -> None:
     """Draw the report of an experiment's last sweep again from its result files; starts nothing."""

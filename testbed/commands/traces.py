@@ -14,7 +14,8 @@ from testbed.profiles import convert, trace
 from testbed.profiles import generate as generator
 
 app = typer.Typer(
-    help="Traces, which a link's rate can follow (mahimahi's format): make one, convert one, look at one.", no_args_is_help=True
+    help="Traces, which a link's rate can follow (mahimahi's format): make one, convert one, look at one.",
+    no_args_is_help=True,
 )
 OutputFlag = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
 
@@ -22,7 +23,8 @@ OutputFlag = Annotated[Path, typer.Option("-o", "--output", help="File to write.
 @app.command()
 def generate(
     kind: Annotated[
-        str, typer.Argument(help="How the rate moves: " + "; ".join(f"{k}: {v.what}" for k, v in generator.KINDS.items()))
+        str,
+        typer.Argument(help="How the rate moves: " + "; ".join(f"{k}: {v.what}" for k, v in generator.KINDS.items())),
     ],
     seed: Annotated[int, typer.Option(help="Same seed, same trace, on every machine.")],
     seconds: Annotated[int, typer.Option(help="Its length.")],
@@ -36,7 +38,9 @@ def generate(
 
 @app.command("convert")
 def convert_csv(
-    csv: Annotated[Path, typer.Argument(help="A CSV file with a header; each row's rate holds until the next row's time.")],
+    csv: Annotated[
+        Path, typer.Argument(help="A CSV file with a header; each row's rate holds until the next row's time.")
+    ],
     time_column: Annotated[str, typer.Option(help="Name of the column of times.")],
     rate_column: Annotated[str, typer.Option(help="Name of the column of rates.")],
     time_unit: Annotated[str, typer.Option(help=f"One of {', '.join(convert.TIME_UNITS_MS)}.")],

@@ -27,7 +27,9 @@ _KEYS = ("mode", "device", *_STATED, "update", "dilation")
 _MOST_DILATED = 1000
 
 
-def compute_of(asked: Mapping[str, Any] | str, workload: WorkloadSpec, pipeline: PipelineSpec, where: str) -> Measured | Paced:
+def compute_of(
+    asked: Mapping[str, Any] | str, workload: WorkloadSpec, pipeline: PipelineSpec, where: str
+) -> Measured | Paced:
     """The compute that a table asks for; the text "measured" stands for a table with that mode.
 
     SpecError, which starts with `where`, names the key and what is wrong with it.
@@ -47,7 +49,9 @@ def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -
     mode = asked.get("mode")
     if mode == "measured":
         if more := [key for key in asked if key != "mode"]:
-            raise SpecError(f"mode is 'measured', which takes no {', '.join(more)}; leave them out, or use mode 'paced'")
+            raise SpecError(
+                f"mode is 'measured', which takes no {', '.join(more)}; leave them out, or use mode 'paced'"
+            )
         return Measured()
     if mode != "paced":
         raise SpecError(f"mode must be 'measured' or 'paced', found {mode!r}")
@@ -84,7 +88,9 @@ def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -
 def _times(key: str, asked: object, stages: int) -> tuple[int, ...]:
     listed = asked if isinstance(asked, list | tuple) else [asked]
     if len(listed) not in (1, stages):
-        raise SpecError(f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one a stage")
+        raise SpecError(
+            f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one a stage"
+        )
     return tuple(_time(key, one, least=1) for one in listed)
 
 

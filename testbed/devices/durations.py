@@ -46,7 +46,9 @@ def durations(device: Device, workload: WorkloadSpec, pipeline: PipelineSpec) ->
                 f"device {device.name} has no speed in {workload.precision}, and no recording of {workload.model} in it with "
                 f"{sequences} x {workload.sequence_length} tokens; use another precision, or record: python -m testbed record"
             )
-        counts = [flops.stage(size, own, sequence_length=workload.sequence_length, sequences=sequences) for own in stages]
+        counts = [
+            flops.stage(size, own, sequence_length=workload.sequence_length, sequences=sequences) for own in stages
+        ]
         forward = [_ns(count / speed.effective_flops) for count in counts]
         backward = [_ns(2 * count / speed.effective_flops) for count in counts]
         update = [_ns(flops.ADAMW_BYTES * flops.parameters(size, own) / device.bandwidth_bytes_per_s) for own in stages]

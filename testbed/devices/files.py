@@ -131,7 +131,9 @@ def _written(content: Mapping[str, Any], head: str) -> str:
 
 def _value(key: str, value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_KEY_OF[field]} = {_value(_KEY_OF[field], one)}" for field, one in value.items()) + " }"
+        return (
+            "{ " + ", ".join(f"{_KEY_OF[field]} = {_value(_KEY_OF[field], one)}" for field, one in value.items()) + " }"
+        )
     if unit := _UNITS.get(key):
         return toml_text(unit.write(value))
     return toml_text(value) if isinstance(value, str) else str(value)

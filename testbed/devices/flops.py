@@ -36,7 +36,9 @@ def parameters(size: Size, layers: range) -> int:
     """Parameters of one stage: its layers, the embeddings of the first, the last norm and the output layer of the last."""
     gpt2 = size.family == "gpt2"
     norm = size.width * (2 if gpt2 else 1)  # a LayerNorm has a bias, an RMSNorm none
-    biases = 5 * size.width + size.inner if gpt2 else 0  # of queries, keys, values; output; the two of the feed-forward part
+    biases = (
+        5 * size.width + size.inner if gpt2 else 0
+    )  # of queries, keys, values; output; the two of the feed-forward part
     found = len(layers) * (_layer_products(size) + biases + 2 * norm)
     if layers.start == 0:
         found += size.width * (size.vocabulary + (size.context if gpt2 else 0))

@@ -38,7 +38,9 @@ def host(precision: Precision = "fp32", *, again: bool = False) -> Device:
     path = host_file()
     device = read_device(path) if path.exists() else None
     if device is None or device.speed(precision) is None or again:
-        found = record.record(_MODEL, sequence_length=_SEQUENCE_LENGTH, sequences=_SEQUENCES, precision=precision, device="cpu")
+        found = record.record(
+            _MODEL, sequence_length=_SEQUENCE_LENGTH, sequences=_SEQUENCES, precision=precision, device="cpu"
+        )
         device = record.with_recording(device, path.stem, found, anew=True)
         record.write(path, device)
     return device

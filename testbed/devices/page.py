@@ -21,7 +21,9 @@ def page() -> str:
     """The README. SpecError where a device cannot be read."""
     devices = [read_device(path) for path in sorted(SHIPPED.glob("*.toml"))]
     return (
-        jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False)
+        jinja2.Environment(
+            undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False
+        )
         .from_string(_TEMPLATE.read_text(encoding="utf8"))
         .render(
             devices=devices,
@@ -39,7 +41,10 @@ def _row(device: Device) -> tuple[str, ...]:
         device.summary,
         units.format_size(device.memory_bytes) if device.memory_bytes else "-",
         f"{device.bandwidth_bytes_per_s / 1e9:g}",
-        *(f"{speed.peak_flops / 1e12:g} x {speed.utilisation:.0%}" if speed else "-" for speed in (device.fp32, device.half)),
+        *(
+            f"{speed.peak_flops / 1e12:g} x {speed.utilisation:.0%}" if speed else "-"
+            for speed in (device.fp32, device.half)
+        ),
         *(f"{_pass_ms(device, precision):.3g}" if speed else "-" for precision, speed in _speeds(device).items()),
     )
 

@@ -144,7 +144,9 @@ def cpu_model() -> str:
 def _reached(found: Recorded) -> int:
     """FLOPs of a whole model's two passes over the time that they took, in FLOP/s."""
     size = table.size_of(found.model)
-    counted = 3 * flops.stage(size, range(size.layers), sequence_length=found.sequence_length, sequences=found.sequences)
+    counted = 3 * flops.stage(
+        size, range(size.layers), sequence_length=found.sequence_length, sequences=found.sequences
+    )
     took_ns = sum(part.forward_ns + part.backward_ns for part in (found.embedding, found.head))
     took_ns += size.layers * (found.layer.forward_ns + found.layer.backward_ns)
     return round(counted * 1e9 / took_ns)

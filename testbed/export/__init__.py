@@ -31,7 +31,9 @@ def chosen(experiment: Path) -> list[Run]:
     """Every run of the cells of a folder's last sweep, well ended or not, cell by cell. ResultsError when there is none."""
     found = [run for cell_id in last_sweep(experiment).cells for run in runs(experiment, cell_id)]
     if not found:
-        raise ResultsError(f"{experiment} holds no run of its last sweep, so there is nothing to export; run the sweep again")
+        raise ResultsError(
+            f"{experiment} holds no run of its last sweep, so there is nothing to export; run the sweep again"
+        )
     return found
 
 

@@ -60,7 +60,9 @@ def write(runs: Iterable[Run], folder: Path) -> list[Path]:
         ) from None
     made = []
     for one in map(Recorded, runs):
-        place = results.make_folder(folder / one.run.folder.parent.name / one.run.folder.name, "choose another folder with -o")
+        place = results.make_folder(
+            folder / one.run.folder.parent.name / one.run.folder.name, "choose another folder with -o"
+        )
         for old in place.glob("events.out.tfevents.*"):
             old.unlink()
         began = one.run.environment.get("taken_at")

@@ -69,7 +69,11 @@ _RUN = (
 _LAB_TIME = "s since the first step began"
 _AT_STEP = (
     Column("stage", "integer", "First stage 0."),
-    Column("phase", "text", "train; evaluation (the codec in place) or uncompressed (the same with fp32 at the boundaries)."),
+    Column(
+        "phase",
+        "text",
+        "train; evaluation (the codec in place) or uncompressed (the same with fp32 at the boundaries).",
+    ),
     Column("step", "integer", "Optimiser steps done before this one."),
 )
 _CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec"})
@@ -83,7 +87,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("network", "text", "Profiles of the links."),
         Column("up_rate_bps", "integer", "Of the slowest uplink as asked for; missing where none is shaped."),
         Column("down_rate_bps", "integer", "Of the slowest downlink as asked for; missing where none is shaped."),
-        Column("round_trip_s", "real", "Delay of a link, both ways, without serialisation; the longest. 0 where unshaped."),
+        Column(
+            "round_trip_s", "real", "Delay of a link, both ways, without serialisation; the longest. 0 where unshaped."
+        ),
         *of_record(Cell, _CELL_SKIPPED),
         Column("compute.mode", "text", "measured: as fast as the machine; paced: held to a device's durations."),
         *of_record(Paced, frozenset({"mode"}), "compute."),
@@ -109,7 +115,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("wire_s", "real", "Waiting for inputs that were on their way."),
         Column("wait_s", "real", "Waiting for inputs that had not been sent yet."),
         Column("synchronise_s", "real", "Waiting for the gradient norm of all stages."),
-        Column("overruns", "integer", "Actions whose maths took longer than on the device; missing where nothing is paced."),
+        Column(
+            "overruns", "integer", "Actions whose maths took longer than on the device; missing where nothing is paced."
+        ),
         Column("loss", "real", "Nats per token; at the last stage only."),
         Column("gradient_norm", "real", "Over all stages, before it is clipped."),
         Column("learning_rate", "real", "That the step was made with."),
@@ -118,7 +126,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("sent_raw_bytes", "integer", "Its tensors as fp32."),
         Column("sent_payload_bytes", "integer", "What the codec made of them."),
         Column("sent_frame_bytes", "integer", "Payloads and our headers."),
-        Column("sent_wire_bytes", "integer", "IP packets that left the stage's interface since the record before this one."),
+        Column(
+            "sent_wire_bytes", "integer", "IP packets that left the stage's interface since the record before this one."
+        ),
         Column("retransmits", "integer", "Segments that its sockets sent again, since they were opened."),
     ),
     "frames": (
@@ -152,7 +162,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("packets", "integer", "Carried since the lab was built."),
         Column("bytes", "integer", "Of IP packets carried since the lab was built."),
         Column("rate_bps", "real", "Of IP packets, since the sample before this one."),
-        Column("dropped_buffer", "integer", "Packets, since the lab was built; all drops where the kernel tells no reasons."),
+        Column(
+            "dropped_buffer",
+            "integer",
+            "Packets, since the lab was built; all drops where the kernel tells no reasons.",
+        ),
         Column("dropped_loss", "integer", "Packets, by the loss model, since the lab was built."),
         Column("backlog_bytes", "integer", "Held at this moment."),
     ),

@@ -52,6 +52,8 @@ def page() -> str:
     """The page as Markdown."""
     parts = [_HEAD]
     for name, columns in TABLES.items():
-        rows = "".join(f"| `{one.name}` | {PANDAS[one.kind]} | {one.what.replace('|', chr(92) + '|')} |\n" for one in columns)
+        rows = "".join(
+            f"| `{one.name}` | {PANDAS[one.kind]} | {one.what.replace('|', chr(92) + '|')} |\n" for one in columns
+        )
         parts.append(f"## {name}\n\n| column | type | what it is |\n| --- | --- | --- |\n{rows}")
     return "\n".join(parts)

@@ -116,7 +116,9 @@ def steps(one: Recorded) -> Iterator[Row]:
                 "sent_raw_bytes": sum(frame.raw_bytes for frame in record.sent),
                 "sent_payload_bytes": sum(frame.payload_bytes for frame in record.sent),
                 "sent_frame_bytes": sum(frame.frame_bytes for frame in record.sent),
-                "sent_wire_bytes": record.counters.sent_bytes - before.sent_bytes if record.counters and before else None,
+                "sent_wire_bytes": record.counters.sent_bytes - before.sent_bytes
+                if record.counters and before
+                else None,
                 "retransmits": sum(socket.retransmits for socket in record.sockets),
             }
 
@@ -186,5 +188,12 @@ def _measurements(certificate: Certificate) -> Iterator[Row]:
             yield row | {"detail": one.detail or None, "note": one.note or None}
 
 
-MAKERS = {"runs": runs, "steps": steps, "frames": frames, "losses": losses, "links": links, "certificates": certificates}
+MAKERS = {
+    "runs": runs,
+    "steps": steps,
+    "frames": frames,
+    "losses": losses,
+    "links": links,
+    "certificates": certificates,
+}
 """Name of each table -> its rows of one run."""

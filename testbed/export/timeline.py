@@ -33,7 +33,15 @@ def _us(one: Recorded, at_ns: int) -> float:
 
 def _slice(one: Recorded, name: str, category: str, thread: int, begin_ns: int, end_ns: int, **args: Any) -> Event:
     begin, end = _us(one, begin_ns), _us(one, end_ns)
-    event = {"ph": "X", "name": name, "cat": category, "pid": STAGES, "tid": thread, "ts": begin, "dur": round(end - begin, 3)}
+    event = {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": STAGES,
+        "tid": thread,
+        "ts": begin,
+        "dur": round(end - begin, 3),
+    }
     return event | ({"args": args} if args else {})
 
 
@@ -52,7 +60,9 @@ def _names(stages: int, boundaries: Mapping[tuple[int, int], int]) -> Iterator[E
 def _stages(one: Recorded, step: Step) -> Iterator[Event]:
     title = f"step {step.number}" if step.phase == "train" else f"{step.phase} after step {step.number}"
     for stage, record in enumerate(step.records):
-        yield _slice(one, title, step.phase, stage, record.start_ns, record.end_ns, step=step.number, warmup=step.warmup)
+        yield _slice(
+            one, title, step.phase, stage, record.start_ns, record.end_ns, step=step.number, warmup=step.warmup
+        )
         for action in record.actions:
             name = f"{action.kind}{action.microbatch}"
             late = {"overrun": True} if overran(action) else {}

@@ -45,7 +45,9 @@ class RunSteps(NamedTuple):
 def run_steps(cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]]) -> RunSteps:
     """From the records of a run that ended well. `stages` as for `summarise`."""
     seconds = tuple(step.seconds / cell.compute.dilation for step in steady(align(stages)))
-    return RunSteps(cell.training.seed, number, seconds, tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages)))
+    return RunSteps(
+        cell.training.seed, number, seconds, tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages))
+    )
 
 
 class Comparison(NamedTuple):
@@ -70,7 +72,9 @@ def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple
     """The k-th run of a seed with the k-th of the same seed, by seed."""
     pairs: list[tuple[RunSteps, RunSteps]] = []
     for seed in sorted({run.seed for run in ours}):
-        first, second = (sorted((r for r in side if r.seed == seed), key=lambda r: r.number) for side in (ours, baseline))
+        first, second = (
+            sorted((r for r in side if r.seed == seed), key=lambda r: r.number) for side in (ours, baseline)
+        )
         pairs += zip(first, second, strict=False)
     return pairs
 

@@ -63,7 +63,9 @@ def bands(curves: Sequence[Sequence[LossPoint]]) -> Bands:
     """The curves of a cell's seeds as one band. A step that one of them lacks (it ended early) is left out."""
     losses = [{point.step: point.loss for point in curve} for curve in curves]
     steps = sorted(set.intersection(*(set(one) for one in losses))) if losses else []
-    rows = np.array([[one[step] for step in steps] for one in losses], dtype=np.float64).reshape(len(losses), len(steps))
+    rows = np.array([[one[step] for step in steps] for one in losses], dtype=np.float64).reshape(
+        len(losses), len(steps)
+    )
     if not steps:
         return Bands([], [], [], [], len(losses))
     low, median, high = rows.min(axis=0), np.median(rows, axis=0), rows.max(axis=0)

@@ -37,7 +37,10 @@ class Fidelity(NamedTuple):
 
 
 def fidelity(
-    full: Summary, full_stages: Sequence[Sequence[StepRecord]], replay: Summary, replay_stages: Sequence[Sequence[StepRecord]]
+    full: Summary,
+    full_stages: Sequence[Sequence[StepRecord]],
+    replay: Summary,
+    replay_stages: Sequence[Sequence[StepRecord]],
 ) -> Fidelity:
     """From the summaries and records of two runs that ended well; records as for `summarise`."""
     return Fidelity(

@@ -143,7 +143,9 @@ class _Simulation:
             self._work(now, stage)
         for stage, actions in enumerate(self.actions):
             if self.done[stage] < len(actions):
-                raise ResultsError(f"the recorded actions of stage {stage} cannot be done in their order: an input never comes")
+                raise ResultsError(
+                    f"the recorded actions of stage {stage} cannot be done in their order: an input never comes"
+                )
         return self.finished
 
     def _work(self, now: float, stage: int) -> None:
@@ -164,7 +166,9 @@ class _Simulation:
         free = self.free[wire.key] = wire.carried_at(begin, bits)
         flows = list(wire.flows(begin, free))
         # Order is kept where the delay falls, inside a frame too.
-        under_way = max(self.reached.get(wire.key, -math.inf) - free, *(flow.end_ns - free + flow.delay_ns for flow in flows))
+        under_way = max(
+            self.reached.get(wire.key, -math.inf) - free, *(flow.end_ns - free + flow.delay_ns for flow in flows)
+        )
         end = self.reached[wire.key] = free + under_way
         inflow_bps = 0.0
         if others and others[0] is not None:

@@ -77,7 +77,9 @@ def align(stages: Sequence[Sequence[StepRecord]]) -> list[Step]:
         keys = {(record.phase, record.step) for record in records}
         if len(keys) > 1:
             found = ", ".join(f"{phase} {step}" for phase, step in sorted(keys))
-            raise ResultsError(f"the stages' records do not belong together: at position {len(steps)} they hold {found}")
+            raise ResultsError(
+                f"the stages' records do not belong together: at position {len(steps)} they hold {found}"
+            )
         steps.append(Step(records, steps[-1].records if steps else None))
     return steps
 

@@ -65,7 +65,8 @@ def crossing(points: Sequence[LossPoint], target: float) -> Crossing | None:
         if after.loss <= target:
             share = (before.loss - target) / (before.loss - after.loss)
             return Crossing(
-                before.seconds + share * (after.seconds - before.seconds), before.step + share * (after.step - before.step)
+                before.seconds + share * (after.seconds - before.seconds),
+                before.step + share * (after.step - before.step),
             )
     return None
 
@@ -82,7 +83,9 @@ def time_to_loss(runs: Sequence[RunSteps], target: float) -> TimeToLoss:
     tried = max((_trained_s(run) for run, one in zip(runs, found, strict=True) if one is None), default=0.0)
     if not runs or len(there) < len(runs):
         return TimeToLoss(target, None, None, len(runs), len(there), False, tried)
-    seconds = _of_one(runs[0], there[0]) if len(runs) == 1 else statistics.of_ratios([one.seconds for one in there], "run")
+    seconds = (
+        _of_one(runs[0], there[0]) if len(runs) == 1 else statistics.of_ratios([one.seconds for one in there], "run")
+    )
     steps = sum(one.steps for one in there) / len(there)
     at_latest = any(run.validation[0].loss <= target for run in runs)
     return TimeToLoss(target, seconds, steps, len(runs), len(there), at_latest, tried)

@@ -65,7 +65,9 @@ class Wire:
         """That time cut where the wire changes."""
         now = begin_ns
         while (
-            self._timeline is not None and (following := self._timeline.next_after(int(now))) is not None and following < end_ns
+            self._timeline is not None
+            and (following := self._timeline.next_after(int(now))) is not None
+            and following < end_ns
         ):
             yield Flow(now, following, self.rate_at(now), self.delay_at(now))
             now = float(following)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from testbed.errors import SpecError
-from testbed.net import qdisc
 from testbed.net.elements import (
     DIRECTIONS,
     Cable,
@@ -24,7 +23,8 @@ from testbed.net.elements import (
     Shaper,
     Tun,
 )
-from testbed.net.qdisc import ETHERNET_HEADER_BYTES
+from testbed.net.kernel import qdisc
+from testbed.net.kernel.qdisc import ETHERNET_HEADER_BYTES
 from testbed.net.relay import asked
 from testbed.profiles import LinkProfile, Pipe
 from testbed.spec import Engine, Topology, link_count
@@ -210,7 +210,9 @@ class Draft:
         meters: dict[Direction, Meter],
     ) -> None:
         profile = self._profiles[len(self._links)]
-        self._links.append(Link(name=name, profile=profile, near=near, far=far, shaper=shaper, gateway=gateway, meters=meters))
+        self._links.append(
+            Link(name=name, profile=profile, near=near, far=far, shaper=shaper, gateway=gateway, meters=meters)
+        )
 
     def plan(self) -> Plan:
         """The finished plan."""

@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from testbed.errors import LabError, ShapingError
-from testbed.net import netem, sysctl
 from testbed.net.elements import Cable, Place, Plan, Plug, Tun
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Device, Netlink
-from testbed.net.offloads import Offloads
+from testbed.net.kernel import netem, sysctl
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Device, Netlink
+from testbed.net.kernel.offloads import Offloads
+from testbed.net.kernel.rtnetlink import STATE_UP
 from testbed.net.relay import Port, Relay
 from testbed.net.relay.tun import QUEUE_PACKETS, open_tun
-from testbed.net.rtnetlink import STATE_UP
 
 _CARRIER_S = 5.0
 _FIFO_OPTIONS = struct.pack("=I", QUEUE_PACKETS)
@@ -47,7 +47,9 @@ def build(plan: Plan, stack: ExitStack) -> Built:
 
 
 class _Builder:
-    def __init__(self, plan: Plan, namespaces: dict[str, Namespace], netlinks: Mapping[str, Netlink], stack: ExitStack) -> None:
+    def __init__(
+        self, plan: Plan, namespaces: dict[str, Namespace], netlinks: Mapping[str, Netlink], stack: ExitStack
+    ) -> None:
         self._plan, self._namespaces, self._netlinks, self._stack = plan, namespaces, netlinks, stack
         self._offloads = Offloads()
         self._tuns: dict[str, list[Tun]] = {place.name: [] for place in plan.places}
@@ -151,7 +153,9 @@ class _Builder:
             qdisc = (held.kind, held.options) if held else ("no qdisc", b"")
             found = (device.mtu, device.queue_packets, device.mac, device.up, *qdisc)
             if found != asked:
-                raise ShapingError(f"{place.name}: {name}: asked for {_described(asked)}, the kernel has {_described(found)}")
+                raise ShapingError(
+                    f"{place.name}: {name}: asked for {_described(asked)}, the kernel has {_described(found)}"
+                )
             read[name] = {
                 "mtu": device.mtu,
                 "queue_packets": device.queue_packets,
@@ -201,9 +205,13 @@ def _congestion_controls(place: Place, netlink: Netlink) -> dict[int, str]:
     """What connections over each device use, by its index, as read back. ShapingError where that is not what was asked."""
     asked = {route.destination: route.congestion_control for route in place.routes}
     held = {route.destination: route for route in netlink.routes()}
-    found = {destination: held[destination].congestion_control if destination in held else None for destination in asked}
+    found = {
+        destination: held[destination].congestion_control if destination in held else None for destination in asked
+    }
     if found != asked:
-        raise ShapingError(f"{place.name}: asked for routes with the congestion controls {asked}, the kernel has {found}")
+        raise ShapingError(
+            f"{place.name}: asked for routes with the congestion controls {asked}, the kernel has {found}"
+        )
     return {held[destination].device: algorithm for destination, algorithm in asked.items() if algorithm}
 
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from testbed.errors import LabError
-from testbed.net.namespace import Namespace
+from testbed.net.kernel.namespace import Namespace
 
 _NAME = "testbed-lab"
 _LARGEST_BYTES = 1 << 20
@@ -61,7 +61,9 @@ def find() -> list[RunningLab]:
         with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
             for entry in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if str(entry.readlink()).startswith(f"/memfd:{_NAME} ") and (lab := _read(entry, int(process.name))):
+                    if str(entry.readlink()).startswith(f"/memfd:{_NAME} ") and (
+                        lab := _read(entry, int(process.name))
+                    ):
                         found.append(lab)
     return sorted(found, key=lambda lab: lab.started)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from testbed.net.qdisc import NetemPlan
+from testbed.net.kernel.qdisc import NetemPlan
 from testbed.profiles import LinkProfile, Pipe
 
 Role = Literal["node", "gateway", "hub"]

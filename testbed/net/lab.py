@@ -19,16 +19,18 @@ from pydantic import Field
 
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen
-from testbed.net import directory, netem, qdisc, rootless
+from testbed.net import directory
 from testbed.net.arrange import with_own_seed
 from testbed.net.build import build
-from testbed.net.certify import certify
+from testbed.net.certificate.certify import certify
 from testbed.net.elements import Direction, Link
+from testbed.net.kernel import netem, qdisc
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.varying import Move, Player
+from testbed.net.machine import rootless
 from testbed.net.meters import Counters, Meters
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
 from testbed.net.parts import LabLink, Node, link_of, nodes_of, record_of
-from testbed.net.player import Move, Player
 from testbed.net.topology import MAX_NODES, line, star
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, LabRecord, Measurement
@@ -185,7 +187,9 @@ class Lab:
         if self._player is not None and (fault := self._player.fault):
             raise LabError(f"the links' schedules are no longer followed: {fault}")
 
-    def certify(self, form: Literal["quick", "full"], message_bytes: Sequence[int], capture: Path | None = None) -> Certificate:
+    def certify(
+        self, form: Literal["quick", "full"], message_bytes: Sequence[int], capture: Path | None = None
+    ) -> Certificate:
         """Measure every link with messages of these sizes; once more, where that fails.
 
         What failed the first time stands in the certificate. `capture`: a file for the packets at the links' ends.
@@ -227,5 +231,7 @@ class Lab:
     def __enter__(self) -> Lab:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 from testbed.errors import LabError
-from testbed.net import netem
 from testbed.net.elements import DIRECTIONS, Link, Meter, Plan
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
+from testbed.net.kernel import netem
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
 from testbed.net.relay import Relay
 from testbed.records import LinkCounters
 

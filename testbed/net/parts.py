@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.net.build import Built
 from testbed.net.elements import Link, Plan
-from testbed.net.namespace import Namespace
+from testbed.net.kernel.namespace import Namespace
 from testbed.profiles import LinkProfile
 from testbed.records import LinkRecord
 

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import IO
 
 from testbed import paths
+from testbed.net.kernel.sock_diag import SocketDiagnosis
 from testbed.net.lab import Lab
-from testbed.net.sockdiag import SocketDiagnosis
 from testbed.records import Sample, SocketSample
 
 _CHECK_EVERY = 5
@@ -99,7 +99,9 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         self._stack.close()

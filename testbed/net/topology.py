@@ -61,7 +61,9 @@ def star(profiles: Sequence[LinkProfile], nodes: int, engine: Engine) -> Plan:
         draft.address(End(HUB, HUB_ADDRESS, "lo"))
         for i, end in enumerate(near):
             far = End(HUB, HUB_ADDRESS, f"link{i}")
-            draft.cabled(end.place, end, far, near_to="default", gateway=gateway_name(i), gateway_address=f"10.77.{i + 1}.1")
+            draft.cabled(
+                end.place, end, far, near_to="default", gateway=gateway_name(i), gateway_address=f"10.77.{i + 1}.1"
+            )
         return draft.plan()
     hub = End(HUB, HUB_ADDRESS, _HUB_TUN)
     draft.address(hub)
@@ -71,7 +73,9 @@ def star(profiles: Sequence[LinkProfile], nodes: int, engine: Engine) -> Plan:
         draft.route(end, "default", profile=profile)
         # The relay draws the losses of each port from a stream of its own: no seed of its own is needed here.
         draft.tun(end.place, end, profile.up, profile.down, profile.overhead_bytes)
-        draft.carried(end.place, end, hub, {"up": Meter("port", end.place, "up"), "down": Meter("port", end.place, "down")})
+        draft.carried(
+            end.place, end, hub, {"up": Meter("port", end.place, "up"), "down": Meter("port", end.place, "down")}
+        )
     return draft.plan()
 
 
@@ -95,7 +99,9 @@ def line(profiles: Sequence[LinkProfile], nodes: int, engine: Engine) -> Plan:
         for port, here, there, pipe in ports:
             draft.route(here, f"{there.address}/32", profile=profile)
             draft.tun(port, here, pipe, None, profile.overhead_bytes)
-        draft.carried(name, near, far, {"up": Meter("port", ports[0][0], "up"), "down": Meter("port", ports[1][0], "up")})
+        draft.carried(
+            name, near, far, {"up": Meter("port", ports[0][0], "up"), "down": Meter("port", ports[1][0], "up")}
+        )
     return draft.plan()
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from testbed.codecs.base import Choosing, Codec, Context, Hook, Measured, ModelCodec, Paired, Slot
-from testbed.codecs.cast import Fp32
+from testbed.codecs.contract import Choosing, Codec, Context, Hook, Measured, MessageKey, ModelCodec, Paired
+from testbed.codecs.dense.cast import Fp32
 from testbed.codecs.wrap import measures
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.port import Place, Port, Side, sends, takes
@@ -34,13 +34,24 @@ class Boundary(Port):
     """Tensors to and from the neighbour on one side."""
 
     def __init__(
-        self, side: Side, *, index: int, seed: int, make: Callable[[Context], Codec], connection: Connection, timeout_s: float
+        self,
+        side: Side,
+        *,
+        index: int,
+        seed: int,
+        make: Callable[[Context], Codec],
+        connection: Connection,
+        timeout_s: float,
     ) -> None:
         """`index` counts boundaries (0 lies between the stages 0 and 1); `make` makes a codec."""
         super().__init__(side, connection=connection, timeout_s=timeout_s)
-        out, back = (Context(seed=seed, boundary=index, direction=direction) for direction in (sends(side), takes(side)))
+        out, back = (
+            Context(seed=seed, boundary=index, direction=direction) for direction in (sends(side), takes(side))
+        )
         self._encoder, self._decoder = make(out), make(back)
-        forward, backward = (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
+        forward, backward = (
+            (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
+        )
         if isinstance(backward, Paired):
             backward.pair(forward)
         # Found out here, once: to ask a protocol takes longer than some codecs, and a wrapper measures if what it wraps does.
@@ -48,7 +59,7 @@ class Boundary(Port):
         if isinstance(self._encoder, Measured) and measures(self._encoder):
             self._measured = self._encoder, connection.measure()
         self._choosing = self._encoder if isinstance(self._encoder, Choosing) else None
-        # The codec under test is not to see the slots of an evaluation without it: its state would advance.
+        # The codec under test is not to see the message keys of an evaluation without it: its state would advance.
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
 
     def hook(self, model: Any) -> Hook | None:
@@ -56,27 +67,29 @@ class Boundary(Port):
         codec = self._encoder if self.side == "downstream" else self._decoder
         return codec.hook(model, self.side) if isinstance(codec, ModelCodec) else None
 
-    def send(self, tensor: Tensor, slot: Slot, place: Place, encoded: Callable[[], int], raw_values: int | None = None) -> int:
+    def send(
+        self, tensor: Tensor, key: MessageKey, place: Place, encoded: Callable[[], int], raw_values: int | None = None
+    ) -> int:
         """Encode and queue. Returns the time (ns) at which the payload was with the send thread, free to go.
 
         `place` is the message's in the records; `encoded`, called in between, says when it may go at the earliest; `raw_values`
         how many values the tensor stands for, where a codec in the model has left fewer of them.
         """
-        plain = slot.phase == "uncompressed"
+        plain = key.phase == "uncompressed"
         if self._measured is not None and not plain:
             encoder, carried = self._measured
             encoder.observe(*carried.read())
-        payload = (self._plain_encoder if plain else self._encoder).encode(tensor, slot)
+        payload = (self._plain_encoder if plain else self._encoder).encode(tensor, key)
         choice = None if self._choosing is None or plain else self._choosing.choice
         raw_bytes = (raw_values or tensor.numel()) * _FP32_BYTES
         return self.post(place, payload, raw_bytes, not_before_ns=encoded(), choice=choice)
 
-    def receive(self, slot: Slot, place: Place) -> Received:
+    def receive(self, key: MessageKey, place: Place) -> Received:
         """Wait for the neighbour's tensor and decode it."""
-        decoder = self._plain_decoder if slot.phase == "uncompressed" else self._decoder
+        decoder = self._plain_decoder if key.phase == "uncompressed" else self._decoder
         arrival = self.take(place)
         input_ns = time.monotonic_ns()
-        tensor = decoder.decode(arrival.payload, slot)
+        tensor = decoder.decode(arrival.payload, key)
         if tensor.data_ptr() % _ALIGNMENT_BYTES:
             tensor = tensor.clone()
         decoded_ns = time.monotonic_ns()

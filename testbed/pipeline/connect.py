@@ -41,5 +41,7 @@ def connect(endpoint: Endpoint, name: str, timeout_s: float) -> socket.socket:
             reason = str(error.strerror)
             time.sleep(min(_RETRY_S, left))
         except OSError as error:
-            raise TransportError(f"{name}: cannot reach the later stage at {endpoint}: {error.strerror or error}") from None
+            raise TransportError(
+                f"{name}: cannot reach the later stage at {endpoint}: {error.strerror or error}"
+            ) from None
     raise TransportError(f"{name}: the later stage did not listen on {endpoint} within {timeout_s:g} s ({reason})")

@@ -27,7 +27,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory could not be had."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATOR))
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATOR)
+    )
 
 
 def out_of_memory(stage: int, where: str, error: BaseException) -> StageError:

@@ -64,13 +64,17 @@ def pack(header: Header, token: bytes) -> bytes:
 
 def parse(data: bytes | bytearray, *, token: bytes, max_payload_bytes: int) -> Header:
     """HEADER_BYTES bytes to a header. TransportError for anything but a header of this run with a payload that is allowed."""
-    magic, version, direction, phase, found, step, microbatch, payload_bytes, first_byte_ns, crc = _FIELDS.unpack_from(data)
+    magic, version, direction, phase, found, step, microbatch, payload_bytes, first_byte_ns, crc = _FIELDS.unpack_from(
+        data
+    )
     if magic != _MAGIC or version != _VERSION:
         raise TransportError(f"expected a frame ({_MAGIC!r}, version {_VERSION}), found {magic!r}, version {version}")
     if _CHECK.unpack_from(data, _FIELDS.size)[0] != zlib.crc32(bytes(data[: _FIELDS.size])):
         raise TransportError("a frame's header is damaged: its CRC does not match")
     if found != token:
-        raise TransportError(f"a frame carries the run token {found.hex()}, this run has {token.hex()}: another run sent it")
+        raise TransportError(
+            f"a frame carries the run token {found.hex()}, this run has {token.hex()}: another run sent it"
+        )
     if direction >= len(_DIRECTIONS) or phase >= len(_PHASES):
         raise TransportError(f"a frame has direction {direction} and phase {phase}, which do not exist")
     if payload_bytes > max_payload_bytes:

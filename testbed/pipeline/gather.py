@@ -60,7 +60,13 @@ class Gather:
         return [value for (value,) in struct.iter_unpack("d", merged)]
 
     def meet(
-        self, line_ns: int, *, left_ns: int, asked: bool = False, loss: float | None = None, squares: Sequence[float] = ()
+        self,
+        line_ns: int,
+        *,
+        left_ns: int,
+        asked: bool = False,
+        loss: float | None = None,
+        squares: Sequence[float] = (),
     ) -> Met:
         """The end of a step or evaluation: tell the others and hear what all of them tell.
 
@@ -98,7 +104,9 @@ class Gather:
 
     def _lost(self, peer: int, error: OSError) -> TransportError:
         if isinstance(error, TimeoutError):
-            return TransportError(f"stage {self._stage}: stage {peer} did not end the step within {self._timeout_s:g} s")
+            return TransportError(
+                f"stage {self._stage}: stage {peer} did not end the step within {self._timeout_s:g} s"
+            )
         return TransportError(f"stage {self._stage}: stage {peer} is lost: {error.strerror}")
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from testbed.codecs import table
+from testbed.codecs.catalogue import table
 from testbed.errors import StageError
 from testbed.pipeline import faults
 from testbed.pipeline.control import Done, Failed, Finish, Ready, Start, Stopped, receive_order, send
@@ -86,7 +86,9 @@ class _Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _work(job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int) -> NoReturn:
+def _work(
+    job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int
+) -> NoReturn:
     """In the child: do the job, say on the pipe how it ended, and never return into the host's code."""
     status = 1
     try:
@@ -98,7 +100,9 @@ def _work(job: StageJob, sockets: list[socket.socket], channel: socket.socket, p
             from testbed.pipeline.run import run
         else:
             from testbed.pipeline.replay import run
-        ended = run(job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0]))
+        ended = run(
+            job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0])
+        )
         os.write(pipe, Done(ended=ended).model_dump_json().encode())
         status = 0
     except BaseException as error:

@@ -70,7 +70,9 @@ class StageJob(Frozen):
         if self.stage > last:
             raise ValueError(f"stage {self.stage} of a pipeline of {last + 1} stages")
         if (self.listen is None) != (self.stage == 0) or (self.downstream is None) != (self.stage == last):
-            raise ValueError(f"stage {self.stage} of {last + 1}: the first stage does not listen, the last has no stage after it")
+            raise ValueError(
+                f"stage {self.stage} of {last + 1}: the first stage does not listen, the last has no stage after it"
+            )
         return self
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Hook, Slot
+from testbed.codecs.contract import Hook, MessageKey
 from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.job import StageJob
@@ -111,20 +111,20 @@ class Passes:
         self._losses: list[float] = []
         self._records: list[ActionRecord] = []
 
-    def forward(self, batch: Batch, slot: Slot, place: Place | None = None) -> None:
+    def forward(self, batch: Batch, key: MessageKey, place: Place | None = None) -> None:
         """One micro-batch through the stage. StageError for a loss that is no number.
 
-        `place`, where it is not the slot's, is what the records call it.
+        `place`, where it is not the message key's, is what the records call it.
         """
-        training = slot.phase == "train"
-        place = place or _place(slot)
+        training = key.phase == "train"
+        place = place or _place(key)
         self._watch.ask()
         source = batch.inputs
         if self._upstream is not None:
-            source = self._take(self._upstream, slot, place).requires_grad_(training)
+            source = self._take(self._upstream, key, place).requires_grad_(training)
         self._watch.begin("F")
         with torch.set_grad_enabled(training and not self._recompute):
-            outputs, values_in, values_out = self._through(source, batch, slot)
+            outputs, values_in, values_out = self._through(source, batch, key)
         if self._downstream is None:
             self._losses.append(loss := outputs.item())
             if not math.isfinite(loss):
@@ -132,24 +132,24 @@ class Passes:
                     self._stage, "loss", loss, f"{place.phase} step {place.step}, micro-batch {place.microbatch}"
                 )
         if training:
-            self._kept[slot.microbatch] = _Kept(source, None if self._recompute else outputs, batch, values_in)
+            self._kept[key.microbatch] = _Kept(source, None if self._recompute else outputs, batch, values_in)
         self._watch.done()
-        self._finish("F", slot, place, self._downstream, outputs.detach(), values_out)
+        self._finish("F", key, place, self._downstream, outputs.detach(), values_out)
 
-    def backward(self, slot: Slot) -> None:
+    def backward(self, key: MessageKey) -> None:
         """The gradient of one micro-batch back through the stage."""
-        source, outputs, batch, raw_values = self._kept.pop(slot.microbatch)
+        source, outputs, batch, raw_values = self._kept.pop(key.microbatch)
         self._watch.ask()
-        place = _place(slot)
-        gradient = None if self._downstream is None else self._take(self._downstream, slot, place)
+        place = _place(key)
+        gradient = None if self._downstream is None else self._take(self._downstream, key, place)
         self._watch.begin("B")
         if outputs is None:
-            outputs = self._through(source, batch, slot).outputs
+            outputs = self._through(source, batch, key).outputs
         if self._downstream is None:
             outputs = outputs / self._parts
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
         self._watch.done()
-        self._finish("B", slot, place, self._upstream, source.grad, raw_values)
+        self._finish("B", key, place, self._upstream, source.grad, raw_values)
 
     def take(self) -> Done:
         """What there is to record since the last call."""
@@ -158,15 +158,15 @@ class Passes:
         self._losses, self._records = [], []
         return done
 
-    def _take(self, source: Boundary, slot: Slot, place: Place) -> Tensor:
-        tensor, *times_ns = source.receive(slot, place)
+    def _take(self, source: Boundary, key: MessageKey, place: Place) -> Tensor:
+        tensor, *times_ns = source.receive(key, place)
         self._watch.received(*times_ns)
         return tensor
 
-    def _through(self, source: Tensor, batch: Batch, slot: Slot) -> _Through:
+    def _through(self, source: Tensor, batch: Batch, key: MessageKey) -> _Through:
         """This stage's layers, with what codecs do before and after them, and at the last stage the loss."""
-        if slot.phase == "train":
-            self._model.draw(slot.step, slot.microbatch)
+        if key.phase == "train":
+            self._model.draw(key.step, key.microbatch)
         hidden = source if self._ends.upstream is None else self._ends.upstream.receive(source, batch.inputs)
         outputs = self._model(hidden)
         values = outputs.numel()
@@ -177,14 +177,14 @@ class Passes:
         return _Through(outputs, hidden.numel(), values)
 
     def _finish(
-        self, kind: Kind, slot: Slot, place: Place, target: Boundary | None, output: Tensor | None, raw_values: int
+        self, kind: Kind, key: MessageKey, place: Place, target: Boundary | None, output: Tensor | None, raw_values: int
     ) -> None:
         encoded_ns = None
         if target is not None:
             assert output is not None
-            encoded_ns = target.send(output, slot, place, self._watch.encoded, raw_values)
+            encoded_ns = target.send(output, key, place, self._watch.encoded, raw_values)
         self._records.append(self._watch.record(kind, place.microbatch, encoded_ns))
 
 
-def _place(slot: Slot) -> Place:
-    return Place(slot.phase, slot.step, slot.microbatch)
+def _place(key: MessageKey) -> Place:
+    return Place(key.phase, key.step, key.microbatch)

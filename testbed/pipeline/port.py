@@ -47,7 +47,9 @@ class Port:
         """Of each frame that is on its way: raw bytes and the codec's choice."""
         self._received: list[ReceivedRecord] = []
 
-    def post(self, place: Place, payload: Payload, raw_bytes: int, not_before_ns: int = 0, choice: str | None = None) -> int:
+    def post(
+        self, place: Place, payload: Payload, raw_bytes: int, not_before_ns: int = 0, choice: str | None = None
+    ) -> int:
         """Queue a payload that stands for `raw_bytes` of fp32; `choice` as in `SentRecord`. Returns the time (ns) at which it was
         free to go: see `Connection.send`.
         """

@@ -70,7 +70,9 @@ class Replay:
         self._watch = watch_for(job.compute, job.stage)
         self._effort = _Effort(self._clock)
         self._paced = job.compute.mode == "paced"
-        self._noise = memoryview(os.urandom(max((sent.payload_bytes for step in steps for sent in step.sent), default=0)))
+        self._noise = memoryview(
+            os.urandom(max((sent.payload_bytes for step in steps for sent in step.sent), default=0))
+        )
         self._left_ns = 0
 
     def run(self) -> Ended:
@@ -156,7 +158,9 @@ class Replay:
         encoded_ns = None
         if target is not None:
             if work.sent is None:
-                raise ResultsError(f"stage {self._job.stage}: the recording lacks what was sent of {place}; record the run again")
+                raise ResultsError(
+                    f"stage {self._job.stage}: the recording lacks what was sent of {place}; record the run again"
+                )
             self._effort.spend(work.encode_ns)
             payload = self._noise[: work.sent.payload_bytes]
             encoded_ns = target.post(place, payload, work.sent.raw_bytes, not_before_ns=self._watch.encoded())
@@ -171,7 +175,10 @@ class Replay:
 
 
 def run(
-    job: StageJob, sockets: Sequence[socket.socket], report: Callable[[Step | Evaluated], None], asked: Callable[[], bool]
+    job: StageJob,
+    sockets: Sequence[socket.socket],
+    report: Callable[[Step | Evaluated], None],
+    asked: Callable[[], bool],
 ) -> Ended:
     """Do the whole job, as `run.run` does where it is trained; returns why training ended. ResultsError for a recording that
     cannot be replayed.
@@ -180,7 +187,9 @@ def run(
     with Wiring(job, sockets) as wiring:
         recorded = recording.load(Path(job.replay), job.stage)
         sys.stdout.write(f"stage {job.stage} replays {job.replay}\n")
-        if (began_ns := recording.played_at_ns(Path(job.folder))) is not None:  # what varies is to be met at the same moments
+        if (
+            began_ns := recording.played_at_ns(Path(job.folder))
+        ) is not None:  # what varies is to be met at the same moments
             wait_until(began_ns + recording.set_up_ns(Path(job.replay), recorded))
         wiring.connect()
         upstream = _port("upstream", wiring.upstream, job)

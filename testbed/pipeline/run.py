@@ -37,7 +37,10 @@ def set_up_torch() -> None:
 
 
 def run(
-    job: StageJob, sockets: Sequence[socket.socket], report: Callable[[Step | Evaluated], None], asked: Callable[[], bool]
+    job: StageJob,
+    sockets: Sequence[socket.socket],
+    report: Callable[[Step | Evaluated], None],
+    asked: Callable[[], bool],
 ) -> Ended:
     """Do the whole job; returns why training ended. `sockets` are those of its `Gather`; they are closed at the end.
 
@@ -78,7 +81,9 @@ def run(
     except (MemoryError, RuntimeError, OSError) as error:
         if not faults.is_out_of_memory(error):
             raise
-        raise faults.out_of_memory(job.stage, "while its model was built" if stage is None else stage.doing, error) from error
+        raise faults.out_of_memory(
+            job.stage, "while its model was built" if stage is None else stage.doing, error
+        ) from error
 
 
 def _boundary(job: StageJob, side: Side, connection: Connection | None) -> Boundary | None:

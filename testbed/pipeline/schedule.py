@@ -32,7 +32,13 @@ def depth(schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microb
 
 
 def actions(
-    schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microbatches: int, in_flight: int, accumulation: int = 1
+    schedule: Literal["gpipe", "1f1b"],
+    *,
+    stage: int,
+    stages: int,
+    microbatches: int,
+    in_flight: int,
+    accumulation: int = 1,
 ) -> tuple[Action, ...]:
     """All actions of one step at one stage (0-based), in order.
 

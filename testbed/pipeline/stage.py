@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from testbed.codecs.base import Slot
+from testbed.codecs.contract import MessageKey
 from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended
@@ -101,11 +101,13 @@ class Stage:
             hook.begin(step, self._parts)
         batches = [self._data.train(step, part, self._parts) for part in range(self._parts)]
         for kind, part in self._schedule:
-            slot = Slot("train", step, part, batches[part].samples)
-            self._passes.forward(batches[part], slot) if kind == "F" else self._passes.backward(slot)
+            key = MessageKey("train", step, part, batches[part].samples)
+            self._passes.forward(batches[part], key) if kind == "F" else self._passes.backward(key)
         optimiser_start_ns, met = self._meet(squares=self._optimiser.squares)
         synchronised_ns = self._watch.synchronised(met.line_ns)
-        snapshot = self._recorder.snapshot()  # here, because afterwards the other stages' next step is on the links already
+        snapshot = (
+            self._recorder.snapshot()
+        )  # here, because afterwards the other stages' next step is on the links already
         if not math.isfinite(met.norm):
             raise faults.diverged(self._job.stage, "gradient norm", met.norm, f"train step {step}")
         rate = learning_rate(self._job.optimiser, step, self._job.training.steps)
@@ -139,8 +141,8 @@ class Stage:
             number, part = divmod(index, self._parts)
             batch = self._data.validation(number, part, self._parts)
             # To a codec each batch is a step, so that what it remembers is of other text, as it is in training.
-            slot = Slot(phase, self._validated[phase] + number, part, batch.samples)
-            self._passes.forward(batch, slot, Place(phase, step, index))
+            key = MessageKey(phase, self._validated[phase] + number, part, batch.samples)
+            self._passes.forward(batch, key, Place(phase, step, index))
         self._validated[phase] += batches
         done = self._passes.take()
         _, met = self._meet(loss=done.loss if phase == "evaluation" else None)

@@ -52,7 +52,14 @@ class Connection:
     """Frames to and from one neighbour. Leave it with `close` when all is well, with `abort` when it is not."""
 
     def __init__(
-        self, sock: socket.socket, *, name: str, token: bytes, incoming: Direction, max_payload_bytes: int, max_frames: int
+        self,
+        sock: socket.socket,
+        *,
+        name: str,
+        token: bytes,
+        incoming: Direction,
+        max_payload_bytes: int,
+        max_frames: int,
     ) -> None:
         """Own a connected blocking socket. `name` is for messages: who talks to whom.
 
@@ -102,7 +109,8 @@ class Connection:
         """Wait for one frame. TransportError when the peer is lost, sends something else, or `timeout_s` pass."""
         with self._changed:
             self._changed.wait_for(
-                lambda: key in self._inbox or self._failure or self._ended or len(self._inbox) >= self._max_frames, timeout_s
+                lambda: key in self._inbox or self._failure or self._ended or len(self._inbox) >= self._max_frames,
+                timeout_s,
             )
             if key in self._inbox:
                 arrival = self._inbox.pop(key)
@@ -112,7 +120,9 @@ class Connection:
             if self._ended:
                 raise TransportError(f"{self._name}: the peer closed the connection before it sent the {key}")
             if self._inbox:
-                raise TransportError(f"{self._name}: waited for the {key}, but the peer sent the {next(iter(self._inbox))}")
+                raise TransportError(
+                    f"{self._name}: waited for the {key}, but the peer sent the {next(iter(self._inbox))}"
+                )
             raise TransportError(f"{self._name}: waited {timeout_s:g} s for the {key} and nothing came")
 
     def departures(self, timeout_s: float) -> list[Departure]:
@@ -149,7 +159,9 @@ class Connection:
 
     def abort(self) -> None:
         """Drop the connection, whatever is on its way, and end both threads. Safe to call twice."""
-        self._fail(TransportError(f"{self._name}: the connection was dropped by this stage"))  # before the threads find out
+        self._fail(
+            TransportError(f"{self._name}: the connection was dropped by this stage")
+        )  # before the threads find out
         with contextlib.suppress(OSError):  # not connected any more: the threads are awake already
             self.socket.shutdown(socket.SHUT_RDWR)
         self._outbox.put(None)
@@ -160,7 +172,9 @@ class Connection:
     def __enter__(self) -> Connection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.abort()
 
     # -------------------------------------------------------------- the threads
@@ -193,7 +207,9 @@ class Connection:
             frame = [memoryview(header), payload]
             first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + payload.nbytes, first_byte_ns)
             if first > HEADER_BYTES:
-                self._write([frame[0], payload[: first - HEADER_BYTES]], socket.MSG_EOR)  # nothing is added to its last packet
+                self._write(
+                    [frame[0], payload[: first - HEADER_BYTES]], socket.MSG_EOR
+                )  # nothing is added to its last packet
                 frame = [payload[first - HEADER_BYTES :]]
             self._write(frame)
             departure = Departure(key, payload.nbytes, queued_ns, first_byte_ns, time.monotonic_ns())

@@ -49,7 +49,9 @@ class Wiring:
             stack.callback(self.gather.close)
             if job.devices:
                 self.counters = stack.enter_context(DeviceCounters(job.devices, job.overhead_bytes))
-            self._listener = stack.enter_context(connect.listen(job.listen, self._name)) if job.listen is not None else None
+            self._listener = (
+                stack.enter_context(connect.listen(job.listen, self._name)) if job.listen is not None else None
+            )
             self._stack = stack.pop_all()
 
     def connect(self) -> None:
@@ -62,10 +64,14 @@ class Wiring:
             be_prompt()
         if job.downstream is not None:
             peer = f"{self._name} <-> stage {job.stage + 1} ({job.downstream})"
-            self.downstream = self._connection("downstream", connect.connect(job.downstream, peer, job.limits.connect_s), peer)
+            self.downstream = self._connection(
+                "downstream", connect.connect(job.downstream, peer, job.limits.connect_s), peer
+            )
         if self._listener is not None:
             peer = f"{self._name} <-> stage {job.stage - 1}"
-            self.upstream = self._connection("upstream", connect.accept(self._listener, peer, job.limits.connect_s), peer)
+            self.upstream = self._connection(
+                "upstream", connect.accept(self._listener, peer, job.limits.connect_s), peer
+            )
         if job.prompt:
             sys.stdout.write(f"{self._name} works with {step_back()}\n")
         self.gather.exchange([])  # the first step starts when every stage is there
@@ -92,5 +98,7 @@ class Wiring:
     def __enter__(self) -> Wiring:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.__exit__(kind, error, trace)

@@ -16,7 +16,9 @@ RATE_UNITS_BPS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9, "B/
 _HIGHEST_BPS = 100e9
 
 
-def from_csv(text: str, where: str, *, time_column: str, rate_column: str, time_unit: str, rate_unit: str) -> tuple[int, ...]:
+def from_csv(
+    text: str, where: str, *, time_column: str, rate_column: str, time_unit: str, rate_unit: str
+) -> tuple[int, ...]:
     """A trace from a CSV file with a header. Times count from the first row's; the last row only says where the trace ends.
 
     SpecError, which starts with `where`, names the line that is wrong; UnknownNameError a column or unit that is not there.
@@ -39,7 +41,9 @@ def from_csv(text: str, where: str, *, time_column: str, rate_column: str, time_
                     f"{line}: {rate_column} {row[rate_column]!r} is not a rate of 0 to 100 Gbit/s; is its unit {rate_unit}?"
                 )
             if points and time <= points[-1][0]:
-                raise SpecError(f"{line}: {time_column} {row[time_column]!r} is not later than the row before it; sort the rows")
+                raise SpecError(
+                    f"{line}: {time_column} {row[time_column]!r} is not later than the row before it; sort the rows"
+                )
             points.append((time, round(rate)))
     except csv.Error as error:
         raise SpecError(f"{where}, after line {reader.line_num}: {error}") from None
@@ -49,7 +53,9 @@ def from_csv(text: str, where: str, *, time_column: str, rate_column: str, time_
     edges = [round(time - first) for time, _ in points]
     steps = [(end - begin, rate) for (begin, end), (_, rate) in zip(pairwise(edges), points[:-1], strict=True)]
     if any(duration == 0 for duration, _ in steps):
-        raise SpecError(f"{where}: two rows fall into one millisecond, the unit of a trace; is {time_column}'s unit {time_unit}?")
+        raise SpecError(
+            f"{where}: two rows fall into one millisecond, the unit of a trace; is {time_column}'s unit {time_unit}?"
+        )
     return from_rates(steps)
 
 

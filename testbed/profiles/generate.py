@@ -139,5 +139,7 @@ def recipes(folder: Path) -> dict[str, Recipe]:
         try:
             found[file] = recipe(f"{path}: [{file}]", **table)
         except TypeError:
-            raise SpecError(f"{path}: [{file}] must state kind, seed, seconds and mean_rate, and nothing else") from None
+            raise SpecError(
+                f"{path}: [{file}] must state kind, seed, seconds and mean_rate, and nothing else"
+            ) from None
     return found

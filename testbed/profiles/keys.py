@@ -23,27 +23,46 @@ BY_JITTER = "by-jitter"
 GILBERT_ELLIOTT = "gilbert-elliott"
 
 TOP = (
-    Key("extends", "name of a profile, or `path.toml`", "that file is read first; this one states what differs", required=False),
+    Key(
+        "extends",
+        "name of a profile, or `path.toml`",
+        "that file is read first; this one states what differs",
+        required=False,
+    ),
     Key("summary", "text", "what it is, in one line"),
     Key("source", "text", "where the numbers come from; [derived]: computed from a source; [chosen]: ours"),
     Key("layer", '`"ip"` or `"ethernet"`', "what the rate counts: IP packets, or Ethernet frames (14 bytes more each)"),
     Key("mtu", "`1500`, bytes, 576 to 9000", "largest IP packet"),
     Key("congestion_control", '`"cubic"`, `"bbr"`, ...', "of TCP at both ends"),
-    Key("slow_start_after_idle", "`true` or `false`", "whether TCP starts slowly again after a pause (Linux as it comes: true)"),
+    Key(
+        "slow_start_after_idle",
+        "`true` or `false`",
+        "whether TCP starts slowly again after a pause (Linux as it comes: true)",
+    ),
     Key("up", '`[up]`, or `"unshaped"`', "from the node into the network; in a line, towards the last stage"),
     Key("down", '`[down]`, or `"unshaped"`', "the other way"),
 )
 PIPE = (
-    Key("rate", "`80Mbit`, `8kbit` to `100Gbit`", "of the wire, in decimal bits per second; a whole number of bytes per second"),
+    Key(
+        "rate",
+        "`80Mbit`, `8kbit` to `100Gbit`",
+        "of the wire, in decimal bits per second; a whole number of bytes per second",
+    ),
     Key("delay", "`12.5ms`, to `10s`", "one way, without the time on the wire"),
     Key(
         "buffer",
         "`100ms` or `256kB`, to `10GB`",
         "what waits at most for the wire, drop-tail; a time is what the rate carries in it",
     ),
-    Key("loss", '`"0.1%"`, `"none"`, or a table', "share of packets lost, each independent of all others; a table: in bursts"),
     Key(
-        "seed", "`1`, to 2^63 - 1", "of all draws: same seed, same packets lost; each link of a lab draws its own stream from it"
+        "loss",
+        '`"0.1%"`, `"none"`, or a table',
+        "share of packets lost, each independent of all others; a table: in bursts",
+    ),
+    Key(
+        "seed",
+        "`1`, to 2^63 - 1",
+        "of all draws: same seed, same packets lost; each link of a lab draws its own stream from it",
     ),
     Key(
         "jitter",
@@ -68,7 +87,9 @@ LOSS = (
     Key("model", f'`"{GILBERT_ELLIOTT}"`', "a good and a bad state, drawn for each packet"),
     Key("enter_bad", '`"0.05%"`', "chance, at each packet, to go from good to bad (tc: p)"),
     Key(
-        "leave_bad", '`"30%"`', "chance, at each packet, to go from bad to good (tc: r); bursts last about 1 / leave_bad packets"
+        "leave_bad",
+        '`"30%"`',
+        "chance, at each packet, to go from bad to good (tc: r); bursts last about 1 / leave_bad packets",
     ),
     Key("lost_in_bad", '`"100%"`', "share lost in the bad state (tc: 1-h)"),
     Key("lost_in_good", '`"0%"`', "share lost in the good state (tc: 1-k)"),
@@ -87,7 +108,11 @@ SLOT = (
     Key("bytes", '`32kB`, or `"none"`', "most bytes in a burst"),
 )
 TRACE = (
-    Key("file", '`"traces/lte-down.trace"`', "beside the profile; mahimahi's format: a millisecond a line, good for 1500 bytes"),
+    Key(
+        "file",
+        '`"traces/lte-down.trace"`',
+        "beside the profile; mahimahi's format: a millisecond a line, good for 1500 bytes",
+    ),
     Key("loop", "`true` or `false`", "whether it begins again at its end; else `rate` holds from there on"),
     Key("offset", "`5s`, whole milliseconds", "where in the trace the run begins"),
 )

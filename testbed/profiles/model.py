@@ -30,7 +30,9 @@ from testbed.profiles.ranges import (
 def _jitter_within(jitter_ns: int, delay_ns: int) -> None:
     if jitter_ns > delay_ns:
         jitter, delay = units.write_time(jitter_ns), units.write_time(delay_ns)
-        raise ValueError(f"the jitter of {jitter} is more than the delay of {delay}; no packet arrives before it is sent")
+        raise ValueError(
+            f"the jitter of {jitter} is more than the delay of {delay}; no packet arrives before it is sent"
+        )
 
 
 def _dilated(content: Any, factor: int, name: str = "") -> Any:
@@ -125,7 +127,9 @@ class Trace(Frozen):
         if self.offset_ms >= self.length_ms:
             raise ValueError(f"the offset {self.offset_ms}ms does not lie before the trace's end at {self.length_ms}ms")
         if self.length_ms * self.stretch > LONGEST_NS // 1_000_000:
-            raise ValueError(f"it would play for {self.length_ms * self.stretch / 3_600_000:.1f} hours; at most 24 are accepted")
+            raise ValueError(
+                f"it would play for {self.length_ms * self.stretch / 3_600_000:.1f} hours; at most 24 are accepted"
+            )
         return self
 
 
@@ -266,5 +270,7 @@ class LinkProfile(Frozen):
     def _buffer_holds_a_packet(self) -> LinkProfile:
         for side, pipe in (("up", self.up), ("down", self.down)):
             if pipe is not None and pipe.buffer_bytes < self.mtu:
-                raise ValueError(f"{side}.buffer holds {pipe.buffer_bytes} bytes, less than one packet of {self.mtu}; enlarge it")
+                raise ValueError(
+                    f"{side}.buffer holds {pipe.buffer_bytes} bytes, less than one packet of {self.mtu}; enlarge it"
+                )
         return self

@@ -23,7 +23,9 @@ def page(folder: Path) -> str:
     for profile in profiles:
         sources.setdefault(profile.source, []).append(profile.name)
     return (
-        jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False)
+        jinja2.Environment(
+            undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True, autoescape=False
+        )
         .from_string(_TEMPLATE.read_text(encoding="utf8"))
         .render(
             profiles=profiles,
@@ -53,7 +55,17 @@ def _key_table(known: tuple[Key, ...]) -> str:
 
 def _profile_table(profiles: list[LinkProfile]) -> str:
     return _table(
-        ("profile", "up Mbit/s", "down Mbit/s", "RTT ms", "loss %", "varies", "TCP", "buffer up, down ms", "what it is"),
+        (
+            "profile",
+            "up Mbit/s",
+            "down Mbit/s",
+            "RTT ms",
+            "loss %",
+            "varies",
+            "TCP",
+            "buffer up, down ms",
+            "what it is",
+        ),
         *((*found[:7], _buffers(profile), found.summary) for profile in profiles for found in [line(profile)]),
     )
 

@@ -31,7 +31,9 @@ def _bytes(count: float) -> str:
 
 def _is_congestion_control(name: str) -> str:
     if not re.fullmatch("[a-z0-9_]{1,15}", name, re.ASCII):
-        raise ValueError(f"{name!r} is no name of a TCP congestion control; write it as Linux does, for example 'cubic' or 'bbr'")
+        raise ValueError(
+            f"{name!r} is no name of a TCP congestion control; write it as Linux does, for example 'cubic' or 'bbr'"
+        )
     return name
 
 

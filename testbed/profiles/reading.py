@@ -105,7 +105,9 @@ def _read_loss(key: str, value: object) -> dict[str, Any] | None:
     if table["model"] != GILBERT_ELLIOTT:
         raise UnknownNameError(f"model of {key}", str(table["model"]), (GILBERT_ELLIOTT,))
     shares = keys.names(keys.LOSS)[1:]
-    return {"model": GILBERT_ELLIOTT} | {name: _read(f"{key}.{name}", table[name], units.parse_fraction) for name in shares}
+    return {"model": GILBERT_ELLIOTT} | {
+        name: _read(f"{key}.{name}", table[name], units.parse_fraction) for name in shares
+    }
 
 
 def _read_slot(key: str, value: object) -> dict[str, Any] | None:
@@ -127,7 +129,9 @@ def _read_schedule(side: str, table: Mapping[str, Any], pipe: Mapping[str, Any])
             raise SpecError(f"{side}.repeat has no meaning without {side}.schedule; remove it, or state changes")
         return None
     if not isinstance(asked, list) or not asked:
-        raise SpecError(f"{side}.schedule must be a list of changes such as {{ at = '10s', rate = '40Mbit' }}, found {asked!r}")
+        raise SpecError(
+            f"{side}.schedule must be a list of changes such as {{ at = '10s', rate = '40Mbit' }}, found {asked!r}"
+        )
     held = {name: pipe[name] for name in ("rate_bps", "delay_ns", "jitter_ns", "loss")}
     changes = []
     for number, entry in enumerate(asked):

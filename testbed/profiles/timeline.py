@@ -43,7 +43,9 @@ class Timeline(NamedTuple):
     def next_after(self, elapsed_ns: int) -> int | None:
         """When it changes next; None: never again."""
         base, within = (
-            (0, elapsed_ns) if self.repeat_ns is None else (elapsed_ns - elapsed_ns % self.repeat_ns, elapsed_ns % self.repeat_ns)
+            (0, elapsed_ns)
+            if self.repeat_ns is None
+            else (elapsed_ns - elapsed_ns % self.repeat_ns, elapsed_ns % self.repeat_ns)
         )
         place = bisect_right(self.steps, within, key=lambda step: step.at_ns)
         if place < len(self.steps):
@@ -95,5 +97,7 @@ def _of_trace(base: Step, asked: Trace) -> Timeline:
     steps = [base._replace(at_ns=max(0, edges[i] - offset), rate_bps=rates[i]) for i in range(first, len(rates))]
     if not asked.loop:
         return Timeline((*steps, base._replace(at_ns=length - offset)), None)
-    steps += [base._replace(at_ns=length - offset + edges[i], rate_bps=rates[i]) for i in range(first + bool(offset % grain))]
+    steps += [
+        base._replace(at_ns=length - offset + edges[i], rate_bps=rates[i]) for i in range(first + bool(offset % grain))
+    ]
     return Timeline(tuple(steps), length)

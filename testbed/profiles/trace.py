@@ -97,7 +97,9 @@ def _load(digest: str, file: str) -> tuple[int, ...]:
     if kept := _kept.get(digest):
         return parse(kept.read_text(encoding="ascii"), f"trace {kept}")
     looked = ", ".join(map(str, places)) or "no folder of profiles"
-    raise SpecError(f"cannot find the trace {file} with the content that the profile had when it was read; looked at {looked}")
+    raise SpecError(
+        f"cannot find the trace {file} with the content that the profile had when it was read; looked at {looked}"
+    )
 
 
 def keep(trace: Trace, folder: Path) -> Path:
@@ -146,7 +148,9 @@ def from_rates(steps: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     credit = start = 0
     for duration_ms, rate_bps in steps:
         if rate_bps < 0 or duration_ms <= 0:
-            raise SpecError(f"a trace cannot be made from {rate_bps} bit/s over {duration_ms} ms; neither may be negative")
+            raise SpecError(
+                f"a trace cannot be made from {rate_bps} bit/s over {duration_ms} ms; neither may be negative"
+            )
         filled = credit + rate_bps * duration_ms
         count = filled // _PACKET
         if len(times) + count > _MOST:

@@ -39,8 +39,12 @@ def _pipe(pipe: Pipe) -> dict[str, str]:
         "reorder": toml_text(BY_JITTER) if pipe.jitter_reorders else _share_or_none(pipe.reorder),
         "duplicate": _share_or_none(pipe.duplicate),
         "slot": _slot(pipe),
-        "schedule": "[\n" + "".join(f"  {_change(c)},\n" for c in _changes(pipe)) + "]" if schedule else toml_text(NONE),
-        "repeat": toml_text(units.write_time(schedule.repeat_ns)) if schedule and schedule.repeat_ns else toml_text(NONE),
+        "schedule": "[\n" + "".join(f"  {_change(c)},\n" for c in _changes(pipe)) + "]"
+        if schedule
+        else toml_text(NONE),
+        "repeat": toml_text(units.write_time(schedule.repeat_ns))
+        if schedule and schedule.repeat_ns
+        else toml_text(NONE),
         "trace": _trace(pipe),
     }
 
@@ -69,7 +73,8 @@ def _loss(loss: Loss | None) -> str:
         return toml_text(units.write_fraction(loss.probability))
     shares = loss.model_dump(exclude={"model"})
     return _change(
-        {"model": toml_text(loss.model)} | {name: toml_text(units.write_fraction(share)) for name, share in shares.items()}
+        {"model": toml_text(loss.model)}
+        | {name: toml_text(units.write_fraction(share)) for name, share in shares.items()}
     )
 
 
@@ -83,7 +88,10 @@ def _slot(pipe: Pipe) -> str:
     if pipe.slot is None:
         return toml_text(NONE)
     slot = pipe.slot
-    times = {"wait": toml_text(units.write_time(slot.wait_ns)), "wait_max": toml_text(units.write_time(slot.wait_max_ns))}
+    times = {
+        "wait": toml_text(units.write_time(slot.wait_ns)),
+        "wait_max": toml_text(units.write_time(slot.wait_max_ns)),
+    }
     size = toml_text(units.write_size(slot.max_bytes) if slot.max_bytes else NONE)
     return _change({**times, "packets": str(slot.packets), "bytes": size})
 
@@ -92,7 +100,9 @@ def _trace(pipe: Pipe) -> str:
     if pipe.trace is None:
         return toml_text(NONE)
     trace = pipe.trace
-    return _change({"file": toml_text(trace.file), "loop": _truth(trace.loop), "offset": toml_text(f"{trace.offset_ms}ms")})
+    return _change(
+        {"file": toml_text(trace.file), "loop": _truth(trace.loop), "offset": toml_text(f"{trace.offset_ms}ms")}
+    )
 
 
 def _time_or_none(ns: int) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed import units
-from testbed.net.accuracy import AGREEMENT, AGREEMENT_MS, Accuracy, Agreement, Column, Result, agreement, of_column
+from testbed.net.certificate.accuracy import (
+    AGREEMENT,
+    AGREEMENT_MS,
+    Accuracy,
+    Agreement,
+    Column,
+    Result,
+    agreement,
+    of_column,
+)
 from testbed.records import Measurement
 from testbed.report import markdown
 
@@ -13,7 +22,17 @@ FAILED = " !"
 """Behind a cell that is out of tolerance."""
 _COLUMNS: tuple[Column, ...] = ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
 HEADINGS = ("rate", "delay", "processors", "RTT", "goodput", "256 KiB", "4 MiB", "queue", "verdict")
-LOSS_HEADINGS = ("loss model", "processors", "asked", "lost up", "lost down", "burst asked", "burst up", "burst down", "verdict")
+LOSS_HEADINGS = (
+    "loss model",
+    "processors",
+    "asked",
+    "lost up",
+    "lost down",
+    "burst asked",
+    "burst up",
+    "burst down",
+    "verdict",
+)
 AGREEMENT_HEADINGS = ("quantity", "compared", "furthest apart", "at", "verdict")
 
 
@@ -33,7 +52,9 @@ def _deviation(found: Sequence[Measurement]) -> str:
     if worst is None or worst.measured is None or worst.expected is None:
         return "none" + (FAILED if worst is None or worst.verdict == "FAIL" else "")
     difference = worst.measured - worst.expected
-    text = f"{difference:+.2f} ms" if worst.quantity == "rtt" else f"{difference / worst.expected:+.2%}".replace("%", " %")
+    text = (
+        f"{difference:+.2f} ms" if worst.quantity == "rtt" else f"{difference / worst.expected:+.2%}".replace("%", " %")
+    )
     return text + (FAILED if worst.verdict == "FAIL" else "")
 
 
@@ -134,9 +155,7 @@ def page(found: Sequence[Accuracy]) -> str:
         if lossy := loss_rows(one):
             parts.append(markdown.table(LOSS_HEADINGS, lossy))
     if len(found) == 2:
-        accepted = (
-            f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed with both:"
-        )
+        accepted = f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed with both:"
         table = markdown.table(AGREEMENT_HEADINGS, agreement_rows(*found))
         parts.append(f"## The engines against each other\n\n{accepted}\n\n{table}")
     return "\n".join(parts)

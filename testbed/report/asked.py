@@ -48,7 +48,9 @@ def _point(network: str, codec: str, one: Measurement) -> Point | None:
     if not one.expected or one.measured is None:
         return None
     tolerance = (one.tolerance or 0.0) / one.expected
-    return Point(network, codec, one.quantity, one.direction, one.measured / one.expected, tolerance, one.verdict == "PASS")
+    return Point(
+        network, codec, one.quantity, one.direction, one.measured / one.expected, tolerance, one.verdict == "PASS"
+    )
 
 
 def points(group: Group) -> Iterator[Point]:
@@ -75,7 +77,9 @@ def _panel(axes: Axes, networks: Sequence[str], found: Sequence[Point], looks: M
             face = colour if point.passed else PAPER
             axes.plot(point.ratio, y + offset, _MARKERS[point.direction], color=colour, mfc=face, ms=3.2, mew=0.7)
         if not here:
-            axes.annotate("nothing asked", (1, y), xytext=(4, 0), textcoords="offset points", size=7, color=MUTED, va="center")
+            axes.annotate(
+                "nothing asked", (1, y), xytext=(4, 0), textcoords="offset points", size=7, color=MUTED, va="center"
+            )
     axes.set_ylim(len(networks) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
@@ -118,7 +122,9 @@ def asked_against_measured(group: Group, settings: str) -> Drawing | None:
     for number, (one, (kind, found)) in enumerate(zip(axes, panels.items(), strict=True)):
         _panel(one, networks, found, looks)
         one.set_title(kind, size=9)
-        one.set_yticks(range(len(networks)), [shortened(name, 20) if number % columns == 0 else "" for name in networks])
+        one.set_yticks(
+            range(len(networks)), [shortened(name, 20) if number % columns == 0 else "" for name in networks]
+        )
         one.set_xlabel("measured / asked", size=8)
     caption = (
         "Each mark is one quantity of one link, measured before or after a run of the codec whose colour it has; first attempts "

@@ -74,7 +74,14 @@ def _number(axes: Axes, y: int, x: float, text: str) -> None:
 
 def _no_run(axes: Axes, y: int) -> None:
     axes.annotate(
-        "no finished run", (0, y), xytext=(4, 0), textcoords="offset points", va="center", size=8, color=MUTED, style="italic"
+        "no finished run",
+        (0, y),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        size=8,
+        color=MUTED,
+        style="italic",
     )
 
 
@@ -94,7 +101,9 @@ def step_time(group: Group, settings: str) -> Drawing:
                 continue
             summary, split = entry.measured, entry.measured.split
             parts = (
-                (split.compute_s, split.codec_s, split.wire_s, split.wait_s) if split else (0.0, 0.0, 0.0, entry.measured.step_s)
+                (split.compute_s, split.codec_s, split.wire_s, split.wait_s)
+                if split
+                else (0.0, 0.0, 0.0, entry.measured.step_s)
             )
             ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
             _bar(axes, y, ends, [opacity for _, opacity in _PARTS], found[entry.cell.codec], hollow=not entry.sound)
@@ -121,7 +130,11 @@ def step_time(group: Group, settings: str) -> Drawing:
 
 def _overruns(group: Group) -> str:
     """The codecs whose maths was too slow for the emulated device, for a caption; empty where none was."""
-    late = [f"{e.cell.codec} over {e.cell.network} ({e.overruns:.1%})" for e in group.entries if e.ok and e.overruns > OVERRUNS]
+    late = [
+        f"{e.cell.codec} over {e.cell.network} ({e.overruns:.1%})"
+        for e in group.entries
+        if e.ok and e.overruns > OVERRUNS
+    ]
     return f" {tables.NOTED} Actions that overran the emulated device: {', '.join(late)}." if late else ""
 
 
@@ -136,7 +149,12 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
     legend += hollow_patches(group)
     figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
     done = [entry.measured for entry in group.entries if entry.ok]
-    moved = [v for s in done for v in (s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step) if v is not None]
+    moved = [
+        v
+        for s in done
+        for v in (s.raw_bytes_per_step, s.payload_bytes_per_step, s.wire_bytes_per_step)
+        if v is not None
+    ]
     largest = max(moved, default=1.0) or 1.0
     unit, name = tables.byte_unit([largest])
     for axes, _, row in _rows(group, panels):
@@ -147,7 +165,11 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
             if entry is None or entry.measured.payload_bytes_per_step is None:
                 _no_run(axes, y)
                 continue
-            summary, payload, wire = entry.measured, entry.measured.payload_bytes_per_step, entry.measured.wire_bytes_per_step
+            summary, payload, wire = (
+                entry.measured,
+                entry.measured.payload_bytes_per_step,
+                entry.measured.wire_bytes_per_step,
+            )
             ends = [payload / unit, (payload if wire is None else wire) / unit]
             _bar(axes, y, ends, (1.0, 0.36), found[entry.cell.codec], hollow=not entry.sound)
             ratio = "" if summary.compression_ratio is None else f"  ({tables.three(summary.compression_ratio)}x)"

@@ -164,11 +164,24 @@ def network_panels(
     words = [_wrapped(link_words(group.networks[name]), _PANEL_CHARACTERS // columns) for name in names]
     more = max(map(len, words)) - 1
     figure, axes = canvas(
-        title, panel_height, legend, settings, len(names), columns=columns, left=left, between=_BETWEEN_ROWS + 0.14 * more
+        title,
+        panel_height,
+        legend,
+        settings,
+        len(names),
+        columns=columns,
+        left=left,
+        between=_BETWEEN_ROWS + 0.14 * more,
     )
     for name, lines, one in zip(names, words, axes, strict=True):
         one.set_title(shortened(name, _TITLE_CHARACTERS // columns), pad=18 + 10 * more)
         one.annotate(
-            "\n".join(lines), (0, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points", size=7.8, color=MUTED
+            "\n".join(lines),
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 5),
+            textcoords="offset points",
+            size=7.8,
+            color=MUTED,
         )
     return figure, dict(zip(names, axes, strict=True))

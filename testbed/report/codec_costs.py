@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.measured import FAST_BPS, SLOW_BPS, Benchmark
+from testbed.codecs.check.measured import FAST_BPS, SLOW_BPS, Benchmark
 from testbed.report import markdown
 
 NUMBERS = ("bits", "error", "encode", "decode", "in model", "GB/s", "80 Mbit/s", "1 Gbit/s", "share", "pays to")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testbed import results
-from testbed.codecs import selection
+from testbed.codecs.catalogue import placement
 from testbed.errors import UserError
 from testbed.frozen import canonical_json
 from testbed.metrics.compare import Comparison, compare
@@ -102,7 +102,7 @@ def codec_order(codec: str) -> tuple[int, float, str]:
         return _CODEC_ORDER.index(codec), 0.0, codec
     others = len(_CODEC_ORDER)
     try:
-        chosen = selection.read(codec)
+        chosen = placement.read(codec)
     except UserError:  # a result may be older than the table, or of a class that is not at hand
         return others + 2, 0.0, codec
     return others + chosen.control, -chosen.nominal_bits, codec
@@ -135,12 +135,16 @@ def _network_names(found: Sequence[Result]) -> dict[str, str]:
     texts = {_text(result.cell): result.cell.network for result in found}
     names = list(texts.values())
     return {
-        text: name if names.count(name) == 1 else f"{name} [{hashlib.blake2b(text.encode(), digest_size=2).hexdigest()}]"
+        text: name
+        if names.count(name) == 1
+        else f"{name} [{hashlib.blake2b(text.encode(), digest_size=2).hexdigest()}]"
         for text, name in texts.items()
     }
 
 
-def _own(found: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _own(
+    found: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]
+) -> dict[str, dict[str, Any]]:
     """Settings of the optimiser that follow from the codec -> codec -> value."""
     own = {}
     for key in varying:
@@ -148,7 +152,9 @@ def _own(found: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying
         for result, setting in zip(found, settings, strict=True):
             values.setdefault(result.cell.codec, set()).add(setting.get(key))
         if key.startswith("optimiser.") and all(len(one) == 1 for one in values.values()):
-            own[key] = {codec: next(iter(one)) for codec, one in sorted(values.items(), key=lambda item: codec_order(item[0]))}
+            own[key] = {
+                codec: next(iter(one)) for codec, one in sorted(values.items(), key=lambda item: codec_order(item[0]))
+            }
     return own
 
 
@@ -165,7 +171,13 @@ def groups(found: Sequence[Result]) -> list[Group]:
         together.setdefault(tuple(setting.get(key) for key in apart), []).append(result)
     palette = tuple(sorted({result.cell.codec for result in found}, key=codec_order))
     return [
-        _group(", ".join(f"{key} = {value}" for key, value in zip(apart, values, strict=True)), members, names, own, palette)
+        _group(
+            ", ".join(f"{key} = {value}" for key, value in zip(apart, values, strict=True)),
+            members,
+            names,
+            own,
+            palette,
+        )
         for values, members in sorted(together.items(), key=lambda item: [_value_order(value) for value in item[0]])
     ]
 
@@ -175,7 +187,11 @@ def _value_order(value: Any) -> tuple[float, str]:
 
 
 def _group(
-    label: str, members: list[Result], names: Mapping[str, str], own: dict[str, dict[str, Any]], palette: tuple[str, ...]
+    label: str,
+    members: list[Result],
+    names: Mapping[str, str],
+    own: dict[str, dict[str, Any]],
+    palette: tuple[str, ...],
 ) -> Group:
     networks = {names[_text(result.cell)]: result.cell.profiles for result in members}
     cells: dict[tuple[str, str], dict[Path, Result]] = {}

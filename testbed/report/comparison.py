@@ -70,7 +70,9 @@ def _step(entry: Entry) -> Shown:
     summary, ends = entry.measured, entry.measured.step_interval_s
     if summary.step_s is None:
         return _UNKNOWN
-    return Shown(seconds(summary.step_s), interval(ends and (ends[0] * 1e3, ends[1] * 1e3), "{:.1f}") + (" ms" if ends else ""))
+    return Shown(
+        seconds(summary.step_s), interval(ends and (ends[0] * 1e3, ends[1] * 1e3), "{:.1f}") + (" ms" if ends else "")
+    )
 
 
 def target(group: Group) -> float | None:
@@ -87,11 +89,14 @@ def comparison_table(group: Group) -> ComparisonTable:
         sections[network] = []
         for entry in group.finished(network):
             first, second = (
-                None if entry.cell.codec == base else group.compared(network, entry, base) for base in (BASELINE, SECOND_BASELINE)
+                None if entry.cell.codec == base else group.compared(network, entry, base)
+                for base in (BASELINE, SECOND_BASELINE)
             )
             reached = None if goal is None else time_to_loss(entry.steps, goal)
             estimates = [one.speed_up for one in (first, second) if one is not None]
             estimates += [first.loss_difference] if first is not None else []
             rules |= dict.fromkeys(one.rule for one in estimates if one is not None)
-            sections[network].append(Line(entry, _step(entry), _ratio(first), _ratio(second), _difference(first), _time(reached)))
+            sections[network].append(
+                Line(entry, _step(entry), _ratio(first), _ratio(second), _difference(first), _time(reached))
+            )
     return ComparisonTable(sections, goal, tuple(rules))

@@ -7,17 +7,17 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from testbed.codecs.entries import casts_quantisers, delta_wrappers, sparse_lowrank
-from testbed.codecs.measured import Benchmark, Measured
+from testbed.codecs.catalogue import dense, memory_and_wrappers, sparse_and_low_rank
+from testbed.codecs.check.measured import Benchmark, Measured
 from testbed.report import figures, style
 from testbed.report.canvas import Drawing, Handle, canvas
 from testbed.report.labels import Mark, label_marks
 from testbed.spec import Direction
 
 _FAMILIES = {
-    "casts and quantisers": (casts_quantisers.ENTRIES, "#0072b2", "s"),
-    "sparse and low rank": (sparse_lowrank.ENTRIES, "#d55e00", "^"),
-    "differences and wrappers": (delta_wrappers.ENTRIES, "#009e73", "D"),
+    "casts and quantisers": (dense.ENTRIES, "#0072b2", "s"),
+    "sparse and low rank": (sparse_and_low_rank.ENTRIES, "#d55e00", "^"),
+    "differences and wrappers": (memory_and_wrappers.ENTRIES, "#009e73", "D"),
 }
 _OTHER = ("other packages, or someone's own", "#767d86", "o")
 _TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
@@ -47,7 +47,9 @@ def draw(found: Benchmark) -> Drawing:
     number = {label: index for index, label in enumerate(labels, start=1)}
     used = {family[0]: family for family in map(_family, drawn)}
     legend: list[Handle] = [Line2D([], [], color=c, marker=m, ls="none", label=title) for title, c, m in used.values()]
-    legend.append(Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values"))
+    legend.append(
+        Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values")
+    )
     key = "   ".join(f"{index} {label}".replace(" ", "\u00a0") for label, index in number.items())
     left_out = "" if len(drawn) == len(found.results) else "; codecs in the model are not drawn"
     settings = f"{key}\n{found.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"

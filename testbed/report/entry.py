@@ -117,7 +117,9 @@ class Entry:
         found = [] if self.certified else ["not certified"]
         if self.overruns > OVERRUNS:
             found.append(
-                f"{'invalid: ' if self.overruns > TOO_MANY_OVERRUNS else ''}{self.overruns:.1%} overruns".replace("%", " %")
+                f"{'invalid: ' if self.overruns > TOO_MANY_OVERRUNS else ''}{self.overruns:.1%} overruns".replace(
+                    "%", " %"
+                )
             )
         if self.cell.timing == "replay":
             found.append("replay")
@@ -140,7 +142,8 @@ class Entry:
     def steps(self) -> tuple[RunSteps, ...]:
         """Step times and loss curves of each good run."""
         return tuple(
-            run_steps(cell, run.number, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run, cell, _ in self.good
+            run_steps(cell, run.number, [run.steps(stage) for stage in range(cell.pipeline.stages)])
+            for run, cell, _ in self.good
         )
 
     @cached_property
@@ -174,7 +177,9 @@ class Entry:
         """
         if not self.ok:
             raise ResultsError(f"{self.results[-1].run.folder} holds no run that ended well")
-        return self.good[0].measured if len(self.good) == 1 else self._together([result.measured for result in self.good])
+        return (
+            self.good[0].measured if len(self.good) == 1 else self._together([result.measured for result in self.good])
+        )
 
     def _together(self, found: list[Summary]) -> Summary:
         step = step_time([run.seconds for run in self.steps])
@@ -198,7 +203,9 @@ class Entry:
             "measured_steps": sum(one.measured_steps for one in found),
             "step_s": step_s,
             "step_interval_s": None if step is None else step.interval,
-            "step_quartiles_s": (median(q[0] for q in quartiles), median(q[1] for q in quartiles)) if quartiles else None,
+            "step_quartiles_s": (median(q[0] for q in quartiles), median(q[1] for q in quartiles))
+            if quartiles
+            else None,
             "split": None if step_s is None else _split([one.split for one in found if one.split is not None], step_s),
             "overrun_share": _known(max, (one.overrun_share for one in found)),
         }
@@ -216,5 +223,7 @@ def _split(parts: list[Split], step_s: float) -> Split | None:
         return None
     totals = [part.compute_s + part.codec_s + part.wire_s + part.wait_s for part in parts]
     names = ("compute_s", "codec_s", "wire_s", "wait_s")
-    shares = {name: fmean(getattr(part, name) / total for part, total in zip(parts, totals, strict=True)) for name in names}
+    shares = {
+        name: fmean(getattr(part, name) / total for part, total in zip(parts, totals, strict=True)) for name in names
+    }
     return Split(**{name: share * step_s for name, share in shares.items()})

@@ -31,8 +31,12 @@ RUN = ["cell_id", "run"]
 def folders(name: str, what: str) -> tuple[Path, Path]:
     """(results, output) from the command line of experiments/NAME/figures.py; `what` is its help."""
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--results", type=Path, default=Path("results") / name, help="of the sweep (default: %(default)s)")
-    parser.add_argument("--output", type=Path, default=Path("experiments") / name, help="for what is written (%(default)s)")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results") / name, help="of the sweep (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("experiments") / name, help="for what is written (%(default)s)"
+    )
     found = parser.parse_args()
     found.output.mkdir(parents=True, exist_ok=True)
     return found.results, found.output
@@ -48,8 +52,12 @@ def runs(folder: str | Path) -> Any:
     frame = testbed.load(folder)
     frame = frame[frame.status == "ok"]
     if frame.empty:
-        raise ResultsError(f"no run of the last sweep in {folder} ended well, so there is nothing to draw; run the sweep again")
-    frame = frame.assign(profile=frame.network, seed=frame["training.seed"].astype(int), certified=frame.certificate == "PASS")
+        raise ResultsError(
+            f"no run of the last sweep in {folder} ended well, so there is nothing to draw; run the sweep again"
+        )
+    frame = frame.assign(
+        profile=frame.network, seed=frame["training.seed"].astype(int), certified=frame.certificate == "PASS"
+    )
     words = [_words(Run(folder / one)) for one in frame.folder]
     frame = frame.assign(**{name: [one[name] for one in words] for name in words[0]})
     return frame.sort_values(["codec", "profile", "seed", "run"]).reset_index(drop=True)
@@ -80,7 +88,14 @@ def curves(folder: str | Path, value: str = "loss") -> Any:
 
 
 def band(
-    axes: Axes, x: Sequence[float], per_seed: Sequence[Sequence[float]], colour: str, label: str, *, dash: Any = "-", **line: Any
+    axes: Axes,
+    x: Sequence[float],
+    per_seed: Sequence[Sequence[float]],
+    colour: str,
+    label: str,
+    *,
+    dash: Any = "-",
+    **line: Any,
 ) -> None:
     """The mean of the seeds as a line, and a band from the lowest to the highest. `per_seed`: (seeds, points), `x`: (points)."""
     rows = np.asarray(per_seed, dtype=np.float64)
@@ -94,7 +109,9 @@ def caption(frame: Any) -> str:
     """What runs were made with, for the foot of a figure; `frame` as `runs` returns it, or a part of it."""
     lines = [
         f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing {_all(frame.timing)}",
-        "; ".join(f"{name}: {links}, TCP {how}" for name, links, how in _distinct(frame, "profile", "links", "transport")),
+        "; ".join(
+            f"{name}: {links}, TCP {how}" for name, links, how in _distinct(frame, "profile", "links", "transport")
+        ),
         f"{_all(frame.machine)}; seeds {_all(frame.seed)}",
     ]
     if not frame.certified.all():
@@ -114,7 +131,10 @@ def markdown(frame: Any) -> str:
     """A table of texts and numbers as Markdown; columns of numbers are aligned to the right, what is missing is a dash."""
     headings = [str(name) for name in frame.columns]
     right = {heading for heading, kind in zip(headings, frame.dtypes, strict=True) if kind.kind in "iuf"}
-    rows = [["–" if _missing(cell) else _text(cell) for cell in row] for row in frame.itertuples(index=False, name=None)]  # noqa: RUF001
+    rows = [
+        ["\N{EN DASH}" if _missing(cell) else _text(cell) for cell in row]
+        for row in frame.itertuples(index=False, name=None)
+    ]
     return tables.table(headings, rows, right).rstrip("\n")
 
 

@@ -130,7 +130,9 @@ def _choices(group: Group) -> str | None:
         places: dict[str, list[str]] = {}
         for (boundary, direction), counted in entry.choices.items():
             shares = [
-                f"{remarks.taken(entry.cell.codec, boundary, direction, name)} {count / counted.total():.0%}".replace("%", " %")
+                f"{remarks.taken(entry.cell.codec, boundary, direction, name)} {count / counted.total():.0%}".replace(
+                    "%", " %"
+                )
                 for name, count in counted.most_common()
             ]
             places.setdefault(_join(shares), []).append(f"{boundary} {direction}")
@@ -231,7 +233,9 @@ def _overruns(group: Group) -> str | None:
     late = [entry for entry in group.entries if entry.ok and entry.overruns > OVERRUNS]
     if not late:
         return None
-    who = _join([f"{entry.cell.codec} over {entry.cell.network} ({entry.overruns:.1%})".replace("%", " %") for entry in late])
+    who = _join(
+        [f"{entry.cell.codec} over {entry.cell.network} ({entry.overruns:.1%})".replace("%", " %") for entry in late]
+    )
     invalid = " More than 5 % make a time invalid: state a larger dilation." if any(not e.sound for e in late) else ""
     return f"This machine was too slow for the emulated device in a share of the actions: {who}.{invalid}"
 
@@ -244,7 +248,9 @@ def _unmeasured(group: Group) -> str | None:
     if doubtful and len(doubtful) == len(finished):
         sentences.append("No run has two passing certificates: all are drawn hollow, none is to be relied on.")
     elif doubtful:
-        sentences.append(f"Without two passing certificates, so drawn hollow and not to be relied on: {_join(doubtful)}.")
+        sentences.append(
+            f"Without two passing certificates, so drawn hollow and not to be relied on: {_join(doubtful)}."
+        )
     if failed:
         sentences.append(f"Without a finished run: {_join(failed)}.")
     return " ".join(sentences) or None

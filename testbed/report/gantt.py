@@ -154,7 +154,11 @@ def _frames(chart: _Chart, row: int, step: Step, pair: tuple[int, int], fills: d
 def _caption(result: Result, step: Step) -> str:
     seconds = step.seconds / result.cell.compute.dilation
     stands = "" if result.sound else ", which is not to be relied on"
-    early = " A stage that was done with the step before began early, left of 0." if step.begin_ns > min(step.free_ns) else ""
+    early = (
+        " A stage that was done with the step before began early, left of 0."
+        if step.begin_ns > min(step.free_ns)
+        else ""
+    )
     return (
         f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}. Numbers are "
         "micro-batches. Above: what each stage did. Below: frames from one stage to another, activations in the shade of forward "

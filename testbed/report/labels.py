@@ -69,7 +69,10 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
         box = _free(spot, _DIGIT * len(text), taken)
         taken.append(box)
         first = spot.marks[0]
-        far = max(abs(box.left + box.width / 2 - spot.x) - box.width / 2, abs(box.bottom + box.height / 2 - spot.y)) > 3 * _MARK
+        far = (
+            max(abs(box.left + box.width / 2 - spot.x) - box.width / 2, abs(box.bottom + box.height / 2 - spot.y))
+            > 3 * _MARK
+        )
         panel.annotate(
             text,
             (first.x, first.y),

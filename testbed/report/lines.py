@@ -51,7 +51,9 @@ def together(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint]]) ->
     for curve in curves:
         for point in curve:
             moments.setdefault(point.step, []).append(point.seconds)
-    return Line(band.steps, [median(moments[step]) for step in band.steps], band.low, band.median, band.high, band.curves)
+    return Line(
+        band.steps, [median(moments[step]) for step in band.steps], band.low, band.median, band.high, band.curves
+    )
 
 
 def less(
@@ -59,7 +61,11 @@ def less(
 ) -> list[list[LossPoint]]:
     """Each curve less that of the same seed in `base` (seed -> step -> loss); empty where that seed is not there."""
     return [
-        [point._replace(loss=point.loss - base[run.seed][point.step]) for point in curve if point.step in base.get(run.seed, {})]
+        [
+            point._replace(loss=point.loss - base[run.seed][point.step])
+            for point in curve
+            if point.step in base.get(run.seed, {})
+        ]
         for run, curve in zip(runs, curves, strict=True)
     ]
 
@@ -68,7 +74,9 @@ def _words(group: Group) -> str:
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     widths = sorted({window(run.train) for run in runs})
     seeds = max((len({run.seed for run in entry.steps}) for entry in group.entries if entry.ok), default=1)
-    band = f" Bands: from the lowest to the highest of up to {seeds} seeds, the line is their median." if seeds > 1 else ""
+    band = (
+        f" Bands: from the lowest to the highest of up to {seeds} seeds, the line is their median." if seeds > 1 else ""
+    )
     if not widths or widths == [1]:
         return f"Lines: training loss of each step.{band}"
     each = "" if seeds > 1 else " (pale: each step)"
@@ -79,7 +87,9 @@ def _plot(axes: Axes, entry: Entry, look: Look, *, time: bool) -> None:
     runs = entry.steps
     line = together(runs, [smooth(run.train) for run in runs])
     if line.seeds > 1:
-        axes.fill_between(line.seconds if time else line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
+        axes.fill_between(
+            line.seconds if time else line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0
+        )
     else:
         raw = together(runs, [run.train for run in runs])
         axes.plot(raw.seconds if time else raw.steps, raw.losses, color=look.colour, ls=look.dash, alpha=0.3, lw=0.8)
@@ -146,7 +156,9 @@ def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Draw
     left.set_ylabel("loss, nats per token")
     right.set_title("difference from fp32 (above 0 is worse)")
     if not train:
-        right.text(0.5, 0.5, "no finished fp32 run to compare with", transform=right.transAxes, ha="center", color=MUTED)
+        right.text(
+            0.5, 0.5, "no finished fp32 run to compare with", transform=right.transAxes, ha="center", color=MUTED
+        )
     for axes in (left, right):
         axes.set_xlabel("optimiser steps")
         axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))

@@ -70,7 +70,9 @@ def build(experiment: Path, page: Path) -> Path:
     sweep = results.last_sweep(experiment)
     found = collect.read(collect.latest(experiment, sweep.cells))
     if not found:
-        raise ResultsError(f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again")
+        raise ResultsError(
+            f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again"
+        )
     folder = results.make_folder(results.make_folder(page.parent) / "figures")
     groups = collect.groups(found)
     shown = zip(groups, tables.result_tables(groups), strict=True)
@@ -120,7 +122,9 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
                     drawing = gantt.gantt(chosen.typical, look, settings(group), f"gantt-{cell_id}")
                 figures.save(drawing, results.make_folder(folder), drawing.name)
                 return folder / f"{drawing.name}.png"
-    raise UnknownNameError("cell", cell_id, (result.cell.id for group in found for e in group.entries for result in e.results))
+    raise UnknownNameError(
+        "cell", cell_id, (result.cell.id for group in found for e in group.entries for result in e.results)
+    )
 
 
 def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str) -> _Section:
@@ -129,7 +133,9 @@ def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str)
         for drawing in figures.draw(group, settings(group), same_maths=same_maths(group)):
             stem = prefix + drawing.name
             svg = figures.save(drawing, folder, stem)
-            drawn.append(_Figure(stem, drawing.title, drawing.caption, Markup(figures.inline(svg, stem, drawing.title))))
+            drawn.append(
+                _Figure(stem, drawing.title, drawing.caption, Markup(figures.inline(svg, stem, drawing.title)))
+            )
     return _Section(group, findings(group), table, comparison_table(group), drawn)
 
 
@@ -161,12 +167,21 @@ def _checks(certificates: RunCertificates) -> list[_Check]:
     for (link, direction, quantity, detail), pair in pairs.items():
         one = next(iter(pair.values()))
         asked, _, tolerance = tables.measurement_cells(one)
-        before, after = (tables.measurement_cells(pair[w])[1] if w in pair else tables.MISSING for w in ("before", "after"))
+        before, after = (
+            tables.measurement_cells(pair[w])[1] if w in pair else tables.MISSING for w in ("before", "after")
+        )
         verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
         notes = dict.fromkeys(m.note for m in pair.values() if m.note)
         checks.append(
             _Check(
-                f"{link} {direction}", f"{quantity} {detail}".strip(), asked, before, after, tolerance, verdict, "; ".join(notes)
+                f"{link} {direction}",
+                f"{quantity} {detail}".strip(),
+                asked,
+                before,
+                after,
+                tolerance,
+                verdict,
+                "; ".join(notes),
             )
         )
     return checks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from testbed.codecs import selection
-from testbed.codecs.selection import Selection
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue.placement import Selection
 from testbed.errors import UserError
 
 CONTROL = "negative control"
@@ -18,7 +18,7 @@ _FIRST_KIND = {"delta-int8": "int8"}
 def _read(codec: str) -> Selection | None:
     # A result may be older than the table, or of a class that is not at hand.
     try:
-        return selection.read(codec)
+        return placement.read(codec)
     except UserError:
         return None
 

@@ -29,7 +29,10 @@ def settings(group: Group) -> str:
     counts = _distinct(entry.count for entry in group.entries if entry.ok)
     lines = [f"engine {cell.engine}; {pipeline(cell)}; {_transport(group)}"]
     lines += [f"compute {compute(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
-    own = [f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}" for key, values in group.own.items()]
+    own = [
+        f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}"
+        for key, values in group.own.items()
+    ]
     lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
     machines = _distinct(
         found for entry in group.entries for result in entry.results if (found := machine(result.run.environment))

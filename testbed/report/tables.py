@@ -238,9 +238,15 @@ def _notes(found: Sequence[Group], shown: Sequence[ResultTable]) -> list[str]:
     for entry in finished:
         for mark in _notable(entry):
             noted.setdefault(mark, []).append(f"{entry.cell.codec} over {entry.cell.network}")
-    notes += [f"{NOTED} {mark}: {'all' if len(who) == len(finished) else ', '.join(who)}" for mark, who in noted.items()]
-    if any(cell.startswith("~") for one in shown for rows in one.sections.values() for row in rows for cell in row.cells):
-        notes.append(f"~ not separable: the 95 % interval contains 1, or one pair of runs differs by less than {RUN_TO_RUN:.0%}")
+    notes += [
+        f"{NOTED} {mark}: {'all' if len(who) == len(finished) else ', '.join(who)}" for mark, who in noted.items()
+    ]
+    if any(
+        cell.startswith("~") for one in shown for rows in one.sections.values() for row in rows for cell in row.cells
+    ):
+        notes.append(
+            f"~ not separable: the 95 % interval contains 1, or one pair of runs differs by less than {RUN_TO_RUN:.0%}"
+        )
     counts = sorted({entry.count for entry in finished})
     notes += [f"each row: {' or '.join(counts)}"] if counts not in ([], ["1 run"]) else []
     return notes + [f"{entry.cell.id} {entry.outcome}" for entry in everything if not entry.ok]
@@ -264,7 +270,9 @@ def measurement_cells(one: Measurement) -> tuple[str, str, str]:
 
 def certificate_table(certificate: Certificate) -> Table:
     """Asked against measured, one row a quantity, for the terminal; what must be known about them stands below."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style="")
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style=""
+    )
     for title in ("link", "", "quantity", "asked", "measured", "tolerance", "n", "verdict"):
         numeric = title in ("asked", "measured", "tolerance", "n")
         # Only the quantity's detail gives way on a narrow terminal.
@@ -276,7 +284,9 @@ def certificate_table(certificate: Certificate) -> Table:
         direction = "" if one.direction == "both" else one.direction
         table.add_row(one.link, direction, Text(quantity), *measurement_cells(one), str(one.samples), verdict)
         if one.note:
-            notes.setdefault(one.note, []).append(" ".join(part for part in (one.link, direction, one.quantity) if part))
+            notes.setdefault(one.note, []).append(
+                " ".join(part for part in (one.link, direction, one.quantity) if part)
+            )
     if notes:
         table.caption = Text("\n".join(f"{', '.join(dict.fromkeys(who))}: {note}" for note, who in notes.items()))
     return table
@@ -289,7 +299,9 @@ def certificate_summary(name: str, certificate: Certificate) -> str:
     lines = [f"{name}: {certificate.verdict}, {measured}"]
     for one in failed:
         asked, found, tolerance = measurement_cells(one)
-        lines.append(f"  {one.link} {one.direction} {one.quantity}: asked {asked} {tolerance}, found {found}: {one.note}")
+        lines.append(
+            f"  {one.link} {one.direction} {one.quantity}: asked {asked} {tolerance}, found {found}: {one.note}"
+        )
     if certificate.rejected:
         first = ", ".join(dict.fromkeys(f"{one.link} {one.direction} {one.quantity}" for one in certificate.rejected))
         lines.append(f"  measured twice; out of tolerance the first time: {first}")

@@ -55,7 +55,9 @@ class Series(NamedTuple):
     def share(self) -> float | None:
         """Of what was asked."""
         lengths = np.diff(self.edges_s)
-        return None if self.asked_bps is None else self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
+        return (
+            None if self.asked_bps is None else self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
+        )
 
 
 def _asked(profile: LinkProfile, way: Literal["up", "down"], edges_ns: Sequence[int]) -> Floats | None:
@@ -135,7 +137,13 @@ def _panel(axes: Axes, one: Series, look: Look, *, hollow: bool) -> None:
     if total := int(one.dropped.sum()):
         words.append(f"{total:,} dropped")
     axes.annotate(
-        ", ".join(words), (0, 1), xycoords="axes fraction", xytext=(0, 4), textcoords="offset points", size=7.8, color=MUTED
+        ", ".join(words),
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 4),
+        textcoords="offset points",
+        size=7.8,
+        color=MUTED,
     )
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_locator(MaxNLocator(8))
@@ -175,7 +183,9 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
                 axes.set_ylabel("Mbit/s", size=8)
         for axes in panels[-2:]:
             axes.set_xlabel("time since the run began, s", size=8)
-        yield Drawing(f"utilisation-{number}", title, _caption(result, len(everything) // 2, len(shown) // 2, shown), figure)
+        yield Drawing(
+            f"utilisation-{number}", title, _caption(result, len(everything) // 2, len(shown) // 2, shown), figure
+        )
 
 
 def _caption(result: Result, links: int, shown: int, found: Sequence[Series]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from testbed import paths, results
-from testbed.codecs import selection as codecs
+from testbed.codecs.catalogue import placement as codecs
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.metrics import summarise
 from testbed.pipeline.control import READABLE, Ended
@@ -121,7 +121,9 @@ class _Runner:
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
         """Certify, train or replay that run, certify; why training ended."""
         cell, folder = self._cell, self._run.folder
-        self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))  # it may have been, for another run
+        self._note_lab(
+            session.lab.record.model_copy(update={"played_at_ns": None})
+        )  # it may have been, for another run
         self._watch.phase("certifying the links")
         self._before = session.lab.certify("quick", expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))
@@ -154,7 +156,12 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
     Of codecs that differ by boundary or direction, the widest.
     """
     spec, pipeline = cell.workload, cell.pipeline
-    values = spec.batch_size // (pipeline.microbatches * pipeline.accumulation) * spec.sequence_length * workloads.width(spec)
+    values = (
+        spec.batch_size
+        // (pipeline.microbatches * pipeline.accumulation)
+        * spec.sequence_length
+        * workloads.width(spec)
+    )
     return tuple(sorted({max(1, int(values * bits / 8)) for bits in (codecs.read(cell.codec).nominal_bits, 32)}))
 
 
@@ -182,7 +189,9 @@ def prepare(workload: WorkloadSpec) -> Tokens:
             command, capture_output=True, text=True, check=False, start_new_session=True, **paths.as_invoking_user()
         )
     except OSError as error:
-        raise CapabilityError(f"cannot prepare the text: cannot start {sys.executable}: {error.strerror}; {READABLE}") from None
+        raise CapabilityError(
+            f"cannot prepare the text: cannot start {sys.executable}: {error.strerror}; {READABLE}"
+        ) from None
     if done.returncode == 2:
         raise SpecError(done.stderr.strip().removeprefix("testbed: error: "))
     if done.returncode != 0:

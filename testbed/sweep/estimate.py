@@ -11,7 +11,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from testbed import devices, results
-from testbed.codecs import selection as codecs
+from testbed.codecs.catalogue import placement as codecs
 from testbed.devices.durations import durations
 from testbed.devices.model import Precision
 from testbed.errors import TestbedError

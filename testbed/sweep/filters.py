@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed.codecs import selection
+from testbed.codecs.catalogue import placement
 from testbed.errors import SpecError, UnknownNameError
 from testbed.sweep.fields import Tables, flatten, known, nest, parse
 
@@ -55,13 +55,15 @@ def _value(stated: Mapping[str, Any], name: str) -> Any:
 
 def _plain(name: str, values: Iterable[Any]) -> list[Any]:
     """Values of a field such that equal ones mean the same: two texts may name one codec."""
-    return [selection.canonical(value) if name == "codec" and isinstance(value, str) else value for value in values]
+    return [placement.canonical(value) if name == "codec" and isinstance(value, str) else value for value in values]
 
 
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
     """That every value of a typed condition is one that some combination has: else it is a slip of the pen."""
     for name, values in condition.items():
-        found = list({repr(value): value for value in (_value(dict(flatten(one)), name) for one in combinations)}.values())
+        found = list(
+            {repr(value): value for value in (_value(dict(flatten(one)), name) for one in combinations)}.values()
+        )
         for value in _plain(name, values):
             if value not in found:
                 shown = UnknownNameError(f"cell with {name} =", str(value), map(str, found))

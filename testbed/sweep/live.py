@@ -16,7 +16,9 @@ _STYLES = {"running": "bold", "failed": "red", "interrupted": "red", "waiting": 
 
 def view(console: Console, watch: Watch) -> Live:
     """Drawn anew four times a second until it is stopped; then it is gone, and the lines that were noted stay."""
-    return Live(get_renderable=lambda: draw(watch, console.height), console=console, transient=True, refresh_per_second=4)
+    return Live(
+        get_renderable=lambda: draw(watch, console.height), console=console, transient=True, refresh_per_second=4
+    )
 
 
 def draw(watch: Watch, height: int) -> RenderableType:
@@ -51,7 +53,10 @@ def _cells(turn: Turn, number: int) -> tuple[str, ...]:
 def _running(watch: Watch) -> str:
     turn = watch.turns[watch.current]
     ended = sum(one.state not in ("waiting", "running") for one in watch.turns)
-    parts = [f"{ended} of {len(watch.turns)} runs done", f"{turn.cell.codec} on {turn.cell.network}: {turn.phase or turn.state}"]
+    parts = [
+        f"{ended} of {len(watch.turns)} runs done",
+        f"{turn.cell.codec} on {turn.cell.network}: {turn.phase or turn.state}",
+    ]
     if turn.tokens_per_s is not None and turn.phase == "training":
         parts.append(f"{turn.tokens_per_s:,.0f} tokens/s")
     if (left := watch.left_s()) > 0:

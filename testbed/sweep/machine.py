@@ -19,7 +19,9 @@ def machine() -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise UserError("another testbed is measuring on this machine; two at once would spoil each other's numbers") from None
+        raise UserError(
+            "another testbed is measuring on this machine; two at once would spoil each other's numbers"
+        ) from None
     try:
         paths.give_to_user(folder / "machine.lock")
         yield

@@ -124,7 +124,9 @@ def chosen(experiment: Experiment, choice: Choice) -> Experiment:
     for text in choice.overrides:
         name, value = parse(text, "--set")
         if any(name in dict(flatten(variant)) for variant in experiment.variants):
-            raise SpecError(f"--set {text}: {name} is set by the [[variants]] of {where}; choose among them with --only")
+            raise SpecError(
+                f"--set {text}: {name} is set by the [[variants]] of {where}; choose among them with --only"
+            )
         if name in content["axes"]:
             content["axes"][name] = value if isinstance(value, list) else [value]
         else:

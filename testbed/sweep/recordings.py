@@ -30,7 +30,9 @@ def with_recordings(cells: Iterable[Cell], have: Container[str] = ()) -> tuple[C
     `have` holds the ids of cells with a good run, which need no other.
     """
     cells = tuple(cells)
-    needed = {one.id: one for one in (recording_of(cell) for cell in cells if cell.timing == "replay") if one.id not in have}
+    needed = {
+        one.id: one for one in (recording_of(cell) for cell in cells if cell.timing == "replay") if one.id not in have
+    }
     early, rest = set(needed), []
     for cell in cells:
         if cell.id in early:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed import devices
-from testbed.codecs import selection as codecs
+from testbed.codecs.catalogue import placement as codecs
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
 from testbed.net import relay, topology
@@ -27,7 +27,9 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
     if "profiles" in content:
         raise UnknownNameError(f"key of {where}", "profiles", ("profile",))
     if not isinstance(content.get("codec"), str):
-        raise SpecError(f"{where}: codec must be a text, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}")
+        raise SpecError(
+            f"{where}: codec must be a text, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}"
+        )
     content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where)]
     compute = content.pop("compute", None)
     if compute is None:
@@ -40,10 +42,14 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         text = json.dumps({**content, "engine": engine, "compute": {"mode": "measured"}})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
-        found = devices.compute_of(compute, cell.workload, cell.pipeline, where)  # of a workload that is known to be one
+        found = devices.compute_of(
+            compute, cell.workload, cell.pipeline, where
+        )  # of a workload that is known to be one
         # Two texts for the same codecs are one cell.
         codec = codecs.read(cell.codec).over(cell.pipeline.stages - 1)
-        cell = Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": found})
+        cell = Cell(
+            **{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": found}
+        )
     except ValidationError as error:
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
@@ -52,7 +58,9 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
             f"{where}: codec {cell.codec} chooses by what it measures of its link, so over other links it trains otherwise and "
             'cannot be replayed; set timing = "full"'
         )
-    if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(cell.pipeline.stages, cell.pipeline.microbatches):
+    if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(
+        cell.pipeline.stages, cell.pipeline.microbatches
+    ):
         raise SpecError(
             f"{where}: pipeline.in_flight is {cell.pipeline.in_flight}; {cell.pipeline.stages} stages need at least "
             f"{min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches in flight to be busy at once"

@@ -180,7 +180,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -214,6 +216,8 @@ def _computing_s(cell: Cell) -> float:
 
 def _cause(failures: dict[int, Failed]) -> StageError | SpecError:
     """The failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
-    stage, failed = next(((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items())))
+    stage, failed = next(
+        ((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items()))
+    )
     named = failed.message if failed.message.startswith(f"stage {stage}") else f"stage {stage}: {failed.message}"
     return (SpecError if failed.error in _USERS else StageError)(named)

@@ -43,7 +43,9 @@ def fetch(folder: Path | None = None) -> GuestKernel:
     with _locked(folder.with_name(folder.name + ".lock")):
         if kernel := find(folder):  # another process fetched it while this one waited
             return kernel
-        for left_behind in folder.parent.glob(f"{folder.name}.fetching-*"):  # by a fetch that was killed: we hold the lock
+        for left_behind in folder.parent.glob(
+            f"{folder.name}.fetching-*"
+        ):  # by a fetch that was killed: we hold the lock
             shutil.rmtree(left_behind)
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.fetching-", dir=folder.parent) as work:
             _fill(Path(work), folder)
@@ -60,7 +62,9 @@ def mirrors(listing: str) -> list[str]:
 
 def _check_machine() -> None:
     if platform.machine() != "x86_64":
-        raise GuestKernelError(f"the guest kernel exists for x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}")
+        raise GuestKernelError(
+            f"the guest kernel exists for x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}"
+        )
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
         raise GuestKernelError(
             f"the guest kernel is fetched from Debian's packages, and this machine has no {' and no '.join(missing)}; {_INSTEAD}"
@@ -120,7 +124,9 @@ def _download(work: Path) -> list[Path]:
                 continue
             return sorted((work / "debs").glob("*.deb"))
     tried = "\n".join(attempts) or "apt is set up with no package archive"
-    raise GuestKernelError(f"cannot get {' and '.join(PACKAGES)} of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
+    raise GuestKernelError(
+        f"cannot get {' and '.join(PACKAGES)} of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}"
+    )
 
 
 def _arrange(unpacked: Path, fresh: Path) -> str:
@@ -138,7 +144,9 @@ def _arrange(unpacked: Path, fresh: Path) -> str:
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:
     environment = os.environ | {"LC_ALL": "C.UTF-8"}
-    done = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()[-4:] or ["it said nothing"]
         raise GuestKernelError(f"{command[0]} ended with status {done.returncode}: {' '.join(said)}")

@@ -170,7 +170,9 @@ def _python() -> Path:
 
 def _quoted(path: Path) -> str:
     if re.search(r'["\n]', str(path)):
-        raise GuestKernelError(f"the path {str(path)!r} cannot stand on a kernel's command line; install testbed elsewhere")
+        raise GuestKernelError(
+            f"the path {str(path)!r} cannot stand on a kernel's command line; install testbed elsewhere"
+        )
     return f'"{path}"'
 
 
@@ -202,7 +204,9 @@ class _Guest:
                     selector.register(fd, selectors.EVENT_READ)
                 while True:
                     left = _left(deadline)
-                    ready = [key.fd for key, _ in selector.select(_SILENCE_S if left is None else min(left, _SILENCE_S))]
+                    ready = [
+                        key.fd for key, _ in selector.select(_SILENCE_S if left is None else min(left, _SILENCE_S))
+                    ]
                     if not ready:
                         full = self._at_the_map_limit(full)
                     if self.plan in ready:

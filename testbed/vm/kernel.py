@@ -65,7 +65,9 @@ def find(folder: Path | None = None) -> GuestKernel | None:
     folder = folder or default_folder()
     try:
         manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        if manifest["format"] != FORMAT or not all(_same(folder / name, entry) for name, entry in manifest["files"].items()):
+        if manifest["format"] != FORMAT or not all(
+            _same(folder / name, entry) for name, entry in manifest["files"].items()
+        ):
             return None
         if not set(_PROGRAMS) <= set(manifest["files"]):
             return None

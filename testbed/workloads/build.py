@@ -13,7 +13,10 @@ from testbed.spec import WorkloadSpec
 from testbed.workloads import gpt2, llama, table, weights
 from testbed.workloads.model import StageModel
 
-_FAMILIES: dict[str, tuple[ModuleType, type[Any]]] = {"gpt2": (gpt2, gpt2.Gpt2Stage), "llama": (llama, llama.LlamaStage)}
+_FAMILIES: dict[str, tuple[ModuleType, type[Any]]] = {
+    "gpt2": (gpt2, gpt2.Gpt2Stage),
+    "llama": (llama, llama.LlamaStage),
+}
 
 
 def build(
@@ -47,7 +50,9 @@ def empty(spec: WorkloadSpec) -> Any:
     size = table.checked_size(spec)
     family, _ = _FAMILIES[spec.family]
     named = spec.model in table.SIZES
-    config = family.configuration(size, spec.dropout) if named else _configuration(spec, **family.settings(spec.dropout))
+    config = (
+        family.configuration(size, spec.dropout) if named else _configuration(spec, **family.settings(spec.dropout))
+    )
     with torch.device("meta"):
         return family.WHOLE(config)
 

@@ -31,13 +31,25 @@ _RATE = 6e-4
 
 def _specification(sequences: int) -> WorkloadSpec:
     return WorkloadSpec(
-        family="gpt2", model="gpt2-mini", text="bundled", sequence_length=_TOKENS, batch_size=sequences, validation_batches=1
+        family="gpt2",
+        model="gpt2-mini",
+        text="bundled",
+        sequence_length=_TOKENS,
+        batch_size=sequences,
+        validation_batches=1,
     )
 
 
 def _stages(seed: int) -> tuple[gpt2.Gpt2Stage, gpt2.Gpt2Stage]:
     size = Size(
-        family="gpt2", layers=_LAYERS, width=_WIDTH, heads=12, key_heads=12, inner=4 * _WIDTH, context=_TOKENS, vocabulary=4096
+        family="gpt2",
+        layers=_LAYERS,
+        width=_WIDTH,
+        heads=12,
+        key_heads=12,
+        inner=4 * _WIDTH,
+        context=_TOKENS,
+        vocabulary=4096,
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

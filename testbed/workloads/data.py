@@ -67,5 +67,7 @@ class Data:
         size = self._spec.batch_size // microbatches
         first = index * self._spec.batch_size + microbatch * size
         starts = order[first : first + size]
-        tokens = torch.from_numpy(self._tokens[starts[:, None] + np.arange(self._spec.sequence_length + 1)].astype(np.int64))
+        tokens = torch.from_numpy(
+            self._tokens[starts[:, None] + np.arange(self._spec.sequence_length + 1)].astype(np.int64)
+        )
         return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), tuple(starts.tolist()))

@@ -70,7 +70,8 @@ class LlamaStage(StageModel):
         assert isinstance(layers, nn.ModuleDict)
         # without a mask, sdpa is causal
         return (
-            partial(layer, position_embeddings=rotations, position_ids=positions, use_cache=False) for layer in layers.values()
+            partial(layer, position_embeddings=rotations, position_ids=positions, use_cache=False)
+            for layer in layers.values()
         )
 
     def tables(self) -> tuple[Part, ...]:

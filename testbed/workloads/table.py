@@ -108,7 +108,9 @@ def size_of(model: str) -> Size:
         kind = config["model_type"]
         if kind not in _OF_CONFIG:
             known = " and ".join(_OF_CONFIG)
-            raise SpecError(f"model {model!r} is a {kind}, found in {path}; only {known} checkpoints can be cut into stages")
+            raise SpecError(
+                f"model {model!r} is a {kind}, found in {path}; only {known} checkpoints can be cut into stages"
+            )
         return _OF_CONFIG[kind](config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
@@ -178,7 +180,9 @@ def checkpoint_folder(model: str) -> Path:
     """
     if model in FETCHED:
         if not (folder := fetched_folder(model)).is_dir():
-            raise SpecError(f"model {model!r} is not on this machine yet; fetch it once with: python -m {FETCHED[model]}")
+            raise SpecError(
+                f"model {model!r} is not on this machine yet; fetch it once with: python -m {FETCHED[model]}"
+            )
         return folder
     if Path(model).is_dir():
         return Path(model)

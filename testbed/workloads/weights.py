@@ -31,7 +31,15 @@ def read(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Tensor]
                 for name, others in wanted.items():
                     for other in [other for other in others if other in names and name not in found]:
                         found[name] = _full_precision(tensor(other), f"{path}: {other}")
-        except (OSError, ValueError, KeyError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            RuntimeError,
+            EOFError,
+            SafetensorError,
+            pickle.UnpicklingError,
+        ) as error:
             raise SpecError(f"cannot load a checkpoint from {path}: {type(error).__name__}: {error}") from None
     if missing := [name for name in wanted if name not in found]:
         raise SpecError(f"the checkpoint in {folder} lacks {len(missing)} weights, the first is {missing[0]}")
@@ -45,10 +53,14 @@ def _files(folder: Path) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             try:
-                return sorted({folder / part for part in json.loads(index.read_text(encoding="utf8"))["weight_map"].values()})
+                return sorted(
+                    {folder / part for part in json.loads(index.read_text(encoding="utf8"))["weight_map"].values()}
+                )
             except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
                 raise SpecError(f"{index} is not the index of a checkpoint: {type(error).__name__}: {error}") from None
-    raise SpecError(f"cannot load a checkpoint from {folder}: it has neither {' nor '.join(_FILES)}, whole or in shards")
+    raise SpecError(
+        f"cannot load a checkpoint from {folder}: it has neither {' nor '.join(_FILES)}, whole or in shards"
+    )
 
 
 @contextmanager

@@ -33,7 +33,9 @@ def cut(tokens: int, sequence_length: int) -> Windows:
     """The windows of a text of so many tokens. SpecError when a stretch cannot hold one."""
     fits = (STRETCH_TOKENS - 1) // sequence_length
     if fits == 0:
-        raise SpecError(f"workload.sequence_length is {sequence_length}; at most {STRETCH_TOKENS - 1} can be cut from a text")
+        raise SpecError(
+            f"workload.sequence_length is {sequence_length}; at most {STRETCH_TOKENS - 1} can be cut from a text"
+        )
     stretches = np.arange(0, tokens, STRETCH_TOKENS, dtype=np.int64)
     starts = stretches[:, None] + np.arange(fits, dtype=np.int64) * sequence_length
     whole = starts + sequence_length + 1 <= tokens
@@ -55,7 +57,12 @@ def chosen(train: Starts, count: int) -> Starts:
 
 
 def check(
-    tokens: int, *, sequence_length: int, batch_size: int, validation_batches: int, training_sequences: int | None = None
+    tokens: int,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    validation_batches: int,
+    training_sequences: int | None = None,
 ) -> None:
     """SpecError when a text of so many tokens does not hold a training batch, or the sequences and batches asked for."""
     windows = cut(tokens, sequence_length)

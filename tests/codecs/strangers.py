@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from testbed.codecs import framing
-from testbed.codecs.base import Context, Payload, Slot
+from testbed.codecs.contract import Context, MessageKey, Payload
+from testbed.codecs.wire import header
 from testbed.errors import CodecError
 
 CODE = 200
@@ -26,32 +26,32 @@ class Good:
         self.context = context
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        return framing.header_bytes(len(shape)) + 4 * math.prod(shape)
+        return header.header_bytes(len(shape)) + 4 * math.prod(shape)
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        x = framing.check_input(tensor)
-        payload, body = framing.allocate(CODE, tuple(x.shape), 4 * x.numel())
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        x = header.check_input(tensor)
+        payload, body = header.allocate(CODE, tuple(x.shape), 4 * x.numel())
         if x.numel():
             body.view(torch.float32).copy_(x.reshape(-1))
         return payload
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        opened = framing.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
-        return framing.as_tensor(opened.body, torch.float32, opened.elements).clone().view(opened.shape)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        opened = header.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
+        return header.as_tensor(opened.body, torch.float32, opened.elements).clone().view(opened.shape)
 
 
 class HidesTheTensor(Good):
     """Sends zeros; the decoder finds the tensor in the class."""
 
-    kept: ClassVar[dict[Slot, Tensor]] = {}
+    kept: ClassVar[dict[MessageKey, Tensor]] = {}
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        self.kept[slot] = tensor.detach().float().clone()
-        return super().encode(torch.zeros_like(tensor), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        self.kept[key] = tensor.detach().float().clone()
+        return super().encode(torch.zeros_like(tensor), key)
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        decoded = super().decode(payload, slot)
-        return self.kept[slot].clone() if slot in self.kept else decoded
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        decoded = super().decode(payload, key)
+        return self.kept[key].clone() if key in self.kept else decoded
 
 
 class ForgetsToSayThatItRemembers(Good):
@@ -61,20 +61,20 @@ class ForgetsToSayThatItRemembers(Good):
         super().__init__(context)
         self.last: dict[Any, Tensor] = {}
 
-    def _before(self, shape: torch.Size, slot: Slot) -> Tensor:
-        found = self.last.get((slot.phase, slot.microbatch))
+    def _before(self, shape: torch.Size, key: MessageKey) -> Tensor:
+        found = self.last.get((key.phase, key.microbatch))
         return found if found is not None and found.shape == shape else torch.zeros(shape)
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        before = self._before(tensor.shape, slot)
-        payload = super().encode(framing.check_input(tensor).float() - before, slot)
-        self.last[slot.phase, slot.microbatch] = before + super().decode(payload, slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        before = self._before(tensor.shape, key)
+        payload = super().encode(header.check_input(tensor).float() - before, key)
+        self.last[key.phase, key.microbatch] = before + super().decode(payload, key)
         return payload
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        difference = super().decode(payload, slot)
-        found = difference + self._before(difference.shape, slot)
-        self.last[slot.phase, slot.microbatch] = found
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        difference = super().decode(payload, key)
+        found = difference + self._before(difference.shape, key)
+        self.last[key.phase, key.microbatch] = found
         return found.clone()
 
 
@@ -97,9 +97,11 @@ class DriftsSilently(ForgetsToSayThatItRemembers):
 class OpenLoop(DriftsSilently):
     """Sends a coarse difference and remembers the true tensor."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        payload = Good.encode(self, (framing.check_input(tensor).float() - self._before(tensor.shape, slot)).bfloat16(), slot)
-        self.last[slot.phase, slot.microbatch] = tensor.detach().float().clone()
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        payload = Good.encode(
+            self, (header.check_input(tensor).float() - self._before(tensor.shape, key)).bfloat16(), key
+        )
+        self.last[key.phase, key.microbatch] = tensor.detach().float().clone()
         return payload
 
 
@@ -113,33 +115,33 @@ class LendsItsState(DriftsSilently):
 class MixesThePhases(DriftsSilently):
     """An evaluation takes the place of the training tensor."""
 
-    def _before(self, shape: torch.Size, slot: Slot) -> Tensor:
-        return super()._before(shape, slot._replace(phase="train"))
+    def _before(self, shape: torch.Size, key: MessageKey) -> Tensor:
+        return super()._before(shape, key._replace(phase="train"))
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(tensor, slot._replace(phase="train"))
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(tensor, key._replace(phase="train"))
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        return super().decode(payload, slot._replace(phase="train"))
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        return super().decode(payload, key._replace(phase="train"))
 
 
 class ForgetsOnErrors(DriftsSilently):
     """Drops its memory before it looks at the tensor."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        kept = self.last.pop((slot.phase, slot.microbatch), None)
-        framing.check_input(tensor)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        kept = self.last.pop((key.phase, key.microbatch), None)
+        header.check_input(tensor)
         if kept is not None:
-            self.last[slot.phase, slot.microbatch] = kept
-        return super().encode(tensor, slot)
+            self.last[key.phase, key.microbatch] = kept
+        return super().encode(tensor, key)
 
 
 class TakesHostileBytesToHeart(DriftsSilently):
     """Forgets what it knew when bytes are wrong."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         try:
-            return super().decode(payload, slot)
+            return super().decode(payload, key)
         except CodecError:
             self.last.clear()
             raise
@@ -166,16 +168,16 @@ class LoadsAnything(DriftsSilently):
 class LosesOnlyLater(Good):
     """fp32 as it is, in the first step."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        x = framing.check_input(tensor).float()
-        return super().encode(x if slot.step == 0 else torch.where(torch.isfinite(x), 0.0, x), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        x = header.check_input(tensor).float()
+        return super().encode(x if key.step == 0 else torch.where(torch.isfinite(x), 0.0, x), key)
 
 
 class LosesTheSignOfZero(Good):
     """-0.0 becomes 0.0."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).float() + 0.0, slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).float() + 0.0, key)
 
 
 class UsesItsOutputAgain(Good):
@@ -185,17 +187,17 @@ class UsesItsOutputAgain(Good):
         super().__init__(context)
         self.out: dict[torch.Size, Tensor] = {}
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        found = super().decode(payload, slot)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        found = super().decode(payload, key)
         return self.out.setdefault(found.shape, torch.empty(found.shape)).copy_(found)
 
 
 class RefusesNothing(Good):
     """Whatever is wrong becomes a zero."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         try:
-            return super().decode(payload, slot)
+            return super().decode(payload, key)
         except CodecError:
             return torch.zeros(1)
 
@@ -203,8 +205,8 @@ class RefusesNothing(Good):
 class StumblesOverOthers(Good):
     """A message of another codec is a KeyError."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        return {CODE: super().decode}[bytes(payload)[0]](payload, slot)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        return {CODE: super().decode}[bytes(payload)[0]](payload, key)
 
 
 class DithersByHash(Good):
@@ -212,15 +214,15 @@ class DithersByHash(Good):
 
     law = "none"
 
-    def _noise(self, slot: Slot, shape: torch.Size) -> Tensor:
-        return torch.rand(shape, generator=torch.Generator().manual_seed(hash(slot) & 0x7FFFFFFF))
+    def _noise(self, key: MessageKey, shape: torch.Size) -> Tensor:
+        return torch.rand(shape, generator=torch.Generator().manual_seed(hash(key) & 0x7FFFFFFF))
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).float() + self._noise(slot, tensor.shape), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).float() + self._noise(key, tensor.shape), key)
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        found = super().decode(payload, slot)
-        return found - self._noise(slot, found.shape)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        found = super().decode(payload, key)
+        return found - self._noise(key, found.shape)
 
 
 class ReadsMemoryInItsOrder(Good):
@@ -228,17 +230,17 @@ class ReadsMemoryInItsOrder(Good):
 
     law = "none"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        x = framing.check_input(tensor).float()
-        return super().encode(x if x.is_contiguous() else x.flip(-1), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        x = header.check_input(tensor).float()
+        return super().encode(x if x.is_contiguous() else x.flip(-1), key)
 
 
 class SwallowsNanLater(DriftsSilently):
     """A first message as it is; of a difference NaN is left out."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        known = (slot.phase, slot.microbatch) in self.last
-        return super().encode(framing.check_input(tensor).float().nan_to_num() if known else tensor, slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        known = (key.phase, key.microbatch) in self.last
+        return super().encode(header.check_input(tensor).float().nan_to_num() if known else tensor, key)
 
 
 class BoundWithoutItsLaw(Good):
@@ -246,8 +248,8 @@ class BoundWithoutItsLaw(Good):
 
     law = "none"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).bfloat16().float(), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).bfloat16().float(), key)
 
     def bound(self, tensor: Tensor) -> Tensor:
         return torch.zeros(())
@@ -258,8 +260,8 @@ class ProjectsToNothing(Good):
 
     law = "projection"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(torch.zeros_like(framing.check_input(tensor)), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(torch.zeros_like(header.check_input(tensor)), key)
 
 
 class OwesForAll(Good):
@@ -271,13 +273,13 @@ class OwesForAll(Good):
         super().__init__(context)
         self.owed: Tensor | None = None
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        target = framing.check_input(tensor).float() + (0.0 if self.owed is None else self.owed)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        target = header.check_input(tensor).float() + (0.0 if self.owed is None else self.owed)
         coarse = target.round(decimals=0)
         self.owed = target - coarse
-        return super().encode(coarse, slot)
+        return super().encode(coarse, key)
 
-    def residual(self, slot: Slot) -> Tensor:
+    def residual(self, key: MessageKey) -> Tensor:
         return torch.zeros(()) if self.owed is None else self.owed
 
 
@@ -292,7 +294,7 @@ class LiesAboutItsBytes(Good):
     """Says half of what it sends."""
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        return framing.header_bytes(len(shape)) + 2 * math.prod(shape)
+        return header.header_bytes(len(shape)) + 2 * math.prod(shape)
 
 
 class DrawsFromTheGlobalGenerator(Good):
@@ -300,8 +302,8 @@ class DrawsFromTheGlobalGenerator(Good):
 
     law = "none"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(tensor + torch.rand(tensor.shape), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(tensor + torch.rand(tensor.shape), key)
 
 
 class CountsInTheClass(Good):
@@ -310,17 +312,17 @@ class CountsInTheClass(Good):
     law = "none"
     count: ClassVar[list[int]] = [0]
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         self.count[0] += 1
-        return super().encode(tensor + self.count[0], slot)
+        return super().encode(tensor + self.count[0], key)
 
 
 class ChangesItsInput(Good):
     """Clips in place."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         tensor.detach().clamp_(-1, 1)
-        return super().encode(tensor, slot)
+        return super().encode(tensor, key)
 
 
 class UsesItsPayloadAgain(Good):
@@ -330,8 +332,8 @@ class UsesItsPayloadAgain(Good):
         super().__init__(context)
         self.buffers: dict[int, bytearray] = {}
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        payload = bytes(super().encode(tensor, slot))
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        payload = bytes(super().encode(tensor, key))
         buffer = self.buffers.setdefault(len(payload), bytearray(len(payload)))
         buffer[:] = payload
         return memoryview(buffer)
@@ -340,15 +342,15 @@ class UsesItsPayloadAgain(Good):
 class LiesInTheReceiveBuffer(Good):
     """Decodes without a copy."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        opened = framing.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
-        return framing.as_tensor(opened.body, torch.float32, opened.elements).view(opened.shape)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        opened = header.open_payload(payload, CODE, lambda shape: 4 * math.prod(shape))
+        return header.as_tensor(opened.body, torch.float32, opened.elements).view(opened.shape)
 
 
 class TrustsItsHeader(Good):
     """Sets memory aside for whatever shape the header claims."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         data = bytes(payload)
         if len(data) < 4 or data[0] != CODE or len(data) < 4 + 4 * data[1]:
             raise CodecError("too short")
@@ -367,56 +369,56 @@ class TrustsItsHeader(Good):
 class StumblesOverShortBytes(Good):
     """Lets struct.error out."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         struct.unpack_from("<BBBBI", payload)
-        return super().decode(payload, slot)
+        return super().decode(payload, key)
 
 
 class TakesItsTime(Good):
     """Counts to the number in its header before it looks whether that can be."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         data = bytes(payload)
         if len(data) >= 8:
             sum(range(struct.unpack_from("<I", data, 4)[0]))
-        return super().decode(payload, slot)
+        return super().decode(payload, key)
 
 
 class SwallowsNan(Good):
     """NaN becomes 0."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).float().nan_to_num(), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).float().nan_to_num(), key)
 
 
 class RefusesFlatTensors(Good):
     """Only takes three axes."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         if tensor.ndim != 3:
-            raise CodecError(f"cannot encode {slot}: not three axes")
-        return super().encode(tensor, slot)
+            raise CodecError(f"cannot encode {key}: not three axes")
+        return super().encode(tensor, key)
 
 
 class TakesAnyType(Good):
     """Turns float64 and integers into fp32 without a word."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(torch.zeros(tensor.shape) if tensor.is_meta else tensor.float(), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(torch.zeros(tensor.shape) if tensor.is_meta else tensor.float(), key)
 
 
 class KeepsBf16(Good):
     """Hands out bf16."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        return super().decode(payload, slot).bfloat16()
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        return super().decode(payload, key).bfloat16()
 
 
 class NeedsAnAlignedBuffer(Good):
     """Goes wrong where the payload does not begin at a multiple of four."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        found = super().decode(payload, slot)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        found = super().decode(payload, key)
         address = torch.frombuffer(payload, dtype=torch.uint8).data_ptr() if not isinstance(payload, bytes) else 0
         return found + address % 4
 
@@ -426,8 +428,8 @@ class BoundTooTight(Good):
 
     law = "bounded"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).bfloat16().float(), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).bfloat16().float(), key)
 
     def bound(self, tensor: Tensor) -> Tensor:
         return tensor.float().abs() * 2.0**-10
@@ -438,10 +440,10 @@ class RoundsDown(Good):
 
     law = "unbiased"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        generator = torch.Generator().manual_seed(slot.step)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        generator = torch.Generator().manual_seed(key.step)
         return super().encode(
-            (framing.check_input(tensor).float() + 0.9 * torch.rand(tensor.shape, generator=generator)).floor(), slot
+            (header.check_input(tensor).float() + 0.9 * torch.rand(tensor.shape, generator=generator)).floor(), key
         )
 
 
@@ -450,8 +452,8 @@ class KeepsHalf(Good):
 
     law = "support"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).float() / 2, slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).float() / 2, key)
 
 
 class OwesMoreAndMore(Good):
@@ -459,8 +461,8 @@ class OwesMoreAndMore(Good):
 
     law = "residual"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).float() * 0.9, slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).float() * 0.9, key)
 
 
 class NoProjection(Good):
@@ -468,18 +470,18 @@ class NoProjection(Good):
 
     law = "projection"
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
-        return super().encode(framing.check_input(tensor).float() * 0.5, slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return super().encode(header.check_input(tensor).float() * 0.5, key)
 
 
 class IsSlow(Good):
     """Does its sums many times over."""
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         if tensor.numel() > 100_000:
             for _ in range(60):
                 tensor.float().exp()
-        return super().encode(tensor, slot)
+        return super().encode(tensor, key)
 
 
 # ------------------------------------------------------------------ what changes the model
@@ -651,5 +653,5 @@ class NoBasis(Narrow):
 class HalvesGradients(Narrow):
     """Halves what goes back."""
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
-        return super().decode(payload, slot) * (0.5 if self.context.direction == "backward" else 1.0)
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        return super().decode(payload, key) * (0.5 if self.context.direction == "backward" else 1.0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.adaptive import Adaptive
-from testbed.codecs.base import Context, Measured, Slot
+from testbed.codecs.contract import Context, Measured, MessageKey
 from testbed.codecs.make import make
 from testbed.codecs.wrap import measures
 
@@ -25,18 +25,20 @@ def converse(text: str, rates: list[float]) -> list[int]:
     sender, receiver, chosen, sent = make(text, FORWARD), make(text, FORWARD), [], 0
     assert isinstance(sender, Measured)
     for step, rate in enumerate(rates):
-        slot = Slot("train", step, 0, (0,))
+        key = MessageKey("train", step, 0, (0,))
         if step:
             sender.observe(sent, sent / rate)
-        payload = bytes(sender.encode(normal(step), slot))
+        payload = bytes(sender.encode(normal(step), key))
         sent = len(payload)
         chosen.append(payload[1])
-        decoded = receiver.decode(payload, slot)
+        decoded = receiver.decode(payload, key)
         assert decoded.shape == SHAPE
     return chosen
 
 
-@pytest.mark.parametrize(("rate", "choice"), [(1e9, 0), (0.4 * FP32_BYTES / 0.05, 1), (0.2 * FP32_BYTES / 0.05, 2), (1e3, 2)])
+@pytest.mark.parametrize(
+    ("rate", "choice"), [(1e9, 0), (0.4 * FP32_BYTES / 0.05, 1), (0.2 * FP32_BYTES / 0.05, 2), (1e3, 2)]
+)
 def test_the_slower_the_link_the_stronger_the_codec(rate: float, choice: int) -> None:
     chosen = converse("adaptive(50)", [rate] * 8)
     assert chosen[0] == 0
@@ -55,7 +57,7 @@ def test_without_measurements_it_stays_mild_and_small_ones_do_not_count() -> Non
     assert isinstance(codec, Adaptive)
     for step in range(3):
         codec.observe(100, 1.0)
-        assert bytes(codec.encode(normal(step), Slot("train", step, 0, ())))[1] == 0
+        assert bytes(codec.encode(normal(step), MessageKey("train", step, 0, ())))[1] == 0
 
 
 def test_its_choice_is_part_of_its_state() -> None:
@@ -64,11 +66,11 @@ def test_its_choice_is_part_of_its_state() -> None:
     assert isinstance(other, Adaptive)
     for step in range(4):
         one.observe(10**5, 10.0)
-        one.encode(normal(step), Slot("train", step, 0, ()))
+        one.encode(normal(step), MessageKey("train", step, 0, ()))
     other.load(one.state())
-    slot = Slot("train", 9, 0, ())
-    assert bytes(one.encode(normal(9), slot)) == bytes(other.encode(normal(9), slot))
-    assert bytes(one.encode(normal(9), slot))[1] == 2
+    key = MessageKey("train", 9, 0, ())
+    assert bytes(one.encode(normal(9), key)) == bytes(other.encode(normal(9), key))
+    assert bytes(one.encode(normal(9), key))[1] == 2
 
 
 def test_measurements_reach_it_through_wrappers() -> None:
@@ -77,13 +79,19 @@ def test_measurements_reach_it_through_wrappers() -> None:
     sizes = []
     for step in range(5):
         codec.observe(10**5, 1.0)
-        sizes.append(len(codec.encode(normal(0), Slot("train", step, 0, ()))))  # type: ignore[attr-defined]
+        sizes.append(len(codec.encode(normal(0), MessageKey("train", step, 0, ()))))  # type: ignore[attr-defined]
     assert sizes[-1] < 0.5 * sizes[0]
 
 
 @pytest.mark.parametrize(
     ("text", "asked"),
-    [("adaptive(5)", True), ("zstd(adaptive(5))", True), ("ef(topk(0.1))", False), ("zstd(int8)", False), ("int8", False)],
+    [
+        ("adaptive(5)", True),
+        ("zstd(adaptive(5))", True),
+        ("ef(topk(0.1))", False),
+        ("zstd(int8)", False),
+        ("int8", False),
+    ],
 )
 def test_only_what_goes_by_its_link_is_told_of_it(text: str, asked: bool) -> None:
     """A wrapper can pass on what is measured, and need not be told where nothing inside goes by it."""

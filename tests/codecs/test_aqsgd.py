@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from testbed.codecs.aqsgd import AqSgd
-from testbed.codecs.base import Context, Slot
-from testbed.codecs.examples import Examples, Key
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
+from testbed.codecs.memory.aqsgd import AqSgd
+from testbed.codecs.memory.examples import Examples, Key
 from testbed.errors import CodecError
 
 FORWARD = Context(0, 0, "forward")
@@ -50,17 +50,17 @@ def test_both_ends_are_bit_identical_after_300_steps_and_after_a_resync(text: st
     draw, lost = random.Random(1), set[int]()
     for step in range(300):
         ids = tuple(draw.sample(range(16), 4))
-        slot, x = Slot("train", step, 0, ids), activations(ids, step)
-        payload = sender.encode(x, slot)
+        key, x = MessageKey("train", step, 0, ids), activations(ids, step)
+        payload = sender.encode(x, key)
         if step == 200:
             lost = set(ids)
             continue
         if lost & set(ids):
             with pytest.raises(CodecError, match="lost"):
-                receiver.decode(payload, slot)
+                receiver.decode(payload, key)
             sender.reset()
-            payload, lost = sender.encode(x, slot), set()
-        decoded = receiver.decode(payload, slot)
+            payload, lost = sender.encode(x, key), set()
+        decoded = receiver.decode(payload, key)
         assert float((decoded - x).norm() / x.norm()) < 0.2
         if step < 200:
             assert alike(sender, receiver)
@@ -74,14 +74,14 @@ def test_bytes_of_first_and_later_visits_and_of_both_at_once() -> None:
     sender, receiver = ends()
 
     def send(ids: tuple[int, ...], seed: int) -> int:
-        slot, x = Slot("train", seed, 0, ids), normal(len(ids), 6, 32, seed=seed)
-        payload = sender.encode(x, slot)
-        value = receiver.decode(payload, slot)
+        key, x = MessageKey("train", seed, 0, ids), normal(len(ids), 6, 32, seed=seed)
+        payload = sender.encode(x, key)
+        value = receiver.decode(payload, key)
         assert torch.equal(receiver.examples.gather([("train", (one,)) for one in ids], (6, 32)), value)
         return len(payload)
 
     head, parts = 4 + 4 + 8, 4 + 4 * 3  # code and visits of up to four examples, length; each part's own header
-    inner = len(make("int4", FORWARD).encode(normal(4, 6, 32), Slot("train", 0, 0, ()))) - parts
+    inner = len(make("int4", FORWARD).encode(normal(4, 6, 32), MessageKey("train", 0, 0, ()))) - parts
     assert send((1, 2, 3, 4), 0) == head + parts + 4 * UNIT_BYTES
     assert send((1, 2, 3, 4), 1) == head + parts + inner
     assert send((4, 9, 2, 8), 2) == head + 2 * parts + 2 * UNIT_BYTES + inner // 2
@@ -92,16 +92,20 @@ def test_the_second_visit_is_nearer_than_direct_quantisation_at_the_same_bits() 
     sender, receiver = ends()
     direct, ids = make("int4", FORWARD), (1, 2, 3, 4)
     for step in range(3):
-        slot, x = Slot("train", step, 0, ids), activations(ids, step)
-        decoded = receiver.decode(sender.encode(x, slot), slot)
-    alone = direct.decode(direct.encode(x, slot), slot)
+        key, x = MessageKey("train", step, 0, ids), activations(ids, step)
+        decoded = receiver.decode(sender.encode(x, key), key)
+    alone = direct.decode(direct.encode(x, key), key)
     assert (decoded - x).norm() < 0.05 * (alone - x).norm()
 
 
 def test_an_example_is_found_again_in_any_micro_batch_and_evaluation_has_its_own() -> None:
     sender, receiver = ends()
-    for slot in (Slot("train", 0, 0, (1, 2)), Slot("train", 1, 3, (2, 1)), Slot("evaluation", 1, 0, (1, 2))):
-        receiver.decode(sender.encode(activations(slot.samples, 0), slot), slot)
+    for key in (
+        MessageKey("train", 0, 0, (1, 2)),
+        MessageKey("train", 1, 3, (2, 1)),
+        MessageKey("evaluation", 1, 0, (1, 2)),
+    ):
+        receiver.decode(sender.encode(activations(key.samples, 0), key), key)
     visits = {key: value for key, value in sender.shared().items() if key.endswith("visit")}
     assert {key: int(value) for key, value in visits.items()} == {
         "train/1/visit": 1,
@@ -117,10 +121,10 @@ def test_past_the_limit_examples_lie_in_a_file_and_nothing_else_changes() -> Non
     for step in range(6):
         for first in (0, 2, 4):
             ids = (first, first + 1)
-            slot, x = Slot("train", step, 0, ids), activations(ids, step)
-            payloads = [bytes(sender.encode(x, slot)) for sender in (small[0], large[0])]
+            key, x = MessageKey("train", step, 0, ids), activations(ids, step)
+            payloads = [bytes(sender.encode(x, key)) for sender in (small[0], large[0])]
             assert payloads[0] == payloads[1]
-            assert torch.equal(small[1].decode(payloads[0], slot), large[1].decode(payloads[1], slot))
+            assert torch.equal(small[1].decode(payloads[0], key), large[1].decode(payloads[1], key))
     for end in small:
         assert end.examples.memory_bytes == 2 * UNIT_BYTES
         assert end.examples.file_bytes == 4 * UNIT_BYTES
@@ -134,7 +138,7 @@ def test_past_the_limit_examples_lie_in_a_file_and_nothing_else_changes() -> Non
 
 def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sender, _ = ends("aqsgd(int4, memory_mb=0)")
-    sender.encode(activations((1, 2), 0), Slot("train", 0, 0, (1, 2)))
+    sender.encode(activations((1, 2), 0), MessageKey("train", 0, 0, (1, 2)))
     before = str(sender.state())
 
     def full(*_: object) -> None:
@@ -142,16 +146,16 @@ def test_a_full_disk_is_an_error_that_changes_nothing(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CodecError, match="TMPDIR"):
-        sender.encode(activations((2, 3), 1), Slot("train", 1, 0, (2, 3)))
+        sender.encode(activations((2, 3), 1), MessageKey("train", 1, 0, (2, 3)))
     assert str(sender.state()) == before
-    sender.encode(activations((1, 2), 1), Slot("train", 1, 0, (1, 2)))
+    sender.encode(activations((1, 2), 1), MessageKey("train", 1, 0, (1, 2)))
 
 
 def test_an_example_of_another_shape_is_new() -> None:
     sender, receiver = ends("aqsgd(int4, memory_mb=0)")
     for step, width in enumerate((8, 8, 16, 16, 8)):
-        slot, x = Slot("train", step, 0, (5,)), normal(1, 3, width, seed=step)
-        decoded = receiver.decode(sender.encode(x, slot), slot)
+        key, x = MessageKey("train", step, 0, (5,)), normal(1, 3, width, seed=step)
+        decoded = receiver.decode(sender.encode(x, key), key)
         assert decoded.shape == x.shape
         assert int(sender.shared()["train/5/visit"]) == (1 if step in (1, 3) else 0)
         assert alike(sender, receiver)

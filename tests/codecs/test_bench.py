@@ -15,11 +15,11 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from testbed.codecs.catalogue.recipe import read
 from testbed.codecs.check import bench, peers
+from testbed.codecs.check.measured import BENCHED, Benchmark, Measured
 from testbed.codecs.check.subject import subject_of
-from testbed.codecs.framing import header_bytes
-from testbed.codecs.measured import BENCHED, Benchmark, Measured
-from testbed.codecs.recipe import read
+from testbed.codecs.wire.header import header_bytes
 from testbed.report import codec_costs, distortion
 from testbed.results import read_json
 
@@ -47,7 +47,9 @@ def test_results_are_those_of_the_tensors(saved: Path, capsys: pytest.CaptureFix
     assert found["fp32", "forward"].relative_error == 0
     assert found["fp32", "forward"].payload_bytes == header + 4 * values
     assert found["int8", "backward"].payload_bytes == header + values + 4 * values // 64
-    assert found["int8", "backward"].bits_per_value == pytest.approx(8 * found["int8", "backward"].payload_bytes / values)
+    assert found["int8", "backward"].bits_per_value == pytest.approx(
+        8 * found["int8", "backward"].payload_bytes / values
+    )
     assert 0.001 < found["int8", "forward"].relative_error < 0.02
     assert 0.5 < found["topk(0.1)", "forward"].relative_error < 1
     assert all(one.encode_s > 0 and one.decode_s > 0 for one in found.values())
@@ -96,14 +98,25 @@ def test_all_that_is_benchmarked_can_be_made() -> None:
 def test_peers_are_those_that_work_here() -> None:
     for peer in peers.installed():
         x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-        decoded = peer.make().decode(peer.make().encode(x, peers.SLOT), peers.SLOT)
+        decoded = peer.make().decode(peer.make().encode(x, peers.KEY), peers.KEY)
         assert float((decoded - x).norm() / x.norm()) < 0.05
 
 
 def test_the_command(saved: Path, tmp_path: Path) -> None:
     target = tmp_path / "found.json"
     page = tmp_path / "pages" / "codecs.md"
-    command = [sys.executable, "-m", "testbed", "bench", "codecs", "int8", "-o", str(target), "--figure", str(tmp_path / "drawn")]
+    command = [
+        sys.executable,
+        "-m",
+        "testbed",
+        "bench",
+        "codecs",
+        "int8",
+        "-o",
+        str(target),
+        "--figure",
+        str(tmp_path / "drawn"),
+    ]
     command += ["--page", str(page)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
@@ -111,7 +124,10 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
     assert "int8" in done.stdout
     assert "a model" in done.stdout
     found = read_json(target, Benchmark)
-    assert {(one.codec, one.direction) for one in found.results if not one.package} == {("int8", "forward"), ("int8", "backward")}
+    assert {(one.codec, one.direction) for one in found.results if not one.package} == {
+        ("int8", "forward"),
+        ("int8", "backward"),
+    }
     assert (tmp_path / "drawn.png").is_file()
     assert (tmp_path / "drawn.svg").is_file()
     lines = page.read_text(encoding="utf8").splitlines()

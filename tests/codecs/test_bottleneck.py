@@ -8,16 +8,25 @@ import pytest
 import torch
 from torch import nn
 
-from testbed.codecs import bases, framing, wrap
-from testbed.codecs.base import Context, Slot
+from testbed.codecs import wrap
+from testbed.codecs.catalogue.recipe import read
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.in_model import bases
+from testbed.codecs.in_model.mapl import MaplHook
 from testbed.codecs.make import make
-from testbed.codecs.mapl import MaplHook
-from testbed.codecs.recipe import read
+from testbed.codecs.wire import header
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.wiring import largest_payload
 
 FORWARD, BACKWARD = Context(3, 1, "forward"), Context(3, 1, "backward")
-BOTTLENECKS = ["bottleneck(4)", "bottleneck(4, maxout)", "bottleneck(3, maxout)", "autoencoder(4)", "resbm(4)", "resbm(16)"]
+BOTTLENECKS = [
+    "bottleneck(4)",
+    "bottleneck(4, maxout)",
+    "bottleneck(3, maxout)",
+    "autoencoder(4)",
+    "resbm(4)",
+    "resbm(16)",
+]
 
 
 class Stage(nn.Module):
@@ -54,8 +63,8 @@ def ends_of(text: str, context: Context = FORWARD) -> tuple[Any, Any, Any, Any]:
     return upper, lower, upper.hook(Stage(first=True), "downstream"), lower.hook(Stage(), "upstream")
 
 
-def slot_at(step: int, microbatch: int = 0, phase: Any = "train") -> Slot:
-    return Slot(phase, step, microbatch, (0,))
+def key_at(step: int, microbatch: int = 0, phase: Any = "train") -> MessageKey:
+    return MessageKey(phase, step, microbatch, (0,))
 
 
 IDS = torch.arange(10).view(2, 5)
@@ -71,10 +80,10 @@ def test_shapes_bytes_and_gradients(text: str) -> None:
     narrow = coded.shape[-1]
     assert coded.shape == (2, 5, -(-32 // int(ratio)) if "maxout" in text else round(32 / ratio))
     inner = read(text).arguments[1][1]
-    payload = codec.encode(coded.detach(), slot_at(0))
-    assert len(payload) == len(make(inner.text, FORWARD).encode(coded.detach(), slot_at(0)))  # type: ignore[union-attr]
+    payload = codec.encode(coded.detach(), key_at(0))
+    assert len(payload) == len(make(inner.text, FORWARD).encode(coded.detach(), key_at(0)))  # type: ignore[union-attr]
     assert read(text).nominal_bits == inner.nominal_bits / ratio  # type: ignore[union-attr]
-    leaf = codec.decode(payload, slot_at(0)).requires_grad_()
+    leaf = codec.decode(payload, key_at(0)).requires_grad_()
     back = down.receive(leaf, IDS)
     assert back.shape == HIDDEN.shape
     back.square().sum().backward()
@@ -162,12 +171,14 @@ def crossing(step: int, ends: tuple[Any, ...], target: torch.Tensor, parts: int 
     total = 0.0
     for part in range(parts):
         coded = up.send(target, IDS)
-        leaf = lower.decode(bytes(upper.encode(coded.detach(), slot_at(step, part))), slot_at(step, part)).requires_grad_()
+        leaf = lower.decode(
+            bytes(upper.encode(coded.detach(), key_at(step, part))), key_at(step, part)
+        ).requires_grad_()
         loss = (down.receive(leaf, IDS) - target).square().sum() / parts
         loss.backward()
         total += float(loss.detach())
-        gradient = bytes(lower_back.encode(leaf.grad, slot_at(step, part)))
-        coded.backward(upper_back.decode(gradient, slot_at(step, part)))
+        gradient = bytes(lower_back.encode(leaf.grad, key_at(step, part)))
+        coded.backward(upper_back.decode(gradient, key_at(step, part)))
     for hook in (up, down):
         hook.after_step(step, 0.05)
     return total
@@ -203,7 +214,7 @@ def test_mapl_s_basis_learns_and_stays_on_the_manifold() -> None:
     losses = [crossing(step, ends, low_rank) for step in range(300)]
     assert losses[-1] < losses[0] / 5
     crossing(300, ends, low_rank)
-    ends[1].decode(bytes(ends[0].encode(up.send(low_rank, IDS).detach(), slot_at(301))), slot_at(301))
+    ends[1].decode(bytes(ends[0].encode(up.send(low_rank, IDS).detach(), key_at(301))), key_at(301))
     assert torch.equal(up.basis.detach(), down.basis.detach())
     assert torch.allclose(up.basis.T @ up.basis, torch.eye(8), atol=1e-5)
 
@@ -214,25 +225,25 @@ def test_a_lost_basis_is_noticed_and_a_reset_heals() -> None:
     for step in range(3):
         crossing(step, ends, HIDDEN)
     coded = up.send(HIDDEN, IDS).detach()
-    upper.encode(coded, slot_at(3))  # lost
-    following = bytes(upper.encode(coded, slot_at(3, 1)))
+    upper.encode(coded, key_at(3))  # lost
+    following = bytes(upper.encode(coded, key_at(3, 1)))
     with pytest.raises(CodecError, match="lost"):
-        lower.decode(following, slot_at(3, 1))
+        lower.decode(following, key_at(3, 1))
     upper.reset()
-    lower.decode(bytes(upper.encode(coded, slot_at(3, 1))), slot_at(3, 1))
+    lower.decode(bytes(upper.encode(coded, key_at(3, 1))), key_at(3, 1))
     assert torch.equal(ends[3].basis.detach(), up.basis.detach())
-    lower.decode(bytes(upper.encode(coded, slot_at(3, 2))), slot_at(3, 2))
+    lower.decode(bytes(upper.encode(coded, key_at(3, 2))), key_at(3, 2))
 
 
 def test_the_largest_basis_fits_into_a_frame() -> None:
     """One token of width 2048: what is carried is far more than four times its values and a MiB."""
     width = 2048
-    payload = wrap.frame(framing.CARRYING, bytes(2 * width**2), bytes(4 * width))
+    payload = wrap.frame(header.CARRYING, bytes(2 * width**2), bytes(4 * width))
     assert 4 * 4 * width + 2**20 < len(payload) <= largest_payload(1, width)
     ends = mapl_ends()
     crossing(0, ends, HIDDEN)
-    carrying = ends[0].encode(torch.zeros(1, 1, 8), slot_at(1))
-    rows, rank = ends[2].expected(slot_at(1)) or (0, 0)
+    carrying = ends[0].encode(torch.zeros(1, 1, 8), key_at(1))
+    rows, rank = ends[2].expected(key_at(1)) or (0, 0)
     assert 2 * rows * rank < len(bytes(carrying)) <= largest_payload(1, rows)
 
 
@@ -243,8 +254,8 @@ def test_an_evaluation_gets_the_basis_for_itself() -> None:
     coded = up.send(HIDDEN, IDS).detach()
     sizes = []
     for phase, part in (("evaluation", 0), ("evaluation", 1), ("train", 0), ("train", 1)):
-        payload = bytes(upper.encode(coded, slot_at(1, part, phase)))
-        lower.decode(payload, slot_at(1, part, phase))
+        payload = bytes(upper.encode(coded, key_at(1, part, phase)))
+        lower.decode(payload, key_at(1, part, phase))
         assert torch.equal(up.basis.detach(), down.basis.detach())
         sizes.append(len(payload))
     plain, carrying = sizes[1], sizes[1] + 2 * up.basis.numel()

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.base import Codec, Context, Slot, Stateful
+from testbed.codecs.contract import Codec, Context, MessageKey, Stateful
 from testbed.codecs.make import make
 from testbed.errors import CodecError
 
 FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
 
 
-def slot_at(step: int, microbatch: int = 0) -> Slot:
-    return Slot("train", step, microbatch, (microbatch,))
+def key_at(step: int, microbatch: int = 0) -> MessageKey:
+    return MessageKey("train", step, microbatch, (microbatch,))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -35,7 +35,7 @@ def errors(text: str, steps: int) -> list[float]:
     x, found = normal(8, 64), []
     for step in range(steps):
         x = 0.999 * x + 0.04 * normal(8, 64, seed=step + 1)
-        decoded = receiver.decode(bytes(sender.encode(x, slot_at(step))), slot_at(step))
+        decoded = receiver.decode(bytes(sender.encode(x, key_at(step))), key_at(step))
         found.append(float((decoded - x).norm() / x.norm()))
     return found
 
@@ -55,16 +55,16 @@ def test_a_message_is_four_bytes_and_the_inner_codec_of_the_difference(inner: st
     alone, previous = make(inner, FORWARD), torch.zeros(4, 64)
     for step in range(6):
         x = normal(4, 64, seed=step // 2)
-        payload = bytes(sender.encode(x, slot_at(step)))
-        assert payload[4:] == bytes(alone.encode(x - previous, slot_at(step)))
-        previous = receiver.decode(payload, slot_at(step))
+        payload = bytes(sender.encode(x, key_at(step)))
+        assert payload[4:] == bytes(alone.encode(x - previous, key_at(step)))
+        previous = receiver.decode(payload, key_at(step))
 
 
 def test_what_the_old_name_decodes_the_new_one_does() -> None:
     old, new = pair("delta-int8"), pair("delta(int8)")
     for step in range(5):
-        x, slot = normal(3, 4, 32, seed=step), slot_at(step % 2)
-        decoded = [receiver.decode(sender.encode(x, slot), slot) for sender, receiver in (old, new)]
+        x, key = normal(3, 4, 32, seed=step), key_at(step % 2)
+        decoded = [receiver.decode(sender.encode(x, key), key) for sender, receiver in (old, new)]
         assert torch.equal(*decoded)
 
 
@@ -73,7 +73,7 @@ def test_a_repeated_tensor_is_met_ever_closer_by_strong_compressors(inner: str) 
     sender, receiver = pair(f"compactfusion({inner})")
     x, target, found = normal(64, 96, seed=1), normal(64, 96, seed=2), []
     for step in range(40):
-        decoded = receiver.decode(sender.encode(x if step == 0 else target, slot_at(step)), slot_at(step))
+        decoded = receiver.decode(sender.encode(x if step == 0 else target, key_at(step)), key_at(step))
         found.append(float((decoded - target).norm() / target.norm()))
     assert found[39] < 0.2 * found[1]
 
@@ -82,27 +82,29 @@ def test_the_first_message_of_compactfusion_is_bf16_and_later_ones_are_a_bit_a_v
     sender, _ = pair("compactfusion(onebit)")
     x = normal(64, 96)
     header = 4 + 4 + 4 * 2
-    assert len(sender.encode(x, slot_at(0))) == header + 2 * x.numel()
-    assert len(sender.encode(x, slot_at(1))) == header + x.numel() // 8 + 2 * (64 + 96)
+    assert len(sender.encode(x, key_at(0))) == header + 2 * x.numel()
+    assert len(sender.encode(x, key_at(1))) == header + x.numel() // 8 + 2 * (64 + 96)
 
 
-@pytest.mark.parametrize("text", ["delta-int8", "delta(int8)", "delta(powersgd(4))", "compactfusion", "delta-open(int4)"])
+@pytest.mark.parametrize(
+    "text", ["delta-int8", "delta(int8)", "delta(powersgd(4))", "compactfusion", "delta-open(int4)"]
+)
 def test_a_lost_message_is_refused_until_the_encoder_is_reset(text: str) -> None:
     sender, receiver = pair(text)
     assert isinstance(sender, Stateful)
     assert isinstance(receiver, Stateful)
     for step in range(5):
-        receiver.decode(sender.encode(normal(8, 32, seed=step), slot_at(step)), slot_at(step))
-    sender.encode(normal(8, 32), slot_at(5))
+        receiver.decode(sender.encode(normal(8, 32, seed=step), key_at(step)), key_at(step))
+    sender.encode(normal(8, 32), key_at(5))
     before = copy.deepcopy(receiver.state())
     for step in (6, 7):
-        payload = sender.encode(normal(8, 32, seed=step), slot_at(step))
+        payload = sender.encode(normal(8, 32, seed=step), key_at(step))
         with pytest.raises(CodecError, match="lost"):
-            receiver.decode(payload, slot_at(step))
+            receiver.decode(payload, key_at(step))
         assert str(receiver.state()) == str(before)
     sender.reset()
     for step in range(8, 12):
-        receiver.decode(sender.encode(normal(8, 32, seed=step), slot_at(step)), slot_at(step))
+        receiver.decode(sender.encode(normal(8, 32, seed=step), key_at(step)), key_at(step))
         ours, theirs = sender.shared(), receiver.shared()
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours if ours[key].dtype != torch.int64)
@@ -119,9 +121,9 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(seeds: list[int], at: int)
         if step == at:
             other.load(sender.state())
         x = normal(2, 8, seed=seed)
-        expected = bytes(sender.encode(x, slot_at(step)))  # type: ignore[attr-defined]
+        expected = bytes(sender.encode(x, key_at(step)))  # type: ignore[attr-defined]
         if step >= at:
-            assert bytes(other.encode(x, slot_at(step))) == expected
+            assert bytes(other.encode(x, key_at(step))) == expected
 
 
 @pytest.mark.parametrize(
@@ -137,14 +139,14 @@ def test_a_state_of_something_else_is_refused(state: dict[str, object]) -> None:
 def test_an_error_late_in_the_loop_leaves_the_inner_codec_as_it_was() -> None:
     sender, _ = pair("delta(delta(int8))")
     assert isinstance(sender, Stateful)
-    sender.encode(torch.full((1, 4), 3e38), slot_at(0))
+    sender.encode(torch.full((1, 4), 3e38), key_at(0))
     before = str(sender.state())
     with pytest.raises(CodecError, match="step=1"):
-        sender.encode(torch.full((1, 4), -3e38), slot_at(1))
+        sender.encode(torch.full((1, 4), -3e38), key_at(1))
     assert str(sender.state()) == before
 
 
 def test_gradients_go_over_as_the_codec_named_for_them() -> None:
     x = normal(4, 64)
     delta, plain = make("delta(int4, backward=int8)", BACKWARD), make("int8", BACKWARD)
-    assert bytes(delta.encode(x, slot_at(0))) == bytes(plain.encode(x, slot_at(0)))
+    assert bytes(delta.encode(x, key_at(0))) == bytes(plain.encode(x, key_at(0)))

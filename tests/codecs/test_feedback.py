@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.base import Context, Slot
-from testbed.codecs.feedback import ErrorFeedback
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
+from testbed.codecs.memory.feedback import ErrorFeedback
 from testbed.errors import CodecError
 
 FORWARD = Context(3, 0, "forward")
 
 
-def slot_at(step: int, microbatch: int = 0) -> Slot:
-    return Slot("train", step, microbatch, (microbatch,))
+def key_at(step: int, microbatch: int = 0) -> MessageKey:
+    return MessageKey("train", step, microbatch, (microbatch,))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -34,7 +34,9 @@ def feedback(text: str) -> ErrorFeedback:
 
 
 @given(
-    inner=st.sampled_from(["topk(0.1)", "topk(0.3, fp32)", "mask(0.2)", "randk(0.2)", "columns(0.2)", "powersgd(2)", "bf16"]),
+    inner=st.sampled_from(
+        ["topk(0.1)", "topk(0.3, fp32)", "mask(0.2)", "randk(0.2)", "columns(0.2)", "powersgd(2)", "bf16"]
+    ),
     seed=st.integers(0, 99),
     steps=st.integers(1, 6),
 )
@@ -44,8 +46,8 @@ def test_what_is_decoded_and_what_is_owed_are_the_input_and_what_was_owed(inner:
     owed = torch.zeros(())
     for step in range(steps):
         x = normal(4, 48, seed=100 * seed + step)
-        decoded = receiver.decode(bytes(sender.encode(x, slot_at(step))), slot_at(step))
-        left = sender.residual(slot_at(step))
+        decoded = receiver.decode(bytes(sender.encode(x, key_at(step))), key_at(step))
+        left = sender.residual(key_at(step))
         total = (x + owed).double()
         assert bool(((decoded.double() + left.double() - total).abs() <= 1e-6 * (total.abs() + decoded.abs())).all())
         owed = left
@@ -53,15 +55,17 @@ def test_what_is_decoded_and_what_is_owed_are_the_input_and_what_was_owed(inner:
 
 def test_nothing_is_added_to_the_bytes() -> None:
     x = normal(4, 64)
-    assert bytes(feedback("ef(topk(0.1))").encode(x, slot_at(0))) == bytes(make("topk(0.1)", FORWARD).encode(x, slot_at(0)))
+    assert bytes(feedback("ef(topk(0.1))").encode(x, key_at(0))) == bytes(
+        make("topk(0.1)", FORWARD).encode(x, key_at(0))
+    )
 
 
 def test_a_constant_input_comes_through_in_the_mean() -> None:
     x, steps = normal(8, 100), 200
     sender, receiver = feedback("ef(topk(0.1))"), feedback("ef(topk(0.1))")
-    mean = sum(receiver.decode(bytes(sender.encode(x, slot_at(i))), slot_at(i)) for i in range(steps)) / steps
+    mean = sum(receiver.decode(bytes(sender.encode(x, key_at(i))), key_at(i)) for i in range(steps)) / steps
     plain = make("topk(0.1)", FORWARD)
-    alone = plain.decode(bytes(plain.encode(x, slot_at(0))), slot_at(0))
+    alone = plain.decode(bytes(plain.encode(x, key_at(0))), key_at(0))
     assert (cast(Tensor, mean) - x).norm() < 0.1 * (alone - x).norm()
 
 
@@ -69,16 +73,16 @@ def test_micro_batches_and_phases_owe_for_themselves() -> None:
     alone, mixed = feedback("ef(topk(0.2))"), feedback("ef(topk(0.2))")
     for step in range(4):
         x = normal(3, 40, seed=step)
-        mixed.encode(normal(3, 40, seed=50 + step), slot_at(step, 1))
-        mixed.encode(normal(3, 40, seed=70 + step), Slot("evaluation", step, 0, ()))
-        assert bytes(mixed.encode(x, slot_at(step))) == bytes(alone.encode(x, slot_at(step)))
+        mixed.encode(normal(3, 40, seed=50 + step), key_at(step, 1))
+        mixed.encode(normal(3, 40, seed=70 + step), MessageKey("evaluation", step, 0, ()))
+        assert bytes(mixed.encode(x, key_at(step))) == bytes(alone.encode(x, key_at(step)))
 
 
 def test_another_shape_begins_with_nothing_owed() -> None:
     codec = feedback("ef(topk(0.2))")
-    codec.encode(normal(3, 40), slot_at(0))
+    codec.encode(normal(3, 40), key_at(0))
     x = normal(4, 40)
-    assert bytes(codec.encode(x, slot_at(1))) == bytes(make("topk(0.2)", FORWARD).encode(x, slot_at(1)))
+    assert bytes(codec.encode(x, key_at(1))) == bytes(make("topk(0.2)", FORWARD).encode(x, key_at(1)))
 
 
 # ------------------------------------------------------------------ lazily
@@ -89,18 +93,18 @@ def test_within_a_step_only_the_last_error_is_lost() -> None:
         for part in range(5):
             x = normal(16, 32, seed=10 * step + part)
             given_ += x
-            got += receiver.decode(bytes(sender.encode(x, slot_at(step, part))), slot_at(step, part))
-        torch.testing.assert_close(got + sender.residual(slot_at(step, 4)), given_, rtol=1e-5, atol=1e-5)
+            got += receiver.decode(bytes(sender.encode(x, key_at(step, part))), key_at(step, part))
+        torch.testing.assert_close(got + sender.residual(key_at(step, 4)), given_, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_owed_is_dropped_when_the_step_ends() -> None:
     lazy = feedback("lazy(topk(0.2))")
     for part in range(3):
-        lazy.encode(normal(3, 40, seed=part), slot_at(0, part))
+        lazy.encode(normal(3, 40, seed=part), key_at(0, part))
     x = normal(3, 40, seed=9)
-    plain = bytes(make("topk(0.2)", FORWARD).encode(x, slot_at(1)))
-    assert bytes(lazy.encode(x, slot_at(1))) == plain
-    assert bytes(lazy.encode(x, slot_at(1, 1))) != plain
+    plain = bytes(make("topk(0.2)", FORWARD).encode(x, key_at(1)))
+    assert bytes(lazy.encode(x, key_at(1))) == plain
+    assert bytes(lazy.encode(x, key_at(1, 1))) != plain
 
 
 # ------------------------------------------------------------------ state
@@ -108,13 +112,13 @@ def test_what_is_owed_is_dropped_when_the_step_ends() -> None:
 def test_a_saved_state_goes_on_as_the_codec_does(inner: str) -> None:
     sender, receiver, later = (feedback(f"ef({inner})") for _ in range(3))
     for step in range(3):
-        receiver.decode(bytes(sender.encode(normal(3, 40, seed=step), slot_at(step))), slot_at(step))
+        receiver.decode(bytes(sender.encode(normal(3, 40, seed=step), key_at(step))), key_at(step))
     later.load(sender.state())
     for step in range(3, 6):
         x = normal(3, 40, seed=step)
-        payload = bytes(sender.encode(x, slot_at(step)))
-        assert bytes(later.encode(x, slot_at(step))) == payload
-        receiver.decode(payload, slot_at(step))
+        payload = bytes(sender.encode(x, key_at(step)))
+        assert bytes(later.encode(x, key_at(step))) == payload
+        receiver.decode(payload, key_at(step))
 
 
 @pytest.mark.parametrize("inner", ["topk(0.2)", "delta(int8)", "powersgd(2)"])
@@ -126,42 +130,44 @@ def test_a_refused_tensor_changes_nothing(inner: str, bad: float) -> None:
         wrong = x.clone()
         wrong[1, 3] = bad
         with pytest.raises(CodecError, match=f"step={step}"):
-            sender.encode(wrong, slot_at(step))
-        assert bytes(sender.encode(x, slot_at(step))) == bytes(other.encode(x, slot_at(step)))
+            sender.encode(wrong, key_at(step))
+        assert bytes(sender.encode(x, key_at(step))) == bytes(other.encode(x, key_at(step)))
 
 
 def test_an_error_that_is_not_finite_is_refused_and_forgotten() -> None:
     codec = feedback("ef(bf16)")
     with pytest.raises(CodecError, match="error feedback"):
-        codec.encode(torch.full((2, 4), torch.finfo(torch.float32).max), slot_at(0))
-    assert codec.residual(slot_at(0)).norm() == 0
+        codec.encode(torch.full((2, 4), torch.finfo(torch.float32).max), key_at(0))
+    assert codec.residual(key_at(0)).norm() == 0
 
 
 def test_after_a_reset_nothing_is_owed() -> None:
     codec = feedback("ef(topk(0.2))")
-    codec.encode(normal(3, 40), slot_at(0))
-    assert codec.residual(slot_at(0)).norm() > 0
+    codec.encode(normal(3, 40), key_at(0))
+    assert codec.residual(key_at(0)).norm() > 0
     codec.reset()
-    assert codec.residual(slot_at(0)).norm() == 0
+    assert codec.residual(key_at(0)).norm() == 0
 
 
 def test_both_ends_share_what_the_inner_codec_shares() -> None:
     ours, theirs = (cast("Any", make("ef(delta(int8))", FORWARD)) for _ in range(2))
     for step in range(3):
-        slot = Slot("train", step, 0, ())
-        theirs.decode(bytes(ours.encode(torch.full((4, 8), 1.0 + step), slot)), slot)
+        key = MessageKey("train", step, 0, ())
+        theirs.decode(bytes(ours.encode(torch.full((4, 8), 1.0 + step), key)), key)
     assert ours.shared().keys() == theirs.shared().keys() != set()
     assert all(torch.equal(value, theirs.shared()[key]) for key, value in ours.shared().items())
 
 
-@pytest.mark.parametrize("wrong", [{}, {"parts": {}, "owed": [("train", 0, 0, torch.zeros(1, dtype=torch.int32))]}, {"owed": []}])
+@pytest.mark.parametrize(
+    "wrong", [{}, {"parts": {}, "owed": [("train", 0, 0, torch.zeros(1, dtype=torch.int32))]}, {"owed": []}]
+)
 def test_a_state_of_another_kind_is_refused(wrong: dict[str, Any]) -> None:
     codec = feedback("ef(topk(0.2))")
-    codec.encode(normal(3, 40), slot_at(0))
-    before = codec.residual(slot_at(0))
+    codec.encode(normal(3, 40), key_at(0))
+    before = codec.residual(key_at(0))
     with pytest.raises(CodecError):
         codec.load(wrong)
-    assert torch.equal(codec.residual(slot_at(0)), before)
+    assert torch.equal(codec.residual(key_at(0)), before)
 
 
 # ------------------------------------------------------------------ EF21
@@ -170,7 +176,7 @@ def test_ef21_comes_to_hold_a_constant_input() -> None:
     sender, receiver = make("ef21(topk(0.1, fp32))", FORWARD), make("ef21(topk(0.1, fp32))", FORWARD)
     errors = []
     for step in range(10):
-        found = receiver.decode(bytes(sender.encode(x, slot_at(step))), slot_at(step))
+        found = receiver.decode(bytes(sender.encode(x, key_at(step))), key_at(step))
         errors.append((found - x).norm().item())
     # Each message sends the largest tenth of what is missing, so no more than 1 - 0.1 of its square is left.
     assert all(after**2 <= 0.9 * before**2 + 1e-9 for before, after in itertools.pairwise(errors))
@@ -182,8 +188,8 @@ def test_both_ends_of_ef21_hold_the_same() -> None:
     sender, receiver = make("ef21(topk(0.1))", FORWARD), make("ef21(topk(0.1))", FORWARD)
     for step in range(30):
         for part in range(2):
-            slot = slot_at(step, part)
-            receiver.decode(bytes(sender.encode(normal(3, 40, seed=2 * step + part), slot)), slot)
+            key = key_at(step, part)
+            receiver.decode(bytes(sender.encode(normal(3, 40, seed=2 * step + part), key)), key)
         ours, theirs = cast(Any, sender).shared(), cast(Any, receiver).shared()
         assert ours.keys() == theirs.keys()
         assert ours

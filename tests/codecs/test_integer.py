@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import bits, groups, quantise
-from testbed.codecs.base import Codec, Context, Slot
+from testbed.codecs.contract import Codec, Context, MessageKey
+from testbed.codecs.dense import groups, int8
 from testbed.codecs.make import make
+from testbed.codecs.wire import bits
 from testbed.errors import CodecError, TestbedError
 
 FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
-SLOT = Slot("train", 0, 0, ())
+KEY = MessageKey("train", 0, 0, ())
 WIDTHS = (1, 2, 3, 4, 6, 8)
 GRIDS = ("symmetric", "midrise", "asymmetric")
 
@@ -25,8 +26,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def sent(codec: Codec, x: Tensor, slot: Slot = SLOT) -> Tensor:
-    return codec.decode(bytes(codec.encode(x, slot)), slot)
+def sent(codec: Codec, x: Tensor, key: MessageKey = KEY) -> Tensor:
+    return codec.decode(bytes(codec.encode(x, key)), key)
 
 
 # ------------------------------------------------------------------ packing
@@ -104,7 +105,7 @@ def test_the_largest_scale_is_the_largest_bf16_number_whose_reach_is_finite(leve
 def test_bits_per_element_at_the_published_size(codec: str, expected: float) -> None:
     x = torch.zeros(1024, 4096, dtype=torch.bfloat16)
     for context in (FORWARD, BACKWARD):
-        size = memoryview(make(codec, context).encode(x, SLOT)).nbytes
+        size = memoryview(make(codec, context).encode(x, KEY)).nbytes
         assert 8 * (size - 4 - 4 * x.ndim) == expected * x.numel()
 
 
@@ -116,7 +117,7 @@ def test_bytes_follow_the_formula(rows: int, width: int, group: int, data: st.Da
     in_a_row = 0 if not width else 1 if not group else -(-width // group)
     each = 4 if grid == "asymmetric" or (number == 8 and grid == "symmetric" and not group) else 2
     planes = sum(-(-rows * width * part // 8) for part in (1, 2, 4, 8) if number & part)
-    assert memoryview(codec.encode(normal(rows, width), SLOT)).nbytes == 12 + rows * in_a_row * each + planes
+    assert memoryview(codec.encode(normal(rows, width), KEY)).nbytes == 12 + rows * in_a_row * each + planes
 
 
 # ------------------------------------------------------------------ laws
@@ -134,7 +135,9 @@ def test_no_value_is_wrong_by_more_than_its_share_of_the_range(
     """From the definition, not from the codec's own `bound`: half a step or a step of a range that bf16 may widen."""
     x = torch.tensor([row])
     decoded = sent(make(f"int{number}({group}, {grid}, {rounding})", FORWARD), x)
-    for part, wrong in zip(x[0].split(group or len(row)), (decoded - x)[0].double().abs().split(group or len(row)), strict=True):
+    for part, wrong in zip(
+        x[0].split(group or len(row)), (decoded - x)[0].double().abs().split(group or len(row)), strict=True
+    ):
         wide = part.double()
         largest, spread = wide.abs().max(), wide.max() - wide.min()
         if grid == "asymmetric":
@@ -151,12 +154,12 @@ def test_no_value_is_wrong_by_more_than_its_share_of_the_range(
 
 @pytest.mark.parametrize("number", WIDTHS)
 @pytest.mark.parametrize("grid", GRIDS)
-def test_stochastic_rounding_is_unbiased_over_slots(number: int, grid: str) -> None:
+def test_stochastic_rounding_is_unbiased_over_keys(number: int, grid: str) -> None:
     x = normal(2, 50) * torch.tensor([[1e-6], [30.0]])
     codec, count = make(f"int{number}(32, {grid}, stochastic)", BACKWARD), 300
     total = torch.zeros(x.shape, dtype=torch.float64)
     for step in range(count):
-        total += sent(codec, x, Slot("train", step, 0, ()))
+        total += sent(codec, x, MessageKey("train", step, 0, ()))
     rough = 2 * x.abs().amax(-1, keepdim=True).double() / max(2 ** (number - 1) - 1, 0.5) * (1 + 2**-6)
     # One draw's deviation is at most half a step; of a hundred means none should leave 5 deviations.
     assert ((total / count - x.double()).abs() <= 5 * rough / 2 / count**0.5).all()
@@ -175,13 +178,13 @@ def test_few_bits_rounded_stochastically_use_all_their_levels() -> None:
     for text in ("int2(64)", "int4", "int8(64)"):
         context = FORWARD if text != "int8(64)" else BACKWARD
         explicit = make(text[:-1] + ", symmetric)" if text.endswith(")") else f"{text}(symmetric)", context)
-        assert bytes(make(text, context).encode(x, SLOT)) == bytes(explicit.encode(x, SLOT))
+        assert bytes(make(text, context).encode(x, KEY)) == bytes(explicit.encode(x, KEY))
 
 
 def test_gradients_are_rounded_stochastically_and_activations_are_not() -> None:
     x = normal(4, 64)
     for codec in ("int4(group=32)", "int8(group=32)", "int1"):
-        later = Slot("train", 1, 0, ())
+        later = MessageKey("train", 1, 0, ())
         assert torch.equal(sent(make(codec, FORWARD), x), sent(make(codec, FORWARD), x, later))
         assert not torch.equal(sent(make(codec, BACKWARD), x), sent(make(codec, BACKWARD), x, later))
 
@@ -204,7 +207,9 @@ def test_one_bit_sends_the_sign_and_the_mean_magnitude() -> None:
         assert ((decoded[:, part].abs() - mean).abs() <= mean * 2**-7).all()
 
 
-@pytest.mark.parametrize("text", ["int1(group=2)", "int1(2, stochastic)", "int3(2, midrise)", "int3(2, midrise, stochastic)"])
+@pytest.mark.parametrize(
+    "text", ["int1(group=2)", "int1(2, stochastic)", "int3(2, midrise)", "int3(2, midrise, stochastic)"]
+)
 def test_zeros_stay_zeros_where_no_level_is_zero(text: str) -> None:
     decoded = sent(make(text, FORWARD), torch.tensor([[0.0, -0.0, 1.0, -1.0, 0.0, 0.0]]))
     assert (decoded != 0).tolist() == [[False, False, True, True, False, False]]
@@ -221,33 +226,40 @@ def test_smaller_groups_and_more_bits_are_better() -> None:
 
 def test_plain_int8_has_the_bytes_it_always_had() -> None:
     x = normal(5, 37)
-    assert bytes(make("int8", FORWARD).encode(x, SLOT)) == bytes(quantise.Int8Nearest(FORWARD).encode(x, SLOT))
-    assert bytes(make("int8", BACKWARD).encode(x, SLOT)) == bytes(quantise.Int8Stochastic(BACKWARD).encode(x, SLOT))
-    assert bytes(make("int8(stochastic)", BACKWARD).encode(x, SLOT)) == bytes(make("int8", BACKWARD).encode(x, SLOT))
+    assert bytes(make("int8", FORWARD).encode(x, KEY)) == bytes(int8.Int8Nearest(FORWARD).encode(x, KEY))
+    assert bytes(make("int8", BACKWARD).encode(x, KEY)) == bytes(int8.Int8Stochastic(BACKWARD).encode(x, KEY))
+    assert bytes(make("int8(stochastic)", BACKWARD).encode(x, KEY)) == bytes(make("int8", BACKWARD).encode(x, KEY))
 
 
 def test_a_code_that_no_encoder_writes_is_refused() -> None:
     codec = make("int4", FORWARD)
-    payload = bytearray(codec.encode(torch.zeros(1, 4), SLOT))
+    payload = bytearray(codec.encode(torch.zeros(1, 4), KEY))
     payload[-1] |= 0x0F
     with pytest.raises(CodecError, match="step=0"):
-        codec.decode(payload, SLOT)
+        codec.decode(payload, KEY)
 
 
 @pytest.mark.parametrize("scale", [0x0000, 0x7F80, 0x7FC0, 0xBF80])  # zero, infinity, NaN, -1
 def test_a_step_that_no_encoder_writes_is_refused(scale: int) -> None:
-    for text in ("int4", "int4(asymmetric)", "fp8", "acsgd", "tah", *(["int1"] if scale else [])):  # 0: a group of zeros
+    for text in (
+        "int4",
+        "int4(asymmetric)",
+        "fp8",
+        "acsgd",
+        "tah",
+        *(["int1"] if scale else []),
+    ):  # 0: a group of zeros
         codec = make(text, FORWARD)
-        payload = bytearray(codec.encode(normal(1, 64), SLOT))
+        payload = bytearray(codec.encode(normal(1, 64), KEY))
         payload[12:14] = scale.to_bytes(2, "little")
         with pytest.raises(CodecError):
-            codec.decode(payload, SLOT)
+            codec.decode(payload, KEY)
 
 
 def test_a_group_beyond_the_largest_number_is_refused_by_name() -> None:
     x = torch.tensor([[3.4e38, -3.4e38]])
     with pytest.raises(CodecError, match="microbatch=0"):
-        make("int4(asymmetric)", FORWARD).encode(x, SLOT)
+        make("int4(asymmetric)", FORWARD).encode(x, KEY)
     assert sent(make("int4", FORWARD), x).isfinite().all()
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.codecs import table
+from testbed.codecs.catalogue import table
+from testbed.codecs.catalogue.recipe import example
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check
-from testbed.codecs.recipe import example
 from testbed.spec import Direction
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -94,4 +94,6 @@ def test_the_example_of_the_readme_passes_the_kit(tmp_path: Path, monkeypatch: p
 def test_the_readme_names_every_module() -> None:
     folder = Path(table.__file__).parent
     readme = (folder / "README.md").read_text(encoding="utf8")
-    assert [one.name for one in folder.glob("*.py") if one.name != "__init__.py" and f"`{one.name}`" not in readme] == []
+    assert [
+        one.name for one in folder.glob("*.py") if one.name != "__init__.py" and f"`{one.name}`" not in readme
+    ] == []

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.codecs import language, recipe, selection, table
-from testbed.codecs.entry import REQUIRED, Entry, Parameter
-from testbed.codecs.recipe import Recipe
-from testbed.codecs.selection import Pair, Selection
+from testbed.codecs.catalogue import notation, placement, recipe, table
+from testbed.codecs.catalogue.entry import REQUIRED, Entry, Parameter
+from testbed.codecs.catalogue.placement import Pair, Selection
+from testbed.codecs.catalogue.recipe import Recipe
 from testbed.errors import SpecError, UnknownNameError, UserError
 
 _WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True)
@@ -112,9 +112,9 @@ def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs:
     chosen = [pairs[index] for index in which]
     each = Selection(tuple(enumerate(chosen)), None)
     some = Selection(tuple((i, pair) for i, pair in enumerate(chosen) if pair != chosen[-1]), chosen[-1])
-    assert each.over(len(which)) == some.over(len(which)) == selection.read(each.text).over(len(which))
+    assert each.over(len(which)) == some.over(len(which)) == placement.read(each.text).over(len(which))
     text = each.over(len(which)).text
-    again = selection.read(text)
+    again = placement.read(text)
     assert again.over(len(which)).text == text
     for boundary, pair in enumerate(chosen):
         assert (again.at(boundary, "forward"), again.at(boundary, "backward")) == pair
@@ -125,8 +125,8 @@ def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs:
 @settings(max_examples=500, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(UserError):
-        found = selection.read(text)
-        assert selection.read(found.text) == found
+        found = placement.read(text)
+        assert placement.read(found.text) == found
 
 
 @pytest.mark.parametrize(
@@ -152,20 +152,20 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_canonical(text: str, canonical: str) -> None:
     if canonical == "SpecError":
         with pytest.raises(SpecError):
-            selection.read(text)
+            placement.read(text)
     else:
-        assert selection.read(text).text == selection.canonical(text) == canonical
+        assert placement.read(text).text == placement.canonical(text) == canonical
 
 
 def test_the_number_of_boundaries_decides_the_text() -> None:
-    assert selection.read("0: int8; 1: int8").over(2).text == "int8"
-    assert selection.read("0: int8; rest: bf16").over(1).text == "int8"
-    assert selection.read("0-1: int8; rest: bf16").over(3).text == "2: bf16; rest: int8"
-    assert selection.read("bf16").over(0).text == "bf16"
+    assert placement.read("0: int8; 1: int8").over(2).text == "int8"
+    assert placement.read("0: int8; rest: bf16").over(1).text == "int8"
+    assert placement.read("0-1: int8; rest: bf16").over(3).text == "2: bf16; rest: int8"
+    assert placement.read("bf16").over(0).text == "bf16"
     with pytest.raises(SpecError, match="says nothing of boundary 1"):
-        selection.read("0: int8").over(2)
+        placement.read("0: int8").over(2)
     with pytest.raises(SpecError, match="speaks of boundary 4; the pipeline has the boundaries 0 to 2"):
-        selection.read("4: int8; rest: bf16").over(3)
+        placement.read("4: int8; rest: bf16").over(3)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_number_of_boundaries_decides_the_text() -> None:
 )
 def test_a_slip_is_answered_with_its_place(text: str, place: str, says: str) -> None:
     with pytest.raises(SpecError) as caught:
-        selection.read(text)
+        placement.read(text)
     message = str(caught.value)
     assert repr(text) in message
     assert f", {place}: " in message
@@ -211,7 +211,7 @@ def test_a_slip_is_answered_with_its_place(text: str, place: str, says: str) -> 
 
 def test_a_name_alone_is_answered_without_a_place() -> None:
     with pytest.raises(UnknownNameError, match=r"^there is no codec 'int9'; did you mean 'int8'\?"):
-        selection.read("int9")
+        placement.read("int9")
 
 
 def test_nominal_bits_and_control_come_from_what_is_inside() -> None:
@@ -223,9 +223,9 @@ def test_nominal_bits_and_control_come_from_what_is_inside() -> None:
 
 
 def test_trees_keep_what_was_written() -> None:
-    call = language.parse_codec("a.b:C(3, x=3.0, y)")
+    call = notation.parse_codec("a.b:C(3, x=3.0, y)")
     assert [one.key for one in call.arguments] == [None, "x", None]
     whole, point = (one.value for one in call.arguments[:2])
-    assert isinstance(whole, language.Number)
-    assert isinstance(point, language.Number)
+    assert isinstance(whole, notation.Number)
+    assert isinstance(point, notation.Number)
     assert (type(whole.value), type(point.value)) == (int, float)

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import framing, lossless
-from testbed.codecs.base import Context, Slot
+from testbed.codecs import lossless
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
+from testbed.codecs.wire import header
 from testbed.errors import CodecError
 
 FORWARD = Context(0, 0, "forward")
-SLOT = Slot("train", 0, 0, (0,))
+KEY = MessageKey("train", 0, 0, (0,))
 OVERHEAD = 4 + 8 + 8
 
 
@@ -27,7 +28,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def sizes(text: str, inner: str, x: Tensor) -> tuple[int, int]:
-    return len(make(text, FORWARD).encode(x, SLOT)), len(make(inner, FORWARD).encode(x, SLOT))
+    return len(make(text, FORWARD).encode(x, KEY)), len(make(inner, FORWARD).encode(x, KEY))
 
 
 @pytest.mark.parametrize("wrapper", ["zstd", "entropy"])
@@ -39,17 +40,17 @@ def test_what_the_inner_codec_decodes(wrapper: str, inner: str, rows: int, width
     sender, receiver = make(f"{wrapper}({inner})", FORWARD), make(f"{wrapper}({inner})", FORWARD)
     alone, other = make(inner, FORWARD), make(inner, FORWARD)
     for step in range(2):
-        slot = SLOT._replace(step=step)
-        packed, plain = bytes(sender.encode(x, slot)), alone.encode(x, slot)
+        key = KEY._replace(step=step)
+        packed, plain = bytes(sender.encode(x, key)), alone.encode(x, key)
         assert len(packed) <= len(plain) + OVERHEAD + 3 * 8
-        assert torch.equal(receiver.decode(packed, slot), other.decode(plain, slot))
+        assert torch.equal(receiver.decode(packed, key), other.decode(plain, key))
 
 
 @pytest.mark.parametrize(("inner", "over"), [("int8", 0.02), ("int4", 0.02), ("int2", 0.1)])
 def test_entropy_comes_close_to_the_codes_own(inner: str, over: float) -> None:
     x = normal(1024, 256)
     packed, plain = sizes(f"entropy({inner})", inner, x)
-    counts = np.bincount(np.frombuffer(make(inner, FORWARD).encode(x, SLOT), np.uint8), minlength=256)
+    counts = np.bincount(np.frombuffer(make(inner, FORWARD).encode(x, KEY), np.uint8), minlength=256)
     shares = counts[counts > 0] / counts.sum()
     order_0 = -(shares * np.log2(shares)).sum() / 8
     assert order_0 * 0.98 < packed / plain < min((1 + over) * order_0, 1 + OVERHEAD / plain)
@@ -68,7 +69,7 @@ def test_bytes_of_bf16_are_split_and_only_one_plane_packs() -> None:
     split, plain = sizes("zstd(bf16)", "bf16", x)
     whole, _ = sizes("zstd(bf16, whole)", "bf16", x)
     assert split < 0.95 * whole
-    payload = bytes(make("zstd(bf16)", FORWARD).encode(x, SLOT))
+    payload = bytes(make("zstd(bf16)", FORWARD).encode(x, KEY))
     _, high_and_low = payload[1], struct.unpack_from("<3Q", payload, 4)
     assert high_and_low[0] == plain
     assert high_and_low[1] == plain // 2  # little-endian: the mantissa's byte comes first, and is kept as it is
@@ -80,16 +81,20 @@ def test_no_payload_is_worth_more_than_256_times_its_bytes(wrapper: str) -> None
     packed, plain = sizes(f"{wrapper}(fp32)", "fp32", torch.zeros(1000, 1000))
     assert packed * lossless.MOST >= plain
     bomb = zstandard.ZstdCompressor().compress(bytes(2**28))
-    claim = bytes([framing.ZSTD if wrapper == "zstd" else framing.ENTROPY, 1, 0, 0]) + struct.pack("<QQ", 2**28, len(bomb)) + bomb
+    claim = (
+        bytes([header.ZSTD if wrapper == "zstd" else header.ENTROPY, 1, 0, 0])
+        + struct.pack("<QQ", 2**28, len(bomb))
+        + bomb
+    )
     with pytest.raises(CodecError):
-        make(f"{wrapper}(fp32)", FORWARD).decode(claim, SLOT)
+        make(f"{wrapper}(fp32)", FORWARD).decode(claim, KEY)
 
 
 @pytest.mark.parametrize("wrapper", ["zstd", "entropy"])
 def test_a_plane_of_another_length_than_it_claims_is_refused(wrapper: str) -> None:
-    payload = bytearray(make(f"{wrapper}(int4)", FORWARD).encode(normal(64, 64), SLOT))
+    payload = bytearray(make(f"{wrapper}(int4)", FORWARD).encode(normal(64, 64), KEY))
     (size,) = struct.unpack_from("<Q", payload, 4)
     for wrong in (size - 1, size + 1, 0, 2**63):
         struct.pack_into("<Q", payload, 4, wrong)
         with pytest.raises(CodecError):
-            make(f"{wrapper}(int4)", FORWARD).decode(payload, SLOT)
+            make(f"{wrapper}(int4)", FORWARD).decode(payload, KEY)

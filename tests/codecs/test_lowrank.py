@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.base import Context, Slot
-from testbed.codecs.framing import header_bytes
-from testbed.codecs.lowrank import PowerSGD
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.low_rank import PowerSGD
 from testbed.codecs.make import make
+from testbed.codecs.wire.header import header_bytes
 from testbed.errors import CodecError
 
 FORWARD = Context(5, 0, "forward")
 
 
-def slot_at(step: int, microbatch: int = 0) -> Slot:
-    return Slot("train", step, microbatch, (microbatch,))
+def key_at(step: int, microbatch: int = 0) -> MessageKey:
+    return MessageKey("train", step, microbatch, (microbatch,))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -36,13 +36,17 @@ def relative(found: Tensor, x: Tensor) -> float:
 
 
 @given(
-    rows=st.integers(1, 40), width=st.integers(1, 40), rank=st.integers(1, 6), power=st.integers(-30, 30), seed=st.integers(0, 99)
+    rows=st.integers(1, 40),
+    width=st.integers(1, 40),
+    rank=st.integers(1, 6),
+    power=st.integers(-30, 30),
+    seed=st.integers(0, 99),
 )
 @settings(max_examples=100, deadline=None)
 def test_a_matrix_of_no_higher_rank_comes_through(rows: int, width: int, rank: int, power: int, seed: int) -> None:
     x = normal(rows, rank, seed=seed) @ normal(rank, width, seed=seed + 1) * 10.0**power
     sender, receiver = PowerSGD(FORWARD, rank=rank, values="fp32"), PowerSGD(FORWARD, rank=rank, values="fp32")
-    assert relative(receiver.decode(bytes(sender.encode(x, slot_at(seed))), slot_at(seed)), x) < 1e-3
+    assert relative(receiver.decode(bytes(sender.encode(x, key_at(seed))), key_at(seed)), x) < 1e-3
 
 
 @given(rows=st.integers(1, 30), width=st.integers(1, 30), rank=st.integers(1, 8), seed=st.integers(0, 99))
@@ -50,12 +54,14 @@ def test_a_matrix_of_no_higher_rank_comes_through(rows: int, width: int, rank: i
 def test_the_error_is_orthogonal_to_what_is_decoded(rows: int, width: int, rank: int, seed: int) -> None:
     x = normal(rows, width, seed=seed)
     codec = PowerSGD(FORWARD, rank=rank, values="fp32")
-    decoded = codec.decode(bytes(codec.encode(x, slot_at(0))), slot_at(0)).double()
+    decoded = codec.decode(bytes(codec.encode(x, key_at(0))), key_at(0)).double()
     error = x.double() - decoded
     assert abs(float((decoded * error).sum())) < 1e-4 * float(x.double().square().sum())
 
 
-@pytest.mark.parametrize(("shape", "rank"), [((2, 64, 256), 4), ((1024, 96), 32), ((3, 5), 8), ((7,), 2), ((), 1), ((0, 4), 2)])
+@pytest.mark.parametrize(
+    ("shape", "rank"), [((2, 64, 256), 4), ((1024, 96), 32), ((3, 5), 8), ((7,), 2), ((), 1), ((0, 4), 2)]
+)
 def test_bytes_are_those_of_the_two_factors(shape: tuple[int, ...], rank: int) -> None:
     x = normal(*shape)
     width = shape[-1] if shape else 1
@@ -63,7 +69,7 @@ def test_bytes_are_those_of_the_two_factors(shape: tuple[int, ...], rank: int) -
     used = min(rank, rows, width)
     for values, size in (("bf16", 2), ("fp32", 4)):
         codec = make(f"powersgd({rank}, {values})", FORWARD)
-        assert len(memoryview(codec.encode(x, slot_at(0)))) == header_bytes(len(shape)) + size * used * (rows + width)
+        assert len(memoryview(codec.encode(x, key_at(0)))) == header_bytes(len(shape)) + size * used * (rows + width)
 
 
 def test_a_warm_start_comes_to_the_best_approximation() -> None:
@@ -71,7 +77,7 @@ def test_a_warm_start_comes_to_the_best_approximation() -> None:
     best = float(torch.linalg.svdvals(x)[4:].square().sum().sqrt() / x.norm())
     warm, cold = make("powersgd(4, fp32)", FORWARD), make("powersgd(4, fp32, cold)", FORWARD)
     errors = {
-        name: [relative(codec.decode(bytes(codec.encode(x, slot_at(step))), slot_at(step)), x) for step in range(20)]
+        name: [relative(codec.decode(bytes(codec.encode(x, key_at(step))), key_at(step)), x) for step in range(20)]
         for name, codec in (("warm", warm), ("cold", cold))
     }
     assert errors["warm"][0] == errors["cold"][0] > 1.02 * best
@@ -84,7 +90,7 @@ def test_a_slowly_drifting_matrix_is_followed() -> None:
     codec = make("powersgd(4, fp32)", FORWARD)
     for step in range(40):
         x = x + 0.002 * normal(64, 48, seed=step) / 8
-        error = relative(codec.decode(bytes(codec.encode(x, slot_at(step))), slot_at(step)), x)
+        error = relative(codec.decode(bytes(codec.encode(x, key_at(step))), key_at(step)), x)
     best = float(torch.linalg.svdvals(x)[4:].square().sum().sqrt() / x.norm())
     assert error < 1.02 * best
 
@@ -93,47 +99,47 @@ def test_zeros_leave_no_trace() -> None:
     x = decaying(16, 12)
     codec = make("powersgd(3)", FORWARD)
     for step in range(3):
-        zeros = codec.decode(bytes(codec.encode(torch.zeros(16, 12), slot_at(step))), slot_at(step))
+        zeros = codec.decode(bytes(codec.encode(torch.zeros(16, 12), key_at(step))), key_at(step))
         assert torch.equal(zeros, torch.zeros(16, 12))
-    assert bytes(codec.encode(x, slot_at(3))) == bytes(make("powersgd(3)", FORWARD).encode(x, slot_at(3)))
+    assert bytes(codec.encode(x, key_at(3))) == bytes(make("powersgd(3)", FORWARD).encode(x, key_at(3)))
 
 
 def test_a_rank_once_lost_is_found_again() -> None:
     codec = make("powersgd(3, fp32)", FORWARD)
     for step in range(3):
-        codec.encode(normal(16, 1) @ normal(1, 12), slot_at(step))
+        codec.encode(normal(16, 1) @ normal(1, 12), key_at(step))
     x = normal(16, 3, seed=2) @ normal(3, 12, seed=3)
-    assert relative(codec.decode(bytes(codec.encode(x, slot_at(3))), slot_at(3)), x) < 1e-3
+    assert relative(codec.decode(bytes(codec.encode(x, key_at(3))), key_at(3)), x) < 1e-3
 
 
 def test_a_receiver_needs_no_earlier_message() -> None:
     codec = make("powersgd(2)", FORWARD)
-    payloads = [bytes(codec.encode(decaying(8, 6, seed=step), slot_at(step))) for step in range(4)]
+    payloads = [bytes(codec.encode(decaying(8, 6, seed=step), key_at(step))) for step in range(4)]
     one, all_of_them = make("powersgd(2)", FORWARD), make("powersgd(2)", FORWARD)
-    decoded = [all_of_them.decode(payload, slot_at(step)) for step, payload in enumerate(payloads)]
-    assert torch.equal(one.decode(payloads[3], slot_at(3)), decoded[3])
+    decoded = [all_of_them.decode(payload, key_at(step)) for step, payload in enumerate(payloads)]
+    assert torch.equal(one.decode(payloads[3], key_at(3)), decoded[3])
 
 
 def test_evaluation_does_not_move_the_start_of_training() -> None:
     mixed, alone = make("powersgd(2)", FORWARD), make("powersgd(2)", FORWARD)
     for step in range(3):
         x = decaying(8, 6, seed=step)
-        mixed.encode(decaying(8, 6, seed=step + 50), Slot("evaluation", step, 0, ()))
-        assert bytes(mixed.encode(x, slot_at(step))) == bytes(alone.encode(x, slot_at(step)))
+        mixed.encode(decaying(8, 6, seed=step + 50), MessageKey("evaluation", step, 0, ()))
+        assert bytes(mixed.encode(x, key_at(step))) == bytes(alone.encode(x, key_at(step)))
 
 
 def test_magnitudes_that_the_factors_could_not_hold_are_refused() -> None:
     with pytest.raises(CodecError, match="too large"):
-        make("powersgd(2)", FORWARD).encode(torch.full((4, 4), 3e38), slot_at(0))
+        make("powersgd(2)", FORWARD).encode(torch.full((4, 4), 3e38), key_at(0))
     x = torch.full((4, 4), 1e35)
     codec = make("powersgd(2)", FORWARD)
-    assert relative(codec.decode(bytes(codec.encode(x, slot_at(0))), slot_at(0)), x) < 0.01
+    assert relative(codec.decode(bytes(codec.encode(x, key_at(0))), key_at(0)), x) < 0.01
 
 
 def test_factors_whose_product_is_not_finite_are_refused() -> None:
     codec = make("powersgd(2, fp32)", FORWARD)
     for bad in (float("nan"), 3e38):
-        payload = bytearray(codec.encode(normal(4, 4), slot_at(0)))
+        payload = bytearray(codec.encode(normal(4, 4), key_at(0)))
         payload[header_bytes(2) :] = torch.full((16,), bad).view(torch.uint8).numpy().tobytes()
         with pytest.raises(CodecError, match="NaN or infinity"):
-            codec.decode(payload, slot_at(0))
+            codec.decode(payload, key_at(0))

@@ -8,18 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import keyed, quantise
-from testbed.codecs.base import Context, Slot
-from testbed.codecs.delta import DeltaInt8
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.dense import int8
 from testbed.codecs.make import make
+from testbed.codecs.memory.delta import DeltaInt8
+from testbed.codecs.wire import noise
 from testbed.errors import CodecError
 
 FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
 FLT_MAX = torch.finfo(torch.float32).max
 
 
-def slot_at(step: int, microbatch: int = 0) -> Slot:
-    return Slot("train", step, microbatch, ())
+def key_at(step: int, microbatch: int = 0) -> MessageKey:
+    return MessageKey("train", step, microbatch, ())
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -31,7 +32,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def test_bytes_follow_the_formula(rows: int, width: int) -> None:
     x = normal(rows, width)
     header = 4 + 4 * x.ndim
-    sizes = {name: len(make(name, FORWARD).encode(x, slot_at(0))) for name in ("fp32", "bf16", "int8", "delta-int8")}
+    sizes = {name: len(make(name, FORWARD).encode(x, key_at(0))) for name in ("fp32", "bf16", "int8", "delta-int8")}
     assert sizes["fp32"] == header + 4 * x.numel()
     assert sizes["bf16"] == header + 2 * x.numel()
     assert sizes["int8"] == header + x.numel() + 4 * rows
@@ -42,13 +43,13 @@ def test_delta_moves_as_many_bytes_as_int8_at_every_step() -> None:
     delta, plain = make("delta-int8", FORWARD), make("int8", FORWARD)
     for step in range(5):
         x = normal(2, 8, 16, seed=step)
-        assert len(delta.encode(x, slot_at(step))) == len(plain.encode(x, slot_at(step)))
+        assert len(delta.encode(x, key_at(step))) == len(plain.encode(x, key_at(step)))
 
 
 def test_the_largest_scale_is_the_largest() -> None:
-    largest = torch.tensor(quantise.LARGEST_SCALE)
-    assert torch.isfinite(largest * quantise.LEVELS)
-    assert torch.isinf(torch.nextafter(largest, torch.tensor(float("inf"))) * quantise.LEVELS)
+    largest = torch.tensor(int8.LARGEST_SCALE)
+    assert torch.isfinite(largest * int8.LEVELS)
+    assert torch.isinf(torch.nextafter(largest, torch.tensor(float("inf"))) * int8.LEVELS)
 
 
 floats = st.floats(-FLT_MAX, FLT_MAX, width=32)
@@ -58,10 +59,10 @@ floats = st.floats(-FLT_MAX, FLT_MAX, width=32)
 @settings(max_examples=300, deadline=None)
 def test_bounds_hold_for_every_finite_row(row: list[float], step: int) -> None:
     x = torch.tensor([row], dtype=torch.float32)
-    scale = max(x.abs().max().double().item() / 127, quantise.SMALLEST_SCALE)
+    scale = max(x.abs().max().double().item() / 127, int8.SMALLEST_SCALE)
     for context, share in ((FORWARD, 0.5), (BACKWARD, 1.0)):
         codec = make("int8", context)
-        decoded = codec.decode(codec.encode(x, slot_at(step)), slot_at(step))
+        decoded = codec.decode(codec.encode(x, key_at(step)), key_at(step))
         assert torch.isfinite(decoded).all()
         assert (x.double() - decoded.double()).abs().max() <= share * scale * (1 + 2**-14)
 
@@ -69,15 +70,15 @@ def test_bounds_hold_for_every_finite_row(row: list[float], step: int) -> None:
 def test_nearest_rounds_half_to_even() -> None:
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5]])
     codec = make("int8", FORWARD)
-    assert codec.decode(codec.encode(x, slot_at(0)), slot_at(0)).tolist() == [[127, 0, 2, 2, 0, -2]]
+    assert codec.decode(codec.encode(x, key_at(0)), key_at(0)).tolist() == [[127, 0, 2, 2, 0, -2]]
 
 
-def test_stochastic_rounding_is_unbiased_over_slots() -> None:
+def test_stochastic_rounding_is_unbiased_over_keys() -> None:
     x = normal(4, 64) * torch.tensor([[1e-3], [1.0], [50.0], [1e4]])
     codec, count = make("int8", BACKWARD), 4000
     total = torch.zeros(x.shape, dtype=torch.float64)
     for step in range(count):
-        total += codec.decode(codec.encode(x, slot_at(step)), slot_at(step))
+        total += codec.decode(codec.encode(x, key_at(step)), key_at(step))
     scale = x.abs().amax(-1, keepdim=True).double() / 127
     # One draw's deviation is at most scale / 2; of 256 means none should leave 5 deviations.
     assert ((total / count - x.double()).abs() <= 5 * scale / 2 / count**0.5).all()
@@ -87,27 +88,32 @@ def test_stochastic_rounding_keeps_what_needs_no_rounding() -> None:
     x = torch.arange(-127.0, 128.0).view(1, -1)
     codec = make("int8", BACKWARD)
     for step in range(50):
-        assert torch.equal(codec.decode(codec.encode(x, slot_at(step)), slot_at(step)), x)
+        assert torch.equal(codec.decode(codec.encode(x, key_at(step)), key_at(step)), x)
 
 
-def test_same_slot_same_noise_and_any_other_slot_other_noise() -> None:
-    slots = [Slot("train", 0, 0, ()), Slot("train", 0, 1, ()), Slot("train", 1, 0, ()), Slot("evaluation", 0, 0, ())]
+def test_same_key_same_noise_and_any_other_key_other_noise() -> None:
+    keys = [
+        MessageKey("train", 0, 0, ()),
+        MessageKey("train", 0, 1, ()),
+        MessageKey("train", 1, 0, ()),
+        MessageKey("evaluation", 0, 0, ()),
+    ]
     contexts = [BACKWARD, FORWARD, Context(1, 0, "backward"), Context(0, 1, "backward")]
-    draws = [keyed.uniform(c, s, 64, p) for c in contexts for s in slots for p in ("a", "b")]
+    draws = [noise.uniform(c, s, 64, p) for c in contexts for s in keys for p in ("a", "b")]
     for i, one in enumerate(draws):
         assert all(not torch.equal(one, other) for other in draws[:i])
-    assert torch.equal(keyed.uniform(BACKWARD, slots[0], 64, "a"), draws[0])
-    assert torch.equal(keyed.uniform(BACKWARD, slots[0], 7, "a"), draws[0][:7])
+    assert torch.equal(noise.uniform(BACKWARD, keys[0], 64, "a"), draws[0])
+    assert torch.equal(noise.uniform(BACKWARD, keys[0], 7, "a"), draws[0][:7])
 
 
 def test_noise_is_uniform_and_the_same_for_ever() -> None:
-    noise = keyed.uniform(BACKWARD, slot_at(0), 100_000, "law").double()
-    assert noise.min() > 0
-    assert noise.max() < 1
-    assert abs(noise.mean() - 0.5) < 5 / (12 * 100_000) ** 0.5
-    assert torch.histc(noise, 16, 0, 1).sub(6250).abs().max() < 5 * 6250**0.5
+    drawn = noise.uniform(BACKWARD, key_at(0), 100_000, "law").double()
+    assert drawn.min() > 0
+    assert drawn.max() < 1
+    assert abs(drawn.mean() - 0.5) < 5 / (12 * 100_000) ** 0.5
+    assert torch.histc(drawn, 16, 0, 1).sub(6250).abs().max() < 5 * 6250**0.5
     # The one pinned digit: other numbers here mean that results of an earlier version can no longer be repeated.
-    drawn = keyed.uniform(Context(1, 2, "forward"), Slot("train", 3, 4, (9,)), 5, "p")
+    drawn = noise.uniform(Context(1, 2, "forward"), MessageKey("train", 3, 4, (9,)), 5, "p")
     assert (drawn * 65536).tolist() == [28637, 21213, 1501, 30429, 27613]
 
 
@@ -117,7 +123,7 @@ def test_closed_loop_error_stays_within_half_a_step() -> None:
     x, previous = normal(4, 32), torch.zeros(4, 32)
     for step in range(1000):
         x = x + 0.05 * normal(4, 32, seed=step + 1)
-        decoded = receiver.decode(sender.encode(x, slot_at(step)), slot_at(step))
+        decoded = receiver.decode(sender.encode(x, key_at(step)), key_at(step))
         scale = (x - previous).abs().amax(-1, keepdim=True) / 127
         # fp32 rounding of the sum P + s q comes on top of the quantiser's half step
         assert ((x - decoded).abs() <= scale / 2 * (1 + 2**-12) + x.abs() * 2**-22 + 1e-6).all()
@@ -127,30 +133,30 @@ def test_closed_loop_error_stays_within_half_a_step() -> None:
 def test_a_repeated_tensor_is_met_ever_closer() -> None:
     sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
     x = normal(4, 32)
-    errors = [float((receiver.decode(sender.encode(x, slot_at(s)), slot_at(s)) - x).abs().max()) for s in range(3)]
+    errors = [float((receiver.decode(sender.encode(x, key_at(s)), key_at(s)) - x).abs().max()) for s in range(3)]
     assert errors[1] < errors[0] / 50
     assert errors[2] <= errors[1]
 
 
-def test_slots_do_not_mix() -> None:
+def test_keys_do_not_mix() -> None:
     sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
     xs = {m: normal(2, 8, seed=m) for m in range(3)}
     for step in range(3):
         for m, x in xs.items():
-            receiver.decode(sender.encode(x, slot_at(step, m)), slot_at(step, m))
+            receiver.decode(sender.encode(x, key_at(step, m)), key_at(step, m))
     before = {key: value.value.clone() for key, value in receiver.memory.items()}
-    slot = Slot("evaluation", 3, 0, ())
-    receiver.decode(sender.encode(normal(2, 8, seed=9), slot), slot)
+    key = MessageKey("evaluation", 3, 0, ())
+    receiver.decode(sender.encode(normal(2, 8, seed=9), key), key)
     assert set(receiver.memory) == {("train", m) for m in range(3)} | {("evaluation", 0)}
     assert all(torch.equal(receiver.memory[key].value, value) for key, value in before.items())
 
 
-def test_another_shape_starts_the_slot_anew_at_both_ends() -> None:
+def test_another_shape_starts_the_key_anew_at_both_ends() -> None:
     sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
     for step, shape in enumerate([(2, 8), (2, 8), (3, 8), (3, 8), (8, 3), (2, 8)]):
         x = normal(*shape, seed=step)
-        payload = sender.encode(x, slot_at(step))
-        assert torch.equal(receiver.decode(payload, slot_at(step)), sender.memory["train", 0].value)
+        payload = sender.encode(x, key_at(step))
+        assert torch.equal(receiver.decode(payload, key_at(step)), sender.memory["train", 0].value)
         assert sender.memory["train", 0].visit == receiver.memory["train", 0].visit
 
 
@@ -158,22 +164,22 @@ def test_a_lost_or_repeated_message_is_noticed_even_after_many() -> None:
     sender, receiver = DeltaInt8(FORWARD), DeltaInt8(FORWARD)
     payload = b""
     for step in range(600):  # the visit number comes round twice
-        payload = bytes(sender.encode(normal(1, 4, seed=step), slot_at(step)))
-        receiver.decode(payload, slot_at(step))
+        payload = bytes(sender.encode(normal(1, 4, seed=step), key_at(step)))
+        receiver.decode(payload, key_at(step))
     with pytest.raises(CodecError, match="repeated"):
-        receiver.decode(payload, slot_at(600))
-    sender.encode(normal(1, 4), slot_at(600))
-    following = bytes(sender.encode(normal(1, 4), slot_at(601)))
+        receiver.decode(payload, key_at(600))
+    sender.encode(normal(1, 4), key_at(600))
+    following = bytes(sender.encode(normal(1, 4), key_at(601)))
     with pytest.raises(CodecError, match="lost"):
-        receiver.decode(following, slot_at(601))
+        receiver.decode(following, key_at(601))
     with pytest.raises(CodecError, match="nothing"):
-        DeltaInt8(FORWARD).decode(following, slot_at(601))
+        DeltaInt8(FORWARD).decode(following, key_at(601))
 
 
 def test_a_difference_too_large_for_fp32_is_refused() -> None:
     sender = DeltaInt8(FORWARD)
-    sender.encode(torch.full((1, 2), 3e38), slot_at(0))
+    sender.encode(torch.full((1, 2), 3e38), key_at(0))
     before = sender.memory["train", 0]
     with pytest.raises(CodecError, match="step=1"):
-        sender.encode(torch.full((1, 2), -3e38), slot_at(1))
+        sender.encode(torch.full((1, 2), -3e38), key_at(1))
     assert sender.memory["train", 0] is before

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import blockwise, hadamard
-from testbed.codecs.base import Context, Slot, Stateful
+from testbed.codecs.contract import Context, MessageKey, Stateful
+from testbed.codecs.dense import blockwise, hadamard
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
 
 FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
-SLOT = Slot("train", 0, 0, ())
+KEY = MessageKey("train", 0, 0, ())
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -23,15 +23,17 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def sent(text: str, x: Tensor, context: Context = FORWARD) -> Tensor:
-    return make(text, context).decode(bytes(make(text, context).encode(x, SLOT)), SLOT)
+    return make(text, context).decode(bytes(make(text, context).encode(x, KEY)), KEY)
 
 
 # ------------------------------------------------------------------ floats
 def test_fp16_is_the_cast_and_refuses_what_would_become_infinity() -> None:
-    x = torch.cat([normal(3, 9), torch.tensor([[65504.0, -65504.0, 1e-7, 6e-8, 1e-9, 0.0, -0.0, float("inf"), float("nan")]])])
+    x = torch.cat(
+        [normal(3, 9), torch.tensor([[65504.0, -65504.0, 1e-7, 6e-8, 1e-9, 0.0, -0.0, float("inf"), float("nan")]])]
+    )
     assert torch.equal(sent("fp16", x).nan_to_num(7), x.half().float().nan_to_num(7))
     with pytest.raises(CodecError, match=r"step=0.*65504"):
-        make("fp16", FORWARD).encode(torch.tensor([float("inf"), 65520.0]), SLOT)
+        make("fp16", FORWARD).encode(torch.tensor([float("inf"), 65520.0]), KEY)
 
 
 def test_fp8_has_its_direction_s_format_unless_told_otherwise() -> None:
@@ -74,7 +76,9 @@ def test_the_dynamic_map() -> None:
 
 
 def test_every_value_goes_to_the_nearest_of_the_map() -> None:
-    x = torch.cat([normal(20_000).tanh(), 10.0 ** (-9 * torch.rand(20_000, generator=torch.Generator().manual_seed(1)))])
+    x = torch.cat(
+        [normal(20_000).tanh(), 10.0 ** (-9 * torch.rand(20_000, generator=torch.Generator().manual_seed(1)))]
+    )
     x[0] = 1.0  # the absmax, so that nothing is rescaled
     decoded = sent("blockwise-8(block=40000)", x).double().numpy()
     wide, found = x.double().numpy(), blockwise.dynamic_map()
@@ -87,7 +91,7 @@ def test_blocks_run_over_the_ends_of_rows() -> None:
     x[1, 2] = 100.0  # value 7
     decoded = sent("blockwise-8(block=4)", x)
     assert ((decoded - 1).abs() > 1e-3).view(-1).nonzero().view(-1).tolist() == [4, 5, 6, 7]
-    assert memoryview(make("blockwise-8(block=4)", FORWARD).encode(x, SLOT)).nbytes == 12 + 4 * 4 + 15
+    assert memoryview(make("blockwise-8(block=4)", FORWARD).encode(x, KEY)).nbytes == 12 + 4 * 4 + 15
 
 
 # ------------------------------------------------------------------ fixed point
@@ -95,10 +99,10 @@ def test_blocks_run_over_the_ends_of_rows() -> None:
 @settings(max_examples=60, deadline=None)
 def test_a_channel_has_its_own_scale(rows: int, width: int, number: int, seed: int) -> None:
     x = normal(rows, width, seed=seed) * 10.0 ** (torch.arange(width) % 11 - 8.0)
-    payload = bytes(make(f"acsgd({number})", FORWARD).encode(x, SLOT))
+    payload = bytes(make(f"acsgd({number})", FORWARD).encode(x, KEY))
     planes = sum(-(-rows * width * part // 8) for part in (1, 2, 4, 8) if number & part)
     assert len(payload) == 12 + 2 * width + planes
-    decoded = make(f"acsgd({number})", FORWARD).decode(payload, SLOT)
+    decoded = make(f"acsgd({number})", FORWARD).decode(payload, KEY)
     step = x.abs().amax(0) / 2 ** (number - 1)
     clipped = (x - step * (2 ** (number - 1) - 1)).clamp_min(0)
     assert ((decoded - x).abs() <= torch.maximum(step / 2 * (1 + 2**-7), clipped) * (1 + 1e-4) + 1e-30).all()
@@ -140,15 +144,17 @@ def test_rotation_spreads_an_outlier_and_adds_no_bytes() -> None:
     x[:, 7::64] = 60.0
     plain, rotated = ((sent(text, x) - x).norm() for text in ("int4(group=64)", "hadamard(int4(group=64))"))
     assert rotated < plain / 2
-    sizes = {memoryview(make(text, FORWARD).encode(x, SLOT)).nbytes for text in ("int4(group=64)", "hadamard(int4(group=64))")}
+    sizes = {
+        memoryview(make(text, FORWARD).encode(x, KEY)).nbytes for text in ("int4(group=64)", "hadamard(int4(group=64))")
+    }
     assert len(sizes) == 1
 
 
 def test_rotation_passes_on_what_the_inner_codec_remembers() -> None:
     sender, receiver = make("hadamard(delta-int8)", FORWARD), make("hadamard(delta-int8)", FORWARD)
     for step in range(3):
-        slot = Slot("train", step, 0, ())
-        receiver.decode(bytes(sender.encode(normal(4, 64, seed=step), slot)), slot)
+        key = MessageKey("train", step, 0, ())
+        receiver.decode(bytes(sender.encode(normal(4, 64, seed=step), key)), key)
     assert isinstance(sender, Stateful)
     assert isinstance(receiver, Stateful)
     ours, theirs = sender.shared(), receiver.shared()

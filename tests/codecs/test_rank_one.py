@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.base import Context, Slot
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.errors import CodecError
 
 FORWARD = Context(0, 0, "forward")
-SLOT = Slot("train", 0, 0, (0,))
+KEY = MessageKey("train", 0, 0, (0,))
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -23,7 +23,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def through(text: str, x: Tensor) -> Tensor:
-    return make(text, FORWARD).decode(make(text, FORWARD).encode(x, SLOT), SLOT)
+    return make(text, FORWARD).decode(make(text, FORWARD).encode(x, KEY), KEY)
 
 
 @given(rows=st.integers(1, 40), width=st.integers(1, 70))
@@ -31,14 +31,16 @@ def through(text: str, x: Tensor) -> Tensor:
 def test_bytes_follow_the_formula(rows: int, width: int) -> None:
     x = normal(rows, width)
     for text, bits in (("onebit", 1), ("twobit", 2)):
-        assert len(make(text, FORWARD).encode(x, SLOT)) == 12 + math.ceil(bits * rows * width / 8) + 2 * (rows + width)
+        assert len(make(text, FORWARD).encode(x, KEY)) == 12 + math.ceil(bits * rows * width / 8) + 2 * (rows + width)
     rank = min(3, rows, width)
-    factors = sum(len(make("int4", FORWARD).encode(torch.ones(size, rank), SLOT)) for size in (rows, width))
-    assert len(make("lowrank(3, int4)", FORWARD).encode(x, SLOT)) == 12 + 8 + factors
+    factors = sum(len(make("int4", FORWARD).encode(torch.ones(size, rank), KEY)) for size in (rows, width))
+    assert len(make("lowrank(3, int4)", FORWARD).encode(x, KEY)) == 12 + 8 + factors
 
 
 @pytest.mark.parametrize(("text", "lost"), [("onebit", 1 - 2 / math.pi), ("twobit", 0.1175)])
-def test_errors_on_scaled_normal_values_are_those_of_the_best_quantisers_of_so_many_levels(text: str, lost: float) -> None:
+def test_errors_on_scaled_normal_values_are_those_of_the_best_quantisers_of_so_many_levels(
+    text: str, lost: float
+) -> None:
     x = torch.exp(normal(256, 1, seed=1)) * torch.exp(normal(1, 384, seed=2)) * normal(256, 384, seed=3)
     # Each row and column has its own size, which the rank-one scale is there to follow; weigh them alike.
     size = torch.exp(normal(256, 1, seed=1)) * torch.exp(normal(1, 384, seed=2))
@@ -69,9 +71,9 @@ def test_the_errors_of_both_factors_are_independent() -> None:
     wrong = torch.zeros(64, 64, dtype=torch.float64)
     count = 200
     for step in range(count):
-        slot = Slot("train", step, 0, ())
+        key = MessageKey("train", step, 0, ())
         codec.reset()  # type: ignore[attr-defined]
-        wrong += (codec.decode(codec.encode(x, slot), slot) - x).double() / count
+        wrong += (codec.decode(codec.encode(x, key), key) - x).double() / count
     spread = float(wrong.std())
     assert abs(float(wrong.diagonal().mean()) - float(wrong.mean())) < 5 * spread / 8
 
@@ -89,4 +91,4 @@ def test_what_has_no_means_is_refused_by_name(bad: float) -> None:
     x = normal(3, 4)
     x[1, 2] = bad
     with pytest.raises(CodecError, match="step=0"):
-        make("onebit", FORWARD).encode(x, SLOT)
+        make("onebit", FORWARD).encode(x, KEY)

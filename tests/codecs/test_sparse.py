@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import selection
-from testbed.codecs.base import Codec, Context, Slot
-from testbed.codecs.framing import header_bytes
+from testbed.codecs.catalogue import placement
+from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make
-from testbed.codecs.positions import Form, Layout, Selection, kept_of, pack, unpack
-from testbed.codecs.sparse import TopK
+from testbed.codecs.sparse.positions import Form, Layout, Selection, kept_of, pack, unpack
+from testbed.codecs.sparse.sparsifiers import TopK
+from testbed.codecs.wire.header import header_bytes
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.boundary import Boundary
 
@@ -24,23 +24,23 @@ FORWARD, BACKWARD = Context(7, 0, "forward"), Context(7, 0, "backward")
 FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index")
 
 
-def slot_at(step: int, microbatch: int = 0) -> Slot:
-    return Slot("train", step, microbatch, (microbatch,))
+def key_at(step: int, microbatch: int = 0) -> MessageKey:
+    return MessageKey("train", step, microbatch, (microbatch,))
 
 
-FIRST = slot_at(0)
+FIRST = key_at(0)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def through(text: str, x: Tensor, slot: Slot = FIRST, context: Context = FORWARD) -> Tensor:
-    return make(text, context).decode(bytes(make(text, context).encode(x, slot)), slot)
+def through(text: str, x: Tensor, key: MessageKey = FIRST, context: Context = FORWARD) -> Tensor:
+    return make(text, context).decode(bytes(make(text, context).encode(x, key)), key)
 
 
 def body_bits(text: str, x: Tensor, context: Context = FORWARD) -> float:
-    payload = memoryview(make(text, context).encode(x, slot_at(0)))
+    payload = memoryview(make(text, context).encode(x, key_at(0)))
     return 8 * (payload.nbytes - header_bytes(x.ndim)) / x.numel()
 
 
@@ -74,7 +74,9 @@ def test_the_smaller_form_is_the_smaller(rows: int, width: int, share: float) ->
 
 @given(data=st.data(), rows=st.integers(1, 6), width=st.integers(1, 40), values=st.integers(1, 6))
 @settings(max_examples=200, deadline=None)
-def test_the_largest_are_chosen_and_of_equals_the_first(data: st.DataObject, rows: int, width: int, values: int) -> None:
+def test_the_largest_are_chosen_and_of_equals_the_first(
+    data: st.DataObject, rows: int, width: int, values: int
+) -> None:
     kept = data.draw(st.integers(1, width))
     drawn = data.draw(st.lists(st.integers(0, values), min_size=rows * width, max_size=rows * width))
     keys = np.array(drawn, np.float32).reshape(rows, width)
@@ -103,7 +105,12 @@ def test_codes_that_no_encoder_writes_are_refused() -> None:
         return np.array(columns, "<u2").view(np.uint8)
 
     assert index.read(listed(0, 5, 299, 1, 2, 3)).tolist() == [0, 5, 299, 301, 302, 303]
-    for out in (listed(0, 5, 300, 1, 2, 3), listed(0, 0, 1, 1, 2, 3), listed(5, 4, 6, 1, 2, 3), listed(0, 1, 2, 1, 2, 65535)):
+    for out in (
+        listed(0, 5, 300, 1, 2, 3),
+        listed(0, 0, 1, 1, 2, 3),
+        listed(5, 4, 6, 1, 2, 3),
+        listed(0, 1, 2, 1, 2, 65535),
+    ):
         with pytest.raises(CodecError):
             index.read(out)
 
@@ -122,7 +129,7 @@ def test_bits_a_value_are_those_of_the_literature() -> None:
     assert body_bits("topk(0.1, tensor, bitmap)", x) == pytest.approx(2.6, abs=1e-5)
     assert body_bits("topk(0.001, tensor)", x) == pytest.approx(0.001 * (16 + 32), rel=1e-3)
     back, _ = paired("topk-shared(0.1)", x)
-    payload = memoryview(back.encode(x, slot_at(0)))
+    payload = memoryview(back.encode(x, key_at(0)))
     assert 8 * (payload.nbytes - header_bytes(3)) / x.numel() == 16 * k / 4096 == pytest.approx(1.6, abs=0.01)
 
 
@@ -162,7 +169,7 @@ def test_equal_magnitudes_are_kept_from_the_front() -> None:
 def test_bf16_and_its_fp32_copy_are_the_same_message() -> None:
     x = normal(16, 96).to(torch.bfloat16)
     ours, wide = (make("topk(0.1)", FORWARD) for _ in range(2))
-    assert bytes(ours.encode(x, slot_at(0))) == bytes(wide.encode(x.float(), slot_at(0)))
+    assert bytes(ours.encode(x, key_at(0))) == bytes(wide.encode(x.float(), key_at(0)))
 
 
 @pytest.mark.parametrize("text", ["topk(0.25)", "columns(0.25)", "mask(0.25)", "topk-shared(0.25)"])
@@ -177,19 +184,19 @@ def test_the_largest_numbers_stay_finite(text: str) -> None:
 
 def test_a_scaled_value_beyond_fp32_is_refused() -> None:
     with pytest.raises(CodecError, match="scale=none"):
-        make("randk(0.25)", FORWARD).encode(torch.full((4, 8), 3e38), slot_at(0))
+        make("randk(0.25)", FORWARD).encode(torch.full((4, 8), 3e38), key_at(0))
 
 
 @pytest.mark.parametrize("text", ["topk(0.5)", "topk(0.5, fp32)", "mask(0.5)"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_is_not_decoded(text: str, bad: float) -> None:
     codec = make(text, FORWARD)
-    payload = bytearray(codec.encode(torch.ones(2, 4), slot_at(0)))
+    payload = bytearray(codec.encode(torch.ones(2, 4), key_at(0)))
     dtype = torch.float32 if "fp32" in text else torch.bfloat16
     value = torch.tensor([bad]).to(dtype).view(torch.uint8).numpy().tobytes()
     payload[header_bytes(2) : header_bytes(2) + len(value)] = value
     with pytest.raises(CodecError, match="NaN"):
-        codec.decode(payload, slot_at(0))
+        codec.decode(payload, key_at(0))
 
 
 # ------------------------------------------------------------------ drawn places
@@ -203,16 +210,16 @@ def test_a_value_that_is_not_finite_is_not_decoded(text: str, bad: float) -> Non
 @settings(max_examples=100, deadline=None)
 def test_each_token_keeps_the_same_number(width: int, share: float, per: str, step: int, name: str) -> None:
     x = normal(7, width).abs() + 1
-    kept = through(f"{name}({share}, {per})", x, slot_at(step)) != 0
+    kept = through(f"{name}({share}, {per})", x, key_at(step)) != 0
     assert bool((kept.sum(1) == kept_of(share, width)).all())
     assert per == "token" or bool((kept == kept[0]).all())
 
 
-def test_places_depend_on_the_slot_and_the_place() -> None:
+def test_places_depend_on_the_key_and_the_place() -> None:
     x = torch.ones(8, 64)
-    masks = [through("randk(0.5)", x, slot_at(*at)) != 0 for at in ((0, 0), (1, 0), (0, 1))]
-    masks.append(through("randk(0.5)", x, slot_at(0), BACKWARD) != 0)
-    masks.append(through("randk(0.5)", x, slot_at(0), Context(8, 0, "forward")) != 0)
+    masks = [through("randk(0.5)", x, key_at(*at)) != 0 for at in ((0, 0), (1, 0), (0, 1))]
+    masks.append(through("randk(0.5)", x, key_at(0), BACKWARD) != 0)
+    masks.append(through("randk(0.5)", x, key_at(0), Context(8, 0, "forward")) != 0)
     assert len({mask.numpy().tobytes() for mask in masks}) == len(masks)
     assert all(0.4 < float((one != masks[0]).float().mean()) < 0.6 for one in masks[1:])
     assert bool((masks[0][0] != masks[0][1]).any())
@@ -220,7 +227,7 @@ def test_places_depend_on_the_slot_and_the_place() -> None:
 
 def test_every_place_is_as_likely_as_any_other() -> None:
     x, count = torch.ones(64, 24), 200
-    kept = sum((through("mask(0.25)", x, slot_at(step)) != 0).double().sum(0) for step in range(count))
+    kept = sum((through("mask(0.25)", x, key_at(step)) != 0).double().sum(0) for step in range(count))
     expected, sigma = 64 * count * 0.25, (64 * count * 0.25 * 0.75) ** 0.5
     assert bool(((cast(Tensor, kept) - expected).abs() < 5 * sigma).all())
 
@@ -228,7 +235,7 @@ def test_every_place_is_as_likely_as_any_other() -> None:
 def test_bf16_rounding_adds_no_bias_to_rand_k() -> None:
     x = normal(32, 64)
     count = 600
-    errors = torch.stack([through("randk(1.0)", x, slot_at(step)).double() - x for step in range(count)])
+    errors = torch.stack([through("randk(1.0)", x, key_at(step)).double() - x for step in range(count)])
     assert bool((errors.abs() <= 2**-7 * x.abs()).all())
     steps = torch.exp2(x.abs().log2().floor() - 7).double()
     # A rounding's standard deviation is at most half a step; the nearest would be wrong by up to half a step in the mean.
@@ -243,10 +250,10 @@ def test_scales(scale: str, factor: float) -> None:
 
 def test_the_keyed_mask_is_the_same_in_both_directions() -> None:
     x, gradient = normal(2, 8, 64).abs() + 1, normal(2, 8, 64, seed=1).abs() + 1
-    forward = through("mask(0.1)", x, slot_at(3))
-    backward = through("mask(0.1)", gradient, slot_at(3), BACKWARD)
+    forward = through("mask(0.1)", x, key_at(3))
+    backward = through("mask(0.1)", gradient, key_at(3), BACKWARD)
     assert torch.equal(forward != 0, backward != 0)
-    again = through("mask(0.1)", gradient, slot_at(4), BACKWARD)
+    again = through("mask(0.1)", gradient, key_at(4), BACKWARD)
     assert not torch.equal(backward != 0, again != 0)
 
 
@@ -267,10 +274,10 @@ def test_norms_of_huge_columns_do_not_overflow() -> None:
 
 
 # ------------------------------------------------------------------ one mask for both directions
-def paired(text: str, x: Tensor, slot: Slot = FIRST) -> tuple[Codec, Codec]:
-    """(the gradient's encoder, its decoder) after the activations of the slot have passed."""
+def paired(text: str, x: Tensor, key: MessageKey = FIRST) -> tuple[Codec, Codec]:
+    """(the gradient's encoder, its decoder) after the activations of the message key have passed."""
     upper, lower = make(text, FORWARD), make(text, FORWARD)
-    lower.decode(bytes(upper.encode(x, slot)), slot)
+    lower.decode(bytes(upper.encode(x, key)), key)
     encoder, decoder = make(text, BACKWARD), make(text, BACKWARD)
     cast(Any, encoder).pair(lower)
     cast(Any, decoder).pair(upper)
@@ -284,7 +291,7 @@ def test_what_comes_back_is_the_gradient_of_masking(name: str) -> None:
     mask = through(name, x) != 0
     (x * mask).backward(gradient)
     encoder, decoder = paired(name, x)
-    decoded = decoder.decode(bytes(encoder.encode(gradient, slot_at(0))), slot_at(0))
+    decoded = decoder.decode(bytes(encoder.encode(gradient, key_at(0))), key_at(0))
     assert x.grad is not None
     assert torch.equal(decoded, x.grad)
 
@@ -298,26 +305,26 @@ def test_gradients_of_several_micro_batches_go_by_their_own_masks() -> None:
         masks = []
         for part in range(4):
             x = normal(6, 20, seed=10 * step + part)
-            masks.append(lower.decode(bytes(upper.encode(x, slot_at(step, part))), slot_at(step, part)) != 0)
+            masks.append(lower.decode(bytes(upper.encode(x, key_at(step, part))), key_at(step, part)) != 0)
         for part in (3, 0, 2, 1):
-            slot = slot_at(step, part)
-            decoded = decoder.decode(bytes(encoder.encode(torch.ones(6, 20), slot)), slot)
+            key = key_at(step, part)
+            decoded = decoder.decode(bytes(encoder.encode(torch.ones(6, 20), key)), key)
             assert torch.equal(decoded != 0, masks[part])
     assert set(cast(Any, upper).shared()) == {f"train {part} mask" for part in range(4)}
 
 
 def test_a_gradient_without_its_activations_is_refused() -> None:
     encoder, decoder = paired("topk-shared(0.1)", normal(4, 20))
-    payload = bytes(encoder.encode(normal(4, 20), slot_at(0)))
-    for slot in (slot_at(1), slot_at(0, 1), Slot("evaluation", 0, 0, ())):
+    payload = bytes(encoder.encode(normal(4, 20), key_at(0)))
+    for key in (key_at(1), key_at(0, 1), MessageKey("evaluation", 0, 0, ())):
         with pytest.raises(CodecError, match="did not pass"):
-            encoder.encode(normal(4, 20), slot)
+            encoder.encode(normal(4, 20), key)
         with pytest.raises(CodecError, match="did not pass"):
-            decoder.decode(payload, slot)
+            decoder.decode(payload, key)
     with pytest.raises(CodecError, match="shape"):
-        encoder.encode(normal(20, 4), slot_at(0))
+        encoder.encode(normal(20, 4), key_at(0))
     with pytest.raises(CodecError, match="not paired"):
-        make("topk-shared(0.1)", BACKWARD).encode(normal(4, 20), slot_at(0))
+        make("topk-shared(0.1)", BACKWARD).encode(normal(4, 20), key_at(0))
 
 
 def test_only_a_codec_that_keeps_its_mask_can_be_paired_with() -> None:
@@ -329,31 +336,31 @@ def test_only_a_codec_that_keeps_its_mask_can_be_paired_with() -> None:
 @pytest.mark.parametrize("wrong", ["fwd=int8, bwd=topk-shared(0.1)", "fwd=topk(0.1), bwd=ef(columns(0.1))"])
 def test_a_mask_that_there_is_not_is_found_out_before_anything_is_made(wrong: str) -> None:
     with pytest.raises(SpecError, match=r"name .* for both"):
-        selection.read(wrong)
-    selection.read("fwd=ef(topk-shared(0.1)), bwd=topk-shared(0.1)")
-    selection.read("fwd=topk-shared(0.1), bwd=int8")
+        placement.read(wrong)
+    placement.read("fwd=ef(topk-shared(0.1)), bwd=topk-shared(0.1)")
+    placement.read("fwd=topk-shared(0.1), bwd=int8")
 
 
 def test_wrappers_pass_the_mask_on() -> None:
     text = "ef(topk-shared(0.1, fp32))"
     x = normal(4, 40)
     encoder, decoder = paired(text, x)
-    decoded = decoder.decode(bytes(encoder.encode(torch.ones(4, 40), slot_at(0))), slot_at(0))
+    decoded = decoder.decode(bytes(encoder.encode(torch.ones(4, 40), key_at(0))), key_at(0))
     assert torch.equal(decoded != 0, through(text, x) != 0)
 
 
 def test_masks_go_on_from_a_saved_state() -> None:
     text, x = "topk-shared(0.1)", normal(4, 40)
     upper, later = make(text, FORWARD), make(text, FORWARD)
-    upper.encode(x, slot_at(0))
+    upper.encode(x, key_at(0))
     cast(Any, later).load(cast(Any, upper).state())
     decoder = make(text, BACKWARD)
     cast(Any, decoder).pair(later)
     encoder, _ = paired(text, x)
-    assert int((decoder.decode(bytes(encoder.encode(torch.ones(4, 40), slot_at(0))), slot_at(0)) != 0).sum()) == 16
+    assert int((decoder.decode(bytes(encoder.encode(torch.ones(4, 40), key_at(0))), key_at(0)) != 0).sum()) == 16
     cast(Any, later).reset()
     with pytest.raises(CodecError):
-        decoder.decode(bytes(encoder.encode(torch.ones(4, 40), slot_at(0))), slot_at(0))
+        decoder.decode(bytes(encoder.encode(torch.ones(4, 40), key_at(0))), key_at(0))
     for wrong in ({}, {"masks": [("train", 0, 0, (4, 40), torch.zeros(3, dtype=torch.uint8))]}):
         with pytest.raises(CodecError):
             cast(Any, later).load(wrong)
@@ -362,11 +369,16 @@ def test_masks_go_on_from_a_saved_state() -> None:
 @pytest.mark.parametrize("side", ["upstream", "downstream"])
 def test_a_boundary_pairs_its_two_codecs(side: Any) -> None:
     end = Boundary(
-        side, index=0, seed=7, make=lambda context: make("topk-shared(0.1)", context), connection=cast(Any, None), timeout_s=1
+        side,
+        index=0,
+        seed=7,
+        make=lambda context: make("topk-shared(0.1)", context),
+        connection=cast(Any, None),
+        timeout_s=1,
     )
     forward, backward = (end._encoder, end._decoder) if side == "downstream" else (end._decoder, end._encoder)
-    forward.encode(normal(4, 40), slot_at(0))
-    assert len(memoryview(backward.encode(normal(4, 40, seed=1), slot_at(0)))) == header_bytes(2) + 4 * 4 * 2
+    forward.encode(normal(4, 40), key_at(0))
+    assert len(memoryview(backward.encode(normal(4, 40, seed=1), key_at(0)))) == header_bytes(2) + 4 * 4 * 2
 
 
 def test_shares_are_checked() -> None:
@@ -377,7 +389,7 @@ def test_shares_are_checked() -> None:
 
 def test_buffers_are_used_again_without_a_trace() -> None:
     codec = TopK(FORWARD, share=0.2)
-    first = bytes(codec.encode(normal(8, 32), slot_at(0)))
-    codec.encode(normal(8, 32, seed=5), slot_at(1))
-    codec.encode(normal(3, 7, seed=5), slot_at(1))
-    assert bytes(codec.encode(normal(8, 32), slot_at(0))) == first
+    first = bytes(codec.encode(normal(8, 32), key_at(0)))
+    codec.encode(normal(8, 32, seed=5), key_at(1))
+    codec.encode(normal(3, 7, seed=5), key_at(1))
+    assert bytes(codec.encode(normal(8, 32), key_at(0))) == first

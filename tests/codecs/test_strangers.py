@@ -82,7 +82,9 @@ def test_a_stranger_who_keeps_the_rules_passes() -> None:
     found = list(check("strangers:Good"))
     assert [one for one in found if one.verdict == "FAIL"] == []
     assert {one.direction for one in found} == {"forward", "backward"}
-    assert sum(one.verdict == "PASS" for one in found) >= 2 * (sum(not one.name.startswith("in a model") for one in CHECKS) - 4)
+    assert sum(one.verdict == "PASS" for one in found) >= 2 * (
+        sum(not one.name.startswith("in a model") for one in CHECKS) - 4
+    )
 
 
 @pytest.mark.parametrize("name", ["Narrow", "Exact"])

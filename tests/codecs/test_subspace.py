@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import bases, constrain, subspace
-from testbed.codecs.base import Context, Slot
-from testbed.codecs.inner import Carrying
+from testbed.codecs.catalogue.recipe import read
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.in_model import bases, constrain, subspace
+from testbed.codecs.in_model.inner import Carrying
+from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
+from testbed.codecs.in_model.subspace_stage import StageSubspace
 from testbed.codecs.make import make
-from testbed.codecs.recipe import read
-from testbed.codecs.subspace import Subspace, SubspaceHook
-from testbed.codecs.subspace_stage import StageSubspace
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.optimise import RowwiseAdamW
 from testbed.spec import OptimiserSpec, WorkloadSpec
 from testbed.workloads.build import build
 
 FORWARD, BACKWARD = Context(3, 0, "forward"), Context(3, 0, "backward")
-SLOT = Slot("train", 0, 0, (0, 1))
+KEY = MessageKey("train", 0, 0, (0, 1))
 KEEPS = ("projected", "reparametrised", "grassmann")
 SPEC = OptimiserSpec(learning_rate=0.01, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0)
 
@@ -65,7 +65,9 @@ def hooks_of(stages: list[Any], text: str) -> list[tuple[SubspaceHook, SubspaceH
     return found
 
 
-def through(stages: list[Any], hooks: list[tuple[SubspaceHook, SubspaceHook]], *, cut: bool) -> tuple[Tensor, list[float]]:
+def through(
+    stages: list[Any], hooks: list[tuple[SubspaceHook, SubspaceHook]], *, cut: bool
+) -> tuple[Tensor, list[float]]:
     """The loss, its gradients in the stages' parameters, and what each boundary lost; `cut`: through coordinates, detached."""
     hidden, crossings, lost = ids(), [], []
     for stage, (up, down) in zip(stages, hooks, strict=False):
@@ -88,7 +90,9 @@ def through(stages: list[Any], hooks: list[tuple[SubspaceHook, SubspaceHook]], *
 
 def gradients(stages: list[Any], basis: Tensor, *, projected: bool) -> dict[str, Tensor]:
     """By stage and name; of constrained weights what the constraint leaves, and nothing of the last stage's."""
-    constrained = {id(p): axis for stage in stages[:-1] for p, axis in stage.kept["subspace"]._kept} if projected else {}
+    constrained = (
+        {id(p): axis for stage in stages[:-1] for p, axis in stage.kept["subspace"]._kept} if projected else {}
+    )
     found = {}
     for index, stage in enumerate(stages):
         for name, parameter in stage.named_parameters():
@@ -164,7 +168,9 @@ def test_weights_stay_in_the_subspace_for_a_hundred_steps(keep: str) -> None:
     rows = RowwiseAdamW(rowwise, SPEC)
     for step in range(100):
         weights = [part.module.weight for part in (*stage.tables(), *stage.writers()) if hasattr(part.module, "weight")]
-        loss = torch.stack([(w * torch.randn(w.shape, generator=torch.Generator().manual_seed(step))).sum() for w in weights])
+        loss = torch.stack(
+            [(w * torch.randn(w.shape, generator=torch.Generator().manual_seed(step))).sum() for w in weights]
+        )
         loss.sum().backward()
         adamw.step()
         rows.step(0.01)
@@ -250,7 +256,7 @@ def test_bytes_of_the_published_table(width: int, rank: int, with_ids: int, id_b
     tokens = 64
     assert bases.rank_of(width, width / rank) == rank
     codec = make(f"subspace({width / rank})", FORWARD)
-    payload = codec.encode(torch.zeros(1, tokens, rank), SLOT)
+    payload = codec.encode(torch.zeros(1, tokens, rank), KEY)
     assert len(payload) == 16 + tokens * (with_ids - id_bytes)
     recipe = read(f"subspace({width / rank})")
     assert recipe.nominal_bits == pytest.approx(8 * (with_ids - id_bytes) / width)
@@ -276,9 +282,9 @@ def test_a_basis_is_carried_once_and_hostile_ones_are_refused() -> None:
     stage: StageSubspace = sender._load._stage
     new = bases.drawn("another", 64, 8).to(torch.bfloat16)
     gradient = torch.randn(2, 16, 8)
-    plain = bytes(sender.encode(gradient, SLOT))
+    plain = bytes(sender.encode(gradient, KEY))
     stage.coming = new
-    carrying, after = bytes(sender.encode(gradient, SLOT)), bytes(sender.encode(gradient, SLOT))
+    carrying, after = bytes(sender.encode(gradient, KEY)), bytes(sender.encode(gradient, KEY))
     assert len(carrying) == len(plain) + 2 * new.numel()
     assert after == plain
     broken = [carrying[:20], carrying[:-1], carrying + b"\0", b"\x50\x02\0\0" + carrying[4:], b"\x50\x01" + plain[2:]]
@@ -287,14 +293,14 @@ def test_a_basis_is_carried_once_and_hostile_ones_are_refused() -> None:
     received: StageSubspace = receiver._load._stage
     for payload in broken:
         with pytest.raises(CodecError):
-            receiver.decode(payload, SLOT)
+            receiver.decode(payload, KEY)
         assert received.coming is None
-    assert torch.equal(receiver.decode(carrying, SLOT), receiver.decode(plain, SLOT))
+    assert torch.equal(receiver.decode(carrying, KEY), receiver.decode(plain, KEY))
     assert received.coming is not None
     assert torch.equal(received.coming, new)
     fresh = make("subspace(8, grassmann)", BACKWARD)
     with pytest.raises(CodecError, match="waits"):
-        fresh.decode(carrying, SLOT)
+        fresh.decode(carrying, KEY)
     before = received.basis.clone()
     received.change_over()
     stage.passed_on = True

@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import table
-from testbed.codecs.base import Codec, Context, Slot
+from testbed.codecs.catalogue import table
+from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError, UnknownNameError
 
 DIRECTIONS = ("forward", "backward")
 CASES = [(name, direction) for name in ("fp32", "bf16", "int8", "delta-int8") for direction in DIRECTIONS]
-FIRST = Slot("train", 0, 0, (0, 1))
+FIRST = MessageKey("train", 0, 0, (0, 1))
 
 
 def _scale(x: Tensor) -> Tensor:
@@ -85,7 +85,10 @@ shapes = st.lists(st.integers(0, 9), min_size=0, max_size=5).map(tuple)
 
 @pytest.mark.parametrize(("name", "direction"), CASES)
 @given(
-    shape=shapes, seed=st.integers(0, 2**31), power=st.integers(-30, 30), dtype=st.sampled_from([torch.float32, torch.bfloat16])
+    shape=shapes,
+    seed=st.integers(0, 2**31),
+    power=st.integers(-30, 30),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=60, deadline=None)
 def test_law(name: str, direction: str, shape: tuple[int, ...], seed: int, power: int, dtype: torch.dtype) -> None:
@@ -137,12 +140,12 @@ def test_two_instances_from_bytes_alone(name: str, direction: str) -> None:
     x = normal(2, 8, 16)
     for step in range(40):
         for microbatch in range(3):
-            slot = Slot("train", step, microbatch, (step, microbatch))
+            key = MessageKey("train", step, microbatch, (step, microbatch))
             x = x + 0.1 * normal(2, 8, 16, seed=100 * step + microbatch)
-            receiver.decode(bytes(sender.encode(x, slot)), slot)
+            receiver.decode(bytes(sender.encode(x, key)), key)
         if step % 10 == 0:
-            slot = Slot("evaluation", step, 0, (0,))
-            receiver.decode(bytes(sender.encode(x, slot)), slot)
+            key = MessageKey("evaluation", step, 0, (0,))
+            receiver.decode(bytes(sender.encode(x, key)), key)
         assert same(state(sender), state(receiver))
 
 
@@ -150,7 +153,7 @@ def test_two_instances_from_bytes_alone(name: str, direction: str) -> None:
 def test_deterministic_and_blind_to_global_generators(name: str, direction: str) -> None:
     def run() -> list[bytes]:
         sender, _ = pair(name, direction, seed=5)
-        return [bytes(sender.encode(normal(4, 32, seed=step), Slot("train", step, 0, ()))) for step in range(3)]
+        return [bytes(sender.encode(normal(4, 32, seed=step), MessageKey("train", step, 0, ()))) for step in range(3)]
 
     torch.manual_seed(1)
     first = run()
@@ -164,15 +167,15 @@ def test_deterministic_and_blind_to_global_generators(name: str, direction: str)
 def test_payload_and_tensor_belong_to_the_caller(name: str, direction: str) -> None:
     sender, receiver = pair(name, direction)
     for step in range(3):
-        slot, x = Slot("train", step, 0, ()), normal(4, 32, seed=step)
-        payload = sender.encode(x, slot)
+        key, x = MessageKey("train", step, 0, ()), normal(4, 32, seed=step)
+        payload = sender.encode(x, key)
         assert memoryview(payload).contiguous
         kept = bytes(payload)
         x.fill_(9)  # the caller's tensor may change while the payload is sent
-        sender.encode(normal(4, 32), Slot("evaluation", step, 0, ()))
+        sender.encode(normal(4, 32), MessageKey("evaluation", step, 0, ()))
         assert bytes(payload) == kept
         buffer = bytearray(payload)
-        decoded = receiver.decode(memoryview(buffer), slot)
+        decoded = receiver.decode(memoryview(buffer), key)
         copy_of_decoded, state_before = decoded.clone(), state(receiver)
         buffer[:] = bytes(len(buffer))  # a receive buffer is used again
         assert torch.equal(decoded, copy_of_decoded)
@@ -195,22 +198,24 @@ def test_payload_at_any_address(name: str, direction: str) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_not_finite_passes_or_is_refused_by_name(name: str, direction: str, bad: float) -> None:
     sender, receiver = pair(name, direction)
-    slot = Slot("train", 17, 2, (5,))
+    key = MessageKey("train", 17, 2, (5,))
     x = normal(3, 8)
     x[1, 4] = bad
     before = state(sender)
     if name in PASS_NOT_FINITE:
-        decoded = receiver.decode(sender.encode(x, slot), slot)
+        decoded = receiver.decode(sender.encode(x, key), key)
         assert torch.equal(torch.isnan(decoded), torch.isnan(x))
         assert torch.equal(torch.isinf(decoded), torch.isinf(x))
     else:
         with pytest.raises(CodecError, match="step=17"):
-            sender.encode(x, slot)
+            sender.encode(x, key)
         assert same(state(sender), before)
 
 
 @pytest.mark.parametrize(("name", "direction"), CASES)
-@pytest.mark.parametrize("x", [torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int32), torch.ones((1,) * 9)])
+@pytest.mark.parametrize(
+    "x", [torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int32), torch.ones((1,) * 9)]
+)
 def test_unfit_tensor(name: str, direction: str, x: Tensor) -> None:
     with pytest.raises(CodecError):
         pair(name, direction)[0].encode(x, FIRST)
@@ -234,16 +239,16 @@ def _hostile(payload: bytes) -> st.SearchStrategy[bytes]:
 def test_hostile_bytes(name: str, direction: str, data: st.DataObject) -> None:
     sender, receiver = pair(name, direction)
     for step in range(2):
-        slot = Slot("train", step, 0, ())
-        receiver.decode(sender.encode(normal(3, 4, 8, seed=step), slot), slot)
-    slot = Slot("train", 2, 0, ())
-    good = bytes(sender.encode(normal(3, 4, 8, seed=2), slot))
+        key = MessageKey("train", step, 0, ())
+        receiver.decode(sender.encode(normal(3, 4, 8, seed=step), key), key)
+    key = MessageKey("train", 2, 0, ())
+    good = bytes(sender.encode(normal(3, 4, 8, seed=2), key))
     before = state(receiver)
     try:
-        decoded = receiver.decode(data.draw(_hostile(good)), slot)
+        decoded = receiver.decode(data.draw(_hostile(good)), key)
     except CodecError:
         assert same(state(receiver), before)
-        receiver.decode(good, slot)
+        receiver.decode(good, key)
         assert same(state(receiver), state(sender))
     else:  # a changed value cannot be told from a value, but it can claim no more memory than it has bytes
         assert decoded.numel() <= len(good) + 60
@@ -285,21 +290,19 @@ def test_find_runs_nobodys_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         make(entry.name, Context(0, 0, "forward"))
 
 
-@pytest.mark.parametrize("name", ["testbed.codecs.cast:Fp33", "testbed.codecs.base:Slot", "math:pi"])
+@pytest.mark.parametrize("name", ["testbed.codecs.dense.cast:Fp33", "testbed.codecs.contract:MessageKey", "math:pi"])
 def test_a_class_that_is_no_codec(name: str) -> None:
     with pytest.raises(SpecError):
         make(name, Context(0, 0, "forward"))
 
 
 def test_the_table_needs_no_torch() -> None:
-    code = (
-        "import sys; from testbed.codecs import table; table.find('json.decoder:JSONDecoder'); sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; from testbed.codecs.catalogue import table; table.find('json.decoder:JSONDecoder'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (Path(table.__file__).parent / "README.md").read_text(encoding="utf8")
+    readme = (Path(table.__file__).parents[1] / "README.md").read_text(encoding="utf8")
     _, _, rest = readme.partition("```python\n")
     example, end, _ = rest.partition("```")
     assert end

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.codecs import docs, recipe, table
-from testbed.codecs.base import Context, ModelCodec, Paired, Slot
-from testbed.codecs.entry import REQUIRED, Entry
+from testbed.codecs.catalogue import docstrings, recipe, table
+from testbed.codecs.catalogue.entry import REQUIRED, Entry
+from testbed.codecs.contract import Context, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import make
 
 ENTRIES = [pytest.param(entry, id=entry.name) for entry in table.CODECS.values()]
@@ -74,8 +74,8 @@ def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry:
     forward, backward = (make(text, Context(1, 0, direction)) for direction in ("forward", "backward"))
     if isinstance(backward, Paired):
         backward.pair(forward)
-    slots = [Slot("train", step, 0, tuple(range(8))) for step in range(2)]
-    first, later = (max(memoryview(codec.encode(x, slot)).nbytes for codec in (forward, backward)) for slot in slots)
+    keys = [MessageKey("train", step, 0, tuple(range(8))) for step in range(2)]
+    first, later = (max(memoryview(codec.encode(x, key)).nbytes for codec in (forward, backward)) for key in keys)
     nominal = recipe.read(text).nominal_bits * x.numel() / 8
     assert 0.85 * min(first, later) < nominal < 1.15 * max(first, later)
 
@@ -83,7 +83,7 @@ def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_its_documentation_is_read_as_python_would(entry: Entry) -> None:
     for path in (entry.forward, entry.backward):
-        found, kind = docs.read(path), _named(path)
+        found, kind = docstrings.read(path), _named(path)
         assert found.of_module == inspect.getdoc(inspect.getmodule(kind))
         assert found.of_class
         assert not kind.__doc__ or found.of_class == inspect.getdoc(kind)
@@ -91,9 +91,9 @@ def test_its_documentation_is_read_as_python_would(entry: Entry) -> None:
 
 def test_no_torch_for_texts_and_documentation() -> None:
     code = (
-        "import sys; from testbed.codecs import docs, selection, table\n"
-        "for e in table.CODECS.values(): docs.read(e.forward), docs.read(e.backward)\n"
-        "selection.read('fwd=int8, bwd=bf16').nominal_bits\n"
+        "import sys; from testbed.codecs.catalogue import docstrings, placement, table\n"
+        "for e in table.CODECS.values(): docstrings.read(e.forward), docstrings.read(e.backward)\n"
+        "placement.read('fwd=int8, bwd=bf16').nominal_bits\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs import groups, hadamard
-from testbed.codecs.base import Context, Slot
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.dense import groups, hadamard
+from testbed.codecs.dense.tah import Tah
 from testbed.codecs.make import make
-from testbed.codecs.tah import Tah
 from testbed.errors import CodecError
 
 FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
-SLOT = Slot("train", 0, 0, ())
+KEY = MessageKey("train", 0, 0, ())
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -28,7 +28,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("tile", "metadata"), [(32, 39), (64, 40)])
 def test_metadata_bits_a_tile(tile: int, metadata: int) -> None:
     rows, tiles = 64, 40
-    size = memoryview(make(f"tah(tile={tile})", FORWARD).encode(normal(rows, tiles * tile), SLOT)).nbytes - 12
+    size = memoryview(make(f"tah(tile={tile})", FORWARD).encode(normal(rows, tiles * tile), KEY)).nbytes - 12
     codes = rows * tiles * tile * 3.8
     assert 8 * size - codes == metadata * rows * tiles
 
@@ -36,9 +36,9 @@ def test_metadata_bits_a_tile(tile: int, metadata: int) -> None:
 @pytest.mark.parametrize(("tile", "bits"), [(64, 3.8 + 40 / 64), (32, 3.8 + 39 / 32)])
 def test_bits_per_element(tile: int, bits: float) -> None:
     x = normal(128, 40 * tile)
-    payload = memoryview(make(f"tah(tile={tile})", FORWARD).encode(x, SLOT))
+    payload = memoryview(make(f"tah(tile={tile})", FORWARD).encode(x, KEY))
     assert 8 * (payload.nbytes - 12) == pytest.approx(bits * x.numel(), rel=1e-12)
-    gradient = memoryview(make(f"tah(tile={tile})", BACKWARD).encode(x, SLOT))
+    gradient = memoryview(make(f"tah(tile={tile})", BACKWARD).encode(x, KEY))
     assert 8 * (gradient.nbytes - 12) == (6 + 16 / tile) * x.numel()
 
 
@@ -65,7 +65,7 @@ def test_choices_follow_the_formulas() -> None:
     x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.02] *= 8
     codec = Tah(FORWARD, tile=32)
     of = codec._layout(tuple(x.shape))
-    plan = codec._plan(groups.split(x, of), codec._ranked(tuple(x.shape), of), SLOT)
+    plan = codec._plan(groups.split(x, of), codec._ranked(tuple(x.shape), of), KEY)
     wide, rotated, pivot = _plan(x, 32)
     assert np.array_equal(plan.wide.view(20, 12).numpy(), wide)
     assert np.array_equal(plan.rotated.view(20, 12).numpy(), rotated)
@@ -82,32 +82,37 @@ def test_tiles_ranked_in_a_sample_are_as_many_however_narrow_a_token_is() -> Non
     tokens, sample = Tah(FORWARD), Tah(FORWARD, per="sample")
     of = tokens._layout(tuple(x.shape))
     grouped = groups.split(x, of)
-    assert bool(tokens._plan(grouped, tokens._ranked((3, 40, 128), of), SLOT).wide.all())
-    wide = sample._plan(grouped, sample._ranked((3, 40, 128), of), SLOT).wide.view(3, 80)
+    assert bool(tokens._plan(grouped, tokens._ranked((3, 40, 128), of), KEY).wide.all())
+    wide = sample._plan(grouped, sample._ranked((3, 40, 128), of), KEY).wide.view(3, 80)
     assert wide.sum(1).tolist() == [64, 64, 64]
     entropy = -(p := grouped.abs() / grouped.abs().sum(-1, keepdim=True)).mul(p.log()).sum(-1).view(3, 80)
     assert all(entropy[one][wide[one]].min() >= entropy[one][~wide[one]].max() - 1e-5 for one in range(3))
-    payload = sample.encode(x, SLOT)
+    payload = sample.encode(x, KEY)
     assert 8 * (memoryview(payload).nbytes - 16) == 240 * (64 * 3.8 + 40)
-    assert ((sample.decode(bytes(payload), SLOT) - x).abs() <= sample.bound(x)).all()
+    assert ((sample.decode(bytes(payload), KEY) - x).abs() <= sample.bound(x)).all()
 
 
-@given(rows=st.integers(1, 4), width=st.integers(1, 150), tile=st.sampled_from([1, 2, 8, 32, 64]), seed=st.integers(0, 2**31))
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 150),
+    tile=st.sampled_from([1, 2, 8, 32, 64]),
+    seed=st.integers(0, 2**31),
+)
 @settings(max_examples=60, deadline=None)
 def test_tiles_of_any_width_stay_within_the_bound(rows: int, width: int, tile: int, seed: int) -> None:
     x = normal(rows, width, seed=seed) ** 5
     codec = Tah(FORWARD, tile=tile)
-    decoded = codec.decode(bytes(codec.encode(x, SLOT)), SLOT)
+    decoded = codec.decode(bytes(codec.encode(x, KEY)), KEY)
     assert ((decoded - x).abs() <= codec.bound(x) + 1e-30).all()
-    assert memoryview(codec.encode(x, SLOT)).nbytes == codec.payload_bytes((rows, width))
+    assert memoryview(codec.encode(x, KEY)).nbytes == codec.payload_bytes((rows, width))
 
 
 def test_rotation_is_worth_its_while_on_tiles_with_one_outlier_and_not_done_on_others() -> None:
     x = normal(64, 768)
     never, gated = Tah(FORWARD, tau=1e9), Tah(FORWARD)
-    assert torch.equal(never.decode(never.encode(x, SLOT), SLOT), gated.decode(gated.encode(x, SLOT), SLOT))
+    assert torch.equal(never.decode(never.encode(x, KEY), KEY), gated.decode(gated.encode(x, KEY), KEY))
     x[:, 5::64] = 40.0
-    wrong = [float((codec.decode(codec.encode(x, SLOT), SLOT) - x).norm()) for codec in (never, gated)]
+    wrong = [float((codec.decode(codec.encode(x, KEY), KEY) - x).norm()) for codec in (never, gated)]
     assert wrong[1] < wrong[0] / 1.5
 
 
@@ -115,15 +120,15 @@ def test_all_or_none_at_four_bits() -> None:
     x = normal(8, 256)
     for share, bits in ((1, 4), (0, 3)):
         codec = Tah(FORWARD, share=share)
-        payload = codec.encode(x, SLOT)
+        payload = codec.encode(x, KEY)
         assert 8 * (memoryview(payload).nbytes - 12) == x.numel() * bits + 40 * 32
-        assert ((codec.decode(payload, SLOT) - x).abs() <= codec.bound(x)).all()
+        assert ((codec.decode(payload, KEY) - x).abs() <= codec.bound(x)).all()
 
 
 def test_another_number_of_tiles_at_four_bits_is_refused() -> None:
     codec = Tah(FORWARD)
-    payload = bytearray(codec.encode(normal(8, 320), SLOT))
+    payload = bytearray(codec.encode(normal(8, 320), KEY))
     flags = 12 + 40 * 4 + 32 * 64 * 4 // 8 + 8 * 64 * 3 // 8  # header, steps and offsets, codes
     payload[flags] ^= 1
     with pytest.raises(CodecError, match="metadata"):
-        codec.decode(payload, SLOT)
+        codec.decode(payload, KEY)

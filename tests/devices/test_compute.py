@@ -38,11 +38,15 @@ def test_measured_is_a_word_or_a_table() -> None:
 
 
 def test_stated_durations_are_taken_as_they_are() -> None:
-    found = compute({"mode": "paced", "forward": "40ms", "backward": ["80ms", "70ms", "90ms"], "update": "5ms", "dilation": 4})
+    found = compute(
+        {"mode": "paced", "forward": "40ms", "backward": ["80ms", "70ms", "90ms"], "update": "5ms", "dilation": 4}
+    )
     assert found == Paced(
         forward_ns=(40 * MS,), backward_ns=(80 * MS, 70 * MS, 90 * MS), update_ns=5 * MS, source="stated", dilation=4
     )
-    assert compute({"mode": "paced", "forward": "1ms", "backward": "2ms"}).model_dump(include={"update_ns", "dilation"}) == {
+    assert compute({"mode": "paced", "forward": "1ms", "backward": "2ms"}).model_dump(
+        include={"update_ns", "dilation"}
+    ) == {
         "update_ns": 0,
         "dilation": 1,
     }
@@ -66,9 +70,15 @@ def test_a_devices_durations_say_where_they_come_from() -> None:
         (3, "it must be 'measured' or a table with a mode, found 3"),
         ({}, "mode must be 'measured' or 'paced', found None"),
         ({"mode": "real"}, "mode must be 'measured' or 'paced', found 'real'"),
-        ({"mode": "measured", "dilation": 2}, "mode is 'measured', which takes no dilation; leave them out, or use mode 'paced'"),
+        (
+            {"mode": "measured", "dilation": 2},
+            "mode is 'measured', which takes no dilation; leave them out, or use mode 'paced'",
+        ),
         ({"mode": "paced"}, "takes either forward and backward, or a device; found neither"),
-        ({"mode": "paced", "device": "t4", "forward": "1ms"}, "takes either forward and backward, or a device; found both"),
+        (
+            {"mode": "paced", "device": "t4", "forward": "1ms"},
+            "takes either forward and backward, or a device; found both",
+        ),
         ({"mode": "paced", "forward": "1ms"}, "forward is stated without backward; state both"),
         ({"mode": "paced", "backward": "1ms"}, "backward is stated without forward; state both"),
         ({"mode": "paced", "forwards": "1ms"}, "there is no key of compute 'forwards'; did you mean 'forward'?"),
@@ -83,9 +93,18 @@ def test_a_devices_durations_say_where_they_come_from() -> None:
         ({"mode": "paced", "device": "t5"}, "there is no device 't5'; did you mean 't4'?"),
         ({"mode": "paced", "device": "none.toml"}, "cannot read none.toml"),
         ({"mode": "paced", "device": "t4", "dilation": 0}, "dilation must be a whole number from 1 to 1000, found 0"),
-        ({"mode": "paced", "device": "t4", "dilation": 1.5}, "dilation must be a whole number from 1 to 1000, found 1.5"),
-        ({"mode": "paced", "device": "t4", "dilation": True}, "dilation must be a whole number from 1 to 1000, found True"),
-        ({"mode": "paced", "device": "t4", "dilation": 1001}, "dilation must be a whole number from 1 to 1000, found 1001"),
+        (
+            {"mode": "paced", "device": "t4", "dilation": 1.5},
+            "dilation must be a whole number from 1 to 1000, found 1.5",
+        ),
+        (
+            {"mode": "paced", "device": "t4", "dilation": True},
+            "dilation must be a whole number from 1 to 1000, found True",
+        ),
+        (
+            {"mode": "paced", "device": "t4", "dilation": 1001},
+            "dilation must be a whole number from 1 to 1000, found 1001",
+        ),
         ({"mode": "paced", "device": "t4", "update": "soon"}, "update: time 'soon' is not a number with a unit"),
     ],
 )
@@ -98,11 +117,17 @@ def test_what_does_not_fit_is_named(asked: Any, says: str) -> None:
 
 def test_a_device_that_cannot_compute_so_is_refused() -> None:
     with pytest.raises(SpecError, match="has no speed in bf16, and no recording of gpt2-mini in it with 4 x 64 tokens"):
-        devices.compute_of({"mode": "paced", "device": "laptop-cpu"}, workload(precision="bf16"), pipeline(), "some.toml")
+        devices.compute_of(
+            {"mode": "paced", "device": "laptop-cpu"}, workload(precision="bf16"), pipeline(), "some.toml"
+        )
 
 
-@given(st.sampled_from(["gpt2-mini", "gpt2-midi", "llama-mini"]), st.integers(1, 4), st.booleans(), st.sampled_from([1, 2]))
-def test_flops_take_their_time_at_the_devices_speed(model: str, stages: int, recompute: bool, accumulation: int) -> None:
+@given(
+    st.sampled_from(["gpt2-mini", "gpt2-midi", "llama-mini"]), st.integers(1, 4), st.booleans(), st.sampled_from([1, 2])
+)
+def test_flops_take_their_time_at_the_devices_speed(
+    model: str, stages: int, recompute: bool, accumulation: int
+) -> None:
     device, size = devices.load_device("rtx-3060"), table.size_of(model)
     shape = pipeline(stages, 4, recompute=recompute, accumulation=accumulation)
     found = durations(device, workload(model), shape)
@@ -116,7 +141,10 @@ def test_flops_take_their_time_at_the_devices_speed(model: str, stages: int, rec
 
 def test_half_precision_and_recordings_are_taken_where_they_fit() -> None:
     device = devices.load_device("t4").model_copy(update={"recorded": (recorded(),)})
-    assert durations(device, workload(precision="bf16"), pipeline()).source == "t4: from FLOPs at 29% of 65 TFLOP/s in fp16"
+    assert (
+        durations(device, workload(precision="bf16"), pipeline()).source
+        == "t4: from FLOPs at 29% of 65 TFLOP/s in fp16"
+    )
     for other in (workload(sequence_length=32), workload(batch_size=32), workload("gpt2-midi")):
         assert "from FLOPs" in durations(device, other, pipeline()).source
 

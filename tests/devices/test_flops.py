@@ -31,7 +31,9 @@ def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:
 def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) -> None:
     size, stages = table.size_of(model), 3
     for stage, own in enumerate(table.split(size.layers, stages)):
-        part = build(workload(model, sequence_length, sequences), stage=stage, stages=stages, seed=1, vocabulary=size.vocabulary)
+        part = build(
+            workload(model, sequence_length, sequences), stage=stage, stages=stages, seed=1, vocabulary=size.vocabulary
+        )
         ids = torch.randint(size.vocabulary, (sequences, sequence_length))
         inputs = ids if stage == 0 else torch.randn(sequences, sequence_length, size.width, requires_grad=True)
         # as matrix products, which the counter counts without discounting the mask

@@ -22,7 +22,9 @@ from testbed.spec import Cell, Paced
 def paced(forward_ns: int, backward_ns: int, stages: int) -> Cell:
     shape = cell(stages=stages)
     held = Paced(forward_ns=(forward_ns,), backward_ns=(backward_ns,), update_ns=0, source="stated")
-    return shape.model_copy(update={"compute": held, "workload": shape.workload.model_copy(update={"model": "gpt2-midi"})})
+    return shape.model_copy(
+        update={"compute": held, "workload": shape.workload.model_copy(update={"model": "gpt2-midi"})}
+    )
 
 
 @settings(deadline=None)
@@ -112,7 +114,9 @@ def test_a_recording_takes_the_place_of_the_same_and_of_no_other(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), pytest.param("cuda", "bf16", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "precision"), [("cpu", "fp32"), pytest.param("cuda", "bf16", marks=pytest.mark.gpu)]
+)
 def test_this_machine_can_be_recorded(tmp_path: Path, device: str, precision: str) -> None:
     path = tmp_path / "this.toml"
     asked = ["record", "--model", "llama-nano", "--sequence-length", "16", "--sequences", "2", "-o", str(path)]
@@ -156,4 +160,6 @@ def test_a_device_without_a_speed_is_only_what_was_recorded() -> None:
     bare = Device(name="bare", summary="s", source="s", bandwidth_bytes_per_s=1, recorded=(recorded(),))
     what = cell(stages=1)
     with pytest.raises(SpecError, match="device bare has no speed in fp32"):
-        devices.durations.durations(bare, what.workload.model_copy(update={"model": "gpt2-mini", "batch_size": 8}), what.pipeline)
+        devices.durations.durations(
+            bare, what.workload.model_copy(update={"model": "gpt2-mini", "batch_size": 8}), what.pipeline
+        )

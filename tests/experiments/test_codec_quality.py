@@ -15,8 +15,8 @@ import pytest
 from commands import Command
 
 from testbed import results
-from testbed.codecs import selection
-from testbed.codecs.table import CODECS
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue.table import CODECS
 from testbed.spec import Cell
 from testbed.sweep import plan
 
@@ -25,7 +25,7 @@ FOLDER = Command.shipped / NAME
 
 
 def _parts(cell: Cell) -> set[str]:
-    return {part.entry.name for recipe in selection.read(cell.codec).recipes() for part in recipe.parts()}
+    return {part.entry.name for recipe in placement.read(cell.codec).recipes() for part in recipe.parts()}
 
 
 def _figures(home: Path, output: Path) -> str:
@@ -46,7 +46,7 @@ def test_the_full_form_trains_every_codec_of_the_table_with_three_paired_seeds_o
         seeds[arm].add(cell.training.seed)
         if cell.shaped:
             shaped.add(arm)
-        if selection.read(cell.codec).measures:
+        if placement.read(cell.codec).measures:
             assert cell.shaped
         assert cell.training.steps == 200
         assert cell.training.evaluate_uncompressed
@@ -88,7 +88,9 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
         assert summary is not None
         assert summary.payload_bytes_per_step is not None
         assert summary.header_bytes_per_step is not None
-        known = summary.payload_bytes_per_step + summary.header_bytes_per_step + (summary.retransmitted_bytes_per_step or 0)
+        known = (
+            summary.payload_bytes_per_step + summary.header_bytes_per_step + (summary.retransmitted_bytes_per_step or 0)
+        )
         assert summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
     assert set(losses) == arms
     assert len(runs) > len(losses)  # one arm at least ran over both networks
@@ -97,7 +99,8 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
     said = _figures(home, output)
     summary_frame = pandas.read_csv(output / "summary.csv").set_index("arm")
     assert {
-        (row.codec, None if pandas.isna(row.training_sequences) else row.training_sequences) for row in summary_frame.itertuples()
+        (row.codec, None if pandas.isna(row.training_sequences) else row.training_sequences)
+        for row in summary_frame.itertuples()
     } == arms
     assert "Arms that ran with one seed over two networks: 1; their losses differ by 0." in said
     for arm, row in summary_frame.iterrows():

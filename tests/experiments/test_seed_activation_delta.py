@@ -50,7 +50,11 @@ def test_the_full_form_has_the_published_setting_and_each_arm_on_both_kinds_of_b
     assert codecs == {"fp32", "int8", "delta-int8", "delta-open(int8)", "fwd=delta-int8, bwd=fp32"}
     for model in ("gpt2", "gpt2-mini"):
         for network in ("datacenter", "consumer-80mbps"):
-            fresh = {one.codec for one in cells if (one.workload.model, one.network, _repeated(one)) == (model, network, False)}
+            fresh = {
+                one.codec
+                for one in cells
+                if (one.workload.model, one.network, _repeated(one)) == (model, network, False)
+            }
             assert fresh == codecs - ({"delta-open(int8)"} if network == "consumer-80mbps" else set())
         repeated = {one.codec for one in cells if one.workload.model == model and _repeated(one)}
         assert repeated >= {"fp32", "int8", "delta-int8"}
@@ -58,9 +62,13 @@ def test_the_full_form_has_the_published_setting_and_each_arm_on_both_kinds_of_b
         if cell.workload.model == "gpt2":
             assert cell.workload.batch_size * cell.workload.sequence_length == 256
             assert (cell.pipeline.stages, cell.pipeline.microbatches, cell.training.steps) == (2, 1, 20)
-    paired = {(one.codec, one.training.seed) for one in cells if one.workload.model == "gpt2-mini" and not _repeated(one)}
+    paired = {
+        (one.codec, one.training.seed) for one in cells if one.workload.model == "gpt2-mini" and not _repeated(one)
+    }
     assert len(paired) == 3 * len(codecs)
-    for cell in cells:  # a batch that is repeated is repeated in the same micro-batches: differences are of the same examples
+    for (
+        cell
+    ) in cells:  # a batch that is repeated is repeated in the same micro-batches: differences are of the same examples
         assert cell.workload.order == "fixed"
         assert cell.workload.training_sequences in (None, cell.workload.batch_size)
 
@@ -94,7 +102,9 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
         assert summary is not None
         assert summary.payload_bytes_per_step is not None
         assert summary.header_bytes_per_step is not None
-        known = summary.payload_bytes_per_step + summary.header_bytes_per_step + (summary.retransmitted_bytes_per_step or 0)
+        known = (
+            summary.payload_bytes_per_step + summary.header_bytes_per_step + (summary.retransmitted_bytes_per_step or 0)
+        )
         assert summary.wire_bytes_per_step == pytest.approx(known, rel=1e-2)
         payload[run.cell.codec] = summary.payload_bytes_per_step
     assert payload["delta-int8"] == payload["int8"] < payload["fp32"] / 3  # a difference is as long as what it replaces

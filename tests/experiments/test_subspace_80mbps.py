@@ -14,7 +14,7 @@ import pandas
 import pytest
 from commands import Command
 
-from testbed.codecs import selection
+from testbed.codecs.catalogue import placement
 from testbed.report import experiments
 from testbed.sweep import plan
 
@@ -39,16 +39,19 @@ def test_the_full_form_differs_in_codec_network_and_seed_alone() -> None:
     assert pairs["fp32", "datacenter"] == 3
     assert len({(cell.workload, cell.pipeline, cell.topology, cell.compute) for cell in cells}) == 1
     assert len({cell.training.model_copy(update={"seed": 0}) for cell in cells}) == 1
-    assert {selection.read(codec).control for codec in codecs} == {False, True}
+    assert {placement.read(codec).control for codec in codecs} == {False, True}
 
 
 def test_every_codec_but_fp32_sends_an_eighth_of_it() -> None:
     experiment = plan.load_experiment(NAME)
     cell = plan.cells(experiment, "relay")[0]
     for codec in experiment.axes["codec"]:
-        nominal = selection.read(codec).nominal_bits
+        nominal = placement.read(codec).nominal_bits
         if "powersgd" in codec:  # its table entry states a typical shape, here is ours
-            rank, tokens = int(codec.split("(")[1].rstrip(")")), cell.workload.batch_size // 4 * cell.workload.sequence_length
+            rank, tokens = (
+                int(codec.split("(")[1].rstrip(")")),
+                cell.workload.batch_size // 4 * cell.workload.sequence_length,
+            )
             nominal = 16 * rank * (1 / 128 + 1 / tokens)
         assert nominal == pytest.approx(32 if codec == "fp32" else 4, rel=0.07), codec
 
@@ -70,7 +73,9 @@ def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> Non
     for _, same in curves.groupby(["codec", "seed", "phase", "step"]):
         assert same.loss.nunique() == 1  # whatever the network
     constrained = curves[curves.codec == "subspace(inner=fp32)"].groupby("phase").loss.last()
-    assert constrained["evaluation"] == constrained["uncompressed"]  # fp32 coordinates on the wire: there is nothing to leave out
+    assert (
+        constrained["evaluation"] == constrained["uncompressed"]
+    )  # fp32 coordinates on the wire: there is nothing to leave out
 
     table = pandas.read_csv(output / "summary.csv")
     assert set(zip(table.codec, table.profile, strict=True)) == arms
@@ -82,7 +87,7 @@ def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> Non
     assert (fp32.bits_per_value - 32).abs().max() < 0.1
     assert (others.bits_per_value - 4).abs().max() < 0.1
     assert (table.speed_up[table.codec == "fp32"] == 1).all()
-    assert list(table.negative_control) == [selection.read(codec).control for codec in table.codec]
+    assert list(table.negative_control) == [placement.read(codec).control for codec in table.codec]
     assert table.parameters.nunique() == 1  # projected weights are all learned
     for codec, network in arms:
         assert f"`{codec}`" in said

@@ -25,6 +25,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ids.append(what.id)
     write_run(folder, cell("bf16", HOME), Pipeline(HOME))  # of an earlier sweep
     results.write_json(
-        folder / "sweep.json", results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids))
+        folder / "sweep.json",
+        results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids)),
     )
     return folder

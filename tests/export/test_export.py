@@ -78,7 +78,9 @@ def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> N
     assert (spent <= steps.stage_end_s - steps.stage_begin_s + 1e-9).all()
     whole = steps[steps.stage == 0]
     assert whole.begin_s.to_numpy()[1:] == pytest.approx((whole.begin_s + whole.step_s).to_numpy()[:-1])
-    every = [(stage, record, sent) for stage, records in enumerate(stages) for record in records for sent in record.sent]
+    every = [
+        (stage, record, sent) for stage, records in enumerate(stages) for record in records for sent in record.sent
+    ]
     assert len(frames) == len(every)
     assert frames.payload_bytes.sum() == sum(sent.payload_bytes for _, _, sent in every)
     assert (frames.received_s > frames.first_byte_s).all()

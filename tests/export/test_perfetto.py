@@ -10,7 +10,11 @@ import pytest
 from testbed.export import chosen, export
 from testbed.results import Run
 
-REQUIRED = {"X": {"name", "ts", "dur", "pid", "tid"}, "M": {"name", "pid", "tid", "args"}, "C": {"name", "ts", "pid", "args"}}
+REQUIRED = {
+    "X": {"name", "ts", "dur", "pid", "tid"},
+    "M": {"name", "pid", "tid", "args"},
+    "C": {"name", "ts", "pid", "args"},
+}
 REQUIRED |= {phase: {"name", "cat", "id", "ts", "pid", "tid"} for phase in "besf"}
 
 
@@ -75,12 +79,14 @@ def test_frames_begin_and_end_once_and_arrows_lead_forward(experiment: Path, tra
 def test_a_timeline_is_as_long_as_its_run(experiment: Path, traces: dict[str, dict[str, Any]]) -> None:
     for stem, trace in traces.items():
         run = _run(experiment, stem)
-        steps = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] in ("train", "evaluation")]
+        steps = [
+            event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] in ("train", "evaluation")
+        ]
         records = [record for stage in range(run.cell.pipeline.stages) for record in run.steps(stage)]
         length = max(record.end_ns for record in records) - min(record.start_ns for record in records)
-        assert max(event["ts"] + event["dur"] for event in steps) - min(event["ts"] for event in steps) == pytest.approx(
-            length / 1e3
-        )
+        assert max(event["ts"] + event["dur"] for event in steps) - min(
+            event["ts"] for event in steps
+        ) == pytest.approx(length / 1e3)
         assert trace["otherData"]["timing"] == run.cell.timing
         assert trace["otherData"]["cell"] == run.cell.id
         size = len(json.dumps(trace, separators=(",", ":")))

@@ -55,14 +55,18 @@ def test_the_event_simulation_gives_exactly_that(
     expected = unshaped_step_s(pipeline.cell.pipeline, **asked) * dilation
     for step in align(pipeline.records):
         assert step.seconds == pytest.approx(expected)
-        assert ideal_step_s(Wires(pipeline.cell), step.records, step.free_ns, pipeline.cell.compute) == pytest.approx(expected)
+        assert ideal_step_s(Wires(pipeline.cell), step.records, step.free_ns, pipeline.cell.compute) == pytest.approx(
+            expected
+        )
 
 
 def test_two_stages_and_two_microbatches_by_hand() -> None:
     """Three rounds: the first stage idles between its second forward and its first backward, the last before and after."""
     shape = PipelineSpec(stages=2, microbatches=2, schedule="gpipe", in_flight=1)
     assert unshaped_step_s(shape, forward_s=1, backward_s=2, update_s=0.5) == 9.5
-    assert unshaped_step_s(shape.model_copy(update={"accumulation": 3}), forward_s=1, backward_s=2, update_s=0.5) == 27.5
+    assert (
+        unshaped_step_s(shape.model_copy(update={"accumulation": 3}), forward_s=1, backward_s=2, update_s=0.5) == 27.5
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -80,7 +84,9 @@ def test_fewer_in_flight_never_take_less(stages: int, microbatches: int, in_flig
     )
     pipeline.run(0)
     [step] = align(pipeline.records)
-    bound = unshaped_step_s(pipeline.cell.pipeline, forward_s=pipeline.forward_ns / 1e9, backward_s=pipeline.backward_ns / 1e9)
+    bound = unshaped_step_s(
+        pipeline.cell.pipeline, forward_s=pipeline.forward_ns / 1e9, backward_s=pipeline.backward_ns / 1e9
+    )
     if in_flight == 1:  # one micro-batch after the other
         assert step.seconds == pytest.approx(microbatches * stages * (pipeline.forward_ns + pipeline.backward_ns) / 1e9)
     assert step.seconds >= bound - 1e-9

@@ -13,7 +13,9 @@ some_runs = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), unique=Tru
 """(seed, number) of each."""
 
 
-def run(level: float, *, seed: int = 0, number: int = 1, loss: float = 4.0, count: int = 40, wobble: float = 0.02) -> RunSteps:
+def run(
+    level: float, *, seed: int = 0, number: int = 1, loss: float = 4.0, count: int = 40, wobble: float = 0.02
+) -> RunSteps:
     """Steps of about `level` seconds, and an evaluation after 10 and 20 steps."""
     rng = np.random.default_rng((seed, number, round(level * 1e6)))
     seconds = tuple((level * np.exp(wobble * rng.normal(size=count))).tolist())
@@ -118,7 +120,13 @@ def test_losses_are_taken_where_both_were_evaluated() -> None:
 
 def test_without_pairs_there_are_no_numbers() -> None:
     found = compare([run(1.0, seed=1)], [run(1.0, seed=2)])
-    assert (found.speed_up, found.loss_difference, found.separable, found.pairs, found.unpaired) == (None, None, False, 0, 2)
+    assert (found.speed_up, found.loss_difference, found.separable, found.pairs, found.unpaired) == (
+        None,
+        None,
+        False,
+        0,
+        2,
+    )
     assert compare([run(1.0)._replace(seconds=())], [run(1.0)]).speed_up is None
 
 

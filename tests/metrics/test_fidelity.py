@@ -54,7 +54,9 @@ def test_one_other_loss_is_enough(run: tuple[Summary, list[list[StepRecord]]], p
 
 
 @pytest.mark.parametrize("changes", [{"certificate": "FAIL"}, {"certificate": None}, {"step_s": None}])
-def test_what_was_not_found_proves_nothing(run: tuple[Summary, list[list[StepRecord]]], changes: dict[str, Any]) -> None:
+def test_what_was_not_found_proves_nothing(
+    run: tuple[Summary, list[list[StepRecord]]], changes: dict[str, Any]
+) -> None:
     assert not against(run, **changes).holds
 
 

@@ -46,7 +46,13 @@ def ideal_of(pipeline: Pipeline, link: LinkProfile | None = None) -> float:
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 8), f=st.integers(1, 9_000), b=st.integers(1, 9_000))
 def test_unshaped_equal_stages_take_the_closed_form(stages: int, microbatches: int, f: int, b: int) -> None:
     pipeline = Pipeline(
-        UNSHAPED, stages=stages, microbatches=microbatches, forward_ns=f * 1000, backward_ns=b * 1000, codec_ns=0, update_ns=0
+        UNSHAPED,
+        stages=stages,
+        microbatches=microbatches,
+        forward_ns=f * 1000,
+        backward_ns=b * 1000,
+        codec_ns=0,
+        update_ns=0,
     )
     pipeline.run(0)
     known = pipeline.records[0][0].synchronised_ns
@@ -73,12 +79,16 @@ def test_one_message_each_way_takes_the_pipe_formula() -> None:
 @given(shape=shapes, link=links)
 def test_fluid_and_packets_agree_where_one_neighbour_sends(shape: dict[str, int], link: LinkProfile) -> None:
     pipeline = Pipeline(link, **{**shape, "stages": min(2, shape["stages"])})
-    assert ideal_of(pipeline) == pytest.approx(align(pipeline.records)[1].seconds, abs=CLOSE_S * 2 * shape["microbatches"])
+    assert ideal_of(pipeline) == pytest.approx(
+        align(pipeline.records)[1].seconds, abs=CLOSE_S * 2 * shape["microbatches"]
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, link=links, jitter=st.floats(0.05, 1), seed=st.integers(0, 9))
-def test_ideal_is_never_above_what_was_measured(shape: dict[str, int], link: LinkProfile, jitter: float, seed: int) -> None:
+def test_ideal_is_never_above_what_was_measured(
+    shape: dict[str, int], link: LinkProfile, jitter: float, seed: int
+) -> None:
     pipeline = Pipeline(link, **{**shape, "stages": min(2, shape["stages"])}, jitter=jitter, seed=seed)
     ideal = ideal_of(pipeline)
     assert 0 < ideal <= align(pipeline.records)[1].seconds + 2 * CLOSE_S * shape["microbatches"]
@@ -122,14 +132,19 @@ def test_no_link_carries_more_than_its_rate(shape: dict[str, int], link: LinkPro
 
 
 def test_one_message_each_way_over_links_of_their_own() -> None:
-    slow, fast = profile("slow", pipe(10_000_000, 7_000_000), pipe(30_000_000, 2_000_000)), profile("fast", layer="ethernet")
+    slow, fast = (
+        profile("slow", pipe(10_000_000, 7_000_000), pipe(30_000_000, 2_000_000)),
+        profile("fast", layer="ethernet"),
+    )
     fast = fast.model_copy(update={"down": pipe(300_000_000, 5_000_000)})
     pipeline = Pipeline((slow, fast), stages=2, microbatches=1, codec_ns=0, forward_ns=0, backward_ns=0, update_ns=0)
     pipeline.run(0)
     frame = pipeline.records[0][0].sent[0].frame_bytes
     there = wire_bytes(frame, slow) * 8 / 10e6 + 1514 * 8 / 300e6 + 0.012  # slow's uplink, then fast's downlink
     back = wire_bytes(frame, slow) * 8 / 30e6 + 0.002  # fast's uplink is unshaped, then slow's downlink
-    assert ideal_step_s(wires(pipeline), [one[0] for one in pipeline.records]) == pytest.approx(there + back + 2e-4, abs=1e-6)
+    assert ideal_step_s(wires(pipeline), [one[0] for one in pipeline.records]) == pytest.approx(
+        there + back + 2e-4, abs=1e-6
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,9 +159,13 @@ def test_a_line_has_one_pipe_each_way_between_neighbours(
 
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, first=links, second=links)
-def test_a_star_of_different_links_is_what_its_packets_do(shape: dict[str, int], first: LinkProfile, second: LinkProfile) -> None:
+def test_a_star_of_different_links_is_what_its_packets_do(
+    shape: dict[str, int], first: LinkProfile, second: LinkProfile
+) -> None:
     pipeline = Pipeline((first, second), **{**shape, "stages": 2})
-    assert ideal_of(pipeline) == pytest.approx(align(pipeline.records)[1].seconds, abs=CLOSE_S * 2 * shape["microbatches"])
+    assert ideal_of(pipeline) == pytest.approx(
+        align(pipeline.records)[1].seconds, abs=CLOSE_S * 2 * shape["microbatches"]
+    )
 
 
 def schedule(*steps: tuple[int, int, int], repeat_ms: int | None = None) -> Schedule:
@@ -169,11 +188,18 @@ def _varying(rate: int, then: int, delay: int, change: int, first: int, length: 
 
 rate_mbps, stretch_ms = st.integers(20, 400), st.integers(1, 60)
 varying_rate = st.builds(_varying, rate_mbps, rate_mbps, st.integers(0, 30), st.just(0), st.integers(1, 40), stretch_ms)
-varying_delay = st.builds(_varying, rate_mbps, rate_mbps, st.integers(0, 30), st.integers(0, 20), st.integers(1, 40), stretch_ms)
+varying_delay = st.builds(
+    _varying, rate_mbps, rate_mbps, st.integers(0, 30), st.integers(0, 20), st.integers(1, 40), stretch_ms
+)
 
 
 @settings(max_examples=60, deadline=None)
-@given(shape=shapes, link=varying_rate | varying_delay, topology=st.sampled_from(["star", "line"]), before_ms=st.integers(0, 200))
+@given(
+    shape=shapes,
+    link=varying_rate | varying_delay,
+    topology=st.sampled_from(["star", "line"]),
+    before_ms=st.integers(0, 200),
+)
 @example(  # a packet goes 1 ms before the schedule's first delay, 13 ms, replaces the link's own, 1 ms
     shape={"microbatches": 2, "forward_ns": 0, "backward_ns": 0, "codec_ns": 120_325, "payload_bytes": 3_991},
     link=_varying(20, 20, 13, 0, 15, 2),
@@ -203,7 +229,9 @@ def test_a_slower_hour_takes_longer() -> None:
         pipe(80_000_000, 0, schedule((0, 80, 0), (60_000, 8, 0))),
         pipe(80_000_000, 0, schedule((0, 80, 0), (60_000, 8, 0))),
     )
-    pipeline = Pipeline(link, stages=2, microbatches=1, forward_ns=0, backward_ns=0, codec_ns=0, update_ns=0, topology="line")
+    pipeline = Pipeline(
+        link, stages=2, microbatches=1, forward_ns=0, backward_ns=0, codec_ns=0, update_ns=0, topology="line"
+    )
     pipeline.run(0)
     step = [one[0] for one in pipeline.records]
     start = step[0].start_ns

@@ -66,7 +66,13 @@ def test_any_arrival_leaves_spans_in_order(steps: list[int]) -> None:
     times = [sum(steps[: i + 1]) for i in range(7)]
     first, last, asked, ready, decoded, computed, encoded = (times[i] for i in (0, 2, 1, 3, 4, 5, 6))
     action = ActionRecord(
-        kind="F", microbatch=0, asked_ns=asked, input_ns=ready, decoded_ns=decoded, computed_ns=computed, encoded_ns=encoded
+        kind="F",
+        microbatch=0,
+        asked_ns=asked,
+        input_ns=ready,
+        decoded_ns=decoded,
+        computed_ns=computed,
+        encoded_ns=encoded,
     )
     got = ReceivedRecord(direction="forward", microbatch=0, payload_bytes=1, first_byte_ns=first, last_byte_ns=last)
     record = StepRecord(

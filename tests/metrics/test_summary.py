@@ -69,7 +69,10 @@ def test_warmup_and_evaluations_do_not_count() -> None:
     summary, stages = run()
     assert (summary.steps, summary.measured_steps) == (8, 6)
     slow = [
-        [record.model_copy(update={"end_ns": record.end_ns + 10**12}) if record.warmup else record for record in records]
+        [
+            record.model_copy(update={"end_ns": record.end_ns + 10**12}) if record.warmup else record
+            for record in records
+        ]
         for records in stages
     ]
     assert [step.number for step in measured(align(slow))] == [2, 3, 4, 5, 6, 7]
@@ -127,7 +130,10 @@ def test_records_of_different_steps_are_refused() -> None:
 
 def test_certificates_need_both_sides() -> None:
     what = cell()
-    assert summarise(what, None, RunCertificates(before=None, after=None), [[]], status="ok", error=None).certificate == "FAIL"
+    assert (
+        summarise(what, None, RunCertificates(before=None, after=None), [[]], status="ok", error=None).certificate
+        == "FAIL"
+    )
     assert summarise(what, None, None, [[]], status="ok", error=None).certificate is None
 
 
@@ -173,7 +179,9 @@ def test_overruns_and_duty_are_those_of_the_measured_steps() -> None:
     stages = [
         [
             record.model_copy(
-                update={"actions": tuple(a.model_copy(update={"maths_ns": (a.due_ns or 0) + late}) for a in record.actions)}
+                update={
+                    "actions": tuple(a.model_copy(update={"maths_ns": (a.due_ns or 0) + late}) for a in record.actions)
+                }
             )
             for record in records
             for late in [1 if record.warmup else -1]
@@ -205,7 +213,9 @@ def test_the_ideal_of_paced_stages_is_what_was_asked_for() -> None:
 def _late(record: StepRecord) -> StepRecord:
     """The maths of every action ends a millisecond later than it was due."""
     actions = [
-        action.model_copy(update={"computed_ns": action.computed_ns + 1_000_000, "encoded_ns": action.encoded_ns + 1_000_000})
+        action.model_copy(
+            update={"computed_ns": action.computed_ns + 1_000_000, "encoded_ns": action.encoded_ns + 1_000_000}
+        )
         for action in record.actions
     ]
     return record.model_copy(update={"actions": tuple(actions)})

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from testbed.net import accuracy
-from testbed.net.accuracy import Accuracy, Point, Result
-from testbed.net.capabilities import resolve_engine
+from testbed.net.certificate import accuracy
+from testbed.net.certificate.accuracy import Accuracy, Point, Result
+from testbed.net.machine.capabilities import resolve_engine
 from testbed.profiles import Bernoulli
 from testbed.records import Certificate, Measurement
 from testbed.report import accuracy as drawn
@@ -53,7 +53,9 @@ def _result(point: Point = PLAIN, **off: float) -> Result:
     """Exact, but for the quantities named."""
     names = {name: name.replace(" ", "_") for name in _EXACT}
     found = [_measurement(name, way, off.get(field, 0.0)) for name, field in names.items() for way in ("up", "down")]
-    certificate = Certificate(form="full", engine="relay", taken_at="now", seconds=1.0, measurements=tuple(found), rejected=())
+    certificate = Certificate(
+        form="full", engine="relay", taken_at="now", seconds=1.0, measurements=tuple(found), rejected=()
+    )
     return Result(point=point, certificate=certificate, error="")
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import CapabilityError, ShapingError
-from testbed.net import capabilities, timekeeping
-from testbed.net.timekeeping import Timekeeping
+from testbed.net.machine import capabilities, timekeeping
+from testbed.net.machine.timekeeping import Timekeeping
 
 
 def _refuses() -> str:
@@ -141,7 +141,9 @@ def test_auto_takes_netem_where_it_works(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.root
 @pytest.mark.parametrize("error", [CapabilityError("no sch_netem; x"), ShapingError("the kernel has something else")])
-def test_auto_takes_the_relay_where_netem_does_not_work_and_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_relay_where_netem_does_not_work_and_says_why(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails() -> str:
         raise error
 

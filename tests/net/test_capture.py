@@ -14,13 +14,13 @@ from scapy.layers.l2 import Ether
 from scapy.utils import rdpcap
 
 from testbed.errors import LabError, SpecError
-from testbed.net.capture import Capture, Point
-from testbed.net.dissect import crossings
+from testbed.net.capture.dissect import crossings
+from testbed.net.capture.pcapng import INBOUND, LINKTYPE_ETHERNET, LINKTYPE_RAW, OUTBOUND, Writer
+from testbed.net.capture.recorder import Capture, Point
+from testbed.net.capture.ring import KEPT_BYTES
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
-from testbed.net.pcapng import INBOUND, LINKTYPE_ETHERNET, LINKTYPE_RAW, OUTBOUND, Writer
-from testbed.net.ring import KEPT_BYTES
 from tests.net.test_judge import pipe, profile
 
 START_NS = 1_700_000_000_123_456_789
@@ -53,7 +53,10 @@ def written(path, packets, *, link_type=LINKTYPE_RAW):
     """A capture of (interface, nanoseconds, packet)."""
     with path.open("wb") as file:
         writer = Writer(file, "a test")
-        numbers = {name: writer.interface(name, link_type, KEPT_BYTES) for name in dict.fromkeys(name for name, _, _ in packets)}
+        numbers = {
+            name: writer.interface(name, link_type, KEPT_BYTES)
+            for name in dict.fromkeys(name for name, _, _ in packets)
+        }
         for name, at_ns, packet in packets:
             content = bytes(packet)
             writer.packet(numbers[name], START_NS + at_ns, content[:KEPT_BYTES], len(content), INBOUND)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from testbed.net.certify import certify
-from testbed.net.effort import plan
-from testbed.net.fitness import CONTENTION
+from testbed.net.certificate.certify import certify
+from testbed.net.certificate.effort import plan
+from testbed.net.certificate.fitness import CONTENTION
+from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.namespace import Namespace
 from testbed.net.parts import LabLink
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
 from tests.net.test_judge import BURSTY, pipe, profile
@@ -61,7 +61,13 @@ def test_the_full_form_spends_more_than_the_quick_one():
 def test_rare_loss_and_bursts_are_given_more_packets_within_a_bound():
     spent = [
         plan(link_of(profile(up=pipe(loss=loss))), "full", [1]).light_s
-        for loss in (None, Bernoulli(probability=0.1), Bernoulli(probability=0.01), BURSTY, Bernoulli(probability=0.0001))
+        for loss in (
+            None,
+            Bernoulli(probability=0.1),
+            Bernoulli(probability=0.01),
+            BURSTY,
+            Bernoulli(probability=0.0001),
+        )
     ]
     assert spent == sorted(spent)
     assert spent[0] < spent[2] < spent[-1] <= 10
@@ -97,7 +103,9 @@ def test_every_shipped_profile_gets_a_plan_within_reason(name, form):
 
 # ------------------------------------------------------------------ real links
 def lab(link, engine="relay", nodes=1):
-    return Lab(LabSpec(topology="star", profiles=(link,), nodes=nodes, engine=engine, engine_reason="a test asked for it"))
+    return Lab(
+        LabSpec(topology="star", profiles=(link,), nodes=nodes, engine=engine, engine_reason="a test asked for it")
+    )
 
 
 def children(module):

@@ -18,7 +18,8 @@ from labs import CASES, lab_spec
 
 from testbed import spec
 from testbed.errors import CapabilityError, LabError, TestbedError
-from testbed.net import directory, namespace, offloads, rtnetlink, sysctl, topology
+from testbed.net import directory, topology
+from testbed.net.kernel import namespace, offloads, rtnetlink, sysctl
 from testbed.net.lab import Lab
 
 _ROOT = Path(__file__).parents[2]
@@ -111,10 +112,23 @@ def test_a_device_name_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 def _in_shell(command: str, made: str) -> subprocess.CompletedProcess[str]:
     program = (
-        "import sys\nfrom testbed.net.lab import Lab, LabSpec\n" + command + "Lab(LabSpec.model_validate_json(sys.argv[1]))\n"
+        "import sys\nfrom testbed.net.lab import Lab, LabSpec\n"
+        + command
+        + "Lab(LabSpec.model_validate_json(sys.argv[1]))\n"
     )
     return subprocess.run(
-        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /dev/net && exec "$@"', "sh", sys.executable, "-c", program, made],
+        [
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            'mount -t tmpfs none /dev/net && exec "$@"',
+            "sh",
+            sys.executable,
+            "-c",
+            program,
+            made,
+        ],
         capture_output=True,
         text=True,
         cwd=_ROOT,
@@ -126,7 +140,10 @@ def _in_shell(command: str, made: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.root
 def test_a_machine_without_dev_net_tun_is_told_what_to_do() -> None:
     done = _in_shell("", lab_spec(("cable",), "relay").model_dump_json())
-    assert "CapabilityError: cannot make the TUN device hub0: cannot open /dev/net/tun (No such file or directory)" in done.stderr
+    assert (
+        "CapabilityError: cannot make the TUN device hub0: cannot open /dev/net/tun (No such file or directory)"
+        in done.stderr
+    )
     assert "modprobe tun" in done.stderr
 
 
@@ -204,7 +221,9 @@ def test_running_labs_are_found_and_their_namespaces_can_be_opened() -> None:
         found = [lab for lab in directory.find() if lab.pid == os.getpid()]
         assert [sorted(lab.namespaces) for lab in found] == [sorted(first.namespaces), sorted(second.namespaces)]
         descriptor = found[0].namespaces["hub"]
-        assert Path(f"/proc/{found[0].pid}/fd/{descriptor}").stat().st_ino == os.fstat(first.namespaces["hub"].fd).st_ino
+        assert (
+            Path(f"/proc/{found[0].pid}/fd/{descriptor}").stat().st_ino == os.fstat(first.namespaces["hub"].fd).st_ino
+        )
     assert not [lab for lab in directory.find() if lab.pid == os.getpid()]
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.net import expect
-from testbed.net.fitness import CONTENTION, Fitness, Lateness
-from testbed.net.judge import Judge
+from testbed.net.certificate import expect
+from testbed.net.certificate.fitness import CONTENTION, Fitness, Lateness
+from testbed.net.certificate.judge import Judge
 from testbed.net.probe import WAYS, Bulk, Message, Readings, Span, Train
 from testbed.net.probe.arrivals import order_of
 from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule
@@ -38,7 +38,9 @@ def profile(*, up="pipe", down="pipe", **changes):
 
 PROFILES = st.builds(
     profile,
-    up=st.builds(pipe, rate_bps=st.integers(10**6, 10**9), delay_ns=st.integers(0, 10**8), buffer_bytes=st.integers(1500, 10**8)),
+    up=st.builds(
+        pipe, rate_bps=st.integers(10**6, 10**9), delay_ns=st.integers(0, 10**8), buffer_bytes=st.integers(1500, 10**8)
+    ),
     down=st.builds(
         pipe, rate_bps=st.integers(10**6, 10**9), delay_ns=st.integers(0, 10**8), buffer_bytes=st.integers(1500, 10**8)
     ),
@@ -122,7 +124,9 @@ def shown_by(link, *, seed=1, packets=20_000, **changes):
     fields = {
         "link": "node-0",
         "scheduling": "SCHED_FIFO",
-        "rtt_ns": [round(expect.rtt_ms(link, 84) * 1e6 + sum(rng.uniform(-j, j) for j in jitter_ns)) for _ in range(100)],
+        "rtt_ns": [
+            round(expect.rtt_ms(link, 84) * 1e6 + sum(rng.uniform(-j, j) for j in jitter_ns)) for _ in range(100)
+        ],
         "echoes": 100,
         "echo_bytes": 84,
         "full_packet_passed": True,
@@ -228,7 +232,9 @@ def test_another_link_than_asked_fails_where_it_differs_and_in_that_direction_on
     readings = shown_by(found)
     if "jitter_ns" in asked and not readings.spaced:
         readings.spaced = [train(found, "up", random.Random(1), count=500, transits=500)]
-    if "jitter_ns" in instead and "jitter_ns" not in asked:  # then the probe sends no spaced train: the light one shows it
+    if (
+        "jitter_ns" in instead and "jitter_ns" not in asked
+    ):  # then the probe sends no spaced train: the light one shows it
         readings.light[0].transit_ns = readings.spaced[0].transit_ns
     wrong = failed(wanted, readings)
     assert where <= {quantity for quantity, _ in wrong}
@@ -279,7 +285,13 @@ def slowed(link):
 
 @pytest.mark.parametrize(
     "host",
-    [fitness(relay=SELDOM_LATE), fitness(relay=LATE), fitness(probe=LATE), fitness(relay=None, probe=LATE), fitness(stolen=0.2)],
+    [
+        fitness(relay=SELDOM_LATE),
+        fitness(relay=LATE),
+        fitness(probe=LATE),
+        fitness(relay=None, probe=LATE),
+        fitness(stolen=0.2),
+    ],
 )
 def test_an_unfit_host_is_named_as_the_cause_of_what_is_off_and_of_nothing_else(host):
     link = profile()
@@ -361,12 +373,15 @@ def test_a_small_window_explains_a_slow_message():
     readings = shown_by(link, window_bytes={"up": 1000, "down": 1000})
     for message in readings.messages:
         message.elapsed_ns *= 2
-    assert all("congestion window stayed at 1000 bytes" in m.note for m in judged(link, readings) if m.quantity == "message")
+    assert all(
+        "congestion window stayed at 1000 bytes" in m.note for m in judged(link, readings) if m.quantity == "message"
+    )
 
 
 VARYING = Schedule(
     changes=tuple(
-        Change(at_ns=at * 10**9, rate_bps=rate * 10**6, delay_ns=10**7, jitter_ns=0, loss=None) for at, rate in ((2, 5), (4, 40))
+        Change(at_ns=at * 10**9, rate_bps=rate * 10**6, delay_ns=10**7, jitter_ns=0, loss=None)
+        for at, rate in ((2, 5), (4, 40))
     ),
     repeat_ns=6 * 10**9,
 )
@@ -377,7 +392,9 @@ def test_a_varying_link_must_carry_what_its_timeline_holds(share, verdict):
     link = profile(up=pipe(schedule=VARYING))
     started, begin, end = 10**12, 10**12 + 700_000_000, 10**12 + 11_300_000_000
     shape = timeline(link.up)
-    carried = shape.bits_between(begin - started - shape.at(begin - started).delay_ns, end - started - 10**7) / (1500 * 8)
+    carried = shape.bits_between(begin - started - shape.at(begin - started).delay_ns, end - started - 10**7) / (
+        1500 * 8
+    )
     span = Span(way="up", begin_ns=begin, end_ns=end, packets=round(carried * share), packet_bytes=1500)
     (found,) = Judge(link, Readings(link="node-0", scheduling="SCHED_FIFO", spans=[span]), fitness()).varying(started)
     assert (found.quantity, found.verdict) == ("schedule", verdict)
@@ -418,7 +435,10 @@ def test_the_spread_of_uniform_draws_is_their_jitter(jitter_ns, count, seed):
     rng = random.Random(seed)
     draws = [round(rng.uniform(-jitter_ns, jitter_ns)) for _ in range(count)]
     # Five deviations, for hypothesis looks for the worst.
-    assert abs(expect.spread(draws) - jitter_ns) <= 5 / 3.3 * expect.spread_deviation(jitter_ns, count) + 0.06 * jitter_ns + 2
+    assert (
+        abs(expect.spread(draws) - jitter_ns)
+        <= 5 / 3.3 * expect.spread_deviation(jitter_ns, count) + 0.06 * jitter_ns + 2
+    )
 
 
 @given(PROFILES, st.integers(1, 10**7), st.integers(1, 10**7))

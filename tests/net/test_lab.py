@@ -16,10 +16,11 @@ from labs import CASES, SHAPES, lab_spec
 from testbed import spec
 from testbed.counters import DeviceCounters
 from testbed.errors import CapabilityError, LabError, ShapingError, SpecError, UnknownNameError
-from testbed.net import build, sysctl, topology
+from testbed.net import build, topology
+from testbed.net.kernel import sysctl
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
 from testbed.net.lab import Lab, LabLink
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
 from testbed.profiles import LinkProfile
 from testbed.records import LinkCounters, Measurement
 
@@ -83,7 +84,9 @@ def test_the_address_of_a_node_is_for_the_node_before(names: tuple[str, ...], en
 @CASES
 def test_packets_on_the_wire_are_real(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
     """A sniffer at the receiver of a TCP stream sees no packet larger than the MTU, and no byte but those of the stream's."""
-    with Lab(lab_spec(names, engine, shape, nodes=2, mtu=1400) if len(names) == 1 else lab_spec(names, engine, mtu=1400)) as lab:
+    with Lab(
+        lab_spec(names, engine, shape, nodes=2, mtu=1400) if len(names) == 1 else lab_spec(names, engine, mtu=1400)
+    ) as lab:
         sender, receiver = lab.nodes[:2]
         with receiver.namespace.entered():
             sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))  # ETH_P_ALL
@@ -115,8 +118,16 @@ def _algorithms(link: LabLink, port: int) -> tuple[str, str]:
     """What the two ends of a connection over a link use, when neither program asks for any."""
     with link.far.entered():
         listening = socket.create_server((link.far_address, port))
-    with listening, link.near.entered(), socket.create_connection((link.far_address, port)) as out, listening.accept()[0] as into:
-        found = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode() for end in (out, into)]
+    with (
+        listening,
+        link.near.entered(),
+        socket.create_connection((link.far_address, port)) as out,
+        listening.accept()[0] as into,
+    ):
+        found = [
+            end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+            for end in (out, into)
+        ]
     return found[0], found[1]
 
 
@@ -137,7 +148,9 @@ def test_the_record_says_what_is_there(shape: str, names: tuple[str, ...], engin
             assert (held.far, held.far_address) == (link.far_name, link.far_address)
             for side, space in (("near", link.near), ("far", link.far)):
                 with space.entered():
-                    assert held.settings[side]["sysctls"] == {name: sysctl.read(name) for name in held.settings[side]["sysctls"]}
+                    assert held.settings[side]["sysctls"] == {
+                        name: sysctl.read(name) for name in held.settings[side]["sysctls"]
+                    }
             assert held.settings["near"]["devices"][link.near_device]["congestion_control"] == "reno"
             assert _algorithms(link, 9) == ("reno", "reno")
         assert type(lab.record).model_validate_json(lab.record.model_dump_json()) == lab.record
@@ -173,7 +186,9 @@ def test_device_counters_count_ip_packets_under_every_engine(names: tuple[str, .
 
 @SHAPES
 @CASES
-def test_link_counters_count_what_crosses_each_link_each_way(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+def test_link_counters_count_what_crosses_each_link_each_way(
+    shape: str, names: tuple[str, ...], engine: spec.Engine
+) -> None:
     with Lab(lab_spec(names, engine, shape)) as lab:
         for link in lab.links:
             with link.near.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
@@ -183,7 +198,9 @@ def test_link_counters_count_what_crosses_each_link_each_way(shape: str, names: 
         found = lab.counters()
     assert list(found) == [link.name for link in lab.links]
     for both in found.values():
-        refused = 3 * (20 + 8 + 20 + 8 + 548)  # each of the three is answered by ICMP: port unreachable, cut to 576 bytes
+        refused = 3 * (
+            20 + 8 + 20 + 8 + 548
+        )  # each of the three is answered by ICMP: port unreachable, cut to 576 bytes
         assert (both["up"].packets, both["up"].bytes) == (7, 3 * 1000 + 4 * 100)
         assert 4 <= both["down"].packets <= 7
         assert 4 * 100 <= both["down"].bytes <= 4 * 100 + refused
@@ -204,7 +221,9 @@ def test_counting_thirty_two_links_ten_times_a_second_costs_little() -> None:
 
 @SHAPES
 @CASES
-def test_a_link_is_changed_while_it_stands_and_held_again(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+def test_a_link_is_changed_while_it_stands_and_held_again(
+    shape: str, names: tuple[str, ...], engine: spec.Engine
+) -> None:
     with Lab(lab_spec(names, engine, shape)) as lab:
         link = lab.links[0]
         if link.profile.up is None:
@@ -283,7 +302,9 @@ def test_a_device_that_is_not_as_asked_stops_the_lab(monkeypatch: pytest.MonkeyP
 def test_a_route_without_its_congestion_control_stops_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Netlink.add_route
 
-    def plain(self: Netlink, destination: str, device: str, *, via: str | None, source: str | None, **_: object) -> None:
+    def plain(
+        self: Netlink, destination: str, device: str, *, via: str | None, source: str | None, **_: object
+    ) -> None:
         original(self, destination, device, via=via, source=source)
 
     monkeypatch.setattr(Netlink, "add_route", plain)
@@ -308,7 +329,9 @@ def test_a_shaper_that_was_changed_is_found_before_it_is_certified() -> None:
 
 @SHAPES
 @CASES
-def test_a_certificate_covers_every_link_and_knows_its_engine(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
+def test_a_certificate_covers_every_link_and_knows_its_engine(
+    shape: str, names: tuple[str, ...], engine: spec.Engine
+) -> None:
     with Lab(lab_spec(names, engine, shape, nodes=3 if len(names) > 1 else 2)) as lab:
         certificate = lab.certify("quick", [20_000])
     assert (certificate.form, certificate.engine) == ("quick", engine)
@@ -318,7 +341,8 @@ def test_a_certificate_covers_every_link_and_knows_its_engine(shape: str, names:
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    ("outcomes", "verdict", "rejected"), [(["PASS"], "PASS", 0), (["FAIL", "PASS"], "PASS", 1), (["FAIL", "FAIL"], "FAIL", 1)]
+    ("outcomes", "verdict", "rejected"),
+    [(["PASS"], "PASS", 0), (["FAIL", "PASS"], "PASS", 1), (["FAIL", "FAIL"], "FAIL", 1)],
 )
 def test_a_failed_certificate_is_tried_once_more_and_says_so(
     monkeypatch: pytest.MonkeyPatch, outcomes: list[str], verdict: str, rejected: int

@@ -18,11 +18,11 @@ import synthetic
 
 from testbed import profiles
 from testbed.errors import CapabilityError, ShapingError
-from testbed.net import netem, qdisc, sysctl
+from testbed.net.kernel import netem, qdisc, sysctl
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.qdisc import Gemodel, NetemPlan, SlotPlan, share_u32
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
-from testbed.net.qdisc import Gemodel, NetemPlan, SlotPlan, share_u32
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
@@ -200,13 +200,18 @@ _TC = {  # tc rounds a delay to 64 ns
     ),
     "rate64": (PLAN._replace(rate_bytes=5_000_000_000, latency_ns=1_600_000), "delay 1.6ms rate 40gbit -14"),
     "gemodel": (
-        PLAN._replace(gemodel=Gemodel(share_u32(0.01), share_u32(0.1), 2**32 - 1 - share_u32(0.7), share_u32(0.001)), seed=3),
+        PLAN._replace(
+            gemodel=Gemodel(share_u32(0.01), share_u32(0.1), 2**32 - 1 - share_u32(0.7), share_u32(0.001)), seed=3
+        ),
         f"{_BASE} loss gemodel 1% 10% 70% 0.1%",
     ),
     "jitter": (PLAN._replace(jitter_ns=3_200_000, seed=3), "delay 10ms 3.2ms rate 80mbit -14"),
     "reorder": (PLAN._replace(reorder_u32=share_u32(0.25), seed=3), f"{_BASE} reorder 25%"),
     "duplicate": (PLAN._replace(duplicate_u32=share_u32(0.01), seed=3), f"{_BASE} duplicate 1%"),
-    "slot": (PLAN._replace(slot=SlotPlan(800_000, 10_000_000, 32, 65_536)), f"{_BASE} slot 800us 10ms packets 32 bytes 64k"),
+    "slot": (
+        PLAN._replace(slot=SlotPlan(800_000, 10_000_000, 32, 65_536)),
+        f"{_BASE} slot 800us 10ms packets 32 bytes 64k",
+    ),
     "seed": (PLAN._replace(loss_u32=share_u32(0.02), seed=2**63 - 1), f"{_BASE} loss 2% seed {2**63 - 1}"),
     "everything": (
         EVERYTHING,
@@ -217,7 +222,9 @@ _TC = {  # tc rounds a delay to 64 ns
 
 
 @pytest.mark.netem
-@pytest.mark.skipif(shutil.which("tc") is None, reason="compares with tc, which is not installed (apt-get install iproute2)")
+@pytest.mark.skipif(
+    shutil.which("tc") is None, reason="compares with tc, which is not installed (apt-get install iproute2)"
+)
 @pytest.mark.parametrize("case", _TC)
 @pytest.mark.parametrize("verb", ["add", "change"])
 def test_the_kernel_holds_the_same_bytes_as_after_tc(netlink: Netlink, case: str, verb: str) -> None:
@@ -315,7 +322,9 @@ def test_a_change_goes_on_with_the_draws_and_does_not_repeat_them(bench: Bench) 
     netem.apply(bench.netlink, "x", planned(loss=loss, **_ROOMY), link="bench")
     found = []
     for part in range(4):
-        netem.change(bench.netlink, "x", planned(loss=loss, **{**_ROOMY, "rate_bps": 8_000_000 * (part + 1)}), link="bench")
+        netem.change(
+            bench.netlink, "x", planned(loss=loss, **{**_ROOMY, "rate_bps": 8_000_000 * (part + 1)}), link="bench"
+        )
         bench.send(500)
         arrived = set(bench.arrivals()[0])
         found += [500 * part + number for number in range(500) if number not in arrived]
@@ -394,7 +403,9 @@ def _retransmitted(connection: socket.socket) -> int:
 def test_live_changes_cost_a_connection_no_more_than_its_queue_drops() -> None:
     """One connection while the rate flips six times. What is sent again is what the queue dropped, give or take TCP's own doubts;
     a qdisc made anew would throw 700 packets away each time."""
-    profile = profiles.load_profile("consumer-80mbps").model_copy(update={"congestion_control": "reno"})  # fills any buffer
+    profile = profiles.load_profile("consumer-80mbps").model_copy(
+        update={"congestion_control": "reno"}
+    )  # fills any buffer
     assert profile.up is not None
     spec = LabSpec(topology="star", profiles=(profile,), nodes=1, engine="netem", engine_reason="test")
     with Lab(spec) as lab, lab.links[0].near.entered():

@@ -140,7 +140,11 @@ def test_the_share_of_lost_packets_is_the_probability(seed, loss):
 
 
 def gilbert_elliott(**numbers):
-    return {"model": "gilbert-elliott"} | {"enter_bad": 0.01, "leave_bad": 0.2, "lost_in_bad": 1.0, "lost_in_good": 0.0} | numbers
+    return (
+        {"model": "gilbert-elliott"}
+        | {"enter_bad": 0.01, "leave_bad": 0.2, "lost_in_bad": 1.0, "lost_in_good": 0.0}
+        | numbers
+    )
 
 
 @given(st.integers(0, 2**63 - 1), st.sampled_from([(0.01, 0.2), (0.05, 0.5), (0.2, 0.1)]))
@@ -188,7 +192,9 @@ def test_a_lost_packet_takes_no_time_on_the_wire(kind):
     RATES,
     BUFFERS,
     st.sampled_from([0.0, 0.3]),
-    st.sampled_from([{}, {"duplicate": 0.3}, {"reorder": 0.2}, {"jitter_ns": 1000, "delay_ns": 1000, "jitter_reorders": True}]),
+    st.sampled_from(
+        [{}, {"duplicate": 0.3}, {"reorder": 0.2}, {"jitter_ns": 1000, "delay_ns": 1000, "jitter_reorders": True}]
+    ),
 )
 def test_every_packet_is_counted_once(kind, arrivals, rate_bps, buffer_bytes, loss, effects):
     pipe = shaper(kind if not effects else Shaper, rate_bps=rate_bps, buffer_bytes=buffer_bytes, loss=loss, **effects)
@@ -210,7 +216,9 @@ def test_what_is_counted_as_carried_has_left_the_wire(kind, packets, length, rat
     elapsed_ns = round(moment * wire_bits * 1e9 / rate_bps)
     carried = port_counters(count(pipe, elapsed_ns), overhead_bytes)
     share = min(1.0, elapsed_ns * rate_bps / 1e9 / wire_bits)
-    assert carried.bytes == pytest.approx(share * packets * length, abs=length + 2e-9 * rate_bps)  # the clock's nanosecond
+    assert carried.bytes == pytest.approx(
+        share * packets * length, abs=length + 2e-9 * rate_bps
+    )  # the clock's nanosecond
     assert carried.packets == pytest.approx(share * packets, abs=1.1 + 2e-9 * rate_bps)
     assert carried.bytes + carried.backlog_bytes == packets * length
 
@@ -243,7 +251,9 @@ def test_jitter_behind_the_wire_reorders_and_says_how_much(arrivals, rate_bps, s
     pipe = shaper(rate_bps=rate_bps, delay_ns=jitter_ns, jitter_ns=jitter_ns, jitter_reorders=True, seed=seed)
     plain = shaper(Plain, rate_bps=rate_bps, delay_ns=jitter_ns)
     left, expected = offer(pipe, arrivals), offer(plain, arrivals)
-    assert all(abs(due - on_time) <= jitter_ns for (_, _, (due,)), (_, _, (on_time,)) in zip(left, expected, strict=True))
+    assert all(
+        abs(due - on_time) <= jitter_ns for (_, _, (due,)), (_, _, (on_time,)) in zip(left, expected, strict=True)
+    )
     dues = [due for _, _, (due,) in left]
     assert pipe.reordered == sum(due < max(dues[:n]) for n, due in enumerate(dues) if n)
 
@@ -289,7 +299,9 @@ def test_a_changing_link_keeps_order_and_its_highest_rate(arrivals, points):
 
 
 @given(ARRIVALS, ARRIVALS, RATES, RATES, DELAYS, DELAYS, KINDS)
-def test_a_live_change_keeps_what_is_under_way_and_the_counters(before, after, rate, new_rate, delay_ns, new_delay_ns, kind):
+def test_a_live_change_keeps_what_is_under_way_and_the_counters(
+    before, after, rate, new_rate, delay_ns, new_delay_ns, kind
+):
     old = shaper(kind, rate_bps=rate, delay_ns=delay_ns)
     left = offer(old, before)
     now = left[-1][0]
@@ -365,7 +377,9 @@ def test_after_a_long_pause_a_trace_is_where_the_clock_is(times, offset_ms, paus
     offset_ms %= times[-1]
     player = TracePlayer(Opportunities(times, loop=True, offset_ms=offset_ms), 0)
     through = player.through(pause_ms * MS, length)
-    place = (through // MS + offset_ms - 1) % times[-1] + 1  # within its round, whose last moment is the next one's first
+    place = (through // MS + offset_ms - 1) % times[
+        -1
+    ] + 1  # within its round, whose last moment is the next one's first
     assert place in times or (place == times[-1] and 0 in times)
     assert not any(pause_ms <= at < through // MS for at in at_times(times, offset_ms, pause_ms, through // MS))
 

@@ -12,11 +12,11 @@ import pytest
 import synthetic
 
 from testbed.errors import ShapingError, SpecError
-from testbed.net import netem, player, qdisc
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
-from testbed.net.player import Move, Player
-from testbed.net.qdisc import NetemPlan
+from testbed.net.kernel import netem, qdisc, varying
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.qdisc import NetemPlan
+from testbed.net.kernel.varying import Move, Player
 from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Trace, trace
 from testbed.profiles.timeline import TRACE_STEP_MS, timeline
 
@@ -28,7 +28,11 @@ def _varying(*changes: tuple[int, int], repeat_ms: int | None = None) -> Pipe:
     """A pipe with these (ms, Mbit/s) changes; the losses vary, too."""
     made = tuple(
         Change(
-            at_ns=at * _MS, rate_bps=rate * 10**6, delay_ns=rate * _MS, jitter_ns=0, loss=Bernoulli(probability=1 / (1 + rate))
+            at_ns=at * _MS,
+            rate_bps=rate * 10**6,
+            delay_ns=rate * _MS,
+            jitter_ns=0,
+            loss=Bernoulli(probability=1 / (1 + rate)),
         )
         for at, rate in changes
     )
@@ -77,7 +81,7 @@ class _NoSocket:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(netem, "change", made.change)
-    monkeypatch.setattr(player, "Netlink", _NoSocket)
+    monkeypatch.setattr(varying, "Netlink", _NoSocket)
     return made
 
 
@@ -223,7 +227,9 @@ def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(device: tuple[Namespa
     file = tmp_path / "steps.trace"
     file.write_text(trace.format_trace(trace.from_rates([(100, 12 * 10**6), (100, 24 * 10**6), (100, 48 * 10**6)])))
     times, digest = trace.read(file)
-    played = Trace(file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0)
+    played = Trace(
+        file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0
+    )
     pipe = PIPE.model_copy(update={"trace": played})
     made = Player([_move(pipe, namespace=namespace)])
     netem.apply(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip"), link="node-0 up")

@@ -61,7 +61,16 @@ def job(**changes):
 
 
 def a_train():
-    numbers = {"packet_bytes": 60, "sent": 3, "offer_ns": 8, "arrived": 2, "counted": 1, "span_ns": 9, "lost": 1, "bursts": 1}
+    numbers = {
+        "packet_bytes": 60,
+        "sent": 3,
+        "offer_ns": 8,
+        "arrived": 2,
+        "counted": 1,
+        "span_ns": 9,
+        "lost": 1,
+        "bursts": 1,
+    }
     return Train(way="down", overtakers=0, copies=0, transit_ns=[1, 2], **numbers)
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from testbed import profiles
 from testbed.errors import ShapingError, SpecError
-from testbed.net import qdisc, tca
-from testbed.net.qdisc import U32_MAX, Gemodel, NetemPlan, SlotPlan
+from testbed.net.kernel import qdisc, tca
+from testbed.net.kernel.qdisc import U32_MAX, Gemodel, NetemPlan, SlotPlan
 from testbed.profiles import Bernoulli, Change, GilbertElliott, Loss, Pipe, Schedule, Slot
 from testbed.profiles.timeline import timeline
 
@@ -55,7 +55,10 @@ def slots(draw: st.DrawFn) -> Slot:
     least = draw(st.integers(1, 10_000_000_000))
     longest = draw(st.integers(least, 10_000_000_000))
     return Slot(
-        wait_ns=least, wait_max_ns=longest, packets=draw(st.integers(0, 2**31 - 1)), max_bytes=draw(st.integers(0, 2**31 - 1))
+        wait_ns=least,
+        wait_max_ns=longest,
+        packets=draw(st.integers(0, 2**31 - 1)),
+        max_bytes=draw(st.integers(0, 2**31 - 1)),
     )
 
 
@@ -101,7 +104,9 @@ def test_a_change_leaves_out_only_what_would_begin_afresh(pipe: Pipe, mtu: int, 
 
 
 @given(pipes(), _MTU, _LAYER)
-def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(pipe: Pipe, mtu: int, layer: str) -> None:
+def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(
+    pipe: Pipe, mtu: int, layer: str
+) -> None:
     packet = mtu + (14 if layer == "ethernet" else 0)
     wait_ns = pipe.slot.wait_max_ns if pipe.slot else 0
     own = [(pipe.rate_bps, pipe.delay_ns, pipe.jitter_ns)]
@@ -111,7 +116,9 @@ def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(p
     limits = {qdisc.plan(pipe, mtu=mtu, layer=layer, step=step).limit_packets for step in (None, *steps)}
     assert len(limits) == 1
     limit = limits.pop()
-    assert abs((limit - 1) * packet - held_bytes) <= packet / 2 + 1 + 1e-12 * held_bytes  # to the nearest; one is being sent
+    assert (
+        abs((limit - 1) * packet - held_bytes) <= packet / 2 + 1 + 1e-12 * held_bytes
+    )  # to the nearest; one is being sent
 
 
 def test_the_limit_of_a_fast_long_link_is_not_the_kernels_default() -> None:
@@ -173,7 +180,10 @@ def _later(**update: object) -> Schedule:
         (changed(rate_bps=8_001), r"8001 bit/s is not a whole number of bytes.*multiple of 8"),
         (changed(schedule=_later(rate_bps=8_002)), r"8002 bit/s is not a whole number of bytes"),
         (changed(jitter_ns=5, jitter_reorders=True), r"keeps the order.*'by-jitter'.*--engine relay"),
-        (changed(delay_ns=3 * 10**9, jitter_ns=2**31), r"jitter 2147483648 ns is more than netem's largest.*--engine relay"),
+        (
+            changed(delay_ns=3 * 10**9, jitter_ns=2**31),
+            r"jitter 2147483648 ns is more than netem's largest.*--engine relay",
+        ),
         (changed(schedule=_later(jitter_ns=2**31)), r"jitter 2147483648 ns is more"),
     ],
     ids=["rate", "later-rate", "by-jitter", "jitter", "later-jitter"],
@@ -248,7 +258,9 @@ def _joined(attributes: list[tuple[int, bytes]]) -> bytes:
 
 
 @given(st.binary(min_size=24, max_size=24), _ATTRIBUTES, st.binary(max_size=9))
-def test_any_bytes_are_a_plan_or_a_shaping_error(fixed: bytes, attributes: list[tuple[int, bytes]], rest: bytes) -> None:
+def test_any_bytes_are_a_plan_or_a_shaping_error(
+    fixed: bytes, attributes: list[tuple[int, bytes]], rest: bytes
+) -> None:
     with contextlib.suppress(ShapingError):
         assert isinstance(tca.unpack(fixed + _joined(attributes) + rest), NetemPlan)
 
@@ -271,5 +283,7 @@ def test_counters_are_of_ip_packets() -> None:
     assert (found.packets, found.bytes, found.dropped_buffer, found.backlog_bytes) == (10, 15_000, 4, 300)
     assert found.dropped_loss is None
     many = 2**32 + 10  # the first attribute's number of packets has 32 bits
-    wide = tca.counters(_attribute(1, struct.pack("=QI4x", many * 1514, 10)) + queue + _attribute(8, struct.pack("=Q", many)))
+    wide = tca.counters(
+        _attribute(1, struct.pack("=QI4x", many * 1514, 10)) + queue + _attribute(8, struct.pack("=Q", many))
+    )
     assert (wide.packets, wide.bytes) == (many, many * 1500)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import LabError, SpecError
-from testbed.net.namespace import Namespace
+from testbed.net.kernel.namespace import Namespace
 from testbed.net.relay import Port, Relay, lateness_percentile, wire
 from testbed.net.relay.tun import open_tun
 from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, Schedule, Slot, Trace, trace
@@ -333,7 +333,11 @@ def test_the_relay_dies_with_a_killed_parent():
         pid = int(parent.stdout.readline())
         parent.kill()
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() and time.monotonic() < deadline:
+    while (
+        Path(f"/proc/{pid}/cmdline").exists()
+        and Path(f"/proc/{pid}/cmdline").read_bytes()
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     assert not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
 

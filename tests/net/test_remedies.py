@@ -8,8 +8,8 @@ import typing
 
 import pytest
 
-from testbed.net import remedies
-from testbed.net.remedies import Facts, Platform
+from testbed.net.machine import remedies
+from testbed.net.machine.remedies import Facts, Platform
 
 _STOCK = "Linux version 6.8.0 (builder@host) (gcc) #1 SMP"
 _WSL = "Linux version 5.15.167.4-microsoft-standard-WSL2 (root@host) (gcc) #1 SMP"
@@ -74,7 +74,9 @@ def test_every_platform_is_told_apart_by_some_machine() -> None:
 
 
 @pytest.mark.parametrize(("problem", "machine"), list(itertools.product(remedies.problems(), MACHINES)))
-def test_every_problem_has_a_remedy_in_one_line_without_gaps(problem: remedies.Problem, machine: tuple[Platform, Facts]) -> None:
+def test_every_problem_has_a_remedy_in_one_line_without_gaps(
+    problem: remedies.Problem, machine: tuple[Platform, Facts]
+) -> None:
     found = remedies.remedy(problem, machine[1])
     assert found
     assert "\n" not in found
@@ -89,12 +91,21 @@ def test_every_problem_has_a_remedy_in_one_line_without_gaps(problem: remedies.P
             facts(release="6.1.0-28-cloud-amd64"),
             "apt install linux-image-amd64 && sudo apt remove linux-image-6.1.0-28-cloud-amd64",
         ),
-        (facts(id="ubuntu", release="6.8.0-49-generic"), "apt install linux-modules-extra-6.8.0-49-generic && sudo modprobe"),
-        (facts(id="fedora", release="6.11.4-301.fc41.x86_64"), "dnf install kernel-modules-extra-6.11.4-301.fc41.x86_64 &&"),
+        (
+            facts(id="ubuntu", release="6.8.0-49-generic"),
+            "apt install linux-modules-extra-6.8.0-49-generic && sudo modprobe",
+        ),
+        (
+            facts(id="fedora", release="6.11.4-301.fc41.x86_64"),
+            "dnf install kernel-modules-extra-6.11.4-301.fc41.x86_64 &&",
+        ),
         (facts(id="ubuntu", kernel=_WSL), "--engine relay"),
         (facts(marks=_DOCKER), "on the host: sudo modprobe"),
         (facts(marks=_DOCKER, kernel=_LINUXKIT), "testbed vm --fetch"),
-        (facts(id="ubuntu", GITHUB_ACTIONS="true", release="6.11.0-1018-azure"), "linux-modules-extra-6.11.0-1018-azure"),
+        (
+            facts(id="ubuntu", GITHUB_ACTIONS="true", release="6.11.0-1018-azure"),
+            "linux-modules-extra-6.11.0-1018-azure",
+        ),
         (facts(marks=()), "loads no modules"),
         (facts(id="ubuntu", marks=("/.dockerenv",)), "loads no modules"),
     ],

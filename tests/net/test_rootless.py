@@ -12,13 +12,14 @@ from labs import CASES, SHAPES, lab_spec
 
 from testbed import spec
 from testbed.errors import CapabilityError
-from testbed.net import rootless
+from testbed.net.machine import rootless
 from testbed.records import LabRecord
 
 _ROOT = Path(__file__).parents[2]
 _BUILD = """
 import os, socket, sys
-from testbed.net import directory, rootless
+from testbed.net import directory
+from testbed.net.machine import rootless
 from testbed.net.lab import Lab, LabSpec
 rootless.enter()
 assert os.geteuid() == 0 and rootless.inside()
@@ -38,7 +39,11 @@ with Lab(LabSpec.model_validate_json(sys.argv[1])) as lab:
 
 def _unprivileged(made: str) -> subprocess.CompletedProcess[str]:
     """Build in a process that has no capability outside its own user namespace, but the one that mapping user 0 takes."""
-    drop = ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all", "--ambient-caps=-all"] if os.geteuid() == 0 else []
+    drop = (
+        ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all", "--ambient-caps=-all"]
+        if os.geteuid() == 0
+        else []
+    )
     return subprocess.run(
         [*drop, sys.executable, "-c", _BUILD, made], capture_output=True, text=True, cwd=_ROOT, timeout=60, check=False
     )
@@ -53,7 +58,11 @@ def test_a_lab_stands_without_root(shape: str, names: tuple[str, ...], engine: s
     assert done.returncode == 0, done.stderr
     record = LabRecord.model_validate_json(done.stdout)
     assert record.rootless
-    assert {link.settings.get("relay", {}).get("scheduling") for link in record.links} <= {None, "SCHED_OTHER", "SCHED_FIFO"}
+    assert {link.settings.get("relay", {}).get("scheduling") for link in record.links} <= {
+        None,
+        "SCHED_OTHER",
+        "SCHED_FIFO",
+    }
 
 
 def test_the_machine_itself_is_no_user_namespace_of_ours() -> None:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from testbed import tcp_info
 from testbed.errors import CapabilityError, LabError
-from testbed.net import sockdiag
+from testbed.net.kernel import sock_diag
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.sock_diag import SocketDiagnosis
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.namespace import Namespace
-from testbed.net.netlink import Netlink
 from testbed.net.sampler import Sampler
-from testbed.net.sockdiag import SocketDiagnosis
 from testbed.profiles import load_profile
 from testbed.records import Sample
 
@@ -36,7 +36,14 @@ def _attribute(kind: int, content: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(content), kind) + content + bytes(-len(content) % 4)
 
 
-@given(addresses, ports, addresses, ports, st.lists(st.tuples(st.integers(5, 60), st.binary(max_size=9)), max_size=4), st.data())
+@given(
+    addresses,
+    ports,
+    addresses,
+    ports,
+    st.lists(st.tuples(st.integers(5, 60), st.binary(max_size=9)), max_size=4),
+    st.data(),
+)
 def test_a_connection_is_read_among_attributes_that_are_not_known(
     local: str, local_port: int, remote: str, remote_port: int, others: list[tuple[int, bytes]], data: st.DataObject
 ) -> None:
@@ -46,9 +53,9 @@ def test_a_connection_is_read_among_attributes_that_are_not_known(
     head = bytes(4) + struct.pack("!HH", local_port, remote_port)
     head += socket.inet_aton(local) + bytes(12) + socket.inet_aton(remote) + bytes(12)
     answer = head.ljust(72, b"\0") + b"".join(_attribute(*one) for one in attributes)
-    found = sockdiag.parse(answer)
+    found = sock_diag.parse(answer)
     assert found == (f"{local}:{local_port}", f"{remote}:{remote_port}", "cubic", tcp_info.parse(info))
-    assert sockdiag.parse(head.ljust(72, b"\0") + _attribute(4, b"cubic\0")) is None
+    assert sock_diag.parse(head.ljust(72, b"\0") + _attribute(4, b"cubic\0")) is None
 
 
 def test_a_kernel_that_tells_too_little_is_refused() -> None:
@@ -82,7 +89,9 @@ def test_connections_of_one_namespace_with_what_the_kernel_knows_of_them() -> No
         with sender, receiver:
             _carry(sender, receiver, BYTES)
             found = {one.local: one for one in here.connections()}
-            names = {"{}:{}".format(*end.getsockname()): "{}:{}".format(*end.getpeername()) for end in (sender, receiver)}
+            names = {
+                "{}:{}".format(*end.getsockname()): "{}:{}".format(*end.getpeername()) for end in (sender, receiver)
+            }
             assert {one.local: one.remote for one in found.values()} == names
             sent = found["{}:{}".format(*sender.getsockname())].info
             assert sent.bytes_sent == BYTES
@@ -98,7 +107,9 @@ def _samples(path: Path) -> list[Sample]:
 
 @pytest.fixture(params=["star", "line"])
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    spec = LabSpec(topology=request.param, profiles=(load_profile("ftth"),), nodes=2, engine="relay", engine_reason="a test")
+    spec = LabSpec(
+        topology=request.param, profiles=(load_profile("ftth"),), nodes=2, engine="relay", engine_reason="a test"
+    )
     with Lab(spec) as lab:
         yield lab
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from testbed.errors import CapabilityError, ShapingError
-from testbed.net import sysctl
-from testbed.net.namespace import Namespace
+from testbed.net.kernel import sysctl
+from testbed.net.kernel.namespace import Namespace
 
 IDLE = "net.ipv4.tcp_slow_start_after_idle"
 

@@ -65,7 +65,14 @@ def test_names_and_addresses_are_unique(case: tuple[str, Plan]) -> None:
     addresses = [address for place in plan.places for _, address in place.addresses]
     macs = [plug.mac for plug in _plugs(plan)]
     devices = [(plug.place, plug.device) for plug in _plugs(plan)] + [(tun.place, tun.device) for tun in plan.tuns]
-    for column in (names, addresses, macs, devices, [tun.name for tun in plan.tuns], [link.name for link in plan.links]):
+    for column in (
+        names,
+        addresses,
+        macs,
+        devices,
+        [tun.name for tun in plan.tuns],
+        [link.name for link in plan.links],
+    ):
         assert len(set(column)) == len(column)
     assert all(len(device) <= 15 for _, device in devices)
 
@@ -101,7 +108,9 @@ def _follow(plan: Plan, start: str, target: str) -> str:
         assert hops < 6, f"{start} to {target} goes round"
         assert here == start or places[here].sysctls["net.ipv4.ip_forward"] == "1"
         matching = [r for r in places[here].routes if r.destination == "default" or _within(target, r.destination)]
-        route = max(matching, key=lambda r: 0 if r.destination == "default" else ipaddress.ip_network(r.destination).prefixlen)
+        route = max(
+            matching, key=lambda r: 0 if r.destination == "default" else ipaddress.ip_network(r.destination).prefixlen
+        )
         here = _other_end(plan, here, route.device).place if (here, route.device) in cabled else owners[target]
         hops += 1
     return here
@@ -157,10 +166,15 @@ def test_the_transport_is_stated_wherever_connections_end(case: tuple[str, Plan]
 
 
 def test_each_node_of_a_line_talks_to_each_neighbour_as_their_link_says() -> None:
-    links = [_agreeing(name).model_copy(update={"congestion_control": name}) for name in ("cable", "datacenter", "lossy-80mbps")]
+    links = [
+        _agreeing(name).model_copy(update={"congestion_control": name})
+        for name in ("cable", "datacenter", "lossy-80mbps")
+    ]
     for engine in ("netem", "relay"):
         plan = topology.line(links, 4, engine)
-        stated = {(place.name, route.device): route.congestion_control for place in plan.places for route in place.routes}
+        stated = {
+            (place.name, route.device): route.congestion_control for place in plan.places for route in place.routes
+        }
         for link in plan.links:
             for end in (link.near, link.far):
                 assert stated[end.place, end.device] == link.profile.name

@@ -140,7 +140,9 @@ def test_a_real_connection_carries_frames_whole_and_tells_of_them(unread: int) -
         measure = sender.measure()
         first = noted(measure)
         packet = early.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-        payloads = [bytes([n]) * size for n, size in enumerate((0, 100, 3 * packet, 10 * packet + 7, 2 * packet, 6 * packet))]
+        payloads = [
+            bytes([n]) * size for n, size in enumerate((0, 100, 3 * packet, 10 * packet + 7, 2 * packet, 6 * packet))
+        ]
         for number, payload in enumerate(payloads):
             sender.send(key(number), payload)
         assert [bytes(receiver.take(key(number), 20).payload) for number in range(len(payloads))] == payloads

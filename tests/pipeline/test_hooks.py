@@ -10,12 +10,12 @@ import pytest
 import torch
 from test_stage import TOKENS, Result, ToyBatch, ToyData, a_cell, train
 
-from testbed.codecs import selection
-from testbed.codecs import table as codecs
-from testbed.codecs.base import Codec, Context
-from testbed.codecs.constrain import outside
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue import table as codecs
+from testbed.codecs.contract import Codec, Context
+from testbed.codecs.in_model.constrain import outside
+from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
-from testbed.codecs.subspace import Subspace, SubspaceHook
 from testbed.errors import SpecError
 from testbed.spec import Cell, WorkloadSpec
 from testbed.workloads import table
@@ -39,7 +39,9 @@ WIDTH = 32
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for family in ("gpt2", "llama"):
-        tiny = dataclasses.replace(table.SIZES[f"{family}-nano"], layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS)
+        tiny = dataclasses.replace(
+            table.SIZES[f"{family}-nano"], layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS
+        )
         monkeypatch.setitem(table.SIZES, f"{family}-tiny", tiny)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -80,7 +82,7 @@ def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
 
 def test_every_codec_that_changes_the_model_is_here() -> None:
     """The others train in `test_stage`."""
-    named = {part.name for text in CODECS for recipe in selection.read(text).recipes() for part in recipe.parts()}
+    named = {part.name for text in CODECS for recipe in placement.read(text).recipes() for part in recipe.parts()}
     assert {entry.name for entry in codecs.CODECS.values() if entry.hook is not None} <= named
 
 
@@ -171,7 +173,13 @@ def test_the_basis_moves_at_all_stages_alike_and_the_weights_with_it() -> None:
             assert outside(part.module.weight, first) < 1e-5
     # The basis crossed each boundary upstream once, in bf16, and nothing else of the kind ever did.
     for records in found.records[1:]:
-        sizes = [frame.payload_bytes for r in records if r.phase == "train" for frame in r.sent if frame.direction == "backward"]
+        sizes = [
+            frame.payload_bytes
+            for r in records
+            if r.phase == "train"
+            for frame in r.sent
+            if frame.direction == "backward"
+        ]
         plain = min(sizes)
         assert sorted(set(sizes)) == [plain, plain + 2 * first.numel()]
         assert sizes.count(plain + 2 * first.numel()) == 1

@@ -113,7 +113,9 @@ def finish(hosts: list[Host]) -> list[list[Any]]:
     """Every host's messages, up to and with its last word."""
     heard: list[list[Any]] = [[] for _ in hosts]
     deadline = time.monotonic() + SOON_S
-    while open_ := [h for h, said in zip(hosts, heard, strict=True) if not said or not isinstance(said[-1], Done | Failed)]:
+    while open_ := [
+        h for h, said in zip(hosts, heard, strict=True) if not said or not isinstance(said[-1], Done | Failed)
+    ]:
         ready = select.select(open_, [], [], max(0.0, deadline - time.monotonic()))[0]
         assert ready, f"silence from {[host.name for host in open_]}; heard {heard}"
         for host in ready:
@@ -122,7 +124,9 @@ def finish(hosts: list[Host]) -> list[list[Any]]:
 
 
 def read(folder: Path, stage: int) -> list[StepRecord]:
-    return [StepRecord.model_validate_json(line) for line in (folder / f"steps-{stage}.jsonl").read_bytes().splitlines()]
+    return [
+        StepRecord.model_validate_json(line) for line in (folder / f"steps-{stage}.jsonl").read_bytes().splitlines()
+    ]
 
 
 def is_gone(pid: int, within_s: float = 2.0) -> bool:
@@ -203,7 +207,9 @@ def test_every_cut_and_schedule_is_the_unsplit_model(
 ) -> None:
     started = shared[:3]
     evaluations = []
-    for number, (stages, schedule, in_flight) in enumerate([(1, "gpipe", 1), (2, "1f1b", 2), (3, "1f1b", 5), (3, "gpipe", 1)]):
+    for number, (stages, schedule, in_flight) in enumerate(
+        [(1, "gpipe", 1), (2, "1f1b", 2), (3, "1f1b", 5), (3, "gpipe", 1)]
+    ):
         folder = tmp_path / str(number)
         folder.mkdir()
         start(started, jobs_of(a_cell(stages, schedule, in_flight), folder, tokens))
@@ -229,11 +235,17 @@ def test_counters_and_sockets_are_recorded(shared: list[Host], tokens: Path, tmp
         assert all(r.counters is not None and len(r.sockets) == 1 for r in records)
         sent = [r.sockets[0].bytes_sent for r in records]
         assert sent == sorted(sent)
-        assert sent[-1] - sum(f.frame_bytes for r in records for f in r.sent) == records[-1].sockets[0].bytes_retransmitted == 0
+        assert (
+            sent[-1] - sum(f.frame_bytes for r in records for f in r.sent)
+            == records[-1].sockets[0].bytes_retransmitted
+            == 0
+        )
 
 
 # ------------------------------------------------------------------ failures
-def test_a_job_that_cannot_be_done_says_why_and_the_host_goes_on(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_done_says_why_and_the_host_goes_on(
+    shared: list[Host], tokens: Path, tmp_path: Path
+) -> None:
     started = shared[:1]
     start(started, jobs_of(a_cell(1), tmp_path, tmp_path / "missing.npy"))
     (said,) = finish(started)
@@ -245,7 +257,9 @@ def test_a_job_that_cannot_be_done_says_why_and_the_host_goes_on(shared: list[Ho
     assert finish(started)[0][-1] == Done()
 
 
-def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
+def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(
+    shared: list[Host], tokens: Path, tmp_path: Path
+) -> None:
     started = shared[:3]
     start(started, jobs_of(a_cell(3, steps=100_000, evaluate_every=0), tmp_path, tokens))
     wait_for_step(started[2])
@@ -310,7 +324,9 @@ def test_a_training_that_diverges_says_what_to_try(shared: list[Host], tokens: P
     heard = finish(shared[:2])
     failed = [said[-1] for said in heard if said[-1].error == "StageError"]
     assert failed
-    assert re.search(r"the (loss|gradient norm) is (nan|inf) at train step \d+.*lower optimiser.learning_rate", failed[0].message)
+    assert re.search(
+        r"the (loss|gradient norm) is (nan|inf) at train step \d+.*lower optimiser.learning_rate", failed[0].message
+    )
     assert [children(host.process.pid) for host in shared[:2]] == [[], []]
 
 
@@ -401,9 +417,7 @@ def test_one_thread_is_insisted_on(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_the_controller_s_end_imports_no_torch() -> None:
-    code = (
-        "import sys, testbed.pipeline.control, testbed.pipeline.gather, testbed.pipeline.schedule; print('torch' in sys.modules)"
-    )
+    code = "import sys, testbed.pipeline.control, testbed.pipeline.gather, testbed.pipeline.schedule; print('torch' in sys.modules)"
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert run([sys.executable, "-c", code]).stdout.strip() == "False"
 

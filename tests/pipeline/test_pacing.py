@@ -30,7 +30,9 @@ lateness = st.integers(0, 3_000)
 
 
 def paced(dilation: int = 1) -> Paced:
-    return Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated", dilation=dilation)
+    return Paced(
+        forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated", dilation=dilation
+    )
 
 
 class FakeClock:
@@ -49,7 +51,9 @@ class FakeClock:
         return self.ns
 
 
-def act(pacer: Pacer, clock: FakeClock, action: Action, *, maths: int, codec: int = 0, frame: int | None = None) -> ActionRecord:
+def act(
+    pacer: Pacer, clock: FakeClock, action: Action, *, maths: int, codec: int = 0, frame: int | None = None
+) -> ActionRecord:
     """One action, with input that arrives at `frame` (None: it needs none) and an output."""
     pacer.ask()
     if frame is not None:
@@ -66,7 +70,9 @@ def act(pacer: Pacer, clock: FakeClock, action: Action, *, maths: int, codec: in
 
 # ------------------------------------------------------------------ one stage
 @given(
-    st.lists(st.tuples(st.sampled_from(("F", "B")), st.integers(0, FORWARD_NS // 2), lateness), min_size=1, max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(("F", "B")), st.integers(0, FORWARD_NS // 2), lateness), min_size=1, max_size=40
+    ),
     st.integers(1, 5),
     st.integers(0, 2_000),
 )
@@ -123,7 +129,11 @@ def simulate(pipeline: PipelineSpec, steps: int, late: Sequence[int], maths: Seq
     begin = clocks[0].ns
     orders = [
         actions(
-            pipeline.schedule, stage=stage, stages=len(stages), microbatches=pipeline.microbatches, in_flight=pipeline.in_flight
+            pipeline.schedule,
+            stage=stage,
+            stages=len(stages),
+            microbatches=pipeline.microbatches,
+            in_flight=pipeline.in_flight,
         )
         for stage in stages
     ]
@@ -155,9 +165,13 @@ def spec_of(schedule: str, stages: int, microbatches: int) -> PipelineSpec:
 
 @settings(deadline=None)
 @given(st.sampled_from(("gpipe", "1f1b")), st.integers(1, 6), st.integers(1, 8), st.integers(1, 3))
-def test_with_frames_in_time_a_step_is_the_schedule_s_closed_form(schedule: str, stages: int, count: int, steps: int) -> None:
+def test_with_frames_in_time_a_step_is_the_schedule_s_closed_form(
+    schedule: str, stages: int, count: int, steps: int
+) -> None:
     pipeline = spec_of(schedule, stages, count)
-    step_s = unshaped_step_s(pipeline, forward_s=FORWARD_NS / 1e9, backward_s=BACKWARD_NS / 1e9, update_s=UPDATE_NS / 1e9)
+    step_s = unshaped_step_s(
+        pipeline, forward_s=FORWARD_NS / 1e9, backward_s=BACKWARD_NS / 1e9, update_s=UPDATE_NS / 1e9
+    )
     assert simulate(pipeline, steps, [0], [FORWARD_NS // 4]) == round(steps * step_s * 1e9)
 
 
@@ -202,7 +216,9 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def a_paced_cell(stages: int, schedule: str, dilation: int, steps: int, **workload: Any) -> Cell:
     cell = a_cell(stages, schedule, in_flight=stages, steps=steps, evaluate_every=0)
-    compute = Paced(forward_ns=(40_000_000,), backward_ns=(80_000_000,), update_ns=0, source="stated", dilation=dilation)
+    compute = Paced(
+        forward_ns=(40_000_000,), backward_ns=(80_000_000,), update_ns=0, source="stated", dilation=dilation
+    )
     return Cell.model_validate(
         cell.model_dump()
         | {

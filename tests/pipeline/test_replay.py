@@ -106,7 +106,9 @@ def test_a_light_host_has_no_torch(hosts: list[Host]) -> None:
     ],
     ids=["one stage", "two stages", "accumulated", "paced", "dilated"],
 )
-def test_sizes_order_and_losses_are_those_of_the_recording(hosts: list[Host], tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_sizes_order_and_losses_are_those_of_the_recording(
+    hosts: list[Host], tmp_path: Path, shape: dict[str, Any]
+) -> None:
     run = record(tmp_path / "recorded", training={"evaluate_uncompressed": True}, **shape)
     cell = run.cell
     made = replay(hosts, jobs_of(cell, run.folder, tmp_path / "replayed"))
@@ -116,7 +118,9 @@ def test_sizes_order_and_losses_are_those_of_the_recording(hosts: list[Host], tm
         for new, old in zip(found, asked, strict=True):
             works = recording.works(old, cell.compute.dilation)
             for action, work in zip(new.actions, works, strict=True):
-                assert action.encoded_ns >= action.computed_ns >= action.decoded_ns >= action.input_ns >= action.asked_ns
+                assert (
+                    action.encoded_ns >= action.computed_ns >= action.decoded_ns >= action.input_ns >= action.asked_ns
+                )
                 if action.began_ns is not None and action.maths_ns is not None and action.due_ns is not None:
                     assert action.maths_ns - action.began_ns >= work.maths_ns
                     assert action.computed_ns >= action.due_ns
@@ -136,7 +140,9 @@ def told(step: StepRecord) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("shape", [{"paced": True}, {}], ids=["paced", "measured"])
-def test_without_links_a_replay_takes_the_time_of_its_recording(hosts: list[Host], tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_without_links_a_replay_takes_the_time_of_its_recording(
+    hosts: list[Host], tmp_path: Path, shape: dict[str, Any]
+) -> None:
     run = record(tmp_path / "recorded", forward_ns=20 * MS, backward_ns=40 * MS, schedule="1f1b", **shape)
     asked = step_s([run.steps(stage) for stage in range(3)])
     for attempt in range(2):

@@ -17,7 +17,9 @@ small = st.integers(1, 9)
 
 
 def all_stages(name: Name, stages: int, microbatches: int, in_flight: int) -> list[tuple[Action, ...]]:
-    return [actions(name, stage=s, stages=stages, microbatches=microbatches, in_flight=in_flight) for s in range(stages)]
+    return [
+        actions(name, stage=s, stages=stages, microbatches=microbatches, in_flight=in_flight) for s in range(stages)
+    ]
 
 
 def simulate(orders: list[tuple[Action, ...]], forward: float = 1, backward: float = 1, latency: float = 0) -> float:
@@ -73,7 +75,9 @@ def test_depth_of_1f1b_falls_from_in_flight_to_one(stages: int, microbatches: in
     assert depths[-1] == 1
     if stages > 1:
         assert depths[0] == min(in_flight, microbatches)
-    assert [at(stage, stages) for stage in range(stages)] == [min(microbatches, stages - stage) for stage in range(stages)]
+    assert [at(stage, stages) for stage in range(stages)] == [
+        min(microbatches, stages - stage) for stage in range(stages)
+    ]
 
 
 @given(names, st.integers(1, 6), small, small, st.integers(1, 4), st.integers(0, 5))

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from testbed.codecs import selection
-from testbed.codecs import table as codecs
-from testbed.codecs.base import Codec, Context, Slot
-from testbed.codecs.entry import Entry
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue import table as codecs
+from testbed.codecs.catalogue.entry import Entry
+from testbed.codecs.catalogue.recipe import example
+from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
-from testbed.codecs.recipe import example
 from testbed.errors import StageError, TestbedError, TransportError
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended, Evaluated, Step
@@ -105,11 +105,11 @@ class Plain:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def encode(self, tensor: Tensor, slot: Slot) -> bytes:
+    def encode(self, tensor: Tensor, key: MessageKey) -> bytes:
         return tensor.contiguous().numpy().tobytes()
 
-    def decode(self, payload: Any, slot: Slot) -> Tensor:
-        return torch.frombuffer(bytearray(payload), dtype=torch.float32).view(len(slot.samples), LENGTH, WIDTH)
+    def decode(self, payload: Any, key: MessageKey) -> Tensor:
+        return torch.frombuffer(bytearray(payload), dtype=torch.float32).view(len(key.samples), LENGTH, WIDTH)
 
 
 class Result(NamedTuple):
@@ -171,7 +171,12 @@ def train(
         incoming: Any = "backward" if side == "downstream" else "forward"
         connection = stack.enter_context(
             Connection(
-                sock, name=f"stage {job.stage}", token=bytes(16), incoming=incoming, max_payload_bytes=1 << 20, max_frames=8
+                sock,
+                name=f"stage {job.stage}",
+                token=bytes(16),
+                incoming=incoming,
+                max_payload_bytes=1 << 20,
+                max_frames=8,
             )
         )
         index = job.stage - (side == "upstream")
@@ -282,7 +287,9 @@ def test_what_is_computed_again_is_the_same(stages: int) -> None:
     def noting(module: nn.Module, inputs: Any) -> None:
         forwards.append(torch.is_grad_enabled())
 
-    handle = nn.modules.module.register_module_forward_pre_hook(lambda m, i: noting(m, i) if isinstance(m, Toy) else None)
+    handle = nn.modules.module.register_module_forward_pre_hook(
+        lambda m, i: noting(m, i) if isinstance(m, Toy) else None
+    )
     try:
         found, passes = train(again), len(forwards)
         with_graph = sum(forwards)
@@ -351,17 +358,17 @@ def test_evaluations_come_when_asked_and_at_the_end() -> None:
 
 
 class Coarse(Plain):
-    """A codec that loses much, and is told of every slot."""
+    """A codec that loses much, and is told of every message key."""
 
     seen: ClassVar[set[str]] = set()
 
-    def encode(self, tensor: Tensor, slot: Slot) -> bytes:
-        self.seen.add(slot.phase)
-        return super().encode(tensor.round(decimals=0), slot)
+    def encode(self, tensor: Tensor, key: MessageKey) -> bytes:
+        self.seen.add(key.phase)
+        return super().encode(tensor.round(decimals=0), key)
 
-    def decode(self, payload: Any, slot: Slot) -> Tensor:
-        self.seen.add(slot.phase)
-        return super().decode(payload, slot)
+    def decode(self, payload: Any, key: MessageKey) -> Tensor:
+        self.seen.add(key.phase)
+        return super().decode(payload, key)
 
 
 def test_an_evaluation_without_the_codec_is_one_and_leaves_the_training_alone() -> None:
@@ -408,9 +415,13 @@ def test_a_budget_ends_training_and_is_followed_by_an_evaluation() -> None:
 
 def test_a_budget_is_in_the_emulated_device_s_time() -> None:
     def steps(dilation: int) -> int:
-        compute = Paced(forward_ns=(2_500_000,), backward_ns=(5_000_000,), update_ns=0, source="stated", dilation=dilation)
+        compute = Paced(
+            forward_ns=(2_500_000,), backward_ns=(5_000_000,), update_ns=0, source="stated", dilation=dilation
+        )
         cell = a_cell(1, steps=1000, evaluate_every=1, budget_s=0.29)
-        return len([0 for phase, _ in phases_of(train(cell.model_copy(update={"compute": compute})))[0] if phase == "train"])
+        return len(
+            [0 for phase, _ in phases_of(train(cell.model_copy(update={"compute": compute})))[0] if phase == "train"]
+        )
 
     assert steps(1) == steps(3) == 10  # 4 micro-batches of 7.5 ms each; evaluations are left out
 
@@ -456,7 +467,9 @@ def test_records_hold_together() -> None:
                 assert record.synchronised_ns is not None
                 assert flat[-1][1] <= record.optimiser_start_ns <= record.synchronised_ns <= record.end_ns
             assert len(record.sent) == (count * boundaries if training else count * (stage < stages - 1))
-            assert all(f.raw_bytes == f.payload_bytes == raw and f.frame_bytes == raw + HEADER_BYTES for f in record.sent)
+            assert all(
+                f.raw_bytes == f.payload_bytes == raw and f.frame_bytes == raw + HEADER_BYTES for f in record.sent
+            )
     for step in range(6):
         sent = {(s, f.direction, f.microbatch): f for s in range(stages) for f in trained(result, s, step).sent}
         received = {(s, f.direction, f.microbatch): f for s in range(stages) for f in trained(result, s, step).received}
@@ -477,17 +490,17 @@ def test_only_the_last_stage_reports() -> None:
     assert [m.loss for m in result.told] == result.losses() + result.losses("evaluation")
 
 
-def test_a_codec_s_two_ends_get_the_same_context_and_slots() -> None:
-    seen: dict[tuple[int, str, str], list[Slot]] = {}
+def test_a_codec_s_two_ends_get_the_same_context_and_keys() -> None:
+    seen: dict[tuple[int, str, str], list[MessageKey]] = {}
 
     class Spy(Plain):
-        def encode(self, tensor: Tensor, slot: Slot) -> bytes:
-            seen.setdefault((self.context.boundary, self.context.direction, "out"), []).append(slot)
-            return super().encode(tensor, slot)
+        def encode(self, tensor: Tensor, key: MessageKey) -> bytes:
+            seen.setdefault((self.context.boundary, self.context.direction, "out"), []).append(key)
+            return super().encode(tensor, key)
 
-        def decode(self, payload: Any, slot: Slot) -> Tensor:
-            seen.setdefault((self.context.boundary, self.context.direction, "in"), []).append(slot)
-            return super().decode(payload, slot)
+        def decode(self, payload: Any, key: MessageKey) -> Tensor:
+            seen.setdefault((self.context.boundary, self.context.direction, "in"), []).append(key)
+            return super().decode(payload, key)
 
     train(a_cell(3), Spy)
     assert sorted(seen) == sorted(itertools.product((0, 1), ("backward", "forward"), ("in", "out")))
@@ -497,20 +510,20 @@ def test_a_codec_s_two_ends_get_the_same_context_and_slots() -> None:
 
 def test_to_a_codec_each_validation_batch_is_a_step_of_its_own() -> None:
     """So that what it remembers of a micro-batch is as old there as it is in training."""
-    seen: list[Slot] = []
+    seen: list[MessageKey] = []
 
     class Spy(Plain):
-        def encode(self, tensor: Tensor, slot: Slot) -> bytes:
-            if slot.phase == "evaluation":
-                seen.append(slot)
-            return super().encode(tensor, slot)
+        def encode(self, tensor: Tensor, key: MessageKey) -> bytes:
+            if key.phase == "evaluation":
+                seen.append(key)
+            return super().encode(tensor, key)
 
     cell = a_cell(2, steps=4, evaluate_every=2)
     result = train(cell, Spy)
     parts = cell.pipeline.microbatches
     batches = len(seen) // (2 * parts)
     assert batches == cell.workload.validation_batches
-    assert [(slot.step, slot.microbatch) for slot in seen] == list(itertools.product(range(2 * batches), range(parts)))
+    assert [(key.step, key.microbatch) for key in seen] == list(itertools.product(range(2 * batches), range(parts)))
     assert seen[0].samples == seen[batches * parts].samples
     for record in (one for one in result.records[0] if one.phase == "evaluation"):
         assert [sent.microbatch for sent in record.sent] == list(range(batches * parts))
@@ -538,7 +551,7 @@ def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_trainin
     assert found.errors == [None] * 3
     assert len(found.losses()) == 8
     assert all(loss is not None and math.isfinite(loss) for loss in found.losses() + found.losses("evaluation"))
-    assert selection.read(text).control == entry.control
+    assert placement.read(text).control == entry.control
     sent = {frame.direction for records in found.records for record in records for frame in record.sent}
     assert sent == {"forward", "backward"}
     unseen = train(a_cell(3, steps=8, evaluate_every=0), partial(make_codec, text))
@@ -573,9 +586,9 @@ def test_when_one_stage_fails_the_others_are_told_by_their_connections(broken: i
 
 def test_a_loss_that_is_no_number_names_the_step() -> None:
     class Poison(Plain):
-        def decode(self, payload: Any, slot: Slot) -> Tensor:
-            tensor = super().decode(payload, slot)
-            return tensor * float("nan") if slot.step == 3 and self.context.direction == "forward" else tensor
+        def decode(self, payload: Any, key: MessageKey) -> Tensor:
+            tensor = super().decode(payload, key)
+            return tensor * float("nan") if key.step == 3 and self.context.direction == "forward" else tensor
 
     result = train(a_cell(2, evaluate_every=0), Poison)
     assert isinstance(result.errors[1], StageError)
@@ -584,9 +597,9 @@ def test_a_loss_that_is_no_number_names_the_step() -> None:
 
 def test_a_gradient_that_is_no_number_stops_every_stage() -> None:
     class Poison(Plain):
-        def decode(self, payload: Any, slot: Slot) -> Tensor:
-            tensor = super().decode(payload, slot)
-            return tensor * float("inf") if slot.step == 3 and self.context.direction == "backward" else tensor
+        def decode(self, payload: Any, key: MessageKey) -> Tensor:
+            tensor = super().decode(payload, key)
+            return tensor * float("inf") if key.step == 3 and self.context.direction == "backward" else tensor
 
     result = train(a_cell(2, evaluate_every=0), Poison)
     assert all(isinstance(error, StageError) and "at train step 3" in str(error) for error in result.errors)

@@ -36,9 +36,17 @@ def dilations(draw: st.DrawFn) -> tuple[Pipe, int]:
     for at_ns in moments:
         delay_ns = draw(delays)
         changes.append(
-            Change(at_ns=at_ns, rate_bps=draw(rates), delay_ns=delay_ns, jitter_ns=draw(st.integers(0, delay_ns)), loss=None)
+            Change(
+                at_ns=at_ns,
+                rate_bps=draw(rates),
+                delay_ns=delay_ns,
+                jitter_ns=draw(st.integers(0, delay_ns)),
+                loss=None,
+            )
         )
-    repeat_ns = draw(st.none() | st.integers(50 * MS, 1_000 * MS).map(lambda more: moments[-1] + more)) if moments else None
+    repeat_ns = (
+        draw(st.none() | st.integers(50 * MS, 1_000 * MS).map(lambda more: moments[-1] + more)) if moments else None
+    )
     schedule = Schedule(changes=tuple(changes), repeat_ns=repeat_ns) if changes else None
     slot = draw(st.none() | st.just(Slot(wait_ns=MS, wait_max_ns=2 * MS, packets=3, max_bytes=0)))
     buffer_bytes = draw(st.integers(1, 10**7))
@@ -115,7 +123,12 @@ def traced(folder: Path, times: list[int], *, loop: bool, offset_ms: int) -> Pip
     path.write_text(trace.format_trace(times), encoding="ascii")
     found = trace.read(path)
     asked = Trace(
-        file=path.name, digest=found.digest, length_ms=times[-1], opportunities=len(times), loop=loop, offset_ms=offset_ms
+        file=path.name,
+        digest=found.digest,
+        length_ms=times[-1],
+        opportunities=len(times),
+        loop=loop,
+        offset_ms=offset_ms,
     )
     return Pipe.plain(rate_bps=24_000_000, delay_ns=MS, buffer_bytes=60_000, trace=asked)
 
@@ -125,9 +138,13 @@ def test_a_trace_in_steps_is_as_slow_as_packet_by_packet(tmp_path: Path, loop: b
     pipe = traced(tmp_path, [*range(500), *range(500, 1000, 4), 1000], loop=loop, offset_ms=250)
     slow = pipe.dilated(5)
     once, stretched = timeline(pipe), timeline(slow)
-    assert [(step.at_ns, step.delay_ns) for step in stretched.steps] == [(5 * s.at_ns, 5 * s.delay_ns) for s in once.steps]
+    assert [(step.at_ns, step.delay_ns) for step in stretched.steps] == [
+        (5 * s.at_ns, 5 * s.delay_ns) for s in once.steps
+    ]
     for bits in (10**5, 10**6, 10**7):
-        assert stretched.carried_at(0, bits) == pytest.approx(5 * once.carried_at(0, bits), rel=1e-4)  # rates are whole bytes
+        assert stretched.carried_at(0, bits) == pytest.approx(
+            5 * once.carried_at(0, bits), rel=1e-4
+        )  # rates are whole bytes
     asked = relay.asked(slow)
     assert asked is not None
     assert asked["trace"]["stretch"] == 5
@@ -136,11 +153,14 @@ def test_a_trace_in_steps_is_as_slow_as_packet_by_packet(tmp_path: Path, loop: b
 def test_what_a_pipe_cannot_be_is_one_message(tmp_path: Path) -> None:
     slow = Pipe.plain(rate_bps=80_000, delay_ns=MS, buffer_bytes=3000)
     with pytest.raises(
-        SpecError, match=r"a dilation of 100 is too large for a pipe of 80kbit: rate_bps: 800bit is out of range; choose 8kbit"
+        SpecError,
+        match=r"a dilation of 100 is too large for a pipe of 80kbit: rate_bps: 800bit is out of range; choose 8kbit",
     ):
         slow.dilated(100)
     far = Pipe.plain(rate_bps=10**9, delay_ns=300 * MS, buffer_bytes=3000)
-    with pytest.raises(SpecError, match=r"a dilation of 40 is too large for a pipe of 1Gbit: delay_ns: 12s is out of range"):
+    with pytest.raises(
+        SpecError, match=r"a dilation of 40 is too large for a pipe of 1Gbit: delay_ns: 12s is out of range"
+    ):
         far.dilated(40)
     long = traced(tmp_path, [0, 3_600_000], loop=True, offset_ms=0)
     with pytest.raises(SpecError, match=r"a dilation of 25 is too large .*trace: it would play for 25.0 hours"):

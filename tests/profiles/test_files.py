@@ -81,7 +81,9 @@ def test_a_profile_is_resolved_to_integers_of_base_units(tmp_path: Path) -> None
         ('buffer = "64KiB"', "buffer_bytes", 65_536),
     ],
 )
-def test_fractional_units_and_delays_under_a_microsecond_are_kept(tmp_path: Path, written: str, field: str, value: int) -> None:
+def test_fractional_units_and_delays_under_a_microsecond_are_kept(
+    tmp_path: Path, written: str, field: str, value: int
+) -> None:
     key = written.partition(" ")[0]
     lines = [written if line.startswith(f"{key} =") else line for line in GOOD.splitlines()]
     assert getattr(_read(tmp_path, "\n".join(lines)).up, field) == value
@@ -107,7 +109,9 @@ def test_a_change_of_the_schedule_keeps_what_it_does_not_state(tmp_path: Path) -
     assert pipe.schedule is not None
     one, two, three = pipe.schedule.changes
     assert one == Change(at_ns=10**9, rate_bps=8_000_000, delay_ns=10_000_000, jitter_ns=0, loss=None)
-    assert two == Change(at_ns=2 * 10**9, rate_bps=8_000_000, delay_ns=5_000_000, jitter_ns=0, loss=Bernoulli(probability=0.01))
+    assert two == Change(
+        at_ns=2 * 10**9, rate_bps=8_000_000, delay_ns=5_000_000, jitter_ns=0, loss=Bernoulli(probability=0.01)
+    )
     assert three == two.model_copy(update={"at_ns": 3 * 10**9, "loss": None})
     assert pipe.schedule.repeat_ns == 10 * 10**9
 
@@ -115,8 +119,16 @@ def test_a_change_of_the_schedule_keeps_what_it_does_not_state(tmp_path: Path) -
 _MISTAKES = [
     # rates: units, ranges, whole bytes
     ('rate = "80Mbit"', 'rate = "80"', "up.rate: rate '80' is not a number with a unit; write for example '80Mbit'"),
-    ('rate = "80Mbit"', "rate = 80000000", "up.rate: rate 80000000 is not a number with a unit; write for example '80Mbit'"),
-    ('rate = "80Mbit"', 'rate = "80Mbps"', "up.rate: rate '80Mbps' has the unit 'Mbps'; known units: bit, kbit, Mbit, Gbit"),
+    (
+        'rate = "80Mbit"',
+        "rate = 80000000",
+        "up.rate: rate 80000000 is not a number with a unit; write for example '80Mbit'",
+    ),
+    (
+        'rate = "80Mbit"',
+        'rate = "80Mbps"',
+        "up.rate: rate '80Mbps' has the unit 'Mbps'; known units: bit, kbit, Mbit, Gbit",
+    ),
     ('rate = "80Mbit"', 'rate = "7992bit"', "up.rate: 7.992kbit is out of range; choose 8kbit to 100Gbit"),
     ('rate = "80Mbit"', 'rate = "101Gbit"', "up.rate: 101Gbit is out of range; choose 8kbit to 100Gbit"),
     (
@@ -151,9 +163,21 @@ _MISTAKES = [
     ('loss = "none"', 'loss = "101%"', "up.loss: share '101%' is more than 100%"),
     ('loss = "none"', "loss = 0.1", "up.loss: share 0.1 is not a percentage; write for example '0.1%'"),
     ('loss = "none"', 'loss = "1% 25%"', "up.loss: share '1% 25%' is not a percentage"),
-    ('loss = "none"', BURSTS.replace('"1%"', '"0%"'), "up.loss.enter_bad: 0% is out of range; choose more than 0% to 100%"),
-    ('loss = "none"', BURSTS.replace('"30%"', '"0%"'), "up.loss.leave_bad: 0% is out of range; choose more than 0% to 100%"),
-    ('loss = "none"', BURSTS.replace('"100%"', '"0%"'), "up.loss.lost_in_bad: 0% is out of range; choose more than 0% to 100%"),
+    (
+        'loss = "none"',
+        BURSTS.replace('"1%"', '"0%"'),
+        "up.loss.enter_bad: 0% is out of range; choose more than 0% to 100%",
+    ),
+    (
+        'loss = "none"',
+        BURSTS.replace('"30%"', '"0%"'),
+        "up.loss.leave_bad: 0% is out of range; choose more than 0% to 100%",
+    ),
+    (
+        'loss = "none"',
+        BURSTS.replace('"100%"', '"0%"'),
+        "up.loss.lost_in_bad: 0% is out of range; choose more than 0% to 100%",
+    ),
     (
         'loss = "none"',
         BURSTS.replace('lost_in_good = "0%"', 'lost_in_good = "100%"'),
@@ -177,7 +201,11 @@ _MISTAKES = [
     # slot
     ("seed = 1", "seed = 1\n" + SLOT.replace("8ms", "1ms"), "up.slot: wait_max is 1ms, less than wait, which is 2ms"),
     ("seed = 1", "seed = 1\n" + SLOT.replace("2ms", "0ms"), "up.slot.wait: 0ns is out of range; choose 1ns to 10s"),
-    ("seed = 1", "seed = 1\n" + SLOT.replace("16", "-1"), "up.slot.packets: -1 is out of range; choose 0 to 2147483647"),
+    (
+        "seed = 1",
+        "seed = 1\n" + SLOT.replace("16", "-1"),
+        "up.slot.packets: -1 is out of range; choose 0 to 2147483647",
+    ),
     (
         "seed = 1",
         "seed = 1\n" + SLOT.replace('"none"', '"3GB"'),
@@ -195,8 +223,16 @@ _MISTAKES = [
         "up.schedule[0] changes nothing; it may state rate",
     ),
     ("seed = 1", 'seed = 1\nschedule = [{ rate = "8Mbit" }]', "up.schedule[0] lacks at"),
-    ("seed = 1", "seed = 1\nschedule = []", "up.schedule must be a list of changes such as { at = '10s', rate = '40Mbit' }"),
-    ("seed = 1", 'seed = 1\nschedule = [{ at = "25h", rate = "8Mbit" }]', "up.schedule[0].at: time '25h' has the unit 'h'"),
+    (
+        "seed = 1",
+        "seed = 1\nschedule = []",
+        "up.schedule must be a list of changes such as { at = '10s', rate = '40Mbit' }",
+    ),
+    (
+        "seed = 1",
+        'seed = 1\nschedule = [{ at = "25h", rate = "8Mbit" }]',
+        "up.schedule[0].at: time '25h' has the unit 'h'",
+    ),
     (
         "seed = 1",
         'seed = 1\nschedule = [{ at = "86401s", rate = "8Mbit" }]',
@@ -222,13 +258,21 @@ _MISTAKES = [
         'seed = 1\nschedule = [{ at = "0s", rate = "8Mbit" }]\nrepeat = "0s"',
         "up.repeat: 0ns is out of range; choose 1ns to 86400s",
     ),
-    ("seed = 1", 'seed = 1\nrepeat = "2s"', "up.repeat has no meaning without up.schedule; remove it, or state changes"),
+    (
+        "seed = 1",
+        'seed = 1\nrepeat = "2s"',
+        "up.repeat has no meaning without up.schedule; remove it, or state changes",
+    ),
     # what stands above the directions
     ("mtu = 1500", "mtu = 100", "mtu: 100 bytes is out of range; choose 576 bytes to 9000 bytes"),
     ("mtu = 1500", 'mtu = "1500"', "mtu: Input should be a valid integer, found '1500'"),
     ("mtu =", "mut =", "there is no key 'mut'; did you mean 'mtu'?"),
     ('layer = "ip"', 'layer = "l3"', "layer: Input should be 'ip' or 'ethernet', found 'l3'"),
-    ('"cubic"', '"BBR v3"', "congestion_control: 'BBR v3' is no name of a TCP congestion control; write it as Linux does"),
+    (
+        '"cubic"',
+        '"BBR v3"',
+        "congestion_control: 'BBR v3' is no name of a TCP congestion control; write it as Linux does",
+    ),
     ("= false", '= "false"', "slow_start_after_idle: Input should be a valid boolean, found 'false'"),
     ('source = "t"', 'source = ""', "source: String should have at least 1 character"),
     ('source = "t"', "source = 3", "source: Input should be a valid string, found 3"),
@@ -285,7 +329,9 @@ def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
     _write(tmp_path, 'extends = "two"\n', "one")
     _write(tmp_path, 'extends = "three"\n', "two")
     three = _write(tmp_path, 'extends = "one"\n', "three")
-    with pytest.raises(SpecError, match=r"three\.toml: extends goes in a circle: three -> one -> two -> three; one of them must"):
+    with pytest.raises(
+        SpecError, match=r"three\.toml: extends goes in a circle: three -> one -> two -> three; one of them must"
+    ):
         profiles.read_profile(three)
     with pytest.raises(SpecError, match="circle: mine -> mine"):
         _read(tmp_path, 'extends = "mine"\n')
@@ -311,7 +357,9 @@ def test_a_mistake_below_names_the_files(tmp_path: Path) -> None:
 
 
 def test_set_changes_what_the_file_says(tmp_path: Path) -> None:
-    profile = _read(tmp_path, GOOD, "up.rate=8Mbit", "mtu=1400", "slow_start_after_idle=true", "up.loss = 1%", "source=mine")
+    profile = _read(
+        tmp_path, GOOD, "up.rate=8Mbit", "mtu=1400", "slow_start_after_idle=true", "up.loss = 1%", "source=mine"
+    )
     assert profile.up is not None
     assert (profile.up.rate_bps, profile.up.buffer_ns) == (8_000_000, 100_000_000)  # a buffer of 100 ms stays one
     assert (profile.mtu, profile.slow_start_after_idle, profile.up.mean_loss) == (1400, True, 0.01)
@@ -352,13 +400,22 @@ def test_any_override_is_understood_or_a_spec_error(text: str) -> None:
         assert "consumer-80mbps" in str(error)  # noqa: PT017
 
 
-_KEYS = [*keys.names(keys.TOP), *(f"up.{name}" for name in keys.names(keys.PIPE)), "up.loss.enter_bad", "up.trace.offset"]
-_words_of_files = st.sampled_from(["none", "unshaped", "by-jitter", "80Mbit", "10ms", "1%", "1500B", "0s", "ip", "bbr", ""])
+_KEYS = [
+    *keys.names(keys.TOP),
+    *(f"up.{name}" for name in keys.names(keys.PIPE)),
+    "up.loss.enter_bad",
+    "up.trace.offset",
+]
+_words_of_files = st.sampled_from(
+    ["none", "unshaped", "by-jitter", "80Mbit", "10ms", "1%", "1500B", "0s", "ip", "bbr", ""]
+)
 _values = st.recursive(
     st.booleans() | st.integers() | st.floats() | _words_of_files | st.text(st.characters(codec="ascii"), max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["at", "rate", "delay", "loss", "model", "file", "loop", "offset"]), inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["at", "rate", "delay", "loss", "model", "file", "loop", "offset"]), inner, max_size=4
+        )
     ),
     max_leaves=6,
 )
@@ -393,7 +450,11 @@ _losses = st.one_of(
     st.none(),
     st.builds(Bernoulli, probability=_inner_shares),
     st.builds(
-        GilbertElliott, enter_bad=_inner_shares, leave_bad=_inner_shares, lost_in_bad=_inner_shares, lost_in_good=_inner_shares
+        GilbertElliott,
+        enter_bad=_inner_shares,
+        leave_bad=_inner_shares,
+        lost_in_bad=_inner_shares,
+        lost_in_good=_inner_shares,
     ),
 )
 _slots = st.builds(

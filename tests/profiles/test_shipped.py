@@ -12,7 +12,7 @@ from rich.console import Console
 from testbed import paths, profiles
 from testbed.commands.profiles import profile_table
 from testbed.errors import UserError
-from testbed.net import qdisc
+from testbed.net.kernel import qdisc
 from testbed.profiles import LinkProfile, generate, trace
 from testbed.profiles.page import page
 from testbed.profiles.timeline import timeline
@@ -40,7 +40,9 @@ def test_every_kind_of_link_is_there() -> None:
 
 def test_a_shipped_profile_names_its_source_and_fits_on_a_line(profile: LinkProfile) -> None:
     assert len(profile.source) > 20
-    assert not re.search(r"\b(assum|chosen|derived|guess)\w*(?!\])\b", re.sub(r"\[(chosen|derived)\]", "", profile.source))
+    assert not re.search(
+        r"\b(assum|chosen|derived|guess)\w*(?!\])\b", re.sub(r"\[(chosen|derived)\]", "", profile.source)
+    )
     assert len(profile.name) <= 20
     assert len(profile.summary) <= 50
 
@@ -73,7 +75,10 @@ def test_the_five_first_profiles_have_the_numbers_that_they_had() -> None:
     for name, numbers in had.items():
         found = profiles.read_profile(FILES[name])
         assert numbers == tuple(
-            number for pipe in (found.up, found.down) if pipe for number in (pipe.rate_bps, pipe.delay_ns, pipe.buffer_bytes)
+            number
+            for pipe in (found.up, found.down)
+            if pipe
+            for number in (pipe.rate_bps, pipe.delay_ns, pipe.buffer_bytes)
         )
     assert not profiles.read_profile(FILES["datacenter"]).shaped
 
@@ -89,7 +94,9 @@ def test_starlinks_satellites_carry_its_rate_on_average() -> None:
 
 
 def test_the_regions_lie_apart_as_their_pairs_were_measured() -> None:
-    up = {name: profiles.read_profile(FILES[f"region-{name}"]).up for name in ("virginia", "ireland", "tokyo", "sydney")}
+    up = {
+        name: profiles.read_profile(FILES[f"region-{name}"]).up for name in ("virginia", "ireland", "tokyo", "sydney")
+    }
     measured = {
         ("virginia", "ireland"): 80.5,
         ("virginia", "tokyo"): 145.3,

@@ -60,7 +60,9 @@ _moments = st.integers(0, 20 * SECOND)
     _moments,
     _moments,
 )
-def test_what_is_carried_adds_up_and_takes_its_time(gaps: list[tuple[int, int]], repeats: bool, a: int, b: int, c: int) -> None:
+def test_what_is_carried_adds_up_and_takes_its_time(
+    gaps: list[tuple[int, int]], repeats: bool, a: int, b: int, c: int
+) -> None:
     at, changes = 0, []
     for gap, rate in gaps:
         at += gap

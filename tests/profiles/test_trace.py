@@ -18,7 +18,12 @@ from testbed.profiles.timeline import TRACE_STEP_MS, timeline
 
 PACKET = 12_000_000  # bits per second times milliseconds: 1500 bytes
 
-_times = st.lists(st.integers(0, 50_000), min_size=1, max_size=300).map(sorted).filter(lambda times: times[-1] > 0).map(tuple)
+_times = (
+    st.lists(st.integers(0, 50_000), min_size=1, max_size=300)
+    .map(sorted)
+    .filter(lambda times: times[-1] > 0)
+    .map(tuple)
+)
 _steps = st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 50_000_000)), min_size=1, max_size=8)
 
 
@@ -122,7 +127,9 @@ def _convert(text: str, **changes: str) -> tuple[int, ...]:
 
 
 def test_a_row_of_a_csv_file_holds_until_the_next() -> None:
-    assert _convert("t,place,r\n10,a,12\n11,b,24\n12.5,c,99\n") == trace.from_rates([(1000, 12_000_000), (1500, 24_000_000)])
+    assert _convert("t,place,r\n10,a,12\n11,b,24\n12.5,c,99\n") == trace.from_rates(
+        [(1000, 12_000_000), (1500, 24_000_000)]
+    )
 
 
 @pytest.mark.parametrize("time_unit", TIME_UNITS_MS)
@@ -146,7 +153,11 @@ def test_every_unit_means_the_same_trace(time_unit: str, rate_unit: str) -> None
         ("t,r\n0,-1\n1,1\n", {}, "x.csv, line 2: r '-1' is not a rate of 0 to 100 Gbit/s; is its unit Mbit/s?"),
         ("t,r\n0,1\n0,1\n", {}, "x.csv, line 3: t '0' is not later than the row before it; sort the rows"),
         ("t,r\n0,1\n", {}, "x.csv has 1 rows; it needs two"),
-        ("t,r\n0,1\n1,1\n2,1\n", {"time_unit": "us"}, "two rows fall into one millisecond, the unit of a trace; is t's unit us?"),
+        (
+            "t,r\n0,1\n1,1\n2,1\n",
+            {"time_unit": "us"},
+            "two rows fall into one millisecond, the unit of a trace; is t's unit us?",
+        ),
         ('t,r\n0,"1\n', {}, "x.csv, after line 1: unexpected end of data"),
     ],
 )
@@ -250,7 +261,12 @@ def test_the_steps_of_a_trace_carry_what_the_trace_does(
     file = tmp_path_factory.getbasetemp() / "some.trace"
     file.write_text(trace.format_trace(times), encoding="ascii")
     record = profiles.Trace(
-        file="x", digest=trace.read(file).digest, length_ms=times[-1], opportunities=len(times), loop=loop, offset_ms=offset_ms
+        file="x",
+        digest=trace.read(file).digest,
+        length_ms=times[-1],
+        opportunities=len(times),
+        loop=loop,
+        offset_ms=offset_ms,
     )
     pipe = profiles.load_profile("lte").up
     assert pipe is not None

@@ -29,11 +29,17 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 results.new_run(folder, what)
             failure = "stage 1: <the loss> is not finite" if key == ("delta-int8", "cable") else None
             write_run(
-                folder, what, pipeline, error=error, verdict="FAIL" if key == ("int8", "cable") else "PASS", failure=failure
+                folder,
+                what,
+                pipeline,
+                error=error,
+                verdict="FAIL" if key == ("int8", "cable") else "PASS",
+                failure=failure,
             )
             ids.append(what.id)
     write_run(folder, cell("int8", LINKS[1], steps=5), Pipeline(LINKS[1]))  # of an earlier sweep
     results.write_json(
-        folder / "sweep.json", results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids))
+        folder / "sweep.json",
+        results.SweepRecord(question="What is it worth?", command="testbed sweep x", cells=tuple(ids)),
     )
     return folder

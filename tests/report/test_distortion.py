@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.codecs.measured import SLOW_BPS, Benchmark, Measured
+from testbed.codecs.check.measured import SLOW_BPS, Benchmark, Measured
 from testbed.report import distortion
 
 

@@ -43,7 +43,9 @@ def seeded(what: Cell, seed: int, **optimiser: Any) -> Cell:
 
 def add(folder: Path, what: Cell, number: int, **changes: Any) -> Run:
     payload = PAYLOADS.get(what.codec, 32_768)
-    return write_run(folder, what, Pipeline(HOME, payload_bytes=payload, jitter=0.2, seed=number), error=0.01 * number, **changes)
+    return write_run(
+        folder, what, Pipeline(HOME, payload_bytes=payload, jitter=0.2, seed=number), error=0.01 * number, **changes
+    )
 
 
 def change(run: Run, **fields: Any) -> Summary:
@@ -178,7 +180,9 @@ def test_replay_is_a_group_of_its_own_and_said_everywhere(tmp_path: Path) -> Non
 def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:
     what = cell("fp32", profile("unshaped"))
     write_run(
-        tmp_path, what.model_copy(update={"compute": PACED.model_copy(update={"dilation": 4})}), Pipeline(profile("unshaped"))
+        tmp_path,
+        what.model_copy(update={"compute": PACED.model_copy(update={"dilation": 4})}),
+        Pipeline(profile("unshaped")),
     )
     foot = settings(one_group(tmp_path))
     assert "the lab runs 4 times slower" in foot

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from synthetic import Pipeline, cell, pipe, profile, write_run
 
-from testbed.codecs import table
+from testbed.codecs.catalogue import table
 from testbed.errors import ResultsError
 from testbed.profiles import LinkProfile
 from testbed.report import build, collect, latest
@@ -104,7 +104,9 @@ def test_losses_that_differ_between_networks_are_reported(experiment: Path, monk
     other = run._replace(train=(*run.train[:-1], run.train[-1]._replace(loss=run.train[-1].loss + 1e-9)))
     entry.__dict__["steps"] = (other,)  # it is read once
     assert not same_maths(group)
-    assert any("The losses of fp32 differ between networks, which they must not" in sentence for sentence in findings(group))
+    assert any(
+        "The losses of fp32 differ between networks, which they must not" in sentence for sentence in findings(group)
+    )
     curious = dataclasses.replace(table.CODECS["fp32"], measures=True)
     monkeypatch.setitem(table.CODECS, "fp32", curious)
     assert any("fp32 differ between networks, as they may" in sentence for sentence in findings(group))
@@ -194,6 +196,8 @@ def test_other_topologies_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_the_report_needs_no_torch() -> None:
-    program = "import sys, testbed.report, testbed.metrics; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    program = (
+        "import sys, testbed.report, testbed.metrics; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -27,7 +27,9 @@ def chose(run: Run, choices: dict[str, str]) -> None:
         records = [StepRecord.model_validate_json(line) for line in path.read_text().splitlines()]
         changed = [
             record.model_copy(
-                update={"sent": tuple(f.model_copy(update={"choice": choices[str(f.microbatch % 2)]}) for f in record.sent)}
+                update={
+                    "sent": tuple(f.model_copy(update={"choice": choices[str(f.microbatch % 2)]}) for f in record.sent)
+                }
             )
             for record in records
         ]
@@ -37,7 +39,14 @@ def chose(run: Run, choices: dict[str, str]) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("remarks")
-    for codec in ("fp32", "int4(group=64)", "delta(int4(group=64))", "delta-open(int4(group=64))", "subspace-free", ADAPTIVE):
+    for codec in (
+        "fp32",
+        "int4(group=64)",
+        "delta(int4(group=64))",
+        "delta-open(int4(group=64))",
+        "subspace-free",
+        ADAPTIVE,
+    ):
         payload = 131_072 if codec == "fp32" else 16_640
         run = write_run(folder, cell(codec, HOME), Pipeline(HOME, payload_bytes=payload), error=0.01)
         if codec == ADAPTIVE:

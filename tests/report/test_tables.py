@@ -63,7 +63,9 @@ def test_the_table_fits(runs: list[results.Run], width: int) -> None:
 
 def test_rows_of_numbers_end_below_each_other(runs: list[results.Run]) -> None:
     rows = [line for line in printed(terminal_table(runs), 120) if "x " in line and line.rstrip().endswith("pass")]
-    ends = [[i for i, (a, b) in enumerate(zip(row, row[1:] + " ", strict=True)) if a.isalnum() and b == " "] for row in rows]
+    ends = [
+        [i for i, (a, b) in enumerate(zip(row, row[1:] + " ", strict=True)) if a.isalnum() and b == " "] for row in rows
+    ]
     assert len({tuple(row[1:-1]) for row in ends}) == 1
 
 

@@ -13,7 +13,8 @@ from testbed.results import Run
 ZERO = LinkCounters(packets=0, bytes=0, dropped_buffer=0, dropped_loss=0, backlog_bytes=0)
 DAY = Schedule(
     changes=tuple(
-        Change(at_ns=at * 10**9, rate_bps=rate * 10**6, delay_ns=0, jitter_ns=0, loss=None) for at, rate in ((0, 10), (1, 40))
+        Change(at_ns=at * 10**9, rate_bps=rate * 10**6, delay_ns=0, jitter_ns=0, loss=None)
+        for at, rate in ((0, 10), (1, 40))
     ),
     repeat_ns=2 * 10**9,
 )
@@ -88,7 +89,9 @@ def test_a_run_without_certificates_is_drawn_hollow(tmp_path: Path) -> None:
         (group,) = collect.groups(collect.read(collect.latest(folder)))
         (drawing,) = utilisation.utilisation(group, "")
         filled = {
-            patch.get_fill() for patch in drawing.figure.axes[0].patches if patch.get_linestyle() == "-" or patch.get_fill()
+            patch.get_fill()
+            for patch in drawing.figure.axes[0].patches
+            if patch.get_linestyle() == "-" or patch.get_fill()
         }
         assert (True in filled) is (verdict == "PASS")
         assert ("not certified" in drawing.caption) is (verdict == "FAIL")

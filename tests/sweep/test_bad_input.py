@@ -47,7 +47,13 @@ def test_an_experiment_file_with_a_slip_in_it(command: Command, before: str, aft
 @pytest.mark.root
 def test_a_data_set_that_is_not_here_is_said_with_what_to_do(command: Command) -> None:
     output = command.finish(
-        "run", "--engine", command.engine, "--set", "workload.text=hub:nobody/nothing:none", status=2, XDG_CACHE_HOME="cache"
+        "run",
+        "--engine",
+        command.engine,
+        "--set",
+        "workload.text=hub:nobody/nothing:none",
+        status=2,
+        XDG_CACHE_HOME="cache",
     )
     assert "nobody/nothing" in output
     assert "Traceback" not in output
@@ -77,7 +83,12 @@ def test_a_loss_that_is_not_finite(command: Command) -> None:
 @pytest.mark.slow
 def test_a_stage_that_runs_out_of_memory(command: Command) -> None:
     """Activations of gigabytes, where no process may have three: the kernel tells torch what a full machine would tell it."""
-    fields = ("workload.model=gpt2-midi", "workload.sequence_length=512", "workload.batch_size=100", "pipeline.stages=2")
+    fields = (
+        "workload.model=gpt2-midi",
+        "workload.sequence_length=512",
+        "workload.batch_size=100",
+        "pipeline.stages=2",
+    )
     cell = command.cell(*fields, "pipeline.microbatches=1", "pipeline.in_flight=1", steps=3)
     output = command.finish(*cell, status=1, before=("prlimit", f"--as={3 << 30}"))
     assert "out of memory" in output

@@ -8,7 +8,7 @@ import re
 import pytest
 from synthetic import cell
 
-from testbed.codecs import table
+from testbed.codecs.catalogue import table
 from testbed.errors import SpecError
 from testbed.sweep import plan
 from testbed.sweep.controller import expected_messages
@@ -28,7 +28,11 @@ def cells(default: plan.Experiment, *texts: str, **choice: list[str]) -> list[tu
 def test_two_texts_for_the_same_codecs_are_one_cell(default: plan.Experiment) -> None:
     found = cells(default, "int8", "int8( )", "rest: int8", "fwd=int8, bwd=int8", "0: int8; 1: int8", "0-1: int8")
     assert found == [("int8", found[0][1])]
-    assert cells(default, "0: bf16; 1: int8") == cells(default, "1: int8; rest: bf16") == cells(default, "0: bf16; rest: int8")
+    assert (
+        cells(default, "0: bf16; 1: int8")
+        == cells(default, "1: int8; rest: bf16")
+        == cells(default, "0: bf16; rest: int8")
+    )
 
 
 def test_a_cell_is_named_by_its_codec_within_what_a_folder_s_name_may_be(default: plan.Experiment) -> None:

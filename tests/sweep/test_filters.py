@@ -37,7 +37,10 @@ CONDITIONS = st.fixed_dictionaries(
 
 
 def meets(one: tuple[str, str, int], condition: dict[str, list[Any]]) -> bool:
-    return all(dict(zip(("profile", "codec", "training.seed"), one, strict=True))[name] in condition[name] for name in condition)
+    return all(
+        dict(zip(("profile", "codec", "training.seed"), one, strict=True))[name] in condition[name]
+        for name in condition
+    )
 
 
 @given(st.lists(CONDITIONS, max_size=3), st.lists(CONDITIONS, max_size=3))

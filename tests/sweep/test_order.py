@@ -17,7 +17,9 @@ _NETWORKS = tuple(profile(f"n{index}", up=pipe(10_000_000 + 8_000 * index, 0)) f
 _CODECS = ("fp32", "bf16", "int8", "delta-int8")
 _CELLS = {(network, codec): cell(codec, _NETWORKS[network]) for network in range(4) for codec in _CODECS}
 
-CELLS = st.lists(st.sampled_from(sorted(_CELLS)), min_size=1, unique=True).map(lambda keys: [_CELLS[key] for key in keys])
+CELLS = st.lists(st.sampled_from(sorted(_CELLS)), min_size=1, unique=True).map(
+    lambda keys: [_CELLS[key] for key in keys]
+)
 REPEATS = st.integers(1, 4)
 SEEDS = st.integers(0, 5)
 
@@ -75,7 +77,9 @@ def test_seeds_and_rounds_differ() -> None:
 
 
 @given(CELLS, REPEATS, SEEDS, st.data())
-def test_what_is_missing_keeps_its_order_and_adds_up(cells: list[Cell], repeats: int, seed: int, data: st.DataObject) -> None:
+def test_what_is_missing_keeps_its_order_and_adds_up(
+    cells: list[Cell], repeats: int, seed: int, data: st.DataObject
+) -> None:
     runs = arranged(cells, repeats, seed)
     done = {one.id: data.draw(st.integers(0, repeats + 1)) for one in cells}
     left = order.missing(runs, done)

@@ -117,7 +117,9 @@ def test_links_that_cannot_be_in_one_lab_are_refused(
     (folder / "small.toml").write_text('extends = "cable"\nmtu = 1400\n', encoding="utf8")
     slot = '{ wait = "5ms", wait_max = "5ms", packets = 4, bytes = "none" }'
     (folder / "slotted.toml").write_text(f'extends = "cable"\n[up]\nslot = {slot}\n', encoding="utf8")
-    (folder / "jittery.toml").write_text('extends = "cable"\n[up]\njitter = "2ms"\nreorder = "by-jitter"\n', encoding="utf8")
+    (folder / "jittery.toml").write_text(
+        'extends = "cable"\n[up]\njitter = "2ms"\nreorder = "by-jitter"\n', encoding="utf8"
+    )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SpecError, match=r"must agree in mtu.*cable has 1500, small has 1400"):
         plan.cells(default, "relay", overrides=['profile=[["cable", "small", "cable"]]'])
@@ -139,12 +141,20 @@ def test_an_unknown_experiment_suggests_the_nearest() -> None:
         ("[axes]", "[axis]", "there is no key 'axis' (did you mean 'axes'?)"),
         ("[cell.training]", "[cell.trainin]", "there is no key 'trainin' (did you mean 'training'?)"),
         ("seed = 0", "sed = 0", "there is no key 'training.sed' (did you mean 'training.seed'?)"),
-        ("[axes]", '[axes]\n"pipeline.stage" = [2]', "there is no key 'pipeline.stage' (did you mean 'pipeline.stages'?)"),
+        (
+            "[axes]",
+            '[axes]\n"pipeline.stage" = [2]',
+            "there is no key 'pipeline.stage' (did you mean 'pipeline.stages'?)",
+        ),
         ("[axes]", "[axes]\nseed = 3", "axes.seed: Input should be a valid list"),
         ("[axes]", "[axes]\ntopology = []", "axis topology must be a list with at least one value"),
         ("[axes]", "[[exclude]]\ncodex = 1\n[axes]", "did you mean 'codec'?"),
         ("[axes]", "[[only]]\ntraining.step = 1\n[axes]", "did you mean 'training.steps'?"),
-        ("[axes]", "[[variants]]\ntraining.step = 1\n[axes]", "there is no key 'training.step' (did you mean 'training.steps'?)"),
+        (
+            "[axes]",
+            "[[variants]]\ntraining.step = 1\n[axes]",
+            "there is no key 'training.step' (did you mean 'training.steps'?)",
+        ),
         ("[axes]", "[tune]\nfeld = 1\n[axes]", "there is no key 'tune.feld' (did you mean 'tune.field'?)"),
         ("[quick.axes]", "[quick.axis]", "there is no key of [quick]"),
         ("[cell]", "repeat = 2\n[cell]", "there is no key 'repeat' (did you mean 'repeats'?)"),

@@ -124,7 +124,8 @@ def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (75, "1 min 15 s"), (3600, "1 h 00 min"), (3599.6, "1 h 00 min"), (60, "1 min 00 s")]
+    ("seconds", "text"),
+    [(0.4, "0 s"), (75, "1 min 15 s"), (3600, "1 h 00 min"), (3599.6, "1 h 00 min"), (60, "1 min 00 s")],
 )
 def test_durations_are_written_for_people(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

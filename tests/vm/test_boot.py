@@ -122,7 +122,12 @@ for folder in (".", {str(inner)!r}, {str(outer)!r}, "/usr"):
         assert not Path("/usr/from-guest").exists()
         assert guest("sh", "-c", "echo shared > file", share=[str(outer)])[0] == 0
         assert (
-            guest("sh", "-c", f"echo shared > '{outer}/file' && echo shared > '{inner}/file'", share=[str(outer), str(inner)])[0]
+            guest(
+                "sh",
+                "-c",
+                f"echo shared > '{outer}/file' && echo shared > '{inner}/file'",
+                share=[str(outer), str(inner)],
+            )[0]
             == 0
         )
         assert (outer / "file").read_text() == (inner / "file").read_text() == "shared\n"
@@ -133,14 +138,14 @@ for folder in (".", {str(inner)!r}, {str(outer)!r}, "/usr"):
 def test_it_has_netem_tun_namespaces_and_loads_modules_when_they_are_needed(guest: Guest) -> None:
     script = """
 import os, socket
-from testbed.net.namespace import Namespace
+from testbed.net.kernel.namespace import Namespace
 from testbed.net.relay.tun import open_tun
 with Namespace("inside") as namespace, namespace.entered():
     os.close(open_tun("tun7"))
 with socket.socket() as one:
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
     assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
-from testbed.net.capabilities import resolve_engine
+from testbed.net.machine.capabilities import resolve_engine
 print(resolve_engine("netem")[0])
 """
     status, stdout, stderr = guest(sys.executable, "-c", script)
@@ -223,7 +228,9 @@ def test_the_guests_kernel_comes_before_the_guests_programs(start: Start) -> Non
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Signals) -> None:
     # A shell without job control has its background programs ignore SIGINT, and with them their children.
-    runner = start("sh", "-c", "echo up; sleep 1000", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    runner = start(
+        "sh", "-c", "echo up; sleep 1000", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    )
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
     members = _processes(runner.pid)

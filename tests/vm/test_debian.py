@@ -49,7 +49,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tools / name).chmod(0o755)
     (tmp_path / "listing").write_text(LISTING)
     settings = {"CALLS": tmp_path / "calls", "LISTING": tmp_path / "listing", "SOURCES": tmp_path / "cache"}
-    for name, value in {**settings, "HAS": "forky", "PROGRAM": "linux.uml", "PATH": f"{tools}:{os.environ['PATH']}"}.items():
+    for name, value in {
+        **settings,
+        "HAS": "forky",
+        "PROGRAM": "linux.uml",
+        "PATH": f"{tools}:{os.environ['PATH']}",
+    }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     return tmp_path / "cache"
@@ -91,7 +96,9 @@ def test_a_damaged_kernel_and_what_a_killed_fetch_left_are_replaced(cache: Path)
 
 def test_packages_that_no_mirror_has(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAS", "no such mirror")
-    with pytest.raises(GuestKernelError, match=r"(?s)user-mode-linux.*Vagrant.*mirror\.example/debian sid: .*E: no such package"):
+    with pytest.raises(
+        GuestKernelError, match=r"(?s)user-mode-linux.*Vagrant.*mirror\.example/debian sid: .*E: no such package"
+    ):
         vm.fetch(cache / "kernel")
     assert [path.name for path in cache.iterdir()] == ["kernel.lock"]
 

@@ -48,7 +48,9 @@ def test_what_cannot_be_shared(folder: str) -> None:
 def test_the_kernel_gets_descriptors_that_do_not_overlap() -> None:
     arguments = guest.kernel_arguments("1G", seccomp=False)
     lines = [argument for argument in arguments if "fd:" in argument]
-    numbers = [int(part.removeprefix("fd:")) for line in lines for part in line.partition("=")[2].split(",") if part != "null"]
+    numbers = [
+        int(part.removeprefix("fd:")) for line in lines for part in line.partition("=")[2].split(",") if part != "null"
+    ]
     assert sorted(numbers) == list(range(LOADER_FD + 1, LOADER_FD + 6))
     assert "seccomp=off" in arguments
     assert "mem=1G" in arguments
@@ -71,7 +73,9 @@ def _stat(idle: dict[int, int]) -> str:
 
 
 @given(st.dictionaries(st.integers(0, 63), st.tuples(st.integers(0, 1000), st.integers(0, 10)), min_size=2), st.data())
-def test_the_processor_taken_is_allowed_and_none_idled_more(ticks: dict[int, tuple[int, int]], data: st.DataObject) -> None:
+def test_the_processor_taken_is_allowed_and_none_idled_more(
+    ticks: dict[int, tuple[int, int]], data: st.DataObject
+) -> None:
     allowed = data.draw(st.sets(st.sampled_from(sorted(ticks)), min_size=1))
     before = _stat({cpu: start for cpu, (start, _) in ticks.items()})
     after = _stat({cpu: start + more for cpu, (start, more) in ticks.items()})

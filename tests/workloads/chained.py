@@ -51,11 +51,11 @@ def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> lis
     return [build(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
 
 
-def _key_dropout(model: Any, slot: list[int]) -> None:
-    """Seed torch's generator before the embedding and before each layer of transformers' model; `slot` is step, micro-batch."""
+def _key_dropout(model: Any, key: list[int]) -> None:
+    """Seed torch's generator before the embedding and before each layer of transformers' model; `key` is step, micro-batch."""
 
     def seed(layer: int | str, *_: Any) -> None:
-        torch.manual_seed(dropout_key(SEED, *slot, layer))
+        torch.manual_seed(dropout_key(SEED, *key, layer))
 
     body = model.base_model
     blocks = body.h if hasattr(body, "h") else body.layers
@@ -66,14 +66,14 @@ def _key_dropout(model: Any, slot: list[int]) -> None:
 
 def train_whole(spec: WorkloadSpec) -> Trained:
     """transformers' model, its own forward and its own loss."""
-    model, slot = reference(spec), [0, 0]
+    model, key = reference(spec), [0, 0]
     if spec.dropout:
-        _key_dropout(model, slot)
+        _key_dropout(model, key)
     adamw, losses = optimiser(model), []
     model.train()
     for step, parts in enumerate(batches()):
         for microbatch, tokens in enumerate(parts):
-            slot[:] = step, microbatch
+            key[:] = step, microbatch
             with torch.autocast("cpu", torch.bfloat16, enabled=spec.precision == "bf16"):
                 out = model(tokens[:, :-1], labels=tokens[:, :-1], shift_labels=tokens[:, 1:].contiguous())
             (out.loss / MICROBATCHES).backward()

@@ -91,10 +91,15 @@ def test_an_epoch_reads_every_sequence_at_most_once_and_the_next_in_another_orde
 
 
 @given(
-    batch_size=st.integers(1, 9), batches=st.integers(1, 12), seed=st.integers(0, 3), order=st.sampled_from(["shuffled", "fixed"])
+    batch_size=st.integers(1, 9),
+    batches=st.integers(1, 12),
+    seed=st.integers(0, 3),
+    order=st.sampled_from(["shuffled", "fixed"]),
 )
 @settings(max_examples=30, deadline=None)
-def test_epochs_over_some_sequences_are_permutations_of_them(batch_size: int, batches: int, seed: int, order: str) -> None:
+def test_epochs_over_some_sequences_are_permutations_of_them(
+    batch_size: int, batches: int, seed: int, order: str
+) -> None:
     data = served(64, batch_size, seed, training_sequences=batch_size * batches, order=order)
     assert data.batches_per_epoch == batches
     first, second, third = (epoch(data, number) for number in range(3))
@@ -196,7 +201,5 @@ def test_split_that_leaves_a_stage_without_layers(stages: int) -> None:
 
 
 def test_table_and_windows_need_no_torch() -> None:
-    code = (
-        "import sys; from testbed.workloads import table, windows; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
-    )
+    code = "import sys; from testbed.workloads import table, windows; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)

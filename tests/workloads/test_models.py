@@ -199,7 +199,9 @@ def test_a_checkpoint_in_stages_is_the_checkpoint(tied: bool, tmp_path: Path) ->
         for stage in stages:
             hidden = stage.train()(hidden)  # training mode: dropout is off
         assert torch.equal(hidden, saved.eval()(ids).logits)
-    assert torch.equal(stages[0].state_dict()["transformer.wte.weight"], stages[2].state_dict()["lm_head.weight"]) == tied
+    assert (
+        torch.equal(stages[0].state_dict()["transformer.wte.weight"], stages[2].state_dict()["lm_head.weight"]) == tied
+    )
     whole = cut(spec, 1)[0]
     assert len(dict(whole.named_parameters())) == len(dict(reference(workload("gpt2-nano")).named_parameters()))
 
@@ -227,7 +229,9 @@ def test_weights_may_lie_in_shards_in_older_files_and_under_older_names(tmp_path
     for part in folder.glob("model*"):
         part.unlink()
     # GPT-2 as it was published: of the model without its output layer, and with masks among the weights
-    plain = {name.removeprefix("transformer."): value for name, value in weights.items()} | {"h.0.attn.bias": torch.ones(1, 1)}
+    plain = {name.removeprefix("transformer."): value for name, value in weights.items()} | {
+        "h.0.attn.bias": torch.ones(1, 1)
+    }
     save_file(plain, folder / "model.safetensors")
     assert_unchanged()
     rewritten(folder, plain)
@@ -251,7 +255,9 @@ def test_a_cached_checkpoint_is_found_by_its_id(tmp_path: Path, monkeypatch: pyt
         table.check(workload("someone/other"), 1)
 
 
-def test_a_pretrained_model_that_is_not_here_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pretrained_model_that_is_not_here_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for model, module in table.FETCHED.items():
         with pytest.raises(SpecError, match=f"fetch it once with: python -m {module}"):

@@ -34,7 +34,9 @@ def run(*arguments: str, home: Path, code: str | None = None) -> subprocess.Comp
     """In a fresh process with a home of its own."""
     start = ["-c", code] if code else ["-m", "testbed.workloads.prepare"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("XDG", "HF_"))} | {"HOME": str(home)}
-    return subprocess.run([sys.executable, *start, *arguments], capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, *start, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
 
 
 def bundled_tokenizer() -> Any:
@@ -131,7 +133,14 @@ def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
     }
     for name, message in expected.items():
         found = run(
-            "--text", str(tmp_path / name), "--model", "gpt2-mini", "--cache", str(tmp_path / "c"), *lengths, home=tmp_path
+            "--text",
+            str(tmp_path / name),
+            "--model",
+            "gpt2-mini",
+            "--cache",
+            str(tmp_path / "c"),
+            *lengths,
+            home=tmp_path,
         )
         assert found.returncode == 2, (name, found)
         assert found.stderr.count("\n") == 1, found.stderr

@@ -71,14 +71,18 @@ def cached(home: Path, column: str = "text") -> None:
     source = home / "source" / NAME
     source.mkdir(parents=True)
     write(source / "train.parquet", column)
-    made = datasets.load_dataset("parquet", data_files={"train": str(source / "train.parquet")}, cache_dir=str(home / "made"))
+    made = datasets.load_dataset(
+        "parquet", data_files={"train": str(source / "train.parquet")}, cache_dir=str(home / "made")
+    )
     (folder,) = {Path(file["filename"]).parent for file in made["train"].cache_files}
     place = home / "hf" / "datasets" / "someone___some-text" / CONFIGURATION / "0.0.0" / "abc123"
     place.mkdir(parents=True)
     for file in folder.iterdir():
         content = file.read_bytes()
         if file.name == "dataset_info.json":
-            content = json.dumps(json.loads(content) | {"config_name": CONFIGURATION, "dataset_name": "some-text"}).encode()
+            content = json.dumps(
+                json.loads(content) | {"config_name": CONFIGURATION, "dataset_name": "some-text"}
+            ).encode()
         (place / file.name.replace("parquet-", "some-text-")).write_bytes(content)
 
 
@@ -119,7 +123,9 @@ def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, cl
 
 
 def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
-    card = f"---\nconfigs:\n- config_name: {CONFIGURATION}\n  data_files:\n  - split: train\n    path: data.parquet\n---\n"
+    card = (
+        f"---\nconfigs:\n- config_name: {CONFIGURATION}\n  data_files:\n  - split: train\n    path: data.parquet\n---\n"
+    )
     files = {"README.md": card.encode(), "data.parquet": write(tmp_path / "data.parquet").read_bytes()}
     with serve(NAME, files) as endpoint:
         first = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=endpoint)
@@ -153,7 +159,12 @@ def test_a_data_set_that_cannot_be_had_is_one_message(how: str, tmp_path: Path, 
     assert found.stderr.count("\n") == 1
     assert found.stdout == ""
     why = closed if how == "refused" else "HF_HUB_OFFLINE is set"
-    for part in (str(tmp_path / "hf" / "datasets"), why, "load_dataset('Salesforce/wikitext', 'wikitext-2-raw-v1')", ".parquet"):
+    for part in (
+        str(tmp_path / "hf" / "datasets"),
+        why,
+        "load_dataset('Salesforce/wikitext', 'wikitext-2-raw-v1')",
+        ".parquet",
+    ):
         assert part in found.stderr
 
 

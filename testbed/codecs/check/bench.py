@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Codec
 from testbed.codecs.check import in_model, peers
 from testbed.codecs.check.stages import changes_model
 from testbed.codecs.check.subject import Subject, prepare, subject_of
-from testbed.codecs.check.tensors import slot_at
+from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.timing import measure
+from testbed.codecs.contract import Codec
 from testbed.errors import TestbedError
 from testbed.spec import Direction
 
@@ -33,15 +33,15 @@ def tensors_of(path: str) -> dict[Direction, list[Tensor]]:
 
 
 def fidelity(sender: Codec, receiver: Codec, tensors: list[Tensor]) -> tuple[float, float]:
-    """Of messages of consecutive steps of one slot: |decoded - x| / |x| over all of them, and bits a value on the wire."""
+    """Of messages of consecutive steps of one message key: |decoded - x| / |x| over all of them, and bits a value on the wire."""
     wrong = right = 0.0
     bits = count = 0
     for number, x in enumerate(tensors):
-        slot = slot_at(3 * number, batch=x.shape[0])
+        key = key_at(3 * number, batch=x.shape[0])
         for end in (sender, receiver):
-            prepare(end, slot, tuple(x.shape))
-        payload = sender.encode(x, slot)
-        decoded = receiver.decode(payload, slot)
+            prepare(end, key, tuple(x.shape))
+        payload = sender.encode(x, key)
+        decoded = receiver.decode(payload, key)
         wrong += float((decoded - x).double().square().sum())
         right += float(x.double().square().sum())
         bits += 8 * memoryview(payload).nbytes

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from testbed.codecs.base import Slot
+from testbed.codecs.contract import MessageKey
 
 
 @runtime_checkable
@@ -18,7 +18,7 @@ class Bounded(Protocol):
     """Says how wrong a value can be."""
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest |decoded - tensor| of a slot's first message, for each value: broadcastable to the tensor's shape."""
+        """The largest |decoded - tensor| of a message key's first message, for each value: broadcastable to the tensor's shape."""
         ...
 
 
@@ -36,7 +36,7 @@ class Sized(Protocol):
     """Says how long its payloads are."""
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The length of a payload of a tensor of this shape, header included; of a codec that remembers, a slot's first."""
+        """The length of a payload of a tensor of this shape, header included; of a codec that remembers, a message key's first."""
         ...
 
 
@@ -44,8 +44,8 @@ class Sized(Protocol):
 class Owing(Protocol):
     """Says what it still owes: error feedback."""
 
-    def residual(self, slot: Slot) -> Tensor:
-        """What of the slot's inputs so far has not crossed: sum of decoded + residual == sum of inputs."""
+    def residual(self, key: MessageKey) -> Tensor:
+        """What of the message key's inputs so far has not crossed: sum of decoded + residual == sum of inputs."""
         ...
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from testbed.codecs.base import Codec, Measured, Slot, Stateful
 from testbed.codecs.check.apart import elsewhere
 from testbed.codecs.check.findings import Broken, require
 from testbed.codecs.check.same import difference, same
 from testbed.codecs.check.subject import Subject, subject_of, text_of
-from testbed.codecs.check.tensors import fitting, hidden, messages, normal, slot_at
+from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal
+from testbed.codecs.contract import Codec, Measured, MessageKey, Stateful
 from testbed.errors import CodecError
 from testbed.spec import Direction
 
 STEPS = 40
 
-Sent = tuple[Slot, bytes, npt.NDArray[np.float32]]
+Sent = tuple[MessageKey, bytes, npt.NDArray[np.float32]]
 
 
 def observed(encoder: Codec, number: int) -> None:
@@ -32,16 +32,16 @@ def observed(encoder: Codec, number: int) -> None:
 
 
 def converse(text: str, direction: Direction, steps: int) -> list[Sent]:
-    """Slot, payload and decoded tensor of every message between two instances. Broken where their shared state parts."""
+    """MessageKey, payload and decoded tensor of every message between two instances. Broken where their shared state parts."""
     subject = subject_of(text, direction)
     sender, receiver = subject.fresh(), subject.fresh()
     found = []
-    for number, (slot, tensor) in enumerate(messages(steps)):
+    for number, (key, tensor) in enumerate(messages(steps)):
         observed(sender, number)
-        payload = bytes(sender.encode(tensor, slot))
-        decoded = receiver.decode(payload, slot)
-        _agree(sender, receiver, f"after {slot}")
-        found.append((slot, payload, decoded.numpy().copy()))
+        payload = bytes(sender.encode(tensor, key))
+        decoded = receiver.decode(payload, key)
+        _agree(sender, receiver, f"after {key}")
+        found.append((key, payload, decoded.numpy().copy()))
     return found
 
 
@@ -55,12 +55,12 @@ def two_instances(subject: Subject) -> str:
     """An encoder in another process, a fresh decoder here: all that it needs is in the bytes, and both ends hold the same."""
     sent: list[Sent] = elsewhere(converse, text_of(subject), subject.direction, STEPS, seconds=120)
     receiver = subject.fresh()
-    for slot, payload, expected in sent:
-        subject.shapes[slot] = expected.shape
-        decoded = receiver.decode(payload, slot)
+    for key, payload, expected in sent:
+        subject.shapes[key] = expected.shape
+        decoded = receiver.decode(payload, key)
         require(
             same(decoded.numpy(), expected),
-            f"{slot}: decoded from the bytes alone, in a process of its own, the tensor is another one: "
+            f"{key}: decoded from the bytes alone, in a process of its own, the tensor is another one: "
             "the decoder took something that was not in the payload",
         )
     if isinstance(receiver, Stateful) and not receiver.shared():
@@ -70,15 +70,15 @@ def two_instances(subject: Subject) -> str:
 
 def _needs_nothing(subject: Subject, sent: list[Sent]) -> None:
     """Of a codec that says that its ends share nothing: a decoder that has seen none of the earlier messages must do."""
-    for slot, payload, expected in sent[-4:]:
-        subject.shapes[slot] = expected.shape
+    for key, payload, expected in sent[-4:]:
+        subject.shapes[key] = expected.shape
         try:
-            alike = same(subject.fresh().decode(payload, slot).numpy(), expected)
+            alike = same(subject.fresh().decode(payload, key).numpy(), expected)
         except CodecError:
             alike = False
         if not alike:
             raise Broken(
-                f"{slot}: a decoder that has seen no earlier message makes another tensor of it, so it goes by what it "
+                f"{key}: a decoder that has seen no earlier message makes another tensor of it, so it goes by what it "
                 "remembers; but `shared` holds nothing that both ends could be compared by"
             )
 
@@ -87,16 +87,19 @@ def fresh_tensor(subject: Subject) -> str:
     """What is decoded is a new contiguous fp32 tensor of the shape that was encoded."""
     for shape in ((2, 8, 16), (3, 67), (130,)):
         x = hidden(*shape)
-        sender, receiver, slot = subject.fresh(), subject.fresh(), fitting(x)
-        decoded = receiver.decode(sender.encode(x, slot), slot)
+        sender, receiver, key = subject.fresh(), subject.fresh(), fitting(x)
+        decoded = receiver.decode(sender.encode(x, key), key)
         require(decoded.shape == x.shape, f"shape {tuple(decoded.shape)} came of {tuple(x.shape)}")
         require(decoded.dtype == torch.float32, f"{decoded.dtype} came out, not float32")
-        require(decoded.is_contiguous() and not decoded.requires_grad, "what came out is not a contiguous tensor without a graph")
+        require(
+            decoded.is_contiguous() and not decoded.requires_grad,
+            "what came out is not a contiguous tensor without a graph",
+        )
     return "contiguous, float32, the shape that went in"
 
 
 def deterministic(subject: Subject) -> str:
-    """The same seed and slots give the same bytes, whatever the global generators hold; and those are left alone."""
+    """The same seed and message keys give the same bytes, whatever the global generators hold; and those are left alone."""
 
     def run(seed: int) -> list[bytes]:
         torch.manual_seed(seed)
@@ -104,7 +107,7 @@ def deterministic(subject: Subject) -> str:
         random.seed(seed)
         before = _generators()
         sender = subject.fresh(5)
-        found = [bytes(sender.encode(tensor, slot)) for slot, tensor in messages(12)]
+        found = [bytes(sender.encode(tensor, key)) for key, tensor in messages(12)]
         require(same(_generators(), before), "a global random generator was drawn from")
         return found
 
@@ -116,7 +119,10 @@ def deterministic(subject: Subject) -> str:
         np.random.set_state(kept[1])
         random.setstate(kept[2])
     differing = sum(a != b for a, b in zip(first, again, strict=True))
-    require(differing == 0, f"{differing} of {len(first)} payloads differ the second time, with the same seed and slots")
+    require(
+        differing == 0,
+        f"{differing} of {len(first)} payloads differ the second time, with the same seed and message keys",
+    )
     return f"{len(first)} payloads twice"
 
 
@@ -130,23 +136,27 @@ def untouched(subject: Subject) -> str:
     sender, receiver = subject.fresh(), subject.fresh()
     reference = subject.fresh()
     for step in range(4):
-        slot, x = slot_at(step), hidden(2, 8, 16, seed=step)
+        key, x = key_at(step), hidden(2, 8, 16, seed=step)
         before = x.clone()
-        payload = sender.encode(x, slot)
+        payload = sender.encode(x, key)
         require(same(x, before), "encode changed the tensor that it was given")
         require(memoryview(payload).contiguous, "the payload is not one contiguous buffer")
         kept = bytes(payload)
         x.fill_(9.0)  # the stage uses its memory again while the payload is being sent
-        sender.encode(hidden(2, 8, 16, seed=90), slot_at(step, 0, "evaluation"))
-        require(bytes(payload) == kept, "a later encode, or the tensor's new contents, changed a payload that was handed over")
+        sender.encode(hidden(2, 8, 16, seed=90), key_at(step, 0, "evaluation"))
+        require(
+            bytes(payload) == kept,
+            "a later encode, or the tensor's new contents, changed a payload that was handed over",
+        )
         buffer = bytearray(kept)
-        decoded = receiver.decode(memoryview(buffer), slot)
+        decoded = receiver.decode(memoryview(buffer), key)
         copy = decoded.clone()
         buffer[:] = bytes(len(buffer))  # a receive buffer is used again
         require(same(decoded, copy), "the decoded tensor lies in the receive buffer")
         decoded.fill_(3.0)
         require(
-            same(reference.decode(kept, slot), copy), "writing into a decoded tensor changed what the codec decodes afterwards"
+            same(reference.decode(kept, key), copy),
+            "writing into a decoded tensor changed what the codec decodes afterwards",
         )
     _stay(subject)
     return "input, payload and output"
@@ -156,23 +166,31 @@ def _stay(subject: Subject) -> None:
     """What was handed over stays as it was through all later messages."""
     sender, receiver = subject.fresh(), subject.fresh()
     payloads, tensors = [], []
-    for slot, x in messages(8):
-        payload = sender.encode(x, slot)
+    for key, x in messages(8):
+        payload = sender.encode(x, key)
         payloads.append((payload, bytes(payload)))
-        decoded = receiver.decode(payloads[-1][1], slot)
+        decoded = receiver.decode(payloads[-1][1], key)
         tensors.append((decoded, decoded.clone()))
-    require(all(bytes(payload) == kept for payload, kept in payloads), "a later encode changed a payload that was handed over")
+    require(
+        all(bytes(payload) == kept for payload, kept in payloads),
+        "a later encode changed a payload that was handed over",
+    )
     require(all(same(tensor, kept) for tensor, kept in tensors), "a later decode changed a tensor that was handed over")
 
 
 def any_address(subject: Subject) -> str:
     """Payloads are decoded wherever they lie in memory, and whichever type of buffer they come in."""
     x = normal(3, 5)
-    slot = fitting(x)
-    payload = bytes(subject.fresh().encode(x, slot))
-    expected = subject.fresh().decode(payload, slot)
+    key = fitting(x)
+    payload = bytes(subject.fresh().encode(x, key))
+    expected = subject.fresh().decode(payload, key)
     for shift in range(8):
         shifted = memoryview(bytearray(shift) + payload)[shift:]
-        require(same(subject.fresh().decode(shifted, slot), expected), f"{shift} bytes further on it decodes to another tensor")
-    require(same(subject.fresh().decode(bytearray(payload), slot), expected), "as a bytearray it decodes to another tensor")
+        require(
+            same(subject.fresh().decode(shifted, key), expected),
+            f"{shift} bytes further on it decodes to another tensor",
+        )
+    require(
+        same(subject.fresh().decode(bytearray(payload), key), expected), "as a bytearray it decodes to another tensor"
+    )
     return "8 offsets; bytes, bytearray, memoryview"

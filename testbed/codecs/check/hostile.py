@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from testbed.codecs.base import Codec, Context, Slot, Stateful
 from testbed.codecs.check.apart import in_child
 from testbed.codecs.check.findings import Broken, require
 from testbed.codecs.check.memory import remembered
 from testbed.codecs.check.same import same
 from testbed.codecs.check.subject import Subject
-from testbed.codecs.check.tensors import fitting, hidden, slot_at
+from testbed.codecs.check.tensors import fitting, hidden, key_at
+from testbed.codecs.contract import Codec, Context, MessageKey, Stateful
 from testbed.codecs.make import make
 from testbed.errors import CodecError
 
@@ -44,7 +44,10 @@ def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
             yield f"0x{claim:X} at byte {at}", good[:at] + claim.to_bytes(4, "little") + good[at + 4 :]
     for begin in (0, 4, 16):
         for _ in range(15):
-            yield f"random from byte {begin}", good[:begin] + bytes(draw.randrange(256) for _ in range(max(size - begin, 1)))
+            yield (
+                f"random from byte {begin}",
+                good[:begin] + bytes(draw.randrange(256) for _ in range(max(size - begin, 1))),
+            )
     yield "all ones", good[: min(16, size)] + b"\xff" * max(size - 16, 0)
     yield "other payload, reversed", good[::-1]
 
@@ -63,21 +66,21 @@ def _attack(subject: Subject) -> str:
     for seed, shape in enumerate(((2, 3, 64), (3, 5), (2, 0, 5))):
         sender, receiver = subject.fresh(), subject.fresh()
         for step in range(2):
-            slot = slot_at(step)
-            receiver.decode(bytes(sender.encode(hidden(*shape, seed=step), slot)), slot)
-        slot = slot_at(9)  # three steps are an epoch: the samples of the first message come again
-        good = bytes(sender.encode(hidden(*shape, seed=2), slot))
+            key = key_at(step)
+            receiver.decode(bytes(sender.encode(hidden(*shape, seed=step), key)), key)
+        key = key_at(9)  # three steps are an epoch: the samples of the first message come again
+        good = bytes(sender.encode(hidden(*shape, seed=2), key))
         before = remembered(receiver)
         expected = subject.fresh()
         _restore(expected, before)
-        right = expected.decode(good, slot)
+        right = expected.decode(good, key)
         for name, bad in mutations(good, seed):
             if bad == good:
                 continue
             begin = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, SLOWEST_S)
             tried += 1
-            refused += (error := _refusal(receiver, bad, slot, name)) is not None
+            refused += (error := _refusal(receiver, bad, key, name)) is not None
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             slowest = max(slowest, time.process_time() - begin)
             require(slowest < SLOWEST_S, f"{name}: {slowest:.1f} s of processor time over {len(bad)} bytes")
@@ -88,17 +91,19 @@ def _attack(subject: Subject) -> str:
             else:
                 receiver = subject.fresh()
                 _restore(receiver, before)
-        require(same(receiver.decode(good, slot), right), "after wrong bytes the right ones decode to another tensor")
-    return f"{tried} tried, {refused} refused, the slowest {slowest * 1e3:.0f} ms; the others are tensors of other values"
+        require(same(receiver.decode(good, key), right), "after wrong bytes the right ones decode to another tensor")
+    return (
+        f"{tried} tried, {refused} refused, the slowest {slowest * 1e3:.0f} ms; the others are tensors of other values"
+    )
 
 
 def _too_slow(signum: int, frame: FrameType | None) -> None:
     raise Broken(f"{SLOWEST_S:.0f} s of processor time")
 
 
-def _refusal(receiver: Codec, bad: bytes, slot: Slot, name: str) -> CodecError | None:
+def _refusal(receiver: Codec, bad: bytes, key: MessageKey, name: str) -> CodecError | None:
     try:
-        decoded = receiver.decode(bad, slot)
+        decoded = receiver.decode(bad, key)
     except CodecError as error:
         return error
     except Broken as slow:
@@ -123,10 +128,10 @@ def _restore(codec: Codec, state: object) -> None:
 def foreign_payload(subject: Subject) -> str:
     """A message of another codec is refused, or at least does no harm."""
     x = hidden(2, 3, 64)
-    slot = fitting(x)
+    key = fitting(x)
     refused = 0
     names = [name for name in ("fp32", "bf16", "int8", "delta-int8") if name != subject.recipe.text]
     for name in names:
-        payload = bytes(make(name, Context(0, 0, subject.direction)).encode(x, slot))
-        refused += _refusal(subject.fresh(), payload, slot, f"a payload of {name}") is not None
+        payload = bytes(make(name, Context(0, 0, subject.direction)).encode(x, key))
+        refused += _refusal(subject.fresh(), payload, key, f"a payload of {name}") is not None
     return f"{refused} of {len(names)} refused"

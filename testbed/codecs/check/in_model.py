@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.stages import Size, Stage, ends_of, hook_of, is_exact
-from testbed.codecs.check.tensors import slot_at
+from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.timing import LEAST_ROUNDS, one_thread
-from testbed.codecs.recipe import Recipe
 from testbed.spec import Direction
 
 _VOCABULARY = 4096
@@ -87,7 +87,7 @@ def _messages(forward: Recipe, backward: Recipe, gradients: list[Tensor]) -> Ite
     clock = time.process_time
     step = 0
     while True:
-        slot = slot_at(step, batch=batch)
+        key = key_at(step, batch=batch)
         ids = torch.randint(_VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(step))
         gradient = gradients[step % len(gradients)]
         with torch.no_grad():
@@ -99,18 +99,18 @@ def _messages(forward: Recipe, backward: Recipe, gradients: list[Tensor]) -> Ite
         t0 = clock()
         coded = hidden * 1 if above is None else above.send(hidden, ids)
         t1 = clock()
-        payload = sender.encode(coded.detach(), slot)
+        payload = sender.encode(coded.detach(), key)
         t2 = clock()
-        crossed = receiver.decode(payload, slot).requires_grad_()
+        crossed = receiver.decode(payload, key).requires_grad_()
         t3 = clock()
         restored = crossed * 1 if below is None else below.receive(crossed, ids)
         t4 = clock()
         restored.backward(gradient)  # type: ignore[no-untyped-call]
         t5 = clock()
         assert crossed.grad is not None
-        back = giver.encode(crossed.grad, slot)
+        back = giver.encode(crossed.grad, key)
         t6 = clock()
-        decoded = taker.decode(back, slot)
+        decoded = taker.decode(back, key)
         t7 = clock()
         coded.backward(decoded)
         t8 = clock()

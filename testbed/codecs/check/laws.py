@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Slot
 from testbed.codecs.check.claims import Bounded, Keeping, Owing
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.same import same
 from testbed.codecs.check.subject import Subject
-from testbed.codecs.check.tensors import fitting, hidden, messages, normal, odd, slot_at
+from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal, odd
+from testbed.codecs.contract import MessageKey
 from testbed.errors import CodecError
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -35,8 +35,14 @@ def _tried(subject: Subject, *, extreme: bool = False) -> Iterator[tuple[str, Te
 
     `extreme`: those too for which squares and sums of fp32 overflow.
     """
-    tried = {name: x.detach() for name, x in odd().items() if extreme or not x.numel() or float(x.detach().abs().max()) < 1e25}
-    tried |= {f"hidden states x 1e{power}": hidden(2, 16, 192, seed=power + 30) * 10.0**power for power in (-20, -6, 0, 6, 20)}
+    tried = {
+        name: x.detach()
+        for name, x in odd().items()
+        if extreme or not x.numel() or float(x.detach().abs().max()) < 1e25
+    }
+    tried |= {
+        f"hidden states x 1e{power}": hidden(2, 16, 192, seed=power + 30) * 10.0**power for power in (-20, -6, 0, 6, 20)
+    }
     for name, x in tried.items():
         if x.numel() and float(x.abs().max()) > 1e4:
             try:
@@ -46,10 +52,10 @@ def _tried(subject: Subject, *, extreme: bool = False) -> Iterator[tuple[str, Te
         yield name, x
 
 
-def _once(subject: Subject, x: Tensor, slot: Slot | None = None) -> Tensor:
+def _once(subject: Subject, x: Tensor, key: MessageKey | None = None) -> Tensor:
     """What a fresh pair makes of a tensor, in fp64."""
-    slot = slot or fitting(x)
-    return subject.fresh().decode(bytes(subject.fresh().encode(x, slot)), slot).double()
+    key = key or fitting(x)
+    return subject.fresh().decode(bytes(subject.fresh().encode(x, key)), key).double()
 
 
 def identity(subject: Subject) -> str:
@@ -60,9 +66,9 @@ def identity(subject: Subject) -> str:
         require(same(decoded, x.float().contiguous()), f"{name}: the values are not those that went in")
         count += 1
     sender, receiver = subject.fresh(), subject.fresh()
-    for slot, x in messages(_STEPS):
-        decoded = receiver.decode(bytes(sender.encode(x, slot)), slot)
-        require(same(decoded, x), f"{slot}: the values are not those that went in")
+    for key, x in messages(_STEPS):
+        decoded = receiver.decode(bytes(sender.encode(x, key)), key)
+        require(same(decoded, x), f"{key}: the values are not those that went in")
         count += 1
     return f"{count} tensors, bit for bit"
 
@@ -81,9 +87,9 @@ def bounded(subject: Subject, *, claimed: bool = False) -> str:
     if claimed:
         return f"first messages at most {worst[True]:.2f} of its bound" if worst[True] else ""
     sender, receiver = subject.fresh(), subject.fresh()
-    for slot, x in messages(_STEPS):
+    for key, x in messages(_STEPS):
         bound = None if subject.stateful else _bound(subject, x)
-        share = _share(x, receiver.decode(bytes(sender.encode(x, slot)), slot).double(), bound, str(slot))
+        share = _share(x, receiver.decode(bytes(sender.encode(x, key)), key).double(), bound, str(key))
         worst[bound is not None] = max(worst[bound is not None], share)
     found = [f"{worst[True]:.2f} of its bound"] if worst[True] else []
     if worst[False] or not found:
@@ -114,20 +120,20 @@ def _share(x: Tensor, decoded: Tensor, bound: Tensor | None, name: str) -> float
 
 
 def unbiased(subject: Subject) -> str:
-    """Over many slots the mean of what is decoded is the tensor: all values together within 5 sigma, each within 8."""
+    """Over many message keys the mean of what is decoded is the tensor: all values together within 5 sigma, each within 8."""
     x = hidden(2, 4, 64, seed=3)
     total, squares = torch.zeros_like(x, dtype=torch.float64), torch.zeros_like(x, dtype=torch.float64)
     sender, receiver = subject.fresh(), subject.fresh()
     for step in range(_DRAWS):
         if subject.stateful:
             sender, receiver = subject.fresh(step), subject.fresh(step)
-        slot = slot_at(0 if subject.stateful else step)
-        wrong = receiver.decode(bytes(sender.encode(x, slot)), slot).double() - x.double()
+        key = key_at(0 if subject.stateful else step)
+        wrong = receiver.decode(bytes(sender.encode(x, key)), key).double() - x.double()
         total += wrong
         squares += wrong.square()
     mean, error = total / _DRAWS, (squares / _DRAWS**2).sqrt()
     noisy = error > 1e-6 * x.double().abs()
-    require(bool(noisy.any()), "it draws no noise at all: every slot rounds the same way")
+    require(bool(noisy.any()), "it draws no noise at all: every message key rounds the same way")
     # A value close to a level may have gone the same way in all draws, and tells nothing of its own spread.
     common = _LITTLE_NOISE * error.square().mean(-1, keepdim=True).sqrt()
     z = (mean / torch.maximum(error, common).clamp_min(_TINY))[noisy]
@@ -135,10 +141,13 @@ def unbiased(subject: Subject) -> str:
     spread, drift = float(z.square().mean()), float((mean * x.sign()).sum() / error.square().sum().sqrt())
     limit = 1 + _SIGMAS * (2 / count) ** 0.5 + 8 / _DRAWS
     farthest = float(z.abs().max())
-    require(farthest <= _WORST_SIGMAS, f"the mean of a value over {_DRAWS} slots is {farthest:.1f} sigma off")
-    require(spread <= limit, f"the means over {_DRAWS} slots lie too far off: mean z^2 = {spread:.2f}, limit {limit:.2f}")
+    require(farthest <= _WORST_SIGMAS, f"the mean of a value over {_DRAWS} message keys is {farthest:.1f} sigma off")
+    require(
+        spread <= limit,
+        f"the means over {_DRAWS} message keys lie too far off: mean z^2 = {spread:.2f}, limit {limit:.2f}",
+    )
     require(abs(drift) <= _SIGMAS, f"values grow or shrink in the mean: {drift:+.1f} sigma")
-    return f"{_DRAWS} slots: mean z^2 = {spread:.2f}, drift {drift:+.1f} sigma"
+    return f"{_DRAWS} message keys: mean z^2 = {spread:.2f}, drift {drift:+.1f} sigma"
 
 
 def support(subject: Subject) -> str:
@@ -150,7 +159,9 @@ def support(subject: Subject) -> str:
         allowed = codec.kept_bound(x).double() if isinstance(codec, Keeping) else 2.0**-8 * wide.abs()
         wrong = (decoded - wide).abs() > allowed * (1 + 2.0**-13) + 1e-40 + 2.0**-20 * wide.abs()
         bad = wrong & (decoded != 0)
-        require(not bool(bad.any()), f"{name}: {int(bad.sum())} of {x.numel()} values are neither zero nor what they were")
+        require(
+            not bool(bad.any()), f"{name}: {int(bad.sum())} of {x.numel()} values are neither zero nor what they were"
+        )
         if bool(wide.any()) and float(wide.abs().max()) > 1e-30:
             require(bool(decoded.any()), f"{name}: nothing was kept")
             shares.append(float((decoded != 0).sum() / (wide != 0).sum()))
@@ -158,7 +169,7 @@ def support(subject: Subject) -> str:
 
 
 def residual(subject: Subject) -> str:
-    """payload + residual = input: over a slot's messages, the sum of what is decoded plus what is owed is the sum of inputs.
+    """payload + residual = input: over a message key's messages, the sum of what is decoded plus what is owed is the sum of inputs.
 
     What is owed is asked of the encoder where it has a method `residual`; else it must stay bounded while the sums grow. Two
     micro-batches take turns.
@@ -170,16 +181,16 @@ def residual(subject: Subject) -> str:
     steps = 120
     for step in range(steps):
         for part in range(2):
-            slot = slot_at(3 * step, part)
+            key = key_at(3 * step, part)
             x = hidden(*shape, seed=1 + part) + 0.1 * normal(*shape, seed=2 * step + part + 50)
-            payload = bytes(sender.encode(x, slot))
+            payload = bytes(sender.encode(x, key))
             given[part] += x.double()
-            got[part] += receiver.decode(payload, slot).double()
+            got[part] += receiver.decode(payload, key).double()
             left = given[part] - got[part]
             norms.append(float(x.double().norm()))
             owed.append(float(left.norm()))
             if isinstance(sender, Owing):
-                _is_owed(sender, slot, left, given[part])
+                _is_owed(sender, key, left, given[part])
     steps = len(owed)
     require(
         max(owed[steps // 2 :]) <= 1.5 * max(owed[: steps // 2]) + 1e-3 * norms[0],
@@ -190,9 +201,9 @@ def residual(subject: Subject) -> str:
     return f"{exact}it owes at most {max(owed) / norms[0]:.2f} inputs, {owed[-1] / norms[0] / steps:.1%} of the sum after {steps}"
 
 
-def _is_owed(sender: Owing, slot: Slot, left: Tensor, given: Tensor) -> None:
-    off = float((left - sender.residual(slot).double()).norm() / given.norm())
-    require(off < 1e-5, f"{slot}: payload + residual differ from the input by {off:.2g} of the sum of inputs")
+def _is_owed(sender: Owing, key: MessageKey, left: Tensor, given: Tensor) -> None:
+    off = float((left - sender.residual(key).double()).norm() / given.norm())
+    require(off < 1e-5, f"{key}: payload + residual differ from the input by {off:.2g} of the sum of inputs")
 
 
 def owes(subject: Subject) -> str:
@@ -203,11 +214,11 @@ def owes(subject: Subject) -> str:
     for step in range(10):
         given, got = torch.zeros((2, 8, 64), dtype=torch.float64), torch.zeros((2, 8, 64), dtype=torch.float64)
         for part in range(3):
-            slot, x = slot_at(step, part), hidden(2, 8, 64, seed=3 * step + part)
+            key, x = key_at(step, part), hidden(2, 8, 64, seed=3 * step + part)
             given += x.double()
-            got += receiver.decode(bytes(sender.encode(x, slot)), slot).double()
+            got += receiver.decode(bytes(sender.encode(x, key)), key).double()
         assert isinstance(sender, Owing)
-        _is_owed(sender, slot, given - got, given)
+        _is_owed(sender, key, given - got, given)
     return "residual holds over each step's messages"
 
 
@@ -226,7 +237,10 @@ def projection(subject: Subject) -> str:
         require(apart < 0.02, f"{name}: |decoded|^2 + |error|^2 is {1 + apart:.4f} |x|^2")
         require(bool(decoded.any()), f"{name}: nothing was kept")
         twice = float((_once(subject, decoded.float()) - decoded).norm() / decoded.norm())
-        require(twice < 0.02, f"{name}: what was decoded is another tensor when it is sent again, by {twice:.2g} of its norm")
+        require(
+            twice < 0.02,
+            f"{name}: what was decoded is another tensor when it is sent again, by {twice:.2g} of its norm",
+        )
     return f"within {worst:.2%} of |x|^2; the same again"
 
 
@@ -236,9 +250,9 @@ def lossless(subject: Subject) -> str:
         return identity(subject)
     pairs = (subject.fresh(), subject.fresh()), (alone.fresh(), alone.fresh())
     count = 0
-    for slot, x in messages(20):
-        ours, theirs = (receiver.decode(bytes(sender.encode(x, slot)), slot) for sender, receiver in pairs)
-        require(same(ours, theirs), f"{slot}: it differs from what {alone.recipe.text} alone decodes")
+    for key, x in messages(20):
+        ours, theirs = (receiver.decode(bytes(sender.encode(x, key)), key) for sender, receiver in pairs)
+        require(same(ours, theirs), f"{key}: it differs from what {alone.recipe.text} alone decodes")
         count += 1
     return f"{count} messages as {alone.recipe.text} decodes them"
 
@@ -266,7 +280,9 @@ def its_law(subject: Subject) -> str:
     law = subject.law
     require(law in LAWS, f"there is no law {law!r}; known: {', '.join(LAWS)}")
     codec = subject.fresh()
-    claims = [bounded(subject, claimed=True)] if isinstance(codec, Bounded) and law not in ("bounded", "support") else []
+    claims = (
+        [bounded(subject, claimed=True)] if isinstance(codec, Bounded) and law not in ("bounded", "support") else []
+    )
     claims = [one for one in claims if one]
     claims += [owes(subject)] if isinstance(codec, Owing) and law != "residual" else []
     try:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Codec, Payload, Slot, Stateful
 from testbed.codecs.check.exchange import observed
 from testbed.codecs.check.findings import Broken, NothingToAsk, require
 from testbed.codecs.check.same import difference, same
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import Message, messages
+from testbed.codecs.contract import Codec, MessageKey, Payload, Stateful
 from testbed.errors import CodecError
 
 _BEFORE = 8
@@ -34,12 +34,15 @@ def history(subject: Subject) -> str:
     if subject.stateful:
         raise NothingToAsk("it has the methods of a codec that remembers")
     sender, receiver = subject.fresh(), subject.fresh()
-    for slot, tensor in _conversation():
-        payload = bytes(sender.encode(tensor, slot))
+    for key, tensor in _conversation():
+        payload = bytes(sender.encode(tensor, key))
         hint = "it remembers, and lacks the methods for it: shared, state, load, reset"
-        require(bytes(subject.fresh().encode(tensor, slot)) == payload, f"{slot}: a fresh instance encodes other bytes; {hint}")
-        decoded, anew = receiver.decode(payload, slot), subject.fresh().decode(payload, slot)
-        require(same(decoded, anew), f"{slot}: a fresh instance decodes another tensor; {hint}")
+        require(
+            bytes(subject.fresh().encode(tensor, key)) == payload,
+            f"{key}: a fresh instance encodes other bytes; {hint}",
+        )
+        decoded, anew = receiver.decode(payload, key), subject.fresh().decode(payload, key)
+        require(same(decoded, anew), f"{key}: a fresh instance decodes another tensor; {hint}")
     return "fresh instances agree at every message"
 
 
@@ -50,21 +53,22 @@ def saved(subject: Subject) -> str:
     talk = _conversation()
     half = len(talk) // 2
     sender, receiver = subject.fresh(), subject.fresh()
-    for slot, tensor in talk[:half]:
-        receiver.decode(bytes(sender.encode(tensor, slot)), slot)
+    for key, tensor in talk[:half]:
+        receiver.decode(bytes(sender.encode(tensor, key)), key)
     kept = _through_file(remembered(sender)), _through_file(remembered(receiver))
     taken = remembered(sender), remembered(receiver)
     sender_again, receiver_again = _loaded(subject, kept[0]), _loaded(subject, kept[1])
     size = 0
-    for number, (slot, tensor) in enumerate(talk[half:]):
+    for number, (key, tensor) in enumerate(talk[half:]):
         for end in (sender, sender_again):
             observed(end, number)
-        payload = bytes(sender.encode(tensor, slot))
+        payload = bytes(sender.encode(tensor, key))
         require(
-            bytes(sender_again.encode(tensor, slot)) == payload, f"{slot}: with its state loaded the encoder writes other bytes"
+            bytes(sender_again.encode(tensor, key)) == payload,
+            f"{key}: with its state loaded the encoder writes other bytes",
         )
-        decoded = receiver.decode(payload, slot)
-        require(same(receiver_again.decode(payload, slot), decoded), f"{slot}: with its state loaded the decoder differs")
+        decoded = receiver.decode(payload, key)
+        require(same(receiver_again.decode(payload, key), decoded), f"{key}: with its state loaded the decoder differs")
     for found, file in zip(taken, kept, strict=True):
         require(same(found, file), f"a state that was taken changed with later messages: {difference(found, file)}")
         size += _bytes(found)
@@ -92,7 +96,9 @@ def _through_file(state: Any) -> Any:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    return torch.load(file, weights_only=True)  # nothing but tensors and plain values: a file from elsewhere runs no code
+    return torch.load(
+        file, weights_only=True
+    )  # nothing but tensors and plain values: a file from elsewhere runs no code
 
 
 def _bytes(state: Any) -> int:
@@ -115,25 +121,26 @@ def lost_frame(subject: Subject) -> str:
     talk = _conversation(4 * _BEFORE)
     sender, receiver, whole = subject.fresh(), subject.fresh(), subject.fresh()
     lost = _BEFORE
-    for slot, tensor in talk[:lost]:
-        payload = bytes(sender.encode(tensor, slot))
-        receiver.decode(payload, slot)
-        whole.decode(payload, slot)
-    slot, tensor = talk[lost]
-    whole.decode(bytes(sender.encode(tensor, slot)), slot)
+    for key, tensor in talk[:lost]:
+        payload = bytes(sender.encode(tensor, key))
+        receiver.decode(payload, key)
+        whole.decode(payload, key)
+    key, tensor = talk[lost]
+    whole.decode(bytes(sender.encode(tensor, key)), key)
     refused = 0
-    for slot, tensor in talk[lost + 1 : len(talk) // 2]:
-        payload = bytes(sender.encode(tensor, slot))
-        expected = whole.decode(payload, slot)
-        refused += _says_or_is_right(receiver, payload, slot, expected)
+    for key, tensor in talk[lost + 1 : len(talk) // 2]:
+        payload = bytes(sender.encode(tensor, key))
+        expected = whole.decode(payload, key)
+        refused += _says_or_is_right(receiver, payload, key, expected)
     assert isinstance(sender, Stateful)
     sender.reset()
     fresh = subject.fresh()
-    for slot, tensor in talk[len(talk) // 2 :]:
-        payload = bytes(sender.encode(tensor, slot))
-        decoded = receiver.decode(payload, slot)
+    for key, tensor in talk[len(talk) // 2 :]:
+        payload = bytes(sender.encode(tensor, key))
+        decoded = receiver.decode(payload, key)
         require(
-            same(fresh.decode(payload, slot), decoded), f"{slot}: after the encoder's reset a stale and a fresh decoder differ"
+            same(fresh.decode(payload, key), decoded),
+            f"{key}: after the encoder's reset a stale and a fresh decoder differ",
         )
     assert isinstance(fresh, Stateful)
     require(
@@ -143,19 +150,23 @@ def lost_frame(subject: Subject) -> str:
     stale = receiver.shared() if isinstance(receiver, Stateful) else {}
     ours = sender.shared()
     wrong = {name: value for name, value in ours.items() if name not in stale or not same(stale[name], value)}
-    require(not wrong, f"after a reset the encoder and the decoder that lost a frame differ: {', '.join(list(wrong)[:4])}")
-    return f"{refused} messages refused until the reset" if refused else "the decoder does not depend on earlier messages"
+    require(
+        not wrong, f"after a reset the encoder and the decoder that lost a frame differ: {', '.join(list(wrong)[:4])}"
+    )
+    return (
+        f"{refused} messages refused until the reset" if refused else "the decoder does not depend on earlier messages"
+    )
 
 
-def _says_or_is_right(receiver: Codec, payload: Payload, slot: Slot, expected: Tensor) -> bool:
+def _says_or_is_right(receiver: Codec, payload: Payload, key: MessageKey, expected: Tensor) -> bool:
     before = remembered(receiver)
     try:
-        decoded = receiver.decode(payload, slot)
+        decoded = receiver.decode(payload, key)
     except CodecError:
-        require(same(remembered(receiver), before), f"{slot}: refusing a message changed the decoder's state")
+        require(same(remembered(receiver), before), f"{key}: refusing a message changed the decoder's state")
         return True
     if not same(decoded, expected):
-        raise Broken(f"{slot}: after a lost frame it decodes, without a word, to something else")
+        raise Broken(f"{key}: after a lost frame it decodes, without a word, to something else")
     return False
 
 
@@ -165,11 +176,11 @@ def repeated_frame(subject: Subject) -> str:
         raise NothingToAsk("it remembers nothing")
     sender, receiver, other = subject.fresh(), subject.fresh(), subject.fresh()
     refused = 0
-    for slot, tensor in _conversation(3 * _BEFORE):
-        payload = bytes(sender.encode(tensor, slot))
-        decoded = receiver.decode(payload, slot)
-        require(same(other.decode(payload, slot), decoded), f"{slot}: a message that came twice changed what followed")
-        refused += _says_or_is_right(other, payload, slot, decoded)
+    for key, tensor in _conversation(3 * _BEFORE):
+        payload = bytes(sender.encode(tensor, key))
+        decoded = receiver.decode(payload, key)
+        require(same(other.decode(payload, key), decoded), f"{key}: a message that came twice changed what followed")
+        refused += _says_or_is_right(other, payload, key, decoded)
     return f"{refused} refused"
 
 
@@ -178,8 +189,10 @@ def evaluation_apart(subject: Subject) -> str:
 
     def train(evaluations: bool) -> list[bytes]:
         sender = subject.fresh()
-        found = [(slot, bytes(sender.encode(tensor, slot))) for slot, tensor in messages(2 * _BEFORE, evaluations=evaluations)]
-        return [payload for slot, payload in found if slot.phase == "train"]
+        found = [
+            (key, bytes(sender.encode(tensor, key))) for key, tensor in messages(2 * _BEFORE, evaluations=evaluations)
+        ]
+        return [payload for key, payload in found if key.phase == "train"]
 
     require(train(True) == train(False), "messages of an evaluation changed the training messages that came after")
     return f"{2 * _BEFORE} steps with and without"
@@ -189,19 +202,19 @@ def unchanged_by_errors(subject: Subject) -> str:
     """A tensor that is refused leaves the encoder as it was."""
     sender, other = subject.fresh(), subject.fresh()
     talk = _conversation()
-    for number, (slot, tensor) in enumerate(talk):
+    for number, (key, tensor) in enumerate(talk):
         if number % 3 == 1:
             for unfit in (tensor.to(torch.float64), torch.where(tensor > 1, torch.nan, tensor)):
                 before = remembered(sender)
                 try:
-                    sender.encode(unfit, slot)
+                    sender.encode(unfit, key)
                 except CodecError:
-                    require(same(remembered(sender), before), f"{slot}: refusing a tensor changed the encoder's state")
+                    require(same(remembered(sender), before), f"{key}: refusing a tensor changed the encoder's state")
                 else:
                     # a codec that lets NaN pass has made a message of it; start both again
                     sender, other = subject.fresh(), subject.fresh()
         require(
-            bytes(sender.encode(tensor, slot)) == bytes(other.encode(tensor, slot)),
-            f"{slot}: after a tensor was refused the encoder writes other bytes",
+            bytes(sender.encode(tensor, key)) == bytes(other.encode(tensor, key)),
+            f"{key}: after a tensor was refused the encoder writes other bytes",
         )
     return "float64 and NaN, between messages"

@@ -8,14 +8,14 @@ import math
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Context, Slot, Stateful
+from testbed.codecs.catalogue.recipe import Recipe, read
 from testbed.codecs.check.claims import Agreeing, Constraining
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.same import difference, same
 from testbed.codecs.check.stages import Pipeline, Stage, changes_model, hook_of, ids_of, is_exact
 from testbed.codecs.check.subject import Subject
+from testbed.codecs.contract import Context, MessageKey, Stateful
 from testbed.codecs.make import build
-from testbed.codecs.recipe import Recipe, read
 
 _STEPS = 40
 _EXACT, _ALIKE, _WITHIN, _ORTHONORMAL = 1e-5, 1e-5, 1e-5, 1e-5
@@ -63,15 +63,17 @@ def shapes(subject: Subject) -> str:
     pipeline = Pipeline(_asked(subject))
     widths = set()
     for step, (batch, tokens) in enumerate(((4, 16), (1, 16), (2, 5), (1, 1))):
-        slot, inputs = Slot("train", step, 0, tuple(range(batch))), ids_of(step)[:batch, :tokens]
+        key, inputs = MessageKey("train", step, 0, tuple(range(batch))), ids_of(step)[:batch, :tokens]
         for hook in pipeline.hooks:
             hook.begin(step, 1)
         hidden = pipeline.upper(inputs)
         coded = hidden if pipeline.above is None else pipeline.above.send(hidden, inputs)
         what = f"of hidden states {tuple(hidden.shape)}"
         require(coded.numel() <= hidden.numel(), f"{what} send makes more values, {tuple(coded.shape)}")
-        crossed = pipeline.receiver.decode(bytes(pipeline.sender.encode(coded.detach(), slot)), slot).requires_grad_()
-        require(crossed.shape == coded.shape, f"{what} {tuple(coded.shape)} are sent and {tuple(crossed.shape)} decoded")
+        crossed = pipeline.receiver.decode(bytes(pipeline.sender.encode(coded.detach(), key)), key).requires_grad_()
+        require(
+            crossed.shape == coded.shape, f"{what} {tuple(coded.shape)} are sent and {tuple(crossed.shape)} decoded"
+        )
         restored = crossed if pipeline.below is None else pipeline.below.receive(crossed, inputs)
         require(restored.shape == hidden.shape, f"{what} receive makes {tuple(restored.shape)}")
         restored.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -148,7 +150,10 @@ def ends_agree(subject: Subject) -> str:
     worst = 0.0
     for number, _ in enumerate(pipeline.run(_STEPS)):
         ours, theirs = above.agreed(), below.agreed()
-        require(same(ours, theirs), f"step {number}: when its message has crossed the ends differ in {difference(ours, theirs)}")
+        require(
+            same(ours, theirs),
+            f"step {number}: when its message has crossed the ends differ in {difference(ours, theirs)}",
+        )
         names |= ours.keys()
         for basis in (value.detach().double() for name, value in ours.items() if name.startswith("basis")):
             worst = max(worst, float((basis.T @ basis - torch.eye(basis.shape[1])).abs().max()))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Codec, Payload, Slot
+from testbed.codecs.contract import Codec, MessageKey, Payload
 
 
 class Peer(NamedTuple):
@@ -32,14 +32,14 @@ def installed() -> Iterator[Peer]:
             continue
         try:
             peer = kind()
-            peer.decode(peer.encode(torch.ones(2, 64), SLOT), SLOT)
+            peer.decode(peer.encode(torch.ones(2, 64), KEY), KEY)
         except Exception:  # a broken installation is as good as none
             continue
         version = getattr(importlib.import_module(package), "__version__", "")
         yield Peer(codec, f"{package} {version}".strip(), kind)
 
 
-SLOT = Slot("train", 0, 0, ())
+KEY = MessageKey("train", 0, 0, ())
 
 
 def _together(codes: Tensor, scales: Tensor) -> Payload:
@@ -53,13 +53,13 @@ class _Bitsandbytes:
     def __init__(self) -> None:
         self._functional: Any = importlib.import_module("bitsandbytes.functional")
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Codes and an fp32 absmax a block."""
         codes, state = self._functional.quantize_blockwise(tensor, blocksize=4096)
         _KNOWN["bitsandbytes"] = (tensor.shape, state)
         return _together(codes, state.absmax)
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """fp32."""
         shape, state = _KNOWN["bitsandbytes"]
         data = torch.frombuffer(payload, dtype=torch.uint8)
@@ -75,7 +75,7 @@ class _Torchao:
     def __init__(self) -> None:
         self._primitives: Any = importlib.import_module("torchao.quantization.quant_primitives")
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """An fp32 scale a token, then the codes."""
         p, x = self._primitives, tensor.reshape(-1, tensor.shape[-1])
         block = (1, x.shape[-1])
@@ -83,7 +83,7 @@ class _Torchao:
         _KNOWN["torchao"] = tensor.shape
         return _together(p.quantize_affine(x, block, scale, zero, torch.int8, -127, 127), scale)
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """fp32."""
         p, shape = self._primitives, _KNOWN["torchao"]
         rows = int(np.prod(shape[:-1]))
@@ -102,12 +102,14 @@ class _Hivemind:
         self._compression: Any = getattr(self._module, kind)()
         self._message: Any = importlib.import_module("hivemind.proto.runtime_pb2").Tensor
 
-    def encode(self, tensor: Tensor, slot: Slot) -> Payload:
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """A protocol buffer."""
-        payload: bytes = self._compression.compress(tensor, self._module.CompressionInfo.from_tensor(tensor)).SerializeToString()
+        payload: bytes = self._compression.compress(
+            tensor, self._module.CompressionInfo.from_tensor(tensor)
+        ).SerializeToString()
         return payload
 
-    def decode(self, payload: Payload, slot: Slot) -> Tensor:
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """fp32."""
         found: Tensor = self._compression.extract(self._message.FromString(bytes(payload))).float()
         return found

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.claims import Sized
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.subject import Subject
-from testbed.codecs.check.tensors import fitting, hidden, normal, slot_at
-from testbed.codecs.framing import header_bytes
-from testbed.codecs.recipe import Recipe
+from testbed.codecs.check.tensors import fitting, hidden, key_at, normal
+from testbed.codecs.wire.header import header_bytes
 
 _SHAPES = ((4, 256, 768), (2, 64, 768), (1024, 256), (2, 3, 64))
 _ODD_SHAPES: tuple[tuple[int, ...], ...] = ((), (3, 5), (2, 3, 67), (2, 0, 5), (130,))
@@ -78,7 +78,9 @@ def _on_the_wire(recipe: Recipe) -> Recipe:
     """What crosses of a model codec is a tensor of its own, a smaller one, which the codec inside puts on the wire."""
     if recipe.entry.hook and recipe.inner is not None:
         return _on_the_wire(recipe.inner)
-    arguments = tuple((name, _on_the_wire(value) if isinstance(value, Recipe) else value) for name, value in recipe.arguments)
+    arguments = tuple(
+        (name, _on_the_wire(value) if isinstance(value, Recipe) else value) for name, value in recipe.arguments
+    )
     return dataclasses.replace(recipe, arguments=arguments)
 
 
@@ -90,9 +92,9 @@ def payload_length(subject: Subject) -> str:
     for shape in _SHAPES:
         x = hidden(*shape, seed=len(shape))
         codec, header = subject.fresh(), header_bytes(len(shape))
-        first = memoryview(codec.encode(x, slot_at(0, batch=shape[0]))).nbytes
+        first = memoryview(codec.encode(x, key_at(0, batch=shape[0]))).nbytes
         # the second message of the same examples: the first of a codec that sends differences may be longer
-        found = memoryview(codec.encode(x + 0.1 * normal(*shape), slot_at(3, batch=shape[0]))).nbytes
+        found = memoryview(codec.encode(x + 0.1 * normal(*shape), key_at(3, batch=shape[0]))).nbytes
         each = f"{8 * (found - header) / x.numel():.3g} bits a value"
         bits = formula(formula_text, names_of(recipe, shape))
         if isinstance(codec, Sized):
@@ -101,7 +103,9 @@ def payload_length(subject: Subject) -> str:
             if subject.stateful and found != first:
                 told.append(f"a first message to the byte as payload_bytes says; later ones {each}")
                 continue
-            require(found == wanted, f"shape {shape}: a second message of {found} bytes, and payload_bytes says {wanted}")
+            require(
+                found == wanted, f"shape {shape}: a second message of {found} bytes, and payload_bytes says {wanted}"
+            )
             told.append(f"{each}, to the byte as payload_bytes says")
         elif bits is not None:
             wanted = header + math.ceil(bits * x.numel() / 8 - 1e-6)

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from testbed.codecs.base import Codec, Context, Hook, ModelCodec, Paired, Slot
+from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.claims import exact_of
+from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import build
-from testbed.codecs.recipe import Recipe
 
 VOCABULARY, TOKENS, BATCH = 61, 16, 4
 RATE = 0.1
@@ -106,7 +106,10 @@ class Pipeline:
         self.sender, self.receiver, self.taker, self.giver = ends_of(recipe, recipe)
         self._way = way
         self.upper, self.lower = Stage("first"), Stage("last")
-        self.above, self.below = hook_of(self.sender, self.upper, "downstream"), hook_of(self.receiver, self.lower, "upstream")
+        self.above, self.below = (
+            hook_of(self.sender, self.upper, "downstream"),
+            hook_of(self.receiver, self.lower, "upstream"),
+        )
         self.hooks = [hook for hook in (self.above, self.below) if hook is not None]
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -133,21 +136,21 @@ class Pipeline:
         for step in range(steps):
             for hook in self.hooks:
                 hook.begin(step, 1)
-            slot, ids = Slot("train", step, 0, tuple(range(BATCH))), ids_of(step)
+            key, ids = MessageKey("train", step, 0, tuple(range(BATCH))), ids_of(step)
             inputs, targets = ids[:, :-1], ids[:, 1:]
             hidden = self.upper(inputs)
             direct = self._way == "around"
             coded = hidden if direct or self.above is None else self.above.send(hidden, inputs)
             crossed = coded
             if self._way == "bytes":
-                crossed = self.receiver.decode(bytes(self.sender.encode(coded.detach(), slot)), slot).requires_grad_()
+                crossed = self.receiver.decode(bytes(self.sender.encode(coded.detach(), key)), key).requires_grad_()
             restored = crossed if direct or self.below is None else self.below.receive(crossed, inputs)
             logits = self.lower(restored)
             loss = nn.functional.cross_entropy(logits.view(-1, VOCABULARY), targets.reshape(-1))
             loss.backward()  # type: ignore[no-untyped-call]
             if self._way == "bytes":
                 assert crossed.grad is not None
-                coded.backward(self.taker.decode(bytes(self.giver.encode(crossed.grad, slot)), slot))
+                coded.backward(self.taker.decode(bytes(self.giver.encode(crossed.grad, key)), key))
             found = Step(
                 loss=float(loss.detach()),
                 lost=float((restored - hidden).detach().norm() / hidden.detach().norm()),

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from testbed.codecs import selection
-from testbed.codecs.base import Codec, Context, Paired, Payload, Slot, Stateful
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue.entry import Entry
+from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.claims import law_of
 from testbed.codecs.check.tensors import hidden
-from testbed.codecs.entry import Entry
+from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload, Stateful
 from testbed.codecs.make import build
-from testbed.codecs.recipe import Recipe
 from testbed.spec import Direction
 
 
@@ -26,7 +26,7 @@ class Subject:
     direction: Direction
     forward: Recipe
     """Of the same boundary: some codecs of gradients go by what the activations' codec knows."""
-    shapes: dict[Slot, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    shapes: dict[MessageKey, tuple[int, ...]] = field(default_factory=dict, compare=False)
     """Of the activations that came before a gradient; written by `encode`, or by a check that decodes what another made."""
 
     @property
@@ -67,19 +67,19 @@ def text_of(subject: Subject) -> str:
 
 def subject_of(text: str, direction: Direction) -> Subject:
     """The subject that a codec's text names. SpecError or UnknownNameError where it names none."""
-    chosen = selection.read(text)
+    chosen = placement.read(text)
     return Subject(chosen.at(0, direction), direction, chosen.at(0, "forward"))
 
 
-def prepare(codec: Codec, slot: Slot, shape: tuple[int, ...]) -> None:
+def prepare(codec: Codec, key: MessageKey, shape: tuple[int, ...]) -> None:
     """Let the activations of a gradient pass now, so that the time of the message itself can be taken."""
     ready: Any = getattr(codec, "_activations_pass", None)
     if ready is not None:
-        ready(slot, shape)
+        ready(key, shape)
 
 
 def _go_with_activations(codec: Any, subject: Subject, seed: int) -> None:
-    """Pair an instance with one for the activations, and let those of each slot pass before its gradient does.
+    """Pair an instance with one for the activations, and let those of each message key pass before its gradient does.
 
     Its two methods are replaced on the instance, so that it stays of its class, with all else that it can do.
     """
@@ -89,22 +89,22 @@ def _go_with_activations(codec: Any, subject: Subject, seed: int) -> None:
     encode, decode = codec.encode, codec.decode
     last: list[object] = [None]
 
-    def activations_pass(slot: Slot, shape: tuple[int, ...]) -> None:
-        if last[0] != (slot, shape):
-            last[0] = (slot, shape)
-            x = hidden(*shape, seed=zlib.crc32(repr(slot).encode()))
-            receiver.decode(bytes(sender.encode(x, slot)), slot)
+    def activations_pass(key: MessageKey, shape: tuple[int, ...]) -> None:
+        if last[0] != (key, shape):
+            last[0] = (key, shape)
+            x = hidden(*shape, seed=zlib.crc32(repr(tuple(key)).encode()))
+            receiver.decode(bytes(sender.encode(x, key)), key)
 
-    def encode_after(tensor: Tensor, slot: Slot) -> Payload:
-        subject.shapes[slot] = tuple(tensor.shape)
-        activations_pass(slot, tuple(tensor.shape))
-        payload: Payload = encode(tensor, slot)
+    def encode_after(tensor: Tensor, key: MessageKey) -> Payload:
+        subject.shapes[key] = tuple(tensor.shape)
+        activations_pass(key, tuple(tensor.shape))
+        payload: Payload = encode(tensor, key)
         return payload
 
-    def decode_after(payload: Payload, slot: Slot) -> Tensor:
-        if slot in subject.shapes:
-            activations_pass(slot, subject.shapes[slot])
-        decoded: Tensor = decode(payload, slot)
+    def decode_after(payload: Payload, key: MessageKey) -> Tensor:
+        if key in subject.shapes:
+            activations_pass(key, subject.shapes[key])
+        decoded: Tensor = decode(payload, key)
         return decoded
 
     codec.encode, codec.decode, codec._activations_pass = encode_after, decode_after, activations_pass

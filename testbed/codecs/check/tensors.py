@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Slot
+from testbed.codecs.contract import MessageKey
 from testbed.records import Phase
 
 BATCH, TOKENS, WIDTH = 2, 8, 16
@@ -33,18 +33,20 @@ def hidden(*shape: int, seed: int = 0) -> Tensor:
 class Message(NamedTuple):
     """What a stage sends."""
 
-    slot: Slot
+    key: MessageKey
     tensor: Tensor
 
 
-def slot_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = BATCH) -> Slot:
-    """The slot of a message, its sample ids those of an epoch of `_EXAMPLES`; those of an evaluation are apart."""
+def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = BATCH) -> MessageKey:
+    """The message key of a message, its sample ids those of an epoch of `_EXAMPLES`; those of an evaluation are apart."""
     first = (step * MICROBATCHES + microbatch) * batch % _EXAMPLES
     offset = 0 if phase == "train" else 1000
-    return Slot(phase, step, microbatch, tuple(offset + first + i for i in range(batch)))
+    return MessageKey(phase, step, microbatch, tuple(offset + first + i for i in range(batch)))
 
 
-def messages(steps: int, *, seed: int = 0, evaluations: bool = True, dtype: torch.dtype = torch.float32) -> Iterator[Message]:
+def messages(
+    steps: int, *, seed: int = 0, evaluations: bool = True, dtype: torch.dtype = torch.float32
+) -> Iterator[Message]:
     """So many steps of three micro-batches, the tensors moving slowly as training's do, an evaluation of two after every tenth.
 
     Shape (2, 8, 16). The train messages are the same with and without evaluations.
@@ -54,17 +56,18 @@ def messages(steps: int, *, seed: int = 0, evaluations: bool = True, dtype: torc
         for part in range(MICROBATCHES):
             moved = normal(BATCH, TOKENS, WIDTH, seed=seed * 1_000_000 + step * MICROBATCHES + part + 17)
             states[part] = states[part] + 0.1 * moved
-            yield Message(slot_at(step, part), states[part].to(dtype))
+            yield Message(key_at(step, part), states[part].to(dtype))
         if evaluations and step % 10 == 0:
             for part in range(2):
                 yield Message(
-                    slot_at(step, part, "evaluation"), hidden(BATCH, TOKENS, WIDTH, seed=seed + 5000 + step + part).to(dtype)
+                    key_at(step, part, "evaluation"),
+                    hidden(BATCH, TOKENS, WIDTH, seed=seed + 5000 + step + part).to(dtype),
                 )
 
 
-def fitting(tensor: Tensor, step: int = 0) -> Slot:
-    """A slot with a sample for each of the tensor's first axis."""
-    return slot_at(step, batch=tensor.shape[0] if tensor.ndim else 1)
+def fitting(tensor: Tensor, step: int = 0) -> MessageKey:
+    """A message key with a sample for each of the tensor's first axis."""
+    return key_at(step, batch=tensor.shape[0] if tensor.ndim else 1)
 
 
 LARGEST = torch.finfo(torch.float32).max

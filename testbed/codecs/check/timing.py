@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.base import Codec
 from testbed.codecs.check.subject import prepare
-from testbed.codecs.check.tensors import slot_at
+from testbed.codecs.check.tensors import key_at
+from testbed.codecs.contract import Codec
 
 LEAST_ROUNDS, LEAST_S = 5, 0.4
 
@@ -37,8 +37,10 @@ class Cost(NamedTuple):
     payload_bytes: int
 
 
-def measure(encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: float = LEAST_S, warm_up: int = 2) -> Cost:
-    """Messages of one micro-batch slot, the tensors in turn, for so many seconds. `process_time`: others' load does not count,
+def measure(
+    encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: float = LEAST_S, warm_up: int = 2
+) -> Cost:
+    """Messages of one micro-batch message key, the tensors in turn, for so many seconds. `process_time`: others' load does not count,
     and threads of its own do.
     """
     encode: list[float] = []
@@ -48,13 +50,13 @@ def measure(encoder: Codec, decoder: Codec, tensors: list[Tensor], *, seconds: f
         end = time.monotonic() + seconds
         number = 0
         while number < warm_up + LEAST_ROUNDS or (time.monotonic() < end and number < 2000):
-            slot, x = slot_at(3 * number, batch=tensors[0].shape[0]), tensors[number % len(tensors)]
-            prepare(encoder, slot, tuple(x.shape))
-            prepare(decoder, slot, tuple(x.shape))
+            key, x = key_at(3 * number, batch=tensors[0].shape[0]), tensors[number % len(tensors)]
+            prepare(encoder, key, tuple(x.shape))
+            prepare(decoder, key, tuple(x.shape))
             begin = time.process_time()
-            payload = encoder.encode(x, slot)
+            payload = encoder.encode(x, key)
             middle = time.process_time()
-            decoder.decode(payload, slot)
+            decoder.decode(payload, key)
             after = time.process_time()
             if number >= warm_up:
                 encode.append(middle - begin)

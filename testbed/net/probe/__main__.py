@@ -1,6 +1,6 @@
 """The probe program: jobs as JSON on standard input, readings as JSON on standard output, one forked process per link.
 
-Started by `testbed.net.certify`. The processes are forks so that scapy, the slowest thing to import, is imported once.
+Started by `testbed.net.certificate.certify`. The processes are forks so that scapy, the slowest thing to import, is imported once.
 """
 
 from __future__ import annotations

@@ -246,7 +246,8 @@ def exchange(flows: Sequence[Flow], patterns: Sequence[Pattern], timer: Timer) -
         for flow in flows:
             flow.take()
     return [
-        flow.reading(min(offered - start, round(pattern.seconds * 1e9))) for flow, pattern in zip(flows, patterns, strict=True)
+        flow.reading(min(offered - start, round(pattern.seconds * 1e9)))
+        for flow, pattern in zip(flows, patterns, strict=True)
     ]
 
 
@@ -259,6 +260,12 @@ def follow(flows: Sequence[Flow], seconds: float, timer: Timer) -> list[Span]:
     for flow, train in zip(flows, trains, strict=True):
         end = flow.arrived_at[-1] + to_monotonic if train.span_ns else started
         spans.append(
-            Span(way=flow.way, begin_ns=end - train.span_ns, end_ns=end, packets=train.counted, packet_bytes=train.packet_bytes)
+            Span(
+                way=flow.way,
+                begin_ns=end - train.span_ns,
+                end_ns=end,
+                packets=train.counted,
+                packet_bytes=train.packet_bytes,
+            )
         )
     return spans

@@ -127,7 +127,9 @@ def _datagrams(job: Job, flows: list[datagrams.Flow], readings: Readings, timer:
         readings.light += datagrams.exchange(flows, [datagrams.light(line, job.light_s) for line in lines], timer)
     if job.spaced_s:
         jittery = [flow for flow in flows if flow.line.jitter_ns]
-        readings.spaced += datagrams.exchange(jittery, [datagrams.spaced(flow.line, job.spaced_s) for flow in jittery], timer)
+        readings.spaced += datagrams.exchange(
+            jittery, [datagrams.spaced(flow.line, job.spaced_s) for flow in jittery], timer
+        )
     for group in _together(flows, sum(line.rate_bps for line in lines), _BOTH_AT_ONCE_BPS):
         patterns = [datagrams.overload(flow.line, job.mtu, _OVERLOAD, _rate_s(job, flow)) for flow in group]
         with turn():

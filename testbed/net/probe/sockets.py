@@ -33,6 +33,8 @@ def grow_buffers(end: socket.socket, wanted_bytes: int) -> int:
         try:
             end.setsockopt(socket.SOL_SOCKET, force, wanted_bytes)
         except PermissionError:
-            if end.type == socket.SOCK_DGRAM:  # TCP's buffers grow by themselves, and further, as long as nothing is asked
+            if (
+                end.type == socket.SOCK_DGRAM
+            ):  # TCP's buffers grow by themselves, and further, as long as nothing is asked
                 end.setsockopt(socket.SOL_SOCKET, ask, wanted_bytes)
     return end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)

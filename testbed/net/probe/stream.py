@@ -94,7 +94,9 @@ class Stream:
 
     def _patience_ns(self, way: Way, size: int) -> int:
         line = self._job.line(way)
-        return 5_000_000_000 + (4 * (8_000_000_000 * size // line.rate_bps) + 20 * self._job.round_trip_ns if line else 0)
+        return 5_000_000_000 + (
+            4 * (8_000_000_000 * size // line.rate_bps) + 20 * self._job.round_trip_ns if line else 0
+        )
 
     def _transfer(self, way: Way, size: int) -> int:
         """Move `size` bytes; nanoseconds until the last was read. TimeoutError when that takes far too long."""

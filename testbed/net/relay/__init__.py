@@ -55,10 +55,14 @@ def asked(pipe: Pipe | None) -> dict[str, Any] | None:
     from testbed.profiles.timeline import timeline  # not at the top: the relay process imports this module too
 
     varying = timeline(pipe) if pipe.schedule is not None else None
-    table = pipe.model_dump(include={"rate_bps", "delay_ns", "jitter_ns", "buffer_bytes", "loss", "reorder", "duplicate", "seed"})
+    table = pipe.model_dump(
+        include={"rate_bps", "delay_ns", "jitter_ns", "buffer_bytes", "loss", "reorder", "duplicate", "seed"}
+    )
     return table | {
         "jitter_reorders": pipe.jitter_reorders,
-        "steps": [step._asdict() | {"loss": step.loss and step.loss.model_dump()} for step in varying.steps] if varying else None,
+        "steps": [step._asdict() | {"loss": step.loss and step.loss.model_dump()} for step in varying.steps]
+        if varying
+        else None,
         "repeat_ns": varying.repeat_ns if varying else None,
         "trace": pipe.trace and pipe.trace.model_dump(include={"digest", "loop", "offset_ms", "stretch"}),
     }
@@ -69,7 +73,9 @@ def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
     from testbed.profiles import trace
 
     named = {pipe.trace.digest: pipe.trace for pipe in pipes if pipe is not None and pipe.trace is not None}
-    return {digest: base64.b64encode(array("I", trace.load(record)).tobytes()).decode() for digest, record in named.items()}
+    return {
+        digest: base64.b64encode(array("I", trace.load(record)).tobytes()).decode() for digest, record in named.items()
+    }
 
 
 class Relay:
@@ -151,7 +157,10 @@ class Relay:
         """
         found = self._ask({"do": "count"}, "read the relay's counters")
         by_port: dict[str, dict[str, Any]] = {
-            name: {side: dict(zip(COUNTERS, numbers, strict=True)) for side, numbers in zip(("up", "down"), pair, strict=True)}
+            name: {
+                side: dict(zip(COUNTERS, numbers, strict=True))
+                for side, numbers in zip(("up", "down"), pair, strict=True)
+            }
             for name, pair in zip(self._names, found["ports"], strict=True)
         }
         return by_port | {"process": found["process"]}
@@ -193,7 +202,9 @@ class Relay:
     def __enter__(self) -> Relay:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -48,7 +48,11 @@ class Control:
             self._traces[digest] = array("I", base64.b64decode(content))
 
     def _build(
-        self, port: str, direction: Literal["up", "down"], pipe: Mapping[str, Any] | None, before: Direction | None = None
+        self,
+        port: str,
+        direction: Literal["up", "down"],
+        pipe: Mapping[str, Any] | None,
+        before: Direction | None = None,
     ) -> Direction:
         trace: Opportunities | None = None
         if pipe is not None and (asked := pipe["trace"]) is not None:
@@ -60,7 +64,9 @@ class Control:
         """How long a packet of a burst may be held, and every direction as it computes now."""
         return {
             "hold_ns": HOLD_NS,
-            "ports": {port.name: {"up": port.up.settings(), "down": port.down.settings()} for port in self.engine.ports},
+            "ports": {
+                port.name: {"up": port.up.settings(), "down": port.down.settings()} for port in self.engine.ports
+            },
         }
 
     def answer(self, content: Mapping[str, Any]) -> None:

@@ -79,7 +79,13 @@ class Engine:
         by_address = self._by_address
         readers = [*ports, self._control_fd]
         lanes = Lanes(2 * len(self.ports))
-        push, queues, first_ns, wake_ns, left_ns = lanes.push, lanes.queues, lanes.first_ns, lanes.wake_ns, lanes.left_ns
+        push, queues, first_ns, wake_ns, left_ns = (
+            lanes.push,
+            lanes.queues,
+            lanes.first_ns,
+            lanes.wake_ns,
+            lanes.left_ns,
+        )
         held_ns = lanes.held_ns
         # Between the pipes: (out of the up pipe at, number, destination, packet).
         transit: list[tuple[int, int, EnginePort, bytes]] = []

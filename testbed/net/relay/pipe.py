@@ -109,7 +109,16 @@ class Unshaped(Direction):
 class Plain(Direction):
     """A constant rate, a delay, a buffer and a loss model."""
 
-    __slots__ = ("_buffer_ns", "_loss", "_overhead_bytes", "_pipe", "_rate_bps", "delay_ns", "free_ns", "least_delay_ns")
+    __slots__ = (
+        "_buffer_ns",
+        "_loss",
+        "_overhead_bytes",
+        "_pipe",
+        "_rate_bps",
+        "delay_ns",
+        "free_ns",
+        "least_delay_ns",
+    )
 
     def __init__(self, pipe: Mapping[str, Any], overhead_bytes: int, stream: int) -> None:
         """`pipe` as `testbed.net.relay.asked` makes it. `overhead_bytes` are counted on top of every packet."""

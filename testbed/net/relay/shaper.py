@@ -60,7 +60,12 @@ class Shaper(Direction):
     ) -> None:
         """As Plain. `trace`: the content of the one that the pipe names. `before`: whose place it takes at `now_ns`."""
         super().__init__(before)
-        self._pipe, self._overhead_bytes, self._seeds, self._opportunities = pipe, overhead_bytes, (pipe["seed"], stream), trace
+        self._pipe, self._overhead_bytes, self._seeds, self._opportunities = (
+            pipe,
+            overhead_bytes,
+            (pipe["seed"], stream),
+            trace,
+        )
         seed = pipe["seed"]
         self._buffer_bytes: int = pipe["buffer_bytes"]
         self._jitter = Draws(seed, stream, _JITTER)
@@ -82,7 +87,11 @@ class Shaper(Direction):
 
     def _take_over(self, before: Plain, now_ns: int) -> None:
         """Its queue, which it knows as a time only, as packets of a usual size."""
-        self._free_ns, self._last_due_ns, self._loss = before.free_ns, before.free_ns + before.delay_ns, before.loss_so_far()
+        self._free_ns, self._last_due_ns, self._loss = (
+            before.free_ns,
+            before.free_ns + before.delay_ns,
+            before.loss_so_far(),
+        )
         left, busy_ns = before.backlog_bytes(now_ns), before.free_ns - now_ns
         for begin, end in pairwise([*range(0, left, _USUAL_BYTES), left] if left else []):
             self._waiting.append((now_ns + busy_ns * end // left, end - begin))

@@ -39,6 +39,8 @@ def open_tun(name: str) -> int:
     except OSError as error:
         os.close(fd)
         if error.errno == errno.EPERM:
-            raise CapabilityError(f"cannot make the TUN device {name}: not permitted; run as root (CAP_NET_ADMIN)") from None
+            raise CapabilityError(
+                f"cannot make the TUN device {name}: not permitted; run as root (CAP_NET_ADMIN)"
+            ) from None
         raise LabError(f"cannot make the TUN device {name}: {error.strerror}") from None
     return fd

@@ -1,0 +1,54 @@
+"""What a codec's own source says of it, read without running it: no torch here, and nobody's code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from testbed.codecs.catalogue import table
+from testbed.errors import SpecError
+
+_Documented: TypeAlias = ast.ClassDef | ast.FunctionDef
+
+
+class Docs(NamedTuple):
+    """Docstrings, without their indent; None where there is none."""
+
+    of_class: str | None
+    """Of the class, or of the nearest class above it in its own module; of the function, where one makes the codec."""
+    of_module: str | None
+
+
+def read(path: str) -> Docs:
+    """Of a class, as 'pkg.mod:Class'. SpecError where the module has no source, or not this class."""
+    module, _, name = path.partition(":")
+    origin = table.locate(module, path).origin
+    if origin is None or not origin.endswith(".py"):
+        raise SpecError(f"codec {path!r}: the module {module} has no source to read its documentation from")
+    try:
+        tree = ast.parse(Path(origin).read_text(encoding="utf8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SpecError(f"codec {path!r}: cannot read {origin}: {error}") from None
+    known = {node.name: node for node in tree.body if isinstance(node, _Documented)}
+    if name not in known:
+        raise SpecError(f"codec {path!r}: there is no class {name} in {origin}")
+    return Docs(_of_class(known, name), _clean(ast.get_docstring(tree)))
+
+
+def _of_class(known: Mapping[str, _Documented], name: str) -> str | None:
+    seen: set[str] = set()
+    while name in known and name not in seen:
+        seen.add(name)
+        node = known[name]
+        if found := _clean(ast.get_docstring(node)):
+            return found
+        above = [base.id for base in node.bases if isinstance(base, ast.Name)] if isinstance(node, ast.ClassDef) else []
+        name = above[0] if above else ""
+    return None
+
+
+def _clean(text: str | None) -> str | None:
+    return inspect.cleandoc(text) if text else None

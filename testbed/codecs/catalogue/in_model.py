@@ -1,0 +1,118 @@
+"""Codecs that change the model: what crosses is made in the graph, and an inner codec puts it on the wire. No torch here."""
+
+from __future__ import annotations
+
+from testbed.codecs.catalogue.entry import Entry, Parameter
+
+_RATIO = Parameter("ratio", "float", 8, "hidden size over the values a token that cross", least=1)
+_BF16 = Parameter("inner", "codec", "bf16", "what puts them on the wire")
+_INT8 = Parameter("inner", "codec", "int8", "what puts them on the wire")
+_SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed tables; 1 in the released code", least=0)
+_SUBSPACE = "testbed.codecs.in_model.subspace:Subspace"
+_SSN = "Ramasinghe et al., Protocol Models (arXiv 2506.01260)"
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        name="subspace",
+        forward=_SUBSPACE,
+        backward=_SUBSPACE,
+        parameters=(
+            _RATIO,
+            _BF16,
+            Parameter(
+                "keep",
+                "word",
+                "projected",
+                "how weights stay in the subspace: projected after each step, learned as coordinates, or with a basis that moves",
+                choices=("projected", "reparametrised", "grassmann"),
+            ),
+            Parameter("every", "int", 500, "steps from one basis to the next, with grassmann", least=16),
+            Parameter("rate", "float", 0.1, "how far the basis goes, with grassmann", least=0),
+            _SPREAD,
+        ),
+        summary="weights kept in a subspace that all stages know, so that a token's coordinates are all of it; exact",
+        bits_per_element="inner / ratio",
+        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        state="the basis and a fixed embedding table, from the seed; the inner codec's",
+        source=_SSN,
+        law="lossless",
+        hook="layers and embeddings of every stage that sends write within the subspace",
+        exact=True,
+    ),
+    Entry(
+        name="subspace-free",
+        forward="testbed.codecs.in_model.subspace:FreeSubspace",
+        backward="testbed.codecs.in_model.subspace:FreeSubspace",
+        parameters=(_RATIO, _BF16, _SPREAD),
+        summary="the same projection with weights that nothing keeps in the subspace: loses most of every tensor",
+        bits_per_element="inner / ratio",
+        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        state="as subspace",
+        source="random projection; the variant without constraint",
+        law="lossless",
+        hook="projects hidden states onto a random subspace",
+        control=True,
+    ),
+    Entry(
+        name="mapl",
+        forward="testbed.codecs.in_model.mapl:Mapl",
+        backward="testbed.codecs.in_model.mapl:Mapl",
+        parameters=(
+            _RATIO,
+            _BF16,
+            Parameter("rate", "float", 0.1, "the basis's learning rate as a share of the model's", least=0),
+        ),
+        summary="a basis for each boundary, learned on the Stiefel manifold, and a small token embedding at every stage",
+        bits_per_element="inner / ratio, and 16/(ratio * b n) d a step each way",
+        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        state="the basis; the small embedding is the stage's; the inner codec's",
+        source="Janson, Oyallon, Belilovsky, MAPL (arXiv 2606.05484)",
+        law="lossless",
+        hook="projects onto the learned basis; the first stage's token embedding becomes low-rank",
+    ),
+    Entry(
+        name="bottleneck",
+        forward="testbed.codecs.in_model.bottleneck:Swarm",
+        backward="testbed.codecs.in_model.bottleneck:Swarm",
+        parameters=(
+            Parameter("ratio", "int", 4, "hidden size over the values a token that cross", least=1),
+            _INT8,
+            Parameter(
+                "kind", "word", "linear", "a linear layer, or the largest of each group", choices=("linear", "maxout")
+            ),
+        ),
+        summary="a learned narrow layer at the boundary",
+        bits_per_element="inner / ratio",
+        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        state="none but the inner codec's; its layers are the stages'",
+        source="SWARM (Ryabinin et al., ICML 2023)",
+        law="lossless",
+        hook="LayerNorm, Linear or maxout, LayerNorm at the sender, Linear at the receiver",
+    ),
+    Entry(
+        name="autoencoder",
+        forward="testbed.codecs.in_model.bottleneck:Autoencoder",
+        backward="testbed.codecs.in_model.bottleneck:Autoencoder",
+        parameters=(Parameter("ratio", "float", 4, "hidden size over the values a token that cross", least=1), _BF16),
+        summary="a learned linear encoder and decoder",
+        bits_per_element="inner / ratio",
+        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        state="none but the inner codec's; its layers are the stages'",
+        source="Bian et al., MLSys 2024",
+        law="lossless",
+        hook="a linear layer at each end",
+    ),
+    Entry(
+        name="resbm",
+        forward="testbed.codecs.in_model.bottleneck:ResBm",
+        backward="testbed.codecs.in_model.bottleneck:ResBm",
+        parameters=(_RATIO, _BF16),
+        summary="a learned bottleneck of two layers beside an identity path",
+        bits_per_element="inner / ratio",
+        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        state="none but the inner codec's; its layers are the stages'",
+        source="residual bottleneck, ResBM (Macrocosmos, arXiv 2604.11947)",
+        law="lossless",
+        hook="Linear, ReLU, Linear, ReLU at the sender, Linear, ReLU at the receiver, and the first channels as they are",
+    ),
+)

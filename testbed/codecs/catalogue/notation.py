@@ -1,0 +1,201 @@
+"""The notation of codecs: text to trees. What the names mean is `recipe`'s and `selection`'s business. No torch here.
+
+    selection   rule {";" rule}                         0: int8; 1-3: fwd=int4, bwd=int8; rest: bf16
+    rule        [(number ["-" number] | "rest") ":"] both
+    both        codec | "fwd=" codec "," "bwd=" codec   in either order
+    codec       name ["(" argument {"," argument} ")"]  ef(topk(0.1)), mypkg.mod:MyCodec(x=3)
+    argument    [word "="] (number | codec)             a bare word is read as a codec without brackets
+
+Blanks may stand between any two of these. Every fault is a SpecError that names the text and the character.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from testbed.errors import SpecError
+
+_NAME = re.compile(r"[^\W\d][\w-]*(?:\.[^\W\d]\w*)*(?::[^\W\d]\w*)?")
+_KEY = re.compile(r"([^\W\d]\w*)\s*=")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?P<point>\.\d*)?|(?P<dot>\.\d+))(?P<power>[eE][+-]?\d+)?(?![\w.])")
+_PLACES = re.compile(r"(?:(?P<first>\d+)(?:\s*-\s*(?P<last>\d+))?|(?P<rest>rest))\s*:")
+_BLANK = re.compile(r"\s*")
+_DEEPEST = 16
+_HIGHEST = 1_000_000
+
+
+@dataclass(frozen=True)
+class Number:
+    """An int, or a float where it was written with a point or a power."""
+
+    value: int | float
+    at: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A codec, or a bare word that may turn out to be something else."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    brackets: bool
+    at: int
+
+
+@dataclass(frozen=True)
+class Argument:
+    """`key=value` or `value`."""
+
+    key: str | None
+    value: Number | Call
+    at: int
+
+
+@dataclass(frozen=True)
+class Both:
+    """The codecs of both directions; the same where the text names one."""
+
+    forward: Call
+    backward: Call
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is chosen for the boundaries `first` to `last`; for those without a rule of their own where `first` is None."""
+
+    first: int | None
+    last: int | None
+    both: Both
+    at: int
+
+
+def fault(text: str, at: int, message: str) -> SpecError:
+    """What is wrong with a codec's text, and where."""
+    where = f"character {at + 1}" if at < len(text) else "at its end"
+    return SpecError(f"codec {text!r}, {where}: {message}")
+
+
+def parse_codec(text: str) -> Call:
+    """One codec."""
+    reader = _Reader(text)
+    call = reader.call()
+    reader.end()
+    return call
+
+
+def parse_selection(text: str) -> tuple[Rule, ...]:
+    """All rules, in the order written. A text without any boundary's number is one rule for the rest."""
+    reader = _Reader(text)
+    rules = [reader.rule()]
+    while reader.accept(";"):
+        rules.append(reader.rule())
+    reader.end()
+    return tuple(rules)
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text, self._at, self._depth = text, 0, 0
+        self._skip()
+
+    def rule(self) -> Rule:
+        at, places = self._at, self._match(_PLACES)
+        if places is None or places["rest"]:
+            return Rule(None, None, self._both(), at)
+        first = int(places["first"])
+        last = first if places["last"] is None else int(places["last"])
+        if not first <= last < _HIGHEST:
+            raise fault(
+                self._text, at, f"boundaries {first} to {last} are no range; boundary 0 lies between the stages 0 and 1"
+            )
+        return Rule(first, last, self._both(), at)
+
+    def _both(self) -> Both:
+        found: dict[str, Call] = {}
+        at = self._at
+        while (key := self._peek(_KEY)) is not None:
+            direction = key[1]
+            if direction not in ("fwd", "bwd") or direction in found:
+                again = "stands here twice" if direction in found else "is no direction"
+                raise self._fault(f"{direction!r} {again}; write fwd=CODEC, bwd=CODEC, or one codec for both")
+            self._match(_KEY)
+            found[direction] = self.call()
+            if len(found) == 2:
+                return Both(found["fwd"], found["bwd"])
+            if not self.accept(","):
+                break
+        if found:
+            missing = "bwd" if "fwd" in found else "fwd"
+            hint = "" if self._peek(_NAME) is None else f" before {self._text[self._at :]!r}"
+            raise fault(
+                self._text, self._at if hint else at, f"{missing}=CODEC is missing{hint}; state both directions"
+            )
+        call = self.call()
+        return Both(call, call)
+
+    def call(self) -> Call:
+        at, name = self._at, self._match(_NAME)
+        if name is None:
+            raise self._fault(f"expected the name of a codec, found {self._found()}")
+        if not self.accept("("):
+            return Call(name[0], (), False, at)
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise fault(self._text, at, f"codecs lie more than {_DEEPEST} deep in each other")
+        arguments: list[Argument] = []
+        if not self.accept(")"):
+            arguments.append(self._argument())
+            while not self.accept(")"):
+                if not self.accept(","):
+                    raise self._fault(f"expected ',' or ')' in the brackets of {name[0]}, found {self._found()}")
+                arguments.append(self._argument())
+        self._depth -= 1
+        return Call(name[0], tuple(arguments), True, at)
+
+    def _argument(self) -> Argument:
+        at, key = self._at, self._match(_KEY)
+        where = self._at
+        if (number := self._match(_NUMBER)) is not None:
+            whole = not (number["point"] or number["dot"] or number["power"])
+            value = float(number[0])
+            if not math.isfinite(value):
+                raise fault(self._text, where, f"{number[0]} is too large")
+            return Argument(key and key[1], Number(int(number[0]) if whole else value, where), at)
+        if self._peek(_NAME) is None:
+            raise self._fault(f"expected a number, a word or a codec, found {self._found()}")
+        return Argument(key and key[1], self.call(), at)
+
+    def accept(self, sign: str) -> bool:
+        """Step over the sign if it comes next."""
+        if not self._text.startswith(sign, self._at):
+            return False
+        self._at += len(sign)
+        self._skip()
+        return True
+
+    def end(self) -> None:
+        if self._at < len(self._text):
+            raise self._fault(f"expected the end, found {self._found()}")
+
+    def _peek(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        return pattern.match(self._text, self._at)
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        match = self._peek(pattern)
+        if match is not None:
+            self._at = match.end()
+            self._skip()
+        return match
+
+    def _skip(self) -> None:
+        blank = _BLANK.match(self._text, self._at)
+        assert blank is not None
+        self._at = blank.end()
+
+    def _found(self) -> str:
+        return "nothing more" if self._at >= len(self._text) else repr(self._text[self._at : self._at + 20])
+
+    def _fault(self, message: str) -> SpecError:
+        return fault(self._text, self._at, message)

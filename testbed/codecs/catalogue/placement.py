@@ -1,0 +1,167 @@
+"""Which codec stands at which boundary, in which direction: what a cell's `codec` says. No torch here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from testbed.codecs.catalogue.notation import Both, fault, parse_selection
+from testbed.codecs.catalogue.recipe import Recipe, bind
+from testbed.errors import SpecError, UserError
+from testbed.spec import Direction
+
+
+class Pair(NamedTuple):
+    """The codecs of one boundary."""
+
+    forward: Recipe
+    backward: Recipe
+
+    @property
+    def text(self) -> str:
+        """One codec where both are the same."""
+        return (
+            self.forward.text if self.forward == self.backward else f"fwd={self.forward.text}, bwd={self.backward.text}"
+        )
+
+    @property
+    def fault(self) -> str | None:
+        """Why gradients that go by their activations' codec cannot."""
+        for part in self.backward.parts():
+            if not part.entry.pairs:
+                continue
+            masks = [one for one in self.forward.parts() if one.entry.backward == part.entry.backward]
+            if not masks:
+                through = self.forward.text
+                return f"gradients of {part.name} go by its activations, which go through {through}; name {part.name} for both"
+            if all(_share(one) != _share(part) for one in masks):
+                return f"gradients of {part.text} go where the activations of {masks[0].text} went; give both the same share"
+        for recipe in self:
+            for part in recipe.parts():
+                inside = [one for one in part.parts() if one.entry.pairs] if part.entry.measures else []
+                if inside:
+                    return f"gradients of {inside[0].name} go by its activations; {part.name} may have sent those through another"
+        return None
+
+
+class Selection(NamedTuple):
+    """Read with `read`; the same whenever two texts choose the same, once `over` has seen how many boundaries there are."""
+
+    numbered: tuple[tuple[int, Pair], ...]
+    """In order."""
+    rest: Pair | None
+    """Of the boundaries without a number; None where every one must have its own."""
+
+    @property
+    def text(self) -> str:
+        """The canonical text: neighbours with the same codecs as a range, the rest last."""
+        if not self.numbered and self.rest is not None:
+            return self.rest.text
+        rules = [
+            f"{first}: {pair.text}" if first == last else f"{first}-{last}: {pair.text}"
+            for first, last, pair in _ranges(self.numbered)
+        ]
+        return "; ".join([*rules, *([] if self.rest is None else [f"rest: {self.rest.text}"])])
+
+    def at(self, boundary: int, direction: Direction) -> Recipe:
+        """The codec that stands there. SpecError where there is none."""
+        pair = dict(self.numbered).get(boundary, self.rest)
+        if pair is None:
+            raise SpecError(f"codec {self.text!r} says nothing of boundary {boundary}; name it, or say 'rest: CODEC'")
+        return pair.forward if direction == "forward" else pair.backward
+
+    def over(self, boundaries: int) -> Selection:
+        """The same for a pipeline of so many boundaries, in its canonical form: the commonest pair is the rest.
+
+        SpecError for a boundary that has no codec, or that the pipeline does not have.
+        """
+        own = dict(self.numbered)
+        if beyond := [number for number in own if number >= boundaries]:
+            there = f"has the boundaries 0 to {boundaries - 1}" if boundaries else "of one stage has no boundary"
+            raise SpecError(f"codec {self.text!r} speaks of boundary {beyond[0]}; the pipeline {there}")
+        for boundary in range(boundaries):
+            self.at(boundary, "forward")
+        pairs = [own.get(boundary, self.rest) for boundary in range(boundaries)]
+        if not pairs:
+            return self
+        common = Counter(pairs).most_common()
+        most = max((pair for pair, count in common if count == common[0][1]), key=lambda pair: _last(pairs, pair))
+        return Selection(tuple((i, pair) for i, pair in enumerate(pairs) if pair is not None and pair != most), most)
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits per element: the largest of any boundary and direction."""
+        return max(recipe.nominal_bits for recipe in self.recipes())
+
+    @property
+    def control(self) -> bool:
+        """Whether a negative control is among its codecs."""
+        return any(recipe.control for recipe in self.recipes())
+
+    @property
+    def measures(self) -> bool:
+        """Whether one of its codecs chooses by what it measures of its link."""
+        return any(part.entry.measures for recipe in self.recipes() for part in recipe.parts())
+
+    def recipes(self) -> Iterator[Recipe]:
+        """All its codecs, some perhaps more than once."""
+        for pair in (*(pair for _, pair in self.numbered), self.rest):
+            if pair is not None:
+                yield from pair
+
+
+def read(text: str) -> Selection:
+    """A cell's `codec`. UnknownNameError or SpecError, with the place, for what cannot be made."""
+    numbered: dict[int, Pair] = {}
+    rest: Pair | None = None
+    for rule in parse_selection(text):
+        pair = _pair(rule.both, text)
+        if rule.first is None or rule.last is None:
+            if rest is not None:
+                raise fault(text, rule.at, "two rules are for the rest; give one a number, as in '0: int8'")
+            rest = pair
+            continue
+        for boundary in range(rule.first, rule.last + 1):
+            if boundary in numbered:
+                raise fault(text, rule.at, f"boundary {boundary} has a codec already")
+            numbered[boundary] = pair
+    return Selection(tuple(sorted(numbered.items(), key=lambda one: one[0])), rest)
+
+
+def canonical(text: str) -> str:
+    """The canonical text as far as it shows without the number of boundaries; one that cannot be read stays as it is."""
+    try:
+        return read(text).text
+    except UserError:
+        return text
+
+
+def _pair(both: Both, text: str) -> Pair:
+    forward = bind(both.forward, text)
+    pair = Pair(forward, forward if both.backward is both.forward else bind(both.backward, text))
+    if pair.fault is not None:
+        raise fault(text, both.backward.at, pair.fault)
+    return pair
+
+
+def _share(recipe: Recipe) -> object:
+    return dict(recipe.arguments).get("share")
+
+
+def _ranges(numbered: tuple[tuple[int, Pair], ...]) -> Iterator[tuple[int, int, Pair]]:
+    first = last = -1
+    held: Pair | None = None
+    for number, pair in numbered:
+        if held is not None and number == last + 1 and pair == held:
+            last = number
+            continue
+        if held is not None:
+            yield first, last, held
+        first, last, held = number, number, pair
+    if held is not None:
+        yield first, last, held
+
+
+def _last(pairs: list[Pair | None], pair: Pair | None) -> int:
+    return max(index for index, one in enumerate(pairs) if one == pair)

@@ -1,0 +1,239 @@
+"""One codec with its arguments: a tree of `language` checked against the table, and its canonical text. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from testbed.codecs.catalogue import table
+from testbed.codecs.catalogue.entry import REQUIRED, Entry, Parameter
+from testbed.codecs.catalogue.notation import Argument, Call, Number, fault, parse_codec
+from testbed.errors import SpecError, UnknownNameError
+
+Value: TypeAlias = "int | float | str | Recipe"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `make` needs, and what is equal whenever two texts mean the same."""
+
+    name: str
+    arguments: tuple[tuple[str | None, Value], ...]
+    """Ours: every parameter by name, defaults filled in, in the table's order. Anyone else's: as written."""
+
+    @property
+    def entry(self) -> Entry:
+        """Its line of the table."""
+        return table.find(self.name)
+
+    @property
+    def text(self) -> str:
+        """The one way to write it: defaults left out, what is required without its name, choices as bare words."""
+        written = ", ".join(_theirs(self) if self.name not in table.CODECS else _ours(self))
+        return f"{self.name}({written})" if written else self.name
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits per element that are expected on the wire."""
+        known = {
+            name: value.nominal_bits if isinstance(value, Recipe) else value for name, value in self.arguments if name
+        }
+        return self.entry.nominal_bits(known)
+
+    @property
+    def control(self) -> bool:
+        """Whether it, or a codec inside it, is a negative control."""
+        return any(part.entry.control for part in self.parts())
+
+    @property
+    def inner(self) -> Recipe | None:
+        """The codec inside a wrapper; the first where there are several."""
+        return next((value for _, value in self.arguments if isinstance(value, Recipe)), None)
+
+    def parts(self) -> Iterator[Recipe]:
+        """Itself, and the codecs inside it."""
+        yield self
+        for _, value in self.arguments:
+            if isinstance(value, Recipe):
+                yield from value.parts()
+
+
+def read(text: str) -> Recipe:
+    """One codec from its text. UnknownNameError or SpecError, with the place, for what cannot be made."""
+    return bind(parse_codec(text), text)
+
+
+def bind(call: Call, text: str) -> Recipe:
+    """A tree of `text` checked against the table: names, sorts of arguments, ranges, nothing missing."""
+    try:
+        entry = table.find(call.name)
+    except UnknownNameError as error:
+        if text.strip() == call.name:
+            raise
+        raise fault(text, call.at, str(error)) from None
+    if call.name not in table.CODECS:
+        for index, one in enumerate(call.arguments):
+            if one.key is not None and any(one.key == earlier.key for earlier in call.arguments[:index]):
+                raise fault(text, one.at, f"{one.key} of {call.name} is stated twice")
+        return Recipe(call.name, tuple((one.key, _foreign(one.value, text)) for one in call.arguments))
+    given: dict[str, Value] = {}
+    for argument in call.arguments:
+        parameter = _parameter(entry, argument, given, text)
+        if parameter.name in given:
+            raise fault(text, argument.at, f"{parameter.name} of {entry.name} is stated twice")
+        given[parameter.name] = _value(entry, parameter, argument.value, text)
+    for parameter in entry.parameters:
+        if parameter.name not in given:
+            given[parameter.name] = _default(entry, parameter, call, text)
+    return Recipe(entry.name, tuple((one.name, given[one.name]) for one in entry.parameters))
+
+
+def _foreign(value: Number | Call, text: str) -> Value:
+    """Of a class that the table knows nothing of: a bare word is a text, a codec has brackets or a module."""
+    if isinstance(value, Number):
+        return value.value
+    return bind(value, text) if value.brackets or ":" in value.name else value.name
+
+
+def _parameter(entry: Entry, argument: Argument, given: dict[str, Value], text: str) -> Parameter:
+    """The one that an argument sets."""
+    value = argument.value
+    if not entry.parameters:
+        raise fault(text, argument.at, f"{entry.name} takes no arguments")
+    if argument.key is not None:
+        found = entry.parameter(argument.key)
+        if found is None:
+            known = [one.name for one in entry.parameters]
+            raise fault(text, argument.at, str(UnknownNameError(f"parameter of {entry.name}", argument.key, known)))
+        return found
+    if isinstance(value, Call) and not value.brackets and (choosing := entry.choosing(value.name)):
+        return choosing[0]
+    sort = "a number" if isinstance(value, Number) else "a codec or a word"
+    fit = [one for one in entry.parameters if _open(one, number=isinstance(value, Number))]
+    if isinstance(value, Call) and not fit:
+        words = [word for one in entry.parameters for word in one.choices]
+        raise fault(text, argument.at, str(UnknownNameError(f"word for {entry.name}", value.name, words)))
+    free = [one for one in fit if one.name not in given]
+    if not free:
+        takes = f"{sort} for {', '.join(one.name for one in fit)}" if fit else f"no {sort[2:]}"
+        raise fault(text, argument.at, f"{entry.name} takes {takes}, and no further one")
+    return free[0]
+
+
+def _open(parameter: Parameter, *, number: bool) -> bool:
+    """Whether it can be set without its name, by a number or by anything else that is no choice."""
+    if number:
+        return parameter.kind in ("int", "float")
+    return parameter.kind == "codec" or (parameter.kind == "word" and not parameter.choices)
+
+
+def _value(entry: Entry, parameter: Parameter, value: Number | Call, text: str) -> Value:
+    """An argument's value, checked."""
+
+    def wrong(found: str, wanted: str) -> SpecError:
+        return fault(text, value.at, f"{parameter.name} of {entry.name} must be {wanted}, found {found}")
+
+    if isinstance(value, Number):
+        number = value.value
+        if parameter.kind not in ("int", "float") or (parameter.kind == "int" and not isinstance(number, int)):
+            raise wrong(str(number), wanted(parameter))
+        if (parameter.least is not None and number < parameter.least) or (
+            parameter.most is not None and number > parameter.most
+        ):
+            raise wrong(str(number), wanted(parameter))
+        return float(number) if parameter.kind == "float" else number
+    if parameter.kind == "codec":
+        return bind(value, text)
+    if parameter.kind != "word" or value.brackets or (parameter.choices and value.name not in parameter.choices):
+        raise wrong(repr(value.name), wanted(parameter))
+    return value.name
+
+
+def wanted(parameter: Parameter) -> str:
+    """What a parameter may be, for people."""
+    if parameter.kind == "word":
+        return f"one of {', '.join(parameter.choices)}" if parameter.choices else "a word"
+    if parameter.kind == "codec":
+        return "a codec"
+    sort = "a whole number" if parameter.kind == "int" else "a number"
+    if parameter.least is not None and parameter.most is not None:
+        return f"{sort} from {parameter.least:g} to {parameter.most:g}"
+    if parameter.least is not None:
+        return f"{sort} of at least {parameter.least:g}"
+    return sort if parameter.most is None else f"{sort} of at most {parameter.most:g}"
+
+
+def _default(entry: Entry, parameter: Parameter, call: Call, text: str) -> Value:
+    if parameter.default is REQUIRED:
+        raise fault(
+            text, call.at, f"{entry.name} needs {parameter.name}: {parameter.doc}; for example {example(entry)}"
+        )
+    return _filled(parameter)
+
+
+def _filled(parameter: Parameter) -> Value:
+    default = parameter.default
+    if parameter.kind == "codec":
+        assert isinstance(default, str)
+        return read(default)
+    if parameter.kind == "float":
+        assert isinstance(default, int | float)
+        return float(default)
+    assert isinstance(default, int | str)
+    return default
+
+
+def example(entry: Entry) -> str:
+    """A text with all that is required: what help and messages show, and what the kit checks."""
+    if entry.example:
+        return entry.example
+    needed = [one for one in entry.parameters if one.default is REQUIRED]
+    written = ", ".join(
+        f"{one.name}={_sample(one)}" if one.kind in ("int", "float") else _sample(one) for one in needed
+    )
+    return f"{entry.name}({written})" if written else entry.name
+
+
+def _sample(parameter: Parameter) -> str:
+    if parameter.kind == "codec":
+        return "int8"
+    if parameter.kind == "word":
+        return parameter.choices[0] if parameter.choices else "WORD"
+    low, high = parameter.least, parameter.most
+    if parameter.kind == "int":
+        return str(int(max(low or 0, min(64, high or 64))))
+    if low and high:
+        return repr(float(max(low, high / 10)))
+    return repr(float(high if low is None and high is not None else low if low else (high or 1.0) / 10))
+
+
+def _ours(recipe: Recipe) -> Iterator[str]:
+    entry, bare = recipe.entry, True
+    sorts_with_defaults = {True: False, False: False}
+    for (name, value), parameter in zip(recipe.arguments, entry.parameters, strict=True):
+        number = parameter.kind in ("int", "float")
+        required = parameter.default is REQUIRED
+        # Without its name it must be the first of its sort that is not set: no earlier one may have been left to its default.
+        bare = required and not sorts_with_defaults[number]
+        if _open(parameter, number=number) and not required:
+            sorts_with_defaults[number] = True
+        if not required and value == _filled(parameter):
+            continue
+        written = _written(value)
+        if parameter.choices:
+            yield written if len(entry.choosing(written)) == 1 else f"{name}={written}"
+        else:
+            yield written if bare and not entry.choosing(written) else f"{name}={written}"
+
+
+def _theirs(recipe: Recipe) -> Iterator[str]:
+    for name, value in recipe.arguments:
+        written = _written(value)
+        if isinstance(value, Recipe) and written == value.name and ":" not in written:
+            written += "()"
+        yield written if name is None else f"{name}={written}"
+
+
+def _written(value: Value) -> str:
+    return value.text if isinstance(value, Recipe) else value if isinstance(value, str) else repr(value)

@@ -1,0 +1,1 @@
+"""Codecs that send every value, with fewer bits."""

@@ -1,0 +1,267 @@
+"""TAH-Quant: tiles of neighbouring channels at 4 or 3 bits by their entropy, tiles with an outlier rotated first.
+
+Forward, each token in tiles of G channels (a power of two; the last is filled up with zeros, which are sent too):
+1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k: of the T tiles of a token, or of a sample's tokens together, the ceil(share * T)
+   of most entropy get 4 bits, the others 3. Of the two tiles of a narrow model's token, ceil makes that both.
+2. a1, a2 the two largest |x|: where a1 > tau * a2, a1 changes places with channel 0 (its place is the pivot) and the tile is
+   rotated by Hadamard's matrix.
+3. between least and largest value in equal steps, rounded to the nearest (`affine`).
+Backward: `bits`-bit codes, symmetric, one step a tile, rounded to the nearest.
+
+A tile's metadata: 16 bits each for step and offset (bf16; published: fp16), 1 for its width, log2 G for the pivot, 1 for the
+rotation: 39 at G = 32, 40 at G = 64. Bits per element: 3.8 + 40/64 = 4.425 at G = 64 where share * T is whole; the paper's 4.41
+leaves out the rotation's bit. The paper's own tile is 32; 64 is what its 4.41 is for.
+Law: bounded by half a step; in a rotated tile by sqrt(G) / 2 steps (the L2 norm of all its errors).
+Not stated in the source: the rounding, whether tiles are ranked in a token or in a sample, and what of a gradient shares a step.
+Source: He et al., "TAH-Quant", arXiv 2506.01352, sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import Context, MessageKey, Payload
+from testbed.codecs.dense import affine, groups, hadamard
+from testbed.codecs.dense.integer import Integer
+from testbed.codecs.wire import bits, header
+from testbed.codecs.wire.scratch import Scratch
+from testbed.errors import CodecError
+
+Per = Literal["token", "sample"]
+_AT_ONCE = 2**20
+"""Values worked on at once, if as few are ranked together: what is kept for temporaries, 8 bytes a value, is then 8 MiB."""
+
+
+class _Ranked(NamedTuple):
+    """How many tiles are ranked together, how many of those get 4 bits, and how many do in all."""
+
+    tiles: int
+    wide: int
+    wide_in_all: int
+
+
+class _Plan(NamedTuple):
+    """What is done to the tiles, in their order in the tensor."""
+
+    wide: Tensor
+    """bool (tiles, 1): has 4 bits."""
+    pivot: Tensor
+    """uint8 (tiles): 0 where the tile is not rotated."""
+    rotated: Tensor
+    """bool (tiles)."""
+    x: Tensor
+    """fp32 (tiles, G), as it is quantised."""
+    found: affine.Affine
+    """(tiles, 1)."""
+
+
+class Tah:
+    """Activations. Nothing is remembered."""
+
+    def __init__(
+        self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6, per: Per = "token"
+    ) -> None:
+        """`bits` is the gradients' business. ValueError for tiles that are not a power of two up to 256."""
+        if tile > 256:
+            raise ValueError(f"a tile of {tile} channels: a pivot has at most 8 bits, so 256 is the most")
+        hadamard.matrix(tile)
+        self._tile, self._share, self._tau, self._per = tile, share, tau, per
+        self._scratch, self._sizes = Scratch(), Scratch()
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        """CodecError names the message key where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
+        tensor = header.check_input(tensor)
+        shape = tuple(tensor.shape)
+        of = self._layout(shape)
+        payload, body = header.allocate(header.TAH, shape, self._body_bytes(shape))
+        if of.rows == 0:
+            return payload
+        ranked = self._ranked(shape, of)
+        some = max(1, _AT_ONCE // (ranked.tiles * of.size)) * ranked.tiles
+        tiles = torch.split(groups.split(tensor.to(torch.float32), of), some)
+        coded = (self._code(part, ranked, key) for part in tiles)
+        wide, rotated, pivot, step, offset, codes = map(torch.cat, zip(*coded, strict=True))
+        parts = _Parts(body, of, ranked.wide_in_all)
+        parts.step.copy_(step.view(-1))
+        parts.offset.copy_(offset.view(-1))
+        bits.pack(wide.view(-1).to(torch.uint8), 1, parts.wide)
+        bits.pack(rotated.to(torch.uint8), 1, parts.rotated)
+        bits.pack(pivot, _pivot_bits(of), parts.pivot)
+        for width, which, packed in parts.codes(wide):
+            bits.pack(codes.index_select(0, which).view(-1), width, packed)
+        return payload
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        """CodecError for bytes that `encode` does not write."""
+        opened = header.open_payload(payload, header.TAH, self._body_bytes)
+        of = self._layout(opened.shape)
+        if of.rows == 0:
+            return torch.empty(opened.shape, dtype=torch.float32)
+        ranked = self._ranked(opened.shape, of)
+        parts = _Parts(header.as_tensor(opened.body, torch.uint8, len(opened.body)), of, ranked.wide_in_all)
+        wide = bits.unpack(parts.wide, 1, of.number).view(torch.bool).view(-1, 1)
+        rotated = bits.unpack(parts.rotated, 1, of.number).view(torch.bool)
+        pivot = bits.unpack(parts.pivot, _pivot_bits(of), of.number)
+        found = affine.Affine(parts.step.view(-1, 1), parts.offset.view(-1, 1))
+        if (
+            opened.visit
+            or not bool((wide.view(-1, ranked.tiles).sum(1) == ranked.wide).all())
+            or bool(pivot[~rotated].any())
+            or not affine.is_sound(found, _top(wide))
+        ):
+            raise CodecError(f"cannot decode {key}: it holds metadata of tiles that no encoder writes")
+        # Put in order as bytes: as fp32 they are four times as many. Of a tile's size each, which numpy assigns fastest.
+        tiles = np.empty(of.number, f"V{of.size}")
+        for width, which, packed in parts.codes(wide):
+            tiles[which.numpy()] = bits.unpack(packed, width, len(which) * of.size).numpy().view(tiles.dtype)
+        codes = torch.from_numpy(tiles.view(np.uint8)).view(-1, of.size)
+        values = affine.apply(codes.to(torch.float32), found)
+        if len(turned := rotated.nonzero().view(-1)):
+            header.check_finite(_rotate(values, turned), key, "a rotation", doing="decode")
+            _swap(values, turned, pivot)
+        return groups.trim(values, of).view(opened.shape)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """The largest error of each value."""
+        of = self._layout(tuple(tensor.shape))
+        if of.rows == 0:
+            return torch.zeros(tensor.shape)
+        key = MessageKey("train", 0, 0, ())
+        plan = self._plan(
+            groups.split(tensor.detach().to(torch.float32), of), self._ranked(tuple(tensor.shape), of), key
+        )
+        bounds = plan.found.step.to(torch.float64) / 2 * (1 + 2**-12)
+        bounds += plan.x.abs().amax(-1, keepdim=True) * 2**-18
+        bounds *= torch.where(plan.rotated, math.sqrt(of.size), 1.0).view(-1, 1)
+        return groups.trim(bounds.expand(-1, of.size).contiguous(), of).view(tensor.shape)
+
+    def payload_bytes(self, shape: header.Shape) -> int:
+        """Header, metadata, codes."""
+        return header.header_bytes(len(shape)) + self._body_bytes(shape)
+
+    def _layout(self, shape: header.Shape) -> groups.Layout:
+        rows, width = header.rows_of(shape)
+        return groups.Layout(rows, width, min(self._tile, 1 << (width - 1).bit_length() if width else 1))
+
+    def _ranked(self, shape: header.Shape, of: groups.Layout) -> _Ranked:
+        tokens = shape[-2] if self._per == "sample" and len(shape) > 1 else 1
+        tiles = tokens * of.per_row
+        wide = math.ceil(self._share * tiles - 1e-9)
+        return _Ranked(tiles, wide, of.number // tiles * wide)
+
+    def _body_bytes(self, shape: header.Shape) -> int:
+        of = self._layout(shape)
+        return _Parts.bytes(of, self._ranked(shape, of).wide_in_all) if of.rows else 0
+
+    def _plan(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> _Plan:
+        """Of tiles x, as many as are ranked together, or some times as many."""
+        size = torch.abs(x, out=self._sizes.of(x.shape))
+        largest = size.amax(-1, keepdim=True)
+        groups.check_ends(largest, key)
+        buffer = self._scratch.of(x.shape)
+        # Only the largest is above a share 1/tau of itself where it is above tau times the second.
+        rotated = (torch.ge(size, largest / self._tau, out=buffer).sum(-1) <= 1).logical_and_(largest.view(-1) > 0)
+        wide = _choose(_entropy(size, largest.view(-1), buffer).view(-1, ranked.tiles), ranked.wide).view(-1, 1)
+        turned = rotated.nonzero().view(-1)
+        pivot = torch.zeros(len(x), dtype=torch.uint8)
+        x = buffer.copy_(x)
+        if len(turned):
+            pivot[turned] = x.index_select(0, turned).abs_().argmax(-1).to(torch.uint8)
+            _swap(x, turned, pivot)
+            _rotate(x, turned)
+        return _Plan(wide, pivot, rotated, x, affine.fit(x, _top(wide), key))
+
+    def _code(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> tuple[Tensor, ...]:
+        """Of tiles x: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
+        plan = self._plan(x, ranked, key)
+        # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
+        codes = groups.to_codes(affine.scaled_(plan.x, plan.found).add_(0.5))
+        return plan.wide, plan.rotated, plan.pivot, *plan.found, codes
+
+
+class TahGradients(Integer):
+    """Gradients: `bits`-bit codes with a step a tile."""
+
+    def __init__(self, context: Context, tile: int = 64, bits: int = 6, **_: Any) -> None:
+        """The other parameters are the activations' business."""
+        super().__init__(context, tile, "nearest", bits=bits)
+
+
+class _Parts:
+    """The body's parts as tensors over its memory."""
+
+    def __init__(self, body: Tensor, of: groups.Layout, wide: int) -> None:
+        """`wide` tiles have 4 bits."""
+        step, offset, *self._codes, self.wide, self.rotated, self.pivot = torch.split(body, self._sizes(of, wide))
+        self.step, self.offset = step.view(torch.bfloat16), offset.view(torch.bfloat16)
+
+    def codes(self, wide: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """(bits, which tiles, where their codes are) for both widths."""
+        flat = wide.view(-1)
+        for width, which, packed in zip((4, 3), (flat, ~flat), self._codes, strict=True):
+            yield width, which.nonzero().view(-1), packed
+
+    @classmethod
+    def bytes(cls, of: groups.Layout, wide: int) -> int:
+        """Of all."""
+        return sum(cls._sizes(of, wide))
+
+    @staticmethod
+    def _sizes(of: groups.Layout, wide: int) -> list[int]:
+        codes = [bits.packed_bytes(wide * of.size, 4), bits.packed_bytes((of.number - wide) * of.size, 3)]
+        flags = bits.packed_bytes(of.number, 1)
+        return [2 * of.number, 2 * of.number, *codes, flags, flags, bits.packed_bytes(of.number, _pivot_bits(of))]
+
+
+def _choose(entropy: Tensor, count: int) -> Tensor:
+    """bool, as entropy (rows, T): the `count` tiles of most entropy of each row."""
+    wide = np.zeros(entropy.shape, np.bool_)
+    first = entropy.shape[-1] - count
+    # numpy's, because torch's topk of many short rows takes ten times as long.
+    np.put_along_axis(wide, np.argpartition(entropy.numpy(), -count if count else 0, axis=-1)[:, first:], True, -1)
+    return torch.from_numpy(wide)
+
+
+def _pivot_bits(of: groups.Layout) -> int:
+    return of.size.bit_length() - 1
+
+
+def _top(wide: Tensor) -> Tensor:
+    return torch.where(wide, 15.0, 7.0)
+
+
+def _entropy(size: Tensor, largest: Tensor, buffer: Tensor) -> Tensor:
+    """Of |x| of tiles, which is used up as `buffer` is, (tiles): log S - sum(|x| log|x|) / S for S = sum|x|; 0 for zeros.
+
+    Tiles of values beyond 1e36 or below 1e-36 get no number that means something: they are then ranked in some order.
+    """
+    total = size.sum(-1)
+    # 0 log 0 = 0 by way of a logarithm that is finite; torch's xlogy and entr take ten times as long.
+    torch.log(size.clamp_min_(groups.SMALLEST_SCALE), out=buffer)
+    entropy = total.log() - buffer.mul_(size).sum(-1) / total
+    return entropy.masked_fill_(largest == 0, 0.0)
+
+
+def _swap(x: Tensor, turned: Tensor, pivot: Tensor) -> None:
+    """In the tiles `turned`, the pivot's channel changes places with channel 0, in place; twice is the identity."""
+    flat = x.numpy().reshape(-1)
+    first = turned.numpy() * x.shape[-1]
+    other = first + pivot[turned].numpy()
+    flat[first], flat[other] = flat[other], flat[first]
+
+
+def _rotate(x: Tensor, turned: Tensor) -> Tensor:
+    """The tiles `turned`, rotated in place; a tensor of their new values."""
+    some = len(turned) < len(x)
+    tiles = hadamard.rotate(x.index_select(0, turned) if some else x, x.shape[-1])
+    if some:
+        x.numpy()[turned.numpy()] = tiles.numpy()  # by numpy, which assigns rows five times as fast
+    else:
+        x.copy_(tiles)
+    return tiles

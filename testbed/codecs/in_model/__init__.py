@@ -1,0 +1,1 @@
+"""Codecs that change the model at a boundary."""

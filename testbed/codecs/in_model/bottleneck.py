@@ -1,0 +1,174 @@
+"""Learned bottlenecks: an encoder at the boundary's upper end and a decoder at the lower, trained with the model.
+
+They change what is learned, and are there in every evaluation, with and without the wire's codec. With m = d/ratio values a token
+crossing, bits per element are the inner codec's divided by `ratio`. Parameters start from the seed and the boundary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from testbed import keyed
+from testbed.codecs.contract import Codec, Context
+from testbed.codecs.in_model import bases
+from testbed.codecs.in_model.inner import Inner
+from testbed.codecs.in_model.stage_model import known
+
+Kind = Literal["linear", "maxout"]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""torch's layers begin with numbers of the process's one generator: stages in threads would draw from each other's seed."""
+
+
+class BottleneckHook:
+    """One end of a bottleneck in a stage's model; see `base.Hook`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """`module` maps (..., d) to (..., m) at the upper end, and back at the lower."""
+        self.module = module
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """This end's."""
+        return self.module.parameters()
+
+    def rowwise(self) -> Mapping[nn.Parameter, int]:
+        """None."""
+        return {}
+
+    def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        """(b, n, d) to (b, n, m)."""
+        return self.module(hidden)  # type: ignore[no-any-return]
+
+    def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
+        """(b, n, m) to (b, n, d)."""
+        return self.module(coded)  # type: ignore[no-any-return]
+
+    def begin(self, step: int, microbatches: int) -> None:
+        """Nothing."""
+
+    def after_step(self, step: int, rate: float) -> None:
+        """Nothing: the optimiser does it all."""
+
+
+class _Bottleneck(Inner):
+    """What the kinds have in common."""
+
+    def __init__(self, context: Context, *, inner: Codec, ratio: float) -> None:
+        super().__init__(context, inner=inner)
+        self._ratio = ratio
+
+    def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> BottleneckHook:
+        """A fresh end: the same numbers whenever seed, boundary and end are. SpecError for a model whose width is not known."""
+        width = known(model, "bottleneck").width
+        sends = side == "downstream"
+        end = "encoder" if sends else "decoder"
+        name = f"{type(self).__name__} {self._context.seed} {self._context.boundary} {end}"
+        with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(keyed.key(name, size_bytes=4))
+            return BottleneckHook(self.encoder(width) if sends else self.decoder(width))
+
+    def narrow(self, width: int) -> int:
+        """m for a hidden size d."""
+        return bases.rank_of(width, self._ratio)
+
+    def encoder(self, width: int) -> nn.Module:
+        """(..., d) to (..., m)."""
+        raise NotImplementedError
+
+    def decoder(self, width: int) -> nn.Module:
+        """(..., m) to (..., d)."""
+        raise NotImplementedError
+
+
+class Swarm(_Bottleneck):
+    """`linear`: LN(d), Linear(d, m), LN(m) | wire | Linear(m, d). `maxout`: in place of the first Linear the largest of each
+    group of `ratio` neighbouring values. Both as in SWARM (Ryabinin et al., ICML 2023), whose wire is 8 bits.
+    """
+
+    def __init__(self, context: Context, *, ratio: int, inner: Codec, kind: Kind = "linear") -> None:
+        super().__init__(context, inner=inner, ratio=ratio)
+        self._kind, self._group = kind, ratio
+
+    def narrow(self, width: int) -> int:
+        """Groups, the last of them perhaps smaller."""
+        return -(-width // self._group)
+
+    def encoder(self, width: int) -> nn.Module:
+        narrow = self.narrow(width)
+        squeeze = _Maxout(self._group) if self._kind == "maxout" else nn.Linear(width, narrow)
+        return nn.Sequential(nn.LayerNorm(width), squeeze, nn.LayerNorm(narrow))
+
+    def decoder(self, width: int) -> nn.Module:
+        return nn.Linear(self.narrow(width), width)
+
+
+class _Maxout(nn.Module):
+    def __init__(self, group: int) -> None:
+        super().__init__()
+        self._group = group
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., d) to (..., d / group), d padded to a multiple where it is none."""
+        if lacking := -values.shape[-1] % self._group:
+            values = nn.functional.pad(values, (0, lacking), value=-torch.inf)
+        return values.view(*values.shape[:-1], -1, self._group).amax(-1)
+
+
+class Autoencoder(_Bottleneck):
+    """z = x W_e^T | wire | z W_d^T, without biases, Xavier's initialisation: the learned linear autoencoder of Bian et al. (MLSys
+    2024).
+    """
+
+    def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:
+        super().__init__(context, inner=inner, ratio=ratio)
+
+    def encoder(self, width: int) -> nn.Module:
+        return _xavier(width, self.narrow(width))
+
+    def decoder(self, width: int) -> nn.Module:
+        return _xavier(self.narrow(width), width)
+
+
+def _xavier(inputs: int, outputs: int) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear
+
+
+class ResBm(_Bottleneck):
+    """Linear, ReLU, Linear, ReLU | wire | Linear, ReLU, each beside an identity path: the first m channels go through as they
+    are, and the receiver pads them with zeros.
+
+    Source: residual bottleneck (Macrocosmos, arXiv 2604.11947 and the IOTA code, as far as they were to be had). The width
+    between the encoder's layers is not stated: it is d here.
+    """
+
+    def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:
+        super().__init__(context, inner=inner, ratio=ratio)
+
+    def encoder(self, width: int) -> nn.Module:
+        narrow = self.narrow(width)
+        layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, narrow), nn.ReLU())
+        return _BesideIdentity(layers, width, narrow)
+
+    def decoder(self, width: int) -> nn.Module:
+        narrow = self.narrow(width)
+        return _BesideIdentity(nn.Sequential(nn.Linear(narrow, width), nn.ReLU()), narrow, width)
+
+
+class _BesideIdentity(nn.Module):
+    """y = f(x) + x, with x cut or padded with zeros to y's width."""
+
+    def __init__(self, layers: nn.Module, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self._more = outputs - inputs
+
+    def forward(self, values: Tensor) -> Tensor:
+        """(..., inputs) to (..., outputs)."""
+        return self.layers(values) + nn.functional.pad(values, (0, self._more))  # type: ignore[no-any-return]

@@ -1,0 +1,211 @@
+"""MAPL: a basis of its own for each boundary, learned on the Stiefel manifold, around a small token embedding at every stage.
+
+Boundary p has A_p (d, r) with orthonormal columns, a stage E (v, r), learned, and all stages R (r, d), fixed, with orthonormal
+rows. The first stage's token embedding is E R; the others learn copies of E that start alike (the sources do not say what the
+first stage's embedding is; so at the first step a token's embedding crosses exactly). With Y = X - E[token] R at the sender:
+
+  Z = Y A crosses;  X^ = Z A^T + E[token] R with the receiver's own E.
+
+A's gradient has a part at each end, Y^T (dX^ A) and dX^^T Z: the derivative of (Y A) A^T. Whether MAPL returns the receiver's
+part is not stated; here it is, r d numbers with the step's last gradients, and the new A goes with the next forward message,
+2 r d bytes each (bf16; both ends take the polar factor of what the bytes say, so they are bit-identical). A's update is SPEL:
+
+  g_R = g - A sym(A^T g);  m <- beta m + (1 - beta) g_R;  A <- polar(A - alpha polar(m))
+
+so A turns by about alpha a step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1 in the
+paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, as Adam's, 0.1 is a smaller step.
+
+Bits per element: the inner codec's, times r/d. Sources: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method, at second
+hand; Yang and Lai, "Manifold constrained steepest descent" (arXiv 2601.21487), for SPEL. Derived, because not stated: beta = 0.9,
+and one R for all stages (with one a stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from testbed.codecs.contract import Codec, Context, MessageKey
+from testbed.codecs.in_model import bases
+from testbed.codecs.in_model.inner import Carrying
+from testbed.codecs.in_model.stage_model import StageModel, known
+from testbed.errors import SpecError
+from testbed.records import Phase
+from testbed.spec import Direction
+
+BETA = 0.9
+SPREAD = 0.02
+"""Standard deviation of a token's first embedding, value by value."""
+_SKEW = 0.05
+
+
+class Settings(NamedTuple):
+    """What all boundaries of a model must agree on."""
+
+    seed: int
+    ratio: float
+    rate: float
+
+
+class StageEmbedding(nn.Module):
+    """E R: a low-rank token embedding, one a stage, that the hooks at both its boundaries work with."""
+
+    def __init__(self, model: StageModel, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+        rank = bases.rank_of(model.width, settings.ratio)
+        start = bases.normal(f"mapl {settings.seed} tokens {rank}", model.vocabulary, rank)
+        # rows of E R then have the length that rows of an ordinary embedding begin with
+        self.weight = nn.Parameter(start.mul_(SPREAD * (model.width / rank) ** 0.5))
+        columns = bases.drawn(f"mapl {settings.seed} rows {model.width} {rank}", model.width, rank)
+        self.register_buffer("columns", columns, persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(b, n) int64 to (b, n, d)."""
+        small = nn.functional.embedding(ids, self.weight)
+        rows: Tensor = nn.functional.linear(small, self.get_buffer("columns"))
+        return rows
+
+
+class MaplHook:
+    """One boundary's part in a stage's model; see `base.Hook`."""
+
+    def __init__(self, embedding: StageEmbedding, width: int, *, boundary: int, sends: bool) -> None:
+        settings = embedding.settings
+        self._embedding, self._sends, self._settings = embedding, sends, settings
+        rank = bases.rank_of(width, settings.ratio)
+        self._master = bases.drawn(f"mapl {settings.seed} boundary {boundary} {width} {rank}", width, rank)
+        self._momentum = torch.zeros_like(self._master)
+        self._version = 0
+        self._told: dict[Phase, int] = {}
+        self._microbatches = self._gradients = 0
+        self._returned: Tensor | None = None
+        self.basis = self._on_the_wire()
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """The stage's E, which both its hooks name. A is updated here, not by the optimiser."""
+        return (self._embedding.weight,)
+
+    def rowwise(self) -> Mapping[nn.Parameter, int]:
+        """None."""
+        return {}
+
+    def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
+        """(b, n, d) to (b, n, r)."""
+        # (E R) A as E (R A): r x r numbers in place of the rows of a whole table
+        small = nn.functional.embedding(inputs, self._embedding.weight)
+        coded: Tensor = hidden @ self.basis - small @ (self._embedding.get_buffer("columns").T @ self.basis)
+        return coded
+
+    def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
+        """(b, n, r) to (b, n, d)."""
+        hidden: Tensor = coded @ self.basis.T + self._embedding(inputs)
+        return hidden
+
+    def begin(self, step: int, microbatches: int) -> None:
+        """So that the last of the step's gradients is known when it goes."""
+        self._microbatches, self._gradients, self._returned = microbatches, 0, None
+        self.basis.grad = None
+
+    def after_step(self, step: int, rate: float) -> None:
+        """The sender's A moves. SpecError where the receiver's part of its gradient did not come."""
+        if not self._sends:
+            return
+        if self._returned is None:
+            raise SpecError(
+                "codec mapl: the receiver's part of the basis's gradient did not come back, because the gradients go through "
+                "another codec; name it for both directions"
+            )
+        gradient = self._returned.float()
+        if self.basis.grad is not None:
+            gradient = gradient + self.basis.grad
+        product = self._master.T @ gradient
+        tangent = gradient - self._master @ ((product + product.T) / 2)
+        self._momentum.mul_(BETA).add_(tangent, alpha=1 - BETA)
+        if bool(self._momentum.any()):
+            self._master = bases.polar(self._master - self._settings.rate * rate * bases.polar(self._momentum))
+        self._version += 1
+        self.basis = self._on_the_wire()
+
+    def agreed(self) -> Mapping[str, Tensor]:
+        """What both ends must hold alike once a message has crossed: see `check.claims`."""
+        return {"basis": self.basis, "rows of the embedding": self._embedding.get_buffer("columns")}
+
+    # ---------------------------------------------------------------- what the codecs carry
+    def outgoing(self, key: MessageKey) -> Tensor | None:
+        """Forward: A, if it is not the one of this phase's last message. Backward: the receiver's gradient, with the last."""
+        if self._sends:
+            return None if self._told.get(key.phase, 0) == self._version else self._master.to(torch.bfloat16)
+        if self._gradients + 1 < self._microbatches:
+            return None
+        gradient = self.basis.grad
+        return (torch.zeros_like(self._master) if gradient is None else gradient).to(torch.bfloat16)
+
+    def sent(self, key: MessageKey, matrix: Tensor | None) -> None:
+        """This phase knows A; or another gradient has gone."""
+        if self._sends:
+            self._told[key.phase] = self._version
+        else:
+            self._gradients += 1
+
+    def visit(self, direction: Direction) -> int:
+        """Of A: after 255 comes 1. Gradients have none: one that is missing ends the step."""
+        if direction == "backward":
+            return 0
+        return (self._version - 1) % 255 + 1 if self._version else 0
+
+    def reset(self) -> None:
+        """A goes with the next message of each phase."""
+        self._told = dict.fromkeys(self._told, -1)
+
+    def expected(self, key: MessageKey) -> tuple[int, int] | None:
+        """A, or its gradient."""
+        return (self._master.shape[0], self._master.shape[1])
+
+    def check(self, matrix: Tensor, key: MessageKey) -> str | None:
+        """A must be orthonormal, but for bf16; a gradient may be anything."""
+        if self._sends:
+            return None
+        skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1])).abs().max()
+        return None if float(skew) <= _SKEW else "is no basis: its columns are not orthonormal"
+
+    def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
+        """A from upstream, or from downstream its gradient."""
+        if self._sends:
+            self._returned = matrix
+        else:
+            self._master, self._version = matrix.float(), visit
+            self.basis = self._on_the_wire()
+
+    def _on_the_wire(self) -> Tensor:
+        """What both ends make of the bytes; apart from the sender's own A, whose small steps bf16 would swallow."""
+        return bases.polar(self._master.to(torch.bfloat16).float()).requires_grad_()
+
+
+class Mapl(Carrying):
+    """Both directions. `ratio` is d/r; `rate` is A's learning rate as a share of the model's."""
+
+    def __init__(self, context: Context, *, ratio: float, inner: Codec, rate: float = 0.1) -> None:
+        super().__init__(context, inner=inner)
+        self._settings = Settings(context.seed, ratio, rate)
+
+    def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> MaplHook:
+        """The first stage's token embedding becomes E R. SpecError for a model without what is needed, or with two ratios."""
+        stage = known(model, "mapl")
+        embedding = stage.kept.get("mapl")
+        if embedding is None:
+            embedding = stage.kept["mapl"] = StageEmbedding(stage, self._settings)
+            for part in stage.tables()[:1]:
+                part.replace(embedding)
+        if embedding.settings != self._settings:
+            raise SpecError(
+                f"codec mapl: two boundaries of one stage have {embedding.settings} and {self._settings}; a stage has one "
+                "embedding"
+            )
+        boundary = self._context.boundary
+        hook = MaplHook(embedding, stage.width, boundary=boundary, sends=side == "downstream")
+        self.own_load = hook
+        return hook

@@ -1,0 +1,1 @@
+"""Codecs that remember earlier messages: differences and error feedback."""

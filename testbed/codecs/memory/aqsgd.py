@@ -1,0 +1,155 @@
+"""AQ-SGD: the difference from what the receiver last had of the same training example, an epoch ago.
+
+Both ends hold m(example), a tensor for every example seen: the sender's a goes over in full at the first visit, and as Q(a - m)
+at every later one, after which m <- m + decoded Q at both ends; the receiver goes on with m. The difference is taken from what
+was decoded, so one visit's error is inside the next one's difference. Gradients go over quantised, with neither difference nor
+memory.
+It is worth its bytes where the same examples come back before the weights have moved far; in a single epoch every visit is a
+first one. Evaluation has examples of its own.
+Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees", NeurIPS 2022,
+algorithm 1. Their cache is fp16 and a file; ours is fp32, in memory up to a limit. Their first epoch's gradients are not
+quantised; here they are from the start.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.memory.delta import CASTS
+from testbed.codecs.memory.examples import Examples, Key
+from testbed.codecs.memory.history import check_follows, following
+from testbed.codecs.wire import header
+from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame, unchanged_on_error
+from testbed.errors import CodecError
+
+_EACH, _WHOLE = 0, 1
+"""Kinds of payload: the first axis has an example for each of the message key's ids; or, where it has not, all is one example."""
+_MB = 1e6
+
+
+class AqSgd(ClosedLoop):
+    """Per example. Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of
+    the first part, then two payloads: the new examples in full, and the differences of the others; either may be missing.
+
+    Law: the error is that of the inner codec on the last difference; none at a first visit in fp32. State: at each end, fp32, the
+    size of all examples seen, apart for training and evaluation. A lost message is noticed when its examples come back.
+    """
+
+    def __init__(
+        self, context: Context, inner: Codec, first: str = "fp32", memory_mb: float = 1024.0, **_: Any
+    ) -> None:
+        """`first`: the cast of first visits, fp32 or bf16. `memory_mb`: of each end, in 10**6 bytes, before a file is used."""
+        self.examples = Examples(memory_mb * _MB)
+        super().__init__(inner, self.examples)
+        self._first = CASTS[first](context)
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        """CodecError names the message key when a value or a difference is not finite."""
+        x = header.check_input(tensor).to(torch.float32)
+        header.check_finite(x, key, "a difference")
+        whole = x.ndim == 0 or not key.samples or x.shape[0] != len(key.samples)
+        unit = tuple(x.shape) if whole else tuple(x.shape[1:])
+        examples = _examples_of(key, _WHOLE if whole else _EACH)
+        known = [self.examples.shape(example) == unit for example in examples]
+        visits = bytes(
+            following(self.examples.visit(example) or 0) if old else 0
+            for example, old in zip(examples, known, strict=True)
+        )
+        rows = x.unsqueeze(0) if whole else x
+        full = differences = b""  # type: Payload
+        with unchanged_on_error(self.inner, self._decoder):
+            if not all(known):
+                full = self._first.encode(_part(rows, [not old for old in known], whole), key)
+            if any(known):
+                held = self.examples.gather(
+                    [example for example, old in zip(examples, known, strict=True) if old], unit
+                )
+                part = _part(rows, known, whole)
+                differences = self.inner.encode(
+                    torch.sub(part, held[0] if whole else held, out=held[0] if whole else held), key
+                )
+            padding = bytes(-len(visits) % 4)
+            payload = frame(
+                header.PER_EXAMPLE,
+                visits,
+                padding,
+                struct.pack("<Q", len(full)),
+                full,
+                differences,
+                kind=_WHOLE if whole else _EACH,
+            )
+            self._advance(payload, key)
+        return payload
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        """m of the message key's examples after this message. CodecError when an example's visit does not follow its last one."""
+        with unchanged_on_error(self._decoder):
+            return self._advance(payload, key)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """|decoded - x| of first visits, value by value."""
+        return bound_of(self._first, tensor)
+
+    def _advance(self, payload: Payload, key: MessageKey) -> Tensor:
+        """The one path by which either end moves on: from the bytes. The new m of the message key's examples."""
+        kind, zero, body = open_frame(payload, header.PER_EXAMPLE)
+        if kind not in (_EACH, _WHOLE) or zero or (kind == _EACH and not key.samples):
+            raise CodecError(f"cannot decode {key}: a message of kind {kind}, which this encoder does not write")
+        examples, whole = _examples_of(key, kind), kind == _WHOLE
+        start = len(examples) + -len(examples) % 4
+        if len(body) < start + 8 or any(body[len(examples) : start]):
+            raise CodecError(
+                f"cannot decode {key}: {len(body)} bytes do not hold the visits of {len(examples)} examples"
+            )
+        visits = list(body[: len(examples)])
+        (full_bytes,) = struct.unpack_from("<Q", body, start)
+        full, differences = body[start + 8 :][:full_bytes], body[start + 8 :][full_bytes:]
+        known = [visit != 0 for visit in visits]
+        old = [example for example, one in zip(examples, known, strict=True) if one]
+        for example, visit in zip(examples, visits, strict=True):
+            if visit:
+                check_follows(key, visit, self.examples.visit(example), f"example {example[1]}")
+        if len(full) != full_bytes or bool(full_bytes) == all(known) or bool(len(differences)) != any(known):
+            raise CodecError(
+                f"cannot decode {key}: parts of {full_bytes} and {len(differences)} bytes for visits {visits}"
+            )
+        new = self._first.decode(full, key) if full_bytes else None
+        if new is not None and not whole and (new.ndim == 0 or new.shape[0] != len(examples) - len(old)):
+            raise CodecError(
+                f"cannot decode {key}: {len(examples) - len(old)} first visits in a tensor of shape {tuple(new.shape)}"
+            )
+        shapes = {self.examples.shape(example) for example in old}
+        if new is not None:
+            shapes.add(tuple(new.shape) if whole else tuple(new.shape[1:]))
+        unit = shapes.pop()
+        if shapes or unit is None:
+            raise CodecError(f"cannot decode {key}: its examples are of different shapes, {unit} and {shapes}")
+        value = torch.empty((len(examples), *unit)) if new is None or old else new.unsqueeze(0) if whole else new
+        if old:
+            held = self.examples.gather(old, unit)
+            expected = torch.Size(unit) if whole else held.shape
+            held.add_(decode_as(self._decoder, differences, key, expected))
+            if new is None:
+                value = held
+            else:
+                value[torch.tensor(known)] = held
+                value[~torch.tensor(known)] = new
+        header.check_finite(value, key, "a difference", doing="decode")
+        self.examples.put(examples, visits, value)
+        return value[0] if whole else value
+
+
+def _examples_of(key: MessageKey, kind: int) -> list[Key]:
+    return [(key.phase, key.samples)] if kind == _WHOLE else [(key.phase, (one,)) for one in key.samples]
+
+
+def _part(rows: Tensor, chosen: list[bool], whole: bool) -> Tensor:
+    """The chosen rows; without the axis of rows where all of them are one example."""
+    if whole:
+        return rows[0]
+    return rows if all(chosen) else rows[torch.tensor(chosen)]

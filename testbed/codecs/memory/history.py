@@ -1,0 +1,111 @@
+"""What both ends of a difference codec hold: for each message key, the tensor last decoded, and how many messages there were.
+
+A message's visit number is 0 for a message key's first, then 1..255 and round again without 0. Visit 0 is accepted in any state and
+starts the message key anew; any other must follow the last one, so a lost or repeated message is a CodecError and never a silent drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import MessageKey
+from testbed.codecs.wrap import check_keys
+from testbed.errors import CodecError
+from testbed.records import Phase
+
+Key = tuple[Phase, int]
+"""Phase and micro-batch."""
+
+
+class Memory(NamedTuple):
+    """What is held for one message key."""
+
+    value: Tensor
+    """P: fp32, the shape of the tensor."""
+    visit: int
+    """Of the last message."""
+
+
+def following(visit: int) -> int:
+    """The visit number after this one."""
+    return visit % 255 + 1
+
+
+def check_follows(key: MessageKey, visit: int, last: int | None, what: str) -> None:
+    """CodecError unless `visit` comes after `last`; `what` the message is of."""
+    if last is None or visit != following(last):
+        known = "nothing" if last is None else f"visit {last}"
+        raise CodecError(
+            f"cannot decode {key}: visit {visit} of {what} does not follow {known}; a message was lost, repeated or made by "
+            "another encoder. Reset the encoder: its next message then starts anew"
+        )
+
+
+class History:
+    """One tensor per (phase, micro-batch)."""
+
+    def __init__(self) -> None:
+        self._memory: dict[Key, Memory] = {}
+
+    @property
+    def memory(self) -> Mapping[Key, Memory]:
+        """To be read only."""
+        return MappingProxyType(self._memory)
+
+    def last(self, key: MessageKey) -> Memory | None:
+        """What is held for a message key."""
+        return self._memory.get((key.phase, key.microbatch))
+
+    def follow(self, key: MessageKey, visit: int) -> Memory | None:
+        """What a message of this visit number builds on; None for visit 0. CodecError when it does not follow."""
+        if visit == 0:
+            return None
+        last = self.last(key)
+        check_follows(key, visit, None if last is None else last.visit, "the micro-batch")
+        return last
+
+    def put(self, key: MessageKey, value: Tensor, visit: int) -> None:
+        """Hold a copy of `value`. In place where the shape is the same: a fresh tensor a message made the allocator give pages
+        back and fetch them again.
+        """
+        last = self.last(key)
+        if last is not None and last.value.shape == value.shape:
+            last.value.copy_(value)
+            held = last.value
+        else:
+            held = value.clone()
+        self._memory[key.phase, key.microbatch] = Memory(held, visit)
+
+    def shared(self) -> dict[str, Tensor]:
+        """The tensors, and the visit numbers as tensors."""
+        return {
+            **{f"{phase}/{part}": held.value for (phase, part), held in self._memory.items()},
+            **{f"{phase}/{part}/visit": torch.tensor(held.visit) for (phase, part), held in self._memory.items()},
+        }
+
+    def state(self) -> dict[str, Any]:
+        """For torch.save."""
+        return {"memory": [(*key, held.visit, held.value.clone()) for key, held in self._memory.items()]}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """CodecError for what `state` does not give."""
+        check_keys(state, {"memory"})
+        loaded: dict[Key, Memory] = {}
+        for row in state["memory"]:
+            match row:
+                case ("train" | "evaluation" as phase, int(part), int(visit), Tensor() as value) if (
+                    0 <= visit <= 255 and value.dtype == torch.float32
+                ):
+                    loaded[phase, part] = Memory(value.clone(), visit)
+                case _:
+                    raise CodecError("cannot load a state: a row is not (phase, micro-batch, visit, fp32 tensor)")
+        self._memory = loaded
+
+    def reset(self) -> None:
+        """Hold nothing."""
+        self._memory.clear()

@@ -1,0 +1,1 @@
+"""Codecs that send some of the values and say where they stand."""

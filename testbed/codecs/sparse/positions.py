@@ -1,0 +1,147 @@
+"""Where the kept values of a tensor stand: chosen here, and coded as a bitmap or as indices.
+
+Positions are flat, over rows one after another, ascending, and the same number `kept` in every row; the length of the coded
+form therefore follows from the shape, and nothing else has to be sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from testbed.errors import CodecError
+
+Positions: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Form = Literal["smaller", "bitmap", "index"]
+
+_INDEX_TYPES = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8"))
+
+
+def kept_of(share: float, width: int) -> int:
+    """How many of `width` values a share comes to: the nearest whole number, at least one of what there is."""
+    return min(width, max(1, round(share * width)))
+
+
+class Selection:
+    """Chooses the largest keys of each row. Its buffers serve every message of one shape."""
+
+    def __init__(self) -> None:
+        self._ordered: npt.NDArray[Any] = np.empty((0, 0), np.float32)
+        self._mask: npt.NDArray[np.bool_] = np.empty((0, 0), np.bool_)
+
+    def largest(self, keys: npt.NDArray[Any], kept: int) -> Positions:
+        """Positions of the `kept` largest keys in each row of (rows, width); of equal ones those that come first. No NaN."""
+        rows, width = keys.shape
+        if kept == width:
+            return np.arange(rows * width)
+        if self._ordered.shape != keys.shape or self._ordered.dtype != keys.dtype:
+            self._ordered, self._mask = np.empty_like(keys), np.empty(keys.shape, np.bool_)
+        # A partition finds the smallest kept key in a fraction of a full sort's time, and what it is does not depend on the way.
+        np.copyto(self._ordered, keys)
+        self._ordered.partition(width - kept, axis=-1)
+        threshold = self._ordered[:, width - kept, np.newaxis]
+        mask = np.greater_equal(keys, threshold, out=self._mask)
+        positions = np.flatnonzero(mask)
+        if positions.size > rows * kept:
+            _drop_surplus(mask, keys, threshold, kept)
+            positions = np.flatnonzero(mask)
+        return positions
+
+
+def _drop_surplus(mask: npt.NDArray[np.bool_], keys: npt.NDArray[Any], threshold: npt.NDArray[Any], kept: int) -> None:
+    """Of the keys equal to their row's threshold leave the first ones, as many as there is room for."""
+    crowded = np.flatnonzero(np.count_nonzero(mask, axis=1) > kept)
+    above = keys[crowded] > threshold[crowded]
+    equal = keys[crowded] == threshold[crowded]
+    room = kept - np.count_nonzero(above, axis=1)[:, np.newaxis]
+    mask[crowded] = above | (equal & (np.cumsum(equal, axis=1, dtype=np.int32) <= room))
+
+
+class Layout(NamedTuple):
+    """How the positions of `kept` values in each of `rows` rows of `width` are coded."""
+
+    rows: int
+    width: int
+    kept: int
+    form: Form = "smaller"
+    """A bitmap has a bit for each value; an index 1, 2, 4 or 8 bytes for each kept one, the fewest that hold the width."""
+
+    @property
+    def values(self) -> int:
+        """How many values are kept in all."""
+        return self.rows * self.kept
+
+    @property
+    def coded_bytes(self) -> int:
+        """None where everything is kept: there is nothing to tell."""
+        if self.kept == self.width:
+            return 0
+        return self._bitmap_bytes if self._is_bitmap else self._index_bytes
+
+    def write(self, positions: Positions, out: Bytes) -> None:
+        """Into `out`, of `coded_bytes`."""
+        if self.kept == self.width:
+            return
+        if self._is_bitmap:
+            out[:] = pack(positions, self.rows * self.width)
+        else:
+            columns = positions.reshape(self.rows, self.kept) - self._starts
+            out.view(self._index_type)[:] = columns.ravel()
+
+    def read(self, coded: Bytes) -> Positions:
+        """CodecError for bytes that `write` does not make: too few or too many in a row, out of range, out of order."""
+        if self.kept == self.width:
+            return np.arange(self.values)
+        if self._is_bitmap:
+            positions = unpack(coded, self.rows * self.width)
+            if positions.size != self.values:
+                raise CodecError(f"cannot decode a bitmap of {positions.size} positions: {self} has {self.values}")
+            in_rows = positions.reshape(self.rows, self.kept)
+        else:
+            columns = coded.view(self._index_type).reshape(self.rows, self.kept).astype(np.int64)
+            if bool((columns[:, 1:] <= columns[:, :-1]).any()):
+                raise CodecError(f"cannot decode the indices of {self}: they do not ascend")
+            in_rows = columns + self._starts
+        if bool(
+            (in_rows[:, 0] < self._starts[:, 0]).any() or (in_rows[:, -1] >= self._starts[:, 0] + self.width).any()
+        ):
+            raise CodecError(f"cannot decode the positions of {self}: one lies outside its row")
+        return in_rows.reshape(-1)
+
+    @property
+    def _is_bitmap(self) -> bool:
+        return self.form == "bitmap" or (self.form == "smaller" and self._bitmap_bytes <= self._index_bytes)
+
+    @property
+    def _bitmap_bytes(self) -> int:
+        return -(-self.rows * self.width // 8)
+
+    @property
+    def _index_bytes(self) -> int:
+        return self.values * self._index_type.itemsize
+
+    @property
+    def _index_type(self) -> np.dtype[Any]:
+        return next(kind for kind in _INDEX_TYPES if self.width <= 1 << (8 * kind.itemsize))
+
+    @property
+    def _starts(self) -> Positions:
+        return np.arange(0, self.rows * self.width, self.width)[:, np.newaxis]
+
+
+def pack(positions: Positions, count: int) -> Bytes:
+    """A bitmap over `count` places, the first in the lowest bit."""
+    mask = np.zeros(count, np.bool_)
+    mask[positions] = True
+    return np.packbits(mask, bitorder="little")
+
+
+def unpack(bitmap: Bytes, count: int) -> Positions:
+    """The positions that are set. CodecError where one is set behind the last place."""
+    bits = np.unpackbits(bitmap, bitorder="little")
+    if bool(bits[count:].any()):
+        raise CodecError(f"cannot decode a bitmap of {count} places: a bit behind the last one is set")
+    return np.flatnonzero(bits[:count].view(np.bool_))

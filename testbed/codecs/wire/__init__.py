@@ -1,0 +1,1 @@
+"""The bytes of a payload: header, packed bits, keyed noise, scratch memory."""

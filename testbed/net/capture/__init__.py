@@ -1,0 +1,1 @@
+"""Packets at the ends of links, written to a file and matched afterwards."""

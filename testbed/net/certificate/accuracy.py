@@ -1,0 +1,226 @@
+"""How true the links are: a grid of rates, delays and losses, each built as a lab of one link and certified in full.
+
+A point's verdict is its certificate's, in the quantities that the grid is about. Results of two engines can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from testbed import units
+from testbed.errors import LabError
+from testbed.frozen import Frozen
+from testbed.net.lab import Lab, LabSpec
+from testbed.profiles import Bernoulli, GilbertElliott, LinkProfile, Loss, Pipe
+from testbed.records import Certificate, Measurement
+from testbed.spec import Engine
+
+MESSAGE_BYTES = (256 * 1024, 4 * 1024 * 1024)
+QUANTITIES = ("rtt", "goodput", "message", "queue")
+"""What a point without loss is judged by."""
+LOSS_QUANTITIES = ("loss", "burst")
+"""What a point with loss is judged by: there the transport decides the times."""
+AGREEMENT = 0.02
+"""How far two engines may lie apart, of the larger number ..."""
+AGREEMENT_MS = 0.3
+"""... or of a time: what a certificate allows it in any case."""
+
+_MBIT, _MS = 1_000_000, 1_000_000
+_RATES, _NETEM_RATE = (10 * _MBIT, 80 * _MBIT, 300 * _MBIT), 1000 * _MBIT
+_DELAYS = (5 * _MS, 25 * _MS, 100 * _MS)
+_QUICK = ((10 * _MBIT, 100 * _MS), (80 * _MBIT, 25 * _MS), (300 * _MBIT, 5 * _MS))
+_LOSSY = (80 * _MBIT, 25 * _MS)
+_LOSSES: tuple[Loss, ...] = (
+    Bernoulli(probability=0.01),
+    GilbertElliott(enter_bad=0.005, leave_bad=0.25, lost_in_bad=1, lost_in_good=0),
+)
+_LEAST_BUFFER_NS = 50 * _MS
+_BUSY_LOOP = (
+    "import os, sys; from testbed.process import die_with_parent; die_with_parent(int(sys.argv[1]))\nwhile True: pass"
+)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Point(Frozen):
+    """One link of the grid, the same both ways."""
+
+    rate_bps: int
+    delay_ns: int
+    """One way."""
+    loss: Loss | None
+    busy: bool
+    """Whether every processor also runs a program that never sleeps."""
+
+    @property
+    def name(self) -> str:
+        parts = [units.format_rate(self.rate_bps), units.format_time(self.delay_ns)]
+        if self.loss:
+            parts.append(f"{self.loss.model} loss {self.loss.mean:.3g}")
+        return ", ".join([*parts, *(["busy processors"] if self.busy else [])])
+
+    def profile(self) -> LinkProfile:
+        """The link. Its transport makes no message wait: no slow start after idle, a buffer that takes a window at a stroke.
+
+        (bbr would do with less, but halts for 200 ms once in ten seconds, and paces by what it once took the rate to be.)
+        """
+        buffer_ns = max(4 * self.delay_ns, _LEAST_BUFFER_NS)  # two round trips
+        buffer_bytes = self.rate_bps * buffer_ns // 8_000_000_000
+        pipe = Pipe.plain(rate_bps=self.rate_bps, delay_ns=self.delay_ns, buffer_bytes=buffer_bytes, loss=self.loss)
+        return LinkProfile(
+            name="accuracy",
+            summary=self.name,
+            source="the accuracy grid",
+            layer="ip",
+            mtu=1500,
+            congestion_control="cubic",
+            slow_start_after_idle=False,
+            up=pipe,
+            down=pipe,
+        )
+
+    def seconds(self) -> float:
+        """About how long it takes, if it passes at once; as long again if not. Ten messages of each size decide."""
+        messages = sum(size * 8 / self.rate_bps + self.delay_ns / 1e9 for size in MESSAGE_BYTES)
+        return 25 + 12 * messages
+
+
+class Result(Frozen):
+    """What one point showed."""
+
+    point: Point
+    certificate: Certificate | None
+    error: str
+    """Why there is no certificate; else empty."""
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Those that the point is judged by."""
+        wanted = LOSS_QUANTITIES if self.point.loss else QUANTITIES
+        return tuple(m for m in self.certificate.measurements if m.quantity in wanted) if self.certificate else ()
+
+    @property
+    def passed(self) -> bool:
+        found = self.measurements()
+        return bool(found) and all(m.verdict == "PASS" for m in found)
+
+
+class Accuracy(Frozen):
+    """One engine's results on one machine: what `bench links -o` writes."""
+
+    engine: Engine
+    engine_reason: str
+    machine: dict[str, Any]
+    """As in a run's environment.json, when the first point began."""
+    results: tuple[Result, ...]
+
+    def ordered(self) -> tuple[Result, ...]:
+        """As the grid has them, whatever the order in which they were measured."""
+        place = {point: number for number, point in enumerate(grid(self.engine, busy=True))}
+        return tuple(sorted(self.results, key=lambda result: place.get(result.point, len(place))))
+
+
+def grid(engine: Engine, *, quick: bool = False, busy: bool = False) -> tuple[Point, ...]:
+    """The points; with `busy` each once more on busy processors. Rates above what plain Python carries are netem's alone."""
+    pairs: Sequence[tuple[int, int]] = _QUICK
+    if not quick:
+        rates = (*_RATES, _NETEM_RATE) if engine == "netem" else _RATES
+        pairs = [(rate, delay) for rate in rates for delay in _DELAYS]
+    found = [(rate, delay, None) for rate, delay in pairs] + [(*_LOSSY, loss) for loss in (() if quick else _LOSSES)]
+    return tuple(
+        Point(rate_bps=rate, delay_ns=delay, loss=loss, busy=work)
+        for work in ((False, True) if busy else (False,))
+        for rate, delay, loss in found
+    )
+
+
+@contextmanager
+def _busy_processors() -> Iterator[None]:
+    """A program that never sleeps for every processor that this process may use."""
+    with ExitStack() as stack:
+        for _ in os.sched_getaffinity(0):
+            command = [sys.executable, "-c", _BUSY_LOOP, str(os.getpid())]
+            process = subprocess.Popen(command, cwd=_ROOT, start_new_session=True)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
+
+
+def measure(point: Point, engine: Engine, engine_reason: str) -> Result:
+    """Build the point's link and certify it. What stops that is the result, so that a long grid goes on. From the main thread."""
+    spec = LabSpec(topology="star", profiles=(point.profile(),), nodes=1, engine=engine, engine_reason=engine_reason)
+    with ExitStack() as stack:
+        try:
+            lab = stack.enter_context(Lab(spec))
+            if point.busy:
+                stack.enter_context(_busy_processors())
+            return Result(point=point, certificate=lab.certify("full", MESSAGE_BYTES), error="")
+        except LabError as error:
+            return Result(point=point, certificate=None, error=str(error))
+
+
+class Agreement(NamedTuple):
+    """One quantity of one point, measured under two engines."""
+
+    point: Point
+    direction: str
+    quantity: str
+    detail: str
+    unit: str
+    first: float
+    second: float
+
+    @property
+    def share(self) -> float:
+        """How far apart they lie, of the larger one."""
+        return abs(self.first - self.second) / max(abs(self.first), abs(self.second), 1e-12)
+
+    @property
+    def holds(self) -> bool:
+        """Within AGREEMENT, or, for a time, within AGREEMENT_MS."""
+        return self.share <= AGREEMENT or (self.unit == "ms" and abs(self.first - self.second) <= AGREEMENT_MS)
+
+
+def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
+    """Every time and rate of the links that both have certified; not losses, which are samples of a random process.
+
+    A link that failed is wrong by itself, as its own row says, and nothing is learned by comparing it.
+    """
+    theirs = {result.point: _readings(result) for result in second.results if result.passed}
+    return tuple(
+        Agreement(result.point, direction, quantity, detail, unit, value, theirs[result.point][key][1])
+        for result in first.ordered()
+        if result.passed and result.point in theirs
+        for key, (unit, value) in _readings(result).items()
+        if key in theirs[result.point]
+        for direction, quantity, detail in [key]
+    )
+
+
+def _readings(result: Result) -> Mapping[tuple[str, str, str], tuple[str, float]]:
+    return {
+        (m.direction, m.quantity, _stable(m)): (m.unit, m.measured)
+        for m in result.measurements()
+        if m.measured is not None and m.quantity in QUANTITIES
+    }
+
+
+def _stable(found: Measurement) -> str:
+    """A measurement's detail as far as it says what was asked: a message's size, not how long a stream happened to be."""
+    return found.detail if found.quantity == "message" else ""
+
+
+Column = Literal["rtt", "goodput", "256 KiB", "4 MiB", "queue", "loss", "burst"]
+
+
+def of_column(result: Result, column: Column) -> tuple[Measurement, ...]:
+    """A point's measurements under one heading of the table, both directions."""
+    sizes = {"256 KiB": MESSAGE_BYTES[0], "4 MiB": MESSAGE_BYTES[1]}
+    if column in sizes:
+        start = f"{sizes[column]} bytes"
+        return tuple(m for m in result.measurements() if m.quantity == "message" and m.detail.startswith(start))
+    return tuple(m for m in result.measurements() if m.quantity == column)

@@ -1,0 +1,159 @@
+"""The certificate: measure every link of a lab, all at once, and hold what is found against what was asked for.
+
+The measuring is done by a program of its own (`testbed.net.probe`), the judging by judge.py; this starts the one and asks
+the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.errors import LabError
+from testbed.net.capture.recorder import Capture, Point
+from testbed.net.certificate.effort import Form, follow_s, limit_s, plan
+from testbed.net.certificate.fitness import Fitness, Lateness
+from testbed.net.certificate.judge import Judge
+from testbed.net.parts import LabLink
+from testbed.net.probe import Job, Readings
+from testbed.net.relay import Relay, lateness_percentile
+from testbed.records import Measurement
+from testbed.spec import Engine
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _probe(jobs: Sequence[Job], limit_s: float) -> list[Readings]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "testbed.net.probe"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=sorted({fd for job in jobs for fd in (job.near_fd, job.far_fd)}),
+        cwd=_ROOT,
+        start_new_session=True,
+    )
+    asked = {"parent": os.getpid(), "jobs": [job.as_dict() for job in jobs]}
+    try:
+        found, errors = process.communicate(json.dumps(asked).encode(), timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise LabError(f"cannot certify {len(jobs)} links: the probe was not done after {limit_s:.0f} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()  # its children die with it
+        process.wait()
+    if process.returncode:
+        why = errors.decode(errors="replace").strip() or "it left no message"
+        raise LabError(f"cannot certify {len(jobs)} links: the probe ended with status {process.returncode}: {why}")
+    return [Readings.from_dict(table) for table in json.loads(found)]
+
+
+class _Host(NamedTuple):
+    """CPU time of the whole machine, in clock ticks since it started."""
+
+    stolen: int
+    """Taken by the hypervisor while we had work."""
+    idle: int
+    total: int
+
+    @classmethod
+    def now(cls) -> _Host:
+        with Path("/proc/stat").open(encoding="ascii") as file:
+            user, nice, system, idle, iowait, irq, softirq, stolen = (
+                int(word) for word in file.readline().split()[1:9]
+            )
+        return cls(stolen, idle + iowait, user + nice + system + idle + iowait + irq + softirq + stolen)
+
+
+def _fitness(relay: Relay | None, before: _Watched, readings: Sequence[Readings]) -> Fitness:
+    """What the host did while the links were measured."""
+    host = _Host.now()
+    total = max(1, host.total - before.host.total)
+    relay_lateness = relay.counters()["process"]["lateness"] if relay else []
+    return Fitness(
+        relay=_lateness([late - early for early, late in zip(before.relay_lateness, relay_lateness, strict=True)]),
+        probe=_lateness([sum(counts) for counts in zip(*(r.timer for r in readings if r.timer), strict=True)]),
+        stolen=(host.stolen - before.host.stolen) / total,
+        busy=1 - (host.idle - before.host.idle) / total,
+    )
+
+
+class _Watched(NamedTuple):
+    host: _Host
+    relay_lateness: Sequence[int]
+
+    @classmethod
+    def begin(cls, relay: Relay | None) -> _Watched:
+        return cls(_Host.now(), relay.counters()["process"]["lateness"] if relay else [])
+
+
+def _lateness(counts: Sequence[int]) -> Lateness | None:
+    """From a histogram by powers of two of microseconds; None where nothing was counted."""
+    p99_us, worst_us = lateness_percentile(counts, 0.99), lateness_percentile(counts, 1.0)
+    return (
+        Lateness(p99_us / 1000, worst_us / 1000, sum(counts)) if p99_us is not None and worst_us is not None else None
+    )
+
+
+def certify(
+    links: Sequence[LabLink],
+    *,
+    form: Form,
+    message_bytes: Sequence[int],
+    relay: Relay | None = None,
+    play: Callable[[], int] | None = None,
+    hold: Callable[[], None] | None = None,
+    capture: Path | None = None,
+) -> tuple[Measurement, ...]:
+    """Measure all links at the same time, from the main thread. LabError when the probe itself cannot be run.
+
+    `message_bytes` are the sizes that the run will send. `relay`, where one carries the links, is asked how late it was. The
+    links hold still; in the full form those that vary are then measured once more while they do, from `play()`, which returns
+    its CLOCK_MONOTONIC ns, to `hold()`. `capture` is a file for the packets at both ends of every link. A quantity that could not
+    be measured is a failed Measurement, not an error.
+    """
+    assert threading.current_thread() is threading.main_thread()
+    engine: Engine = "relay" if relay else "netem"
+    jobs = [plan(link, form, message_bytes, engine) for link in links]
+    watched = _Watched.begin(relay)
+    with contextlib.ExitStack() as stack:
+        recorder = stack.enter_context(Capture(capture, _ends(links))) if capture else None
+        readings = _probe(jobs, limit_s(jobs, form))
+        followed: dict[str, tuple[int, Readings]] = {}
+        varying = [
+            replace(job, follow_s=follow_s(link.profile))
+            for link, job in zip(links, jobs, strict=True)
+            if link.profile.varies
+        ]
+        if form == "full" and varying and play and hold:
+            started_ns = play()
+            try:
+                followed = {r.link: (started_ns, r) for r in _probe(varying, limit_s(varying, form))}
+            finally:
+                hold()
+    fitness = _fitness(relay, watched, [*readings, *(reading for _, reading in followed.values())])
+    found: list[Measurement] = []
+    for link, reading in zip(links, readings, strict=True):
+        found.extend(Judge(link.profile, reading, fitness).measurements())
+        if link.name in followed:
+            started_ns, spans = followed[link.name]
+            found.extend(Judge(link.profile, spans, fitness).varying(started_ns))
+    found.extend(fitness.measurements(recorder.story if recorder else ""))
+    return tuple(found)
+
+
+def _ends(links: Sequence[LabLink]) -> list[Point]:
+    """Where to capture: links may share an end."""
+    found: dict[tuple[int, str], Point] = {}
+    for link in links:
+        for space, device, end in ((link.near, link.near_device, "near"), (link.far, link.far_device, "far")):
+            found.setdefault((space.fd, device), Point(f"{link.name} {end} {device}", space.fd, device))
+    return list(found.values())

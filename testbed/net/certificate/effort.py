@@ -1,0 +1,189 @@
+"""How much a certificate spends on a link: what the probe is to do there, in the quick form and in the full one. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from testbed.net.certificate.expect import outgrown, packets_for_a_tenth
+from testbed.net.parts import LabLink
+from testbed.net.probe import ECHO_BYTES, SMALL_BYTES, Job, Line, Way
+from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles.timeline import timeline
+from testbed.spec import Engine
+
+Form = Literal["quick", "full"]
+
+
+class _Effort(NamedTuple):
+    """How much a form of certificate spends."""
+
+    echoes: int
+    echo_s: float
+    """Within which the echoes are sent; there are fewer of them where they must lie far apart."""
+    repeats: int
+    idle_s: float
+    light_s: tuple[float, float]
+    """Least, and most for links that lose packets."""
+    spaced_s: float
+    rate_s: float
+    bulk_s: float
+    longest_message_s: float
+    """A message that takes longer on a link is cut down to this."""
+    limit_s: float
+    """After this long, and so much more for long delays, the probe is given up."""
+
+
+_EFFORTS: dict[Form, _Effort] = {
+    "quick": _Effort(
+        echoes=20,
+        echo_s=0.7,
+        repeats=1,
+        idle_s=0.25,
+        light_s=(0.25, 0.25),
+        spaced_s=1,
+        rate_s=0.2,
+        bulk_s=0,
+        longest_message_s=0.25,
+        limit_s=180,
+    ),
+    "full": _Effort(
+        echoes=100,
+        echo_s=4,
+        repeats=3,
+        idle_s=1,
+        light_s=(1, 10),
+        spaced_s=6,
+        rate_s=2,
+        bulk_s=3,
+        longest_message_s=5,
+        limit_s=900,
+    ),
+}
+_FEWEST_ECHOES = 8
+_WARM_UP_S, _WARM_UP_ROUNDS = 3.0, 20
+_LOSSY_WARM_UP_S = 0.3  # where packets are lost, waiting opens no window, and message times are information
+_LIGHT_PPS, _LIGHT_LOAD = 10_000, 0.3
+_FOLLOW_S = 20.0
+
+
+def _light_pps(pipe: Pipe, profile: LinkProfile, engine: Engine) -> float:
+    packet_bits = (SMALL_BYTES + profile.overhead_bytes) * 8
+    found = min(_LIGHT_PPS, _LIGHT_LOAD * pipe.rate_bps / packet_bits)
+    if engine == "netem":  # whose limit counts packets of any size, those under way too
+        held = (pipe.rate_bps * pipe.delay_ns / 8e9 + pipe.buffer_bytes) / profile.mtu
+        found = min(found, _LIGHT_LOAD * held / ((pipe.delay_ns + pipe.jitter_ns) / 1e9 + 0.002))
+    return max(found, 20.0)
+
+
+def _line(pipe: Pipe | None, profile: LinkProfile, engine: Engine) -> Line | None:
+    if pipe is None:
+        return None
+    steps = timeline(pipe).steps
+    return Line(
+        rate_bps=pipe.rate_bps,
+        delay_ns=pipe.delay_ns,
+        jitter_ns=pipe.jitter_ns,
+        buffer_bytes=pipe.buffer_bytes,
+        loss=pipe.mean_loss,
+        reorder=pipe.reorder,
+        duplicate=pipe.duplicate,
+        overhead_bytes=profile.overhead_bytes,
+        light_pps=_light_pps(pipe, profile, engine),
+        peak_bps=max(step.rate_bps for step in steps),
+        peak_loss=max(step.loss.mean if step.loss else 0.0 for step in steps),
+    )
+
+
+def _pipes(profile: LinkProfile) -> list[Pipe]:
+    return [pipe for pipe in (profile.up, profile.down) if pipe]
+
+
+def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
+    """What TCP makes of the rate: with loss and a control that backs off, no more than sqrt(3/2p) packets a round trip (Mathis et
+    al., 1997).
+    """
+    round_trip_s = sum(p.delay_ns for p in _pipes(profile)) / 1e9
+    if not pipe.mean_loss or profile.congestion_control == "bbr" or not round_trip_s:
+        return pipe.rate_bps
+    return min(pipe.rate_bps, (profile.mtu - 52) * 8 * math.sqrt(1.5 / pipe.mean_loss) / round_trip_s)
+
+
+def _sizes(message_bytes: Sequence[int], profile: LinkProfile, effort: _Effort) -> tuple[dict[Way, int], ...]:
+    def cut(size: int, pipe: Pipe | None) -> int:
+        return (
+            size if pipe is None else min(size, max(1, int(_reach_bps(pipe, profile) * effort.longest_message_s / 8)))
+        )
+
+    sizes: list[dict[Way, int]] = []
+    for size in sorted(set(message_bytes)):
+        pair: dict[Way, int] = {"up": cut(size, profile.up), "down": cut(size, profile.down)}
+        if pair not in sizes:
+            sizes.append(pair)
+    return tuple(sizes)
+
+
+def _light_s(profile: LinkProfile, engine: Engine, effort: _Effort) -> float:
+    """Long enough to know the loss, and where it comes in bursts their length, to a tenth, within what the form spends."""
+    least, most = effort.light_s
+    wanted = [least]
+    for pipe in _pipes(profile):
+        if pipe.loss:
+            wanted.append(packets_for_a_tenth(pipe.loss) / _light_pps(pipe, profile, engine))
+    return min(most, max(wanted))
+
+
+def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine = "relay") -> Job:
+    """What the probe is to do on one link."""
+    effort, profile = _EFFORTS[form], link.profile
+    pipes = _pipes(profile)
+    round_trip_s = sum(pipe.delay_ns for pipe in pipes) / 1e9
+    slowest_bps = min((pipe.rate_bps for pipe in pipes), default=10**9)
+    # Far enough apart that neither jitter nor the wire lets one echo wait for another.
+    spacing_s = max(0.005, 4 * 8 * ECHO_BYTES / slowest_bps, 2.2e-9 * sum(pipe.jitter_ns for pipe in pipes))
+    idle_s = effort.idle_s
+    if profile.slow_start_after_idle:  # which begins after one retransmission timeout: a round trip and 200 ms
+        idle_s = max(idle_s, 0.3 + 1.5 * round_trip_s)
+    losing = any(pipe.loss or outgrown(profile, pipe) for pipe in pipes)
+    return Job(
+        link=link.name,
+        near_fd=link.near.fd,
+        far_fd=link.far.fd,
+        near_address=link.near_address,
+        far_address=link.far_address,
+        mtu=profile.mtu,
+        congestion_control=profile.congestion_control,
+        up=_line(profile.up, profile, engine),
+        down=_line(profile.down, profile, engine),
+        echoes=max(_FEWEST_ECHOES, min(effort.echoes, int(effort.echo_s / spacing_s))),
+        echo_spacing_ns=round(spacing_s * 1e9),
+        messages=_sizes(message_bytes, profile, effort),
+        repeats=effort.repeats,
+        idle_s=idle_s,
+        warm_up_s=_LOSSY_WARM_UP_S + 5 * round_trip_s if losing else max(_WARM_UP_S, _WARM_UP_ROUNDS * round_trip_s),
+        light_s=_light_s(profile, engine, effort),
+        spaced_s=effort.spaced_s if any(pipe.jitter_ns for pipe in pipes) else 0,
+        rate_s=effort.rate_s,
+        bulk_s=effort.bulk_s,
+        follow_s=0,
+    )
+
+
+def follow_s(profile: LinkProfile) -> float:
+    """One period of the link, if it is not too long."""
+    periods = []
+    for pipe in _pipes(profile):
+        if pipe.trace:
+            periods.append(pipe.trace.length_ms * pipe.trace.stretch / 1000)
+        elif pipe.schedule:
+            last = pipe.schedule.changes[-1].at_ns / 1e9
+            periods.append(pipe.schedule.repeat_ns / 1e9 if pipe.schedule.repeat_ns else last + 2)
+    return min(_FOLLOW_S, max(periods))
+
+
+def limit_s(jobs: Sequence[Job], form: Form) -> float:
+    """Seconds that the probe may take: links take turns where CPUs are few, and long delays take long."""
+    return _EFFORTS[form].limit_s + len(jobs) * max(
+        (60e-9 * job.round_trip_ns + 3 * job.follow_s for job in jobs), default=0.0
+    )

@@ -1,0 +1,1 @@
+"""What the kernel does for a link: namespaces, netlink, qdiscs, sysctls, offloads, socket diagnosis."""

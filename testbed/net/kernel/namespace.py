@@ -1,0 +1,99 @@
+"""Anonymous network namespaces: held by a file descriptor of this process and by nothing else.
+
+No name under /run/netns, no mount, no parked process: when the controller dies, however it dies, the kernel closes the
+descriptor and the namespace, its devices and its qdiscs are gone. (Named namespaces outlive a kill -9.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from testbed.errors import CapabilityError, LabError
+
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(function: str, *arguments: int) -> None:
+    if getattr(_libc, function)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _current() -> int:
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+class Namespace:
+    """A network namespace; a context manager that lets go of it."""
+
+    def __init__(self, name: str) -> None:
+        """Make a fresh namespace with its loopback still down. `name` is for messages only."""
+        self.name = name
+        home = _current()
+        try:
+            _call("unshare", _CLONE_NEWNET)
+            try:
+                self.fd = _current()
+            finally:
+                _call("setns", home, _CLONE_NEWNET)
+        except PermissionError:
+            raise CapabilityError(
+                f"cannot make a network namespace for {name}: not permitted; run as root (sudo python -m testbed ...)"
+            ) from None
+        except OSError as error:
+            raise LabError(f"cannot make a network namespace for {name}: {error.strerror}") from None
+        finally:
+            os.close(home)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The calling thread is inside. Sockets and devices opened here, and children started here, belong to it for good."""
+        home = _current()
+        try:
+            _call("setns", self.fd, _CLONE_NEWNET)
+            try:
+                yield
+            finally:
+                _call("setns", home, _CLONE_NEWNET)
+        finally:
+            os.close(home)
+
+    def popen(
+        self,
+        command: Sequence[str],
+        *,
+        user: tuple[int, int] | None = None,
+        pass_fds: Sequence[int] = (),
+        **options: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Start a program inside, in a session of its own (a terminal's Ctrl-C does not reach it), as `user` (uid, gid) if given.
+
+        From the main thread only: the program asks the kernel to be killed when the thread that started it ends.
+        """
+        assert threading.current_thread() is threading.main_thread()
+        if user is not None:
+            options |= {"user": user[0], "group": user[1], "extra_groups": []}
+        with self.entered():
+            return subprocess.Popen(command, pass_fds=pass_fds, start_new_session=True, **options)
+
+    def close(self) -> None:
+        """Let go; the namespace ends with the last process or socket inside it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> Namespace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

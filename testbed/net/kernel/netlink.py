@@ -1,0 +1,232 @@
+"""Devices, addresses, routes, neighbours and qdiscs of one network namespace, through one netlink socket opened inside it.
+
+rtnetlink.py makes the requests and understands the answers; this sends many at once, and says what the kernel refused, and why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple
+
+from testbed.errors import CapabilityError, LabError
+from testbed.net.kernel import rtnetlink
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.rtnetlink import Device, HeldRoute, Qdisc
+
+__all__ = ["Device", "HeldRoute", "Netlink", "Qdisc"]
+
+_SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
+_AT_ONCE = 64  # as many acknowledgements as a socket's receive buffer surely holds
+_LARGEST_ANSWER = 1 << 17
+
+
+class _Step(NamedTuple):
+    """A request and what it is for."""
+
+    attempt: str
+    kind: int
+    flags: int
+    body: bytes
+    without: str | None = None
+    """What this kernel lacks when it answers ENOENT; None: then something else is missing."""
+
+
+class Netlink:
+    """One namespace's network configuration; a context manager that closes its socket. LabError names the step that failed.
+
+    Inside `with netlink.batch():` steps are only noted, and sent together at its end.
+    """
+
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
+        self._indices: dict[str, int] = {}
+        self._waiting: list[_Step] | None = None
+        self._sequence = 0
+        try:
+            with namespace.entered():  # a socket stays in its namespace
+                self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        except OSError as error:
+            raise LabError(f"{namespace.name}: cannot open a netlink socket: {error.strerror}") from None
+        self._socket.bind((0, 0))
+        self._socket.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
+        self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)  # the kernel's own words with an error
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Steps stated in here are sent together: one system call for up to 64, in their order. Errors as of each step."""
+        assert self._waiting is None
+        self._waiting = []
+        try:
+            yield
+            steps, self._waiting = self._waiting, None
+            self._send(steps)
+        finally:
+            self._waiting = None
+
+    def _do(self, step: _Step) -> None:
+        if self._waiting is None:
+            self._send([step])
+        else:
+            self._waiting.append(step)
+
+    def _send(self, steps: list[_Step]) -> None:
+        for first in range(0, len(steps), _AT_ONCE):
+            part = steps[first : first + _AT_ONCE]
+            base, self._sequence = self._sequence + 1, self._sequence + len(part)
+            request = b"".join(
+                rtnetlink.framed(step.kind, rtnetlink.REQUEST | rtnetlink.ACK | step.flags, base + i, step.body)
+                for i, step in enumerate(part)
+            )
+            self._socket.send(request)
+            for step, (number, told) in zip(part, self._acknowledgements(base, len(part)), strict=True):
+                if number:  # the first: what fails later may be its consequence
+                    raise self._error(step, number, told)
+
+    def _acknowledgements(self, first: int, count: int) -> list[tuple[int, str]]:
+        """(errno, the kernel's words) of `count` requests, whose sequence numbers begin at `first`."""
+        found: dict[int, tuple[int, str]] = {}
+        while len(found) < count:
+            for kind, flags, sequence, body in rtnetlink.messages(self._socket.recv(_LARGEST_ANSWER)):
+                if kind == rtnetlink.ERROR and first <= sequence < first + count:
+                    found[sequence] = rtnetlink.understand_error(body, flags)
+        return [found[first + i] for i in range(count)]
+
+    def _error(self, step: _Step, number: int, told: str) -> LabError | CapabilityError:
+        name, why = self.namespace.name, f"{os.strerror(number)}{f' ({told})' if told else ''}"
+        if number in (errno.EPERM, errno.EACCES):
+            return CapabilityError(f"{name}: not permitted to {step.attempt}; run as root (sudo python -m testbed ...)")
+        if number == errno.EOPNOTSUPP:
+            return CapabilityError(f"{name}: this kernel cannot {step.attempt}: {why}")
+        if number == errno.ENOENT and step.without:
+            return CapabilityError(f"this kernel has no {step.without} ({name}: cannot {step.attempt})")
+        return LabError(f"{name}: cannot {step.attempt}: {why}")
+
+    def _dump(self, kind: int, body: bytes, attempt: str) -> Iterator[tuple[int, bytes]]:
+        """Every (type, body) that the kernel lists."""
+        self._sequence += 1
+        self._socket.send(rtnetlink.framed(kind, rtnetlink.REQUEST | rtnetlink.DUMP, self._sequence, body))
+        found: list[tuple[int, bytes]] = []
+        while True:
+            for answer, flags, sequence, content in rtnetlink.messages(self._socket.recv(_LARGEST_ANSWER)):
+                if sequence != self._sequence:
+                    continue
+                if answer == rtnetlink.ERROR:
+                    raise self._error(_Step(attempt, kind, 0, body), *rtnetlink.understand_error(content, flags))
+                if flags & rtnetlink.DUMP_INTERRUPTED:
+                    raise LabError(
+                        f"{self.namespace.name}: cannot {attempt}: it changed meanwhile, by somebody else's hand"
+                    )
+                if answer == rtnetlink.DONE:
+                    return iter(found)
+                found.append((answer, content))
+
+    def devices(self) -> dict[str, Device]:
+        """Every device by name."""
+        found = [
+            rtnetlink.understand_link(body)
+            for kind, body in self._dump(rtnetlink.GET_LINK, rtnetlink.all_links(), "list the devices")
+            if kind == rtnetlink.NEW_LINK
+        ]
+        self._indices = {device.name: device.number for device in found}
+        return {device.name: device for device in found}
+
+    def _index(self, device: str) -> int:
+        if device not in self._indices:
+            self.devices()
+        if device not in self._indices:
+            raise LabError(f"{self.namespace.name}: there is no device {device}; it has: {', '.join(self._indices)}")
+        return self._indices[device]
+
+    def add_veth(self, device: str, mac: str, mtu: int, peer: Namespace, peer_device: str, peer_mac: str) -> None:
+        """Lay a veth cable from here into another namespace; both ends are still down."""
+        self._do(
+            _Step(
+                f"lay a veth cable {device} to {peer_device} in {peer.name}",
+                rtnetlink.NEW_LINK,
+                rtnetlink.CREATE | rtnetlink.EXCLUSIVE,
+                rtnetlink.new_veth(device, mac, mtu, peer.fd, peer_device, peer_mac),
+            )
+        )
+
+    def set_up(self, device: str, *, mtu: int | None = None, queue_packets: int | None = None) -> None:
+        """Switch a device on."""
+        body = rtnetlink.set_up(self._index(device), mtu, queue_packets)
+        self._do(_Step(f"switch {device} on", rtnetlink.NEW_LINK, 0, body))
+
+    def add_address(self, device: str, address: str) -> None:
+        """Give a device an address of its own, without a subnet around it (/32)."""
+        body = rtnetlink.new_address(self._index(device), address)
+        flags = rtnetlink.CREATE | rtnetlink.EXCLUSIVE
+        self._do(_Step(f"give {device} the address {address}", rtnetlink.NEW_ADDRESS, flags, body))
+
+    def add_route(
+        self,
+        destination: str,
+        device: str,
+        *,
+        via: str | None,
+        source: str | None,
+        congestion_control: str | None = None,
+    ) -> None:
+        """Route `destination` ("default" or a prefix) through a device: to the neighbour `via`, or straight out of the device.
+
+        `congestion_control`: of the TCP connections that take it, unless their program chooses another.
+        """
+        body = rtnetlink.new_route(
+            destination, self._index(device), via=via, source=source, congestion_control=congestion_control
+        )
+        attempt = f"route {destination} through {device}" + (f" to {via}" if via else "")
+        attempt += f" with the congestion control {congestion_control}" if congestion_control else ""
+        self._do(_Step(attempt, rtnetlink.NEW_ROUTE, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, body))
+
+    def routes(self) -> list[HeldRoute]:
+        """Every IPv4 route of the main table."""
+        bodies = self._dump(rtnetlink.GET_ROUTE, rtnetlink.all_routes(), "list the routes")
+        found = (rtnetlink.understand_route(body) for kind, body in bodies if kind == rtnetlink.NEW_ROUTE)
+        return [route for route in found if route is not None]
+
+    def add_neighbour(self, device: str, address: str, mac: str) -> None:
+        """State a neighbour's MAC for good: no ARP crosses the links, where it would use up draws of the loss model."""
+        body = rtnetlink.new_neighbour(self._index(device), address, mac)
+        flags = rtnetlink.CREATE | rtnetlink.EXCLUSIVE
+        self._do(_Step(f"note the neighbour {address} of {device}", rtnetlink.NEW_NEIGHBOUR, flags, body))
+
+    def set_root_qdisc(self, device: str, kind: str, options: bytes) -> None:
+        """Put a qdisc on a device in place of the one it has.
+
+        CapabilityError when the kernel does not know the kind.
+        """
+        body = rtnetlink.new_qdisc(self._index(device), kind, options)
+        flags = rtnetlink.CREATE | rtnetlink.REPLACE
+        self._do(_Step(f"put the qdisc {kind} on {device}", rtnetlink.NEW_QDISC, flags, body, without=f"sch_{kind}"))
+
+    def change_root_qdisc(self, device: str, kind: str, options: bytes) -> None:
+        """Change the qdisc that a device has, and keep what waits in it. LabError when it has none of this kind."""
+        body = rtnetlink.new_qdisc(self._index(device), kind, options)
+        self._do(_Step(f"change the qdisc {kind} on {device}", rtnetlink.NEW_QDISC, 0, body))
+
+    def root_qdiscs(self) -> dict[str, Qdisc]:
+        """The root qdisc of every device that has one."""
+        bodies = self._dump(rtnetlink.GET_QDISC, rtnetlink.all_qdiscs(), "read the qdiscs back")
+        found = [rtnetlink.understand_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_QDISC]
+        if not {index for index, _, _ in found} <= set(self._indices.values()):
+            self.devices()
+        names = {number: name for name, number in self._indices.items()}
+        return {names[index]: qdisc for index, root, qdisc in found if root and index in names}
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def __enter__(self) -> Netlink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

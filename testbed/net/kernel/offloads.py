@@ -1,0 +1,100 @@
+"""Switch a device's offloads off, so that packets on a link are real: no larger than the MTU, with their checksums in them.
+
+With offloads on, one "packet" between two veth ends can be 64 KB long; delay, loss and queue limits would act on it as one.
+Speaks the ethtool ioctl itself; call inside the device's namespace.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import socket
+import struct
+from typing import NamedTuple
+
+from testbed.errors import CapabilityError, LabError, ShapingError
+
+_SIOCETHTOOL = 0x8946
+_GSTRINGS, _GSSET_INFO, _GFEATURES, _SFEATURES = 0x1B, 0x37, 0x3A, 0x3B
+_FEATURES = 4  # ETH_SS_FEATURES
+_NAME_BYTES = 32
+_UNREAL = ("segmentation", "gso", "gro", "lro", "checksum", "scatter-gather")
+"""Parts of the names of features that merge packets, or leave them unfinished."""
+
+
+def _ioctl(sock: socket.socket, device: str, request: bytes) -> bytes:
+    buffer = array.array("B", request)
+    address, _ = buffer.buffer_info()
+    try:
+        fcntl.ioctl(sock, _SIOCETHTOOL, struct.pack("@16sP16x", device.encode(), address))
+    except OSError as error:
+        attempt = f"ethtool command {request[0]:#x} on {device}"
+        if error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+            raise CapabilityError(
+                f"{attempt}: {error.strerror}; offloads cannot be switched here, run as root"
+            ) from None
+        raise LabError(f"{attempt}: {os.strerror(error.errno or 0)}") from None
+    return buffer.tobytes()
+
+
+class _Features(NamedTuple):
+    """The kernel's table of features: the same for every device."""
+
+    total: int
+    unreal: dict[int, str]
+    """Those that make packets unreal, by place in the table."""
+
+
+def _features(sock: socket.socket, device: str) -> _Features:
+    info = _ioctl(sock, device, struct.pack("=IIQI", _GSSET_INFO, 0, 1 << _FEATURES, 0))
+    (count,) = struct.unpack_from("=I", info, 16)
+    table = _ioctl(sock, device, struct.pack("=III", _GSTRINGS, _FEATURES, count) + bytes(count * _NAME_BYTES))[12:]
+    names = [table[i * _NAME_BYTES :][:_NAME_BYTES].split(b"\0")[0].decode() for i in range(count)]
+    return _Features(count, {i: name for i, name in enumerate(names) if any(part in name for part in _UNREAL)})
+
+
+def _bit(words: list[int], position: int) -> bool:
+    return bool(words[position // 32] >> position % 32 & 1)
+
+
+def _read(sock: socket.socket, device: str, count: int) -> tuple[list[int], list[int], list[int]]:
+    """Which features can be changed, which are active and which never change, as words of 32 bits."""
+    blocks = -(-count // 32)
+    answer = _ioctl(sock, device, struct.pack("=II", _GFEATURES, blocks) + bytes(16 * blocks))
+    rows = list(struct.iter_unpack("=4I", answer[8:]))  # available, requested, active, never changed
+    return [r[0] & ~r[3] for r in rows], [r[2] for r in rows], [r[3] for r in rows]
+
+
+class Offloads:
+    """Switches the offloads of one device after another off; reads the kernel's table of features once."""
+
+    def __init__(self) -> None:
+        self._known: _Features | None = None
+
+    def switch_off(self, device: str) -> dict[str, bool]:
+        """Switch off what makes packets unreal; returns every such feature as read back, all False.
+
+        ShapingError when one stays on, CapabilityError when the caller may not switch them.
+        """
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            if self._known is None:
+                self._known = _features(sock, device)
+            total, unreal = self._known
+            changeable, active, _ = _read(sock, device, total)
+            off = [i for i in unreal if _bit(changeable, i)]
+            request = b"".join(
+                struct.pack("=II", sum(1 << i % 32 for i in off if i // 32 == block), 0) for block in range(len(active))
+            )  # (valid, wanted) a block
+            _ioctl(sock, device, struct.pack("=II", _SFEATURES, len(active)) + request)
+            _, active, _ = _read(sock, device, total)
+        found = {name: _bit(active, i) for i, name in unreal.items()}
+        if still := [name for name, on in found.items() if on]:
+            raise ShapingError(f"{device}: asked for every offload to be off, the kernel keeps {', '.join(still)} on")
+        return found
+
+
+def switch_off(device: str) -> dict[str, bool]:
+    """One device's: see `Offloads.switch_off`."""
+    return Offloads().switch_off(device)

@@ -1,0 +1,301 @@
+"""What this machine can do, found by trying it in a scratch namespace: never by a version, a module list or a config file.
+
+remedies.py knows what to do, by platform, about what is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from testbed import paths, profiles, units
+from testbed.errors import CapabilityError, LabError, TestbedError
+from testbed.frozen import Frozen
+from testbed.net import arrange
+from testbed.net.kernel import netem, offloads, qdisc, sysctl
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netlink import Netlink
+from testbed.net.machine import remedies, rootless, timekeeping
+from testbed.net.machine.remedies import GUEST, Facts, Problem
+from testbed.net.relay.tun import open_tun
+from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
+from testbed.spec import Engine
+
+_NOBODY = 65534
+_PR_SET_DUMPABLE = 4
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_FREE_BYTES = 1_000_000_000
+"""Room for the results of a long sweep with counters, and for a data set."""
+
+_PLAIN: dict[str, Any] = {
+    "rate_bps": 80_000_000,
+    "delay_ns": 10_000_000,
+    "buffer_bytes": 1_000_000,
+    "loss": Bernoulli(probability=0.001),
+}
+_EFFECTS: dict[str, dict[str, Any]] = {
+    "Gilbert-Elliott loss": {"loss": GilbertElliott(enter_bad=0.01, leave_bad=0.3, lost_in_bad=1, lost_in_good=0)},
+    "jitter": {"jitter_ns": 1_000_000},
+    "reorder": {"reorder": 0.01},
+    "duplicate": {"duplicate": 0.01},
+    "slot": {"slot": Slot(wait_ns=1_000_000, wait_max_ns=2_000_000, packets=10, max_bytes=0)},
+    "a delay of 5 s": {"delay_ns": 5_000_000_000},
+    "a rate of 40 Gbit/s": {"rate_bps": 40_000_000_000},
+}
+"""What netem does beyond rate, delay, limit, independent loss and seed. The last two need its 64-bit attributes."""
+
+
+class Finding(Frozen):
+    """One thing tried."""
+
+    name: str
+    ok: bool
+    needed: bool
+    """False for what has a substitute, or what only some profiles use."""
+    detail: str
+    """What was found."""
+    remedy: str
+    """What to do, one command where there is one; empty when nothing is wrong."""
+
+
+@contextmanager
+def _scratch_device() -> Iterator[tuple[Netlink, Namespace]]:
+    """A namespace with a veth device `probe0`, whose other end is in a second one."""
+    with Namespace("probe-a") as a, Namespace("probe-b") as b, Netlink(a) as netlink:
+        netlink.add_veth("probe0", "02:77:ff:00:00:00", 1500, b, "probe0", "02:77:ff:00:00:01")
+        yield netlink, a
+
+
+def _try_namespaces() -> str:
+    with Namespace("probe") as probe, probe.entered():
+        sysctl.apply(arrange.base_sysctls(forward=True))
+    return "made one, and set its kernel parameters" + (
+        ", in a user namespace of one's own" if rootless.inside() else ""
+    )
+
+
+def _try_veth() -> str:
+    with _scratch_device() as (_, namespace), namespace.entered():
+        off = offloads.switch_off("probe0")
+    return f"laid a cable and switched its {len(off)} offloads off"
+
+
+def _shape(netlink: Netlink, **changes: Any) -> None:
+    pipe = Pipe.plain(**{**_PLAIN, **changes})
+    netem.apply(netlink, "probe0", qdisc.plan(pipe, mtu=1500, layer="ip"), link="a scratch link")
+
+
+def try_netem() -> str:
+    """Shape a scratch device with what every profile uses, and compare what the kernel holds; what was done.
+
+    CapabilityError when this kernel or user cannot, ShapingError when its netem holds something else.
+    """
+    with _scratch_device() as (netlink, _):
+        _shape(netlink)
+    return "set rate, delay, limit, loss and seed, and read them back"
+
+
+def _try_effects() -> str:
+    refused = {}
+    for name, changes in _EFFECTS.items():
+        with _scratch_device() as (netlink, _):
+            try:
+                _shape(netlink, **changes)
+            except (CapabilityError, LabError) as error:
+                refused[name] = str(error)
+    if refused:
+        raise CapabilityError(
+            "refused, or not held as asked: " + ", ".join(f"{name} ({why})" for name, why in refused.items())
+        )
+    return f"set and read back: {', '.join(_EFFECTS)}"
+
+
+def try_tun() -> str:
+    """Make a TUN device in a scratch namespace; what was done. CapabilityError when this machine or user cannot."""
+    with Namespace("probe") as probe, probe.entered():
+        os.close(open_tun("probe0"))
+    return "made a device"
+
+
+def _try_real_time() -> str:
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
+        os.sched_setscheduler(0, policy, parameters)
+    except PermissionError:
+        raise CapabilityError("a process may not have a real-time priority (SCHED_FIFO) here") from None
+    return "SCHED_FIFO granted"
+
+
+def _try_congestion_controls() -> str:
+    wanted = {profiles.load_profile(name).congestion_control for name in profiles.profile_files()}
+    for algorithm in sorted(wanted):
+        sysctl.require_congestion_control(algorithm)
+    return f"the profiles use {', '.join(sorted(wanted))}"
+
+
+def _try_user() -> str:
+    if (user := paths.invoking_user()) is None:
+        return "no other user behind sudo: stage hosts run as this one"
+    uid, gid = user
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import testbed.process"],
+            user=uid,
+            group=gid,
+            extra_groups=[],
+            capture_output=True,
+            timeout=60,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
+    except OSError as error:
+        raise CapabilityError(f"user {uid} cannot run {sys.executable}: {error.strerror}") from None
+    if done.returncode != 0:
+        raise CapabilityError(
+            f"user {uid} cannot import testbed: {done.stderr.decode(errors='replace').strip()[-300:]}"
+        )
+    return f"user {uid} can run stage hosts"
+
+
+def _try_rootless() -> str:
+    """In a child, as an ordinary user: enter a user namespace and make a TUN device there."""
+    uid, gid = paths.invoking_user() or (_NOBODY, _NOBODY)
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:  # moves by itself, and runs nothing that a package's folder must be readable for
+        found = b""
+        try:
+            os.setgroups([])
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            _prctl(_PR_SET_DUMPABLE, 1)  # or /proc/self stays root's after the change of user
+            rootless.enter()
+            os.close(open_tun("probe0"))
+        except (TestbedError, OSError) as error:
+            found = str(error).encode()
+        finally:
+            os.write(writing, found)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answer:
+        refused = answer.read().decode()
+    os.waitpid(child, 0)
+    if refused:
+        raise CapabilityError(f"user {uid}: {refused}")
+    return f"user {uid} may make a user namespace, and a TUN device in it"
+
+
+def _try_disk() -> str:
+    free = shutil.disk_usage(Path.cwd()).free
+    if free < _FREE_BYTES:
+        raise CapabilityError(
+            f"{units.format_size(free)} are free in {Path.cwd()}, a long sweep wants {units.format_size(_FREE_BYTES)}"
+        )
+    return f"{units.format_size(free)} free here"
+
+
+class _Doctor:
+    """Tries one thing after the other; once no namespace can be made, says so and leaves out what needs one."""
+
+    def __init__(self) -> None:
+        self._facts: Facts = remedies.facts()
+        self._permitted = os.geteuid() == 0
+        self._blocked = False
+
+    def find(
+        self, name: str, attempt: Callable[[], str], problem: Problem, *, needed: bool, inside: bool = False
+    ) -> Finding:
+        """`inside`: the attempt needs a namespace."""
+        if inside and self._blocked:
+            return Finding(name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy="")
+        try:
+            return Finding(name=name, ok=True, needed=needed, detail=attempt(), remedy="")
+        except (TestbedError, OSError) as error:
+            self._blocked = self._blocked or problem == "namespaces"
+            if problem == "namespaces" and not self._permitted:
+                problem = "not root"
+            if (problem == "user namespaces" or rootless.inside()) and "/dev/net/tun" in str(error):
+                problem = "tun for users"
+            if problem == "netem" and "Linux before" in str(error):
+                problem = "old netem"
+            # What an error advises, after its semicolon, is not for this platform; the remedy is.
+            detail = str(error).partition("; ")[0]
+            return Finding(
+                name=name, ok=False, needed=needed, detail=detail, remedy=remedies.remedy(problem, self._facts)
+            )
+
+
+def findings() -> tuple[Finding, ...]:
+    """Everything that a lab needs, each tried on its own. Raises nothing: what fails is a finding with a remedy."""
+    doctor = _Doctor()
+    find = doctor.find
+    namespaces = find("network namespaces", _try_namespaces, "namespaces", needed=True)
+    shaper = find("netem", try_netem, "netem", needed=False, inside=True)
+    tun = find("TUN device", try_tun, "tun", needed=not shaper.ok, inside=True)
+    kept = timekeeping.measure()
+    found = [
+        namespaces,
+        find("veth and offloads", _try_veth, "veth", needed=True, inside=True),
+        shaper.model_copy(update={"needed": not tun.ok}),
+        tun,
+        find("congestion control", _try_congestion_controls, "congestion control", needed=True, inside=True),
+        find("real-time priority", _try_real_time, "real-time", needed=not shaper.ok and not rootless.inside()),
+        find("timers", partial(timekeeping.judge_timers, kept), "late timers", needed=False),
+        find("processors", partial(timekeeping.judge_load, kept), "other load", needed=False),
+        find("the invoking user", _try_user, "unreadable program", needed=True),
+        find("disk", _try_disk, "disk", needed=False),
+    ]
+    if shaper.ok:
+        found.insert(3, find("netem's other effects", _try_effects, "old netem", needed=False, inside=True))
+    if os.geteuid() == 0 and not rootless.inside():
+        found.insert(-1, find("without root", _try_rootless, "user namespaces", needed=False))
+    return tuple(found)
+
+
+def resolve_engine(asked: Literal["auto", "netem", "relay"]) -> tuple[Engine, str]:
+    """The engine to use and why: netem where it works when tried, else relay, unless one is asked for.
+
+    CapabilityError, which says what to do, when the engine asked for, or either, does not work here.
+    """
+    if os.geteuid() != 0:
+        _refuse_if_unprivileged()
+    if asked == "netem":
+        return "netem", f"asked for; {_require('netem', try_netem)}"
+    if asked == "relay":
+        return "relay", f"asked for; {_require('relay', try_tun)}"
+    try:
+        return "netem", f"auto: tried sch_netem: {try_netem()}"
+    except (CapabilityError, LabError) as error:
+        reason = str(error).split(";")[0]
+    try:
+        return "relay", f"auto: {reason}; tried TUN instead: {try_tun()}"
+    except (CapabilityError, LabError) as error:
+        raise CapabilityError(
+            f"neither engine works here. netem: {reason}. relay: {error}. Or run it in the guest kernel: {GUEST}"
+        ) from None
+
+
+def _require(engine: str, attempt: Callable[[], str]) -> str:
+    try:
+        return attempt()
+    except LabError as error:
+        raise CapabilityError(f"the engine {engine} was asked for and does not work here: {error}") from None
+
+
+def _refuse_if_unprivileged() -> None:
+    """A lab may stand in a user namespace of one's own; a plain user has none."""
+    try:
+        Namespace("probe").close()
+    except CapabilityError:
+        remedy = remedies.remedy("not root", remedies.facts())
+        raise CapabilityError(
+            f"a lab needs root, to make network namespaces and links; run it as root: {remedy}"
+        ) from None

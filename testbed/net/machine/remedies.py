@@ -1,0 +1,212 @@
+"""What to do about a thing that this machine cannot do: one command, by platform. Pure: facts in, text out; `facts` reads them.
+
+That something is missing is found by trying it (capabilities.py). Only what mends it differs from platform to platform.
+"""
+
+from __future__ import annotations
+
+import os
+import platform as python_platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Platform = Literal["debian", "ubuntu", "fedora", "wsl2", "docker", "docker desktop", "podman", "github runner", "linux"]
+Problem = Literal[
+    "not root",
+    "namespaces",
+    "veth",
+    "netem",
+    "old netem",
+    "tun",
+    "real-time",
+    "congestion control",
+    "user namespaces",
+    "tun for users",
+    "unreadable program",
+    "late timers",
+    "other load",
+    "disk",
+    "guest kernel",
+]
+
+GUEST = "python -m testbed vm --fetch -- COMMAND"
+"""The way out that works on any x86-64 machine with apt, without root."""
+
+
+class Facts(NamedTuple):
+    """What tells platforms apart."""
+
+    os_release: Mapping[str, str]
+    """/etc/os-release."""
+    kernel: str
+    """/proc/version."""
+    release: str
+    """As `uname -r` prints it."""
+    architecture: str
+    """As Debian calls it: amd64, arm64."""
+    environment: Mapping[str, str]
+    own_kernel: bool
+    """Whether the kernel's own threads can be seen, which a container does not show. (An image may be booted as a machine.)"""
+    marks: frozenset[str]
+    """Which of MARKS are there."""
+
+
+MARKS = ("/.dockerenv", "/run/.containerenv", "/proc/modules", "/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+"""Docker's and podman's mark; a kernel that can load modules; a kernel whose AppArmor may hold user namespaces back."""
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def facts() -> Facts:
+    """Of this machine."""
+    try:
+        os_release = python_platform.freedesktop_os_release()
+    except OSError:
+        os_release = {}
+    try:
+        kernel = Path("/proc/version").read_text(encoding="utf8", errors="replace")
+    except OSError:
+        kernel = ""
+    machine = python_platform.machine()
+    return Facts(
+        os_release=os_release,
+        kernel=kernel,
+        release=python_platform.release(),
+        architecture=_ARCHITECTURES.get(machine, machine),
+        environment=os.environ,
+        own_kernel=_kernel_thread(),
+        marks=frozenset(mark for mark in MARKS if Path(mark).exists()),
+    )
+
+
+def _kernel_thread() -> bool:
+    try:
+        return Path("/proc/2/comm").read_text(encoding="ascii").strip() == "kthreadd"
+    except OSError:
+        return False
+
+
+def platform(found: Facts) -> Platform:
+    """A container before the machine around it: it decides what is permitted. Then who made the kernel, then the distribution."""
+    kernel = found.kernel.lower()
+    inside = None if found.own_kernel else found.environment.get("container")
+    if inside == "podman" or ("/run/.containerenv" in found.marks and not found.own_kernel):
+        return "podman"
+    if inside == "docker" or ("/.dockerenv" in found.marks and not found.own_kernel):
+        return "docker desktop" if "linuxkit" in kernel or "microsoft" in kernel else "docker"
+    if (
+        found.environment.get("GITHUB_ACTIONS") == "true"
+        and found.environment.get("RUNNER_ENVIRONMENT") != "self-hosted"
+    ):
+        return "github runner"
+    if "microsoft" in kernel:  # WSL 1 has no Linux kernel and so no namespaces either; the same remedies hold
+        return "wsl2"
+    family = [found.os_release.get("ID", ""), *found.os_release.get("ID_LIKE", "").split()]
+    for name in family:
+        if name in ("ubuntu", "debian", "fedora"):
+            return name  # type: ignore[return-value]
+        if name in ("rhel", "centos"):
+            return "fedora"
+    return "linux"
+
+
+_FIXED = "a kernel without modules"
+_ELSE = "else"
+_RELAY_OR_GUEST = f"take --engine relay, or run it in the guest kernel: {GUEST}"
+_PRIVILEGED = "start the container with: --privileged --device /dev/net/tun"
+
+_TABLE: Mapping[Problem, Mapping[str, str]] = {
+    "not root": {_ELSE: "sudo {python} -m testbed ..."},
+    "namespaces": {
+        "docker": _PRIVILEGED,
+        "docker desktop": _PRIVILEGED,
+        "podman": _PRIVILEGED,
+        _ELSE: f"this kernel was built without network namespaces; take another, or the guest kernel: {GUEST}",
+    },
+    "veth": {
+        "docker": "on the host: sudo modprobe veth",
+        "podman": "on the host: sudo modprobe veth",
+        _FIXED: f"this kernel was built without veth; take another, or the guest kernel: {GUEST}",
+        _ELSE: "sudo modprobe veth",
+    },
+    "netem": {
+        "debian": "sudo modprobe sch_netem",
+        "debian cloud": "sudo apt install linux-image-{architecture} && sudo apt remove linux-image-{release} && sudo reboot",
+        "ubuntu": "sudo apt install linux-modules-extra-{release} && sudo modprobe sch_netem",
+        "fedora": "sudo dnf install kernel-modules-extra-{release} && sudo modprobe sch_netem",
+        "github runner": "sudo apt-get install linux-modules-extra-{release} && sudo modprobe sch_netem"
+        " (where that package is gone: --engine relay, or python -m testbed vm --fetch)",
+        "docker": "on the host: sudo modprobe sch_netem",
+        "podman": "on the host (podman machine ssh): sudo modprobe sch_netem",
+        "docker desktop": f"its kernel has none; {_RELAY_OR_GUEST}",
+        "wsl2": f"its kernel has none; {_RELAY_OR_GUEST}",
+        _FIXED: f"this kernel loads no modules; {_RELAY_OR_GUEST}",
+        _ELSE: "sudo modprobe sch_netem",
+    },
+    "old netem": {_ELSE: f"it needs Linux 6.6 or newer; {_RELAY_OR_GUEST}"},
+    "tun": {
+        "docker": _PRIVILEGED,
+        "docker desktop": _PRIVILEGED,
+        "podman": _PRIVILEGED,
+        _FIXED: f"this kernel was built without TUN; take --engine netem, or the guest kernel: {GUEST}",
+        _ELSE: "sudo modprobe tun",
+    },
+    "real-time": {
+        "docker": "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
+        "docker desktop": "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
+        "podman": "start the container with: --cap-add SYS_NICE --ulimit rtprio=99",
+        _ELSE: "run as root: sudo {python} -m testbed ...",
+    },
+    "congestion control": {
+        "docker": "on the host: sudo modprobe -a tcp_bbr tcp_cubic",
+        "docker desktop": "choose one that is there: --set congestion_control=cubic",
+        "podman": "on the host: sudo modprobe -a tcp_bbr tcp_cubic",
+        "wsl2": "choose one that is there: --set congestion_control=cubic",
+        _FIXED: "choose one that is there: --set congestion_control=cubic",
+        _ELSE: "sudo modprobe -a tcp_bbr tcp_cubic",
+    },
+    "user namespaces": {
+        "docker": _PRIVILEGED,
+        "docker desktop": _PRIVILEGED,
+        "podman": _PRIVILEGED,
+        "debian": "run as root, or: sudo sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
+        "apparmor": "run as root, or give {python} an AppArmor profile for user namespaces: docs/virtual-machines.md has it",
+        _ELSE: "run as root, or: sudo sysctl -w user.max_user_namespaces=10000",
+    },
+    "tun for users": {_ELSE: "run as root, or: sudo chmod 0666 /dev/net/tun"},
+    "unreadable program": {_ELSE: "sudo chmod -R a+rX {prefix} (and each folder above it, and above its Python)"},
+    "late timers": {
+        "wsl2": "end what else runs; leave WSL two processors or more (processors= in .wslconfig)",
+        _ELSE: "end what else runs; give a virtual machine processors of its own; a certificate will say whether it matters",
+    },
+    "other load": {_ELSE: "end what else runs: `top` names it"},
+    "disk": {_ELSE: "make room, or write elsewhere: --results FOLDER"},
+    "guest kernel": {_ELSE: "python -m testbed vm --fetch -- true"},
+}
+"""By platform, `else` for the rest. A row about a kernel's parts may say what holds for a kernel that loads no modules."""
+
+
+def remedy(problem: Problem, found: Facts) -> str:
+    """The one command, or the one choice, that mends `problem` on the machine that `found` describes."""
+    row = _TABLE[problem]
+    where: str = platform(found)
+    if _FIXED in row and "/proc/modules" not in found.marks:
+        where = _FIXED
+    elif where == "debian" and "debian cloud" in row and "-cloud-" in found.release:
+        where = "debian cloud"
+    elif problem == "user namespaces" and MARKS[3] in found.marks:
+        where = "apparmor"
+    text = row.get(where, row[_ELSE])
+    fields = {
+        "python": sys.executable,
+        "prefix": sys.prefix,
+        "release": found.release,
+        "architecture": found.architecture,
+    }
+    return text.format(**fields)
+
+
+def problems() -> tuple[Problem, ...]:
+    """Every problem that has a remedy."""
+    return tuple(_TABLE)

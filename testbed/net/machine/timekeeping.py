@@ -1,0 +1,113 @@
+"""Whether this machine keeps time while no lab stands: how late sleeps end, and how busy others keep its processors."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.errors import CapabilityError
+from testbed.net.certificate.fitness import LATENESS_TOLERANCE_MS
+
+_SLEEP_NS = 2_000_000
+_SLEEPS = 250
+_PRIORITY = 50
+_BUSY = 0.5
+"""Share of the processors that others may use: on two, a relay and a probe still have one to themselves."""
+
+
+class Timekeeping(NamedTuple):
+    """Found over half a second in which this process sleeps, mostly."""
+
+    sleep_ms: float
+    late_p99_ms: float
+    """How late the 99th of 100 sleeps ended."""
+    late_worst_ms: float
+    real_time: bool
+    """Whether the sleeper had a real-time priority (SCHED_FIFO)."""
+    fine_timers: bool
+    """Whether the kernel's timers are finer than its tick (CONFIG_HIGH_RES_TIMERS), as its packet scheduler says."""
+    processors: int
+    """That this process may use."""
+    busy: float | None
+    """Share of all processors' time that was used, or taken by the machine around a virtual one; None where it cannot be read."""
+    load: float
+    """Processes that ran or wanted to, mean over a minute."""
+
+
+def percentile(values: Sequence[int], share: float) -> int:
+    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def measure() -> Timekeeping:
+    """Sleep 250 times 2 ms, at a real-time priority if that is granted, and see what the machine did meanwhile."""
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+        real_time = True
+    except PermissionError:
+        real_time = False
+    before = _used_and_all()
+    late = []
+    try:
+        for _ in range(_SLEEPS):
+            asked = time.monotonic_ns() + _SLEEP_NS
+            time.sleep(_SLEEP_NS / 1e9)
+            late.append(time.monotonic_ns() - asked)
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+    after = _used_and_all()
+    return Timekeeping(
+        sleep_ms=_SLEEP_NS / 1e6,
+        late_p99_ms=percentile(late, 0.99) / 1e6,
+        late_worst_ms=max(late) / 1e6,
+        real_time=real_time,
+        fine_timers=_fine_timers(),
+        processors=len(os.sched_getaffinity(0)),
+        busy=(after[0] - before[0]) / (after[1] - before[1]) if before and after and after[1] > before[1] else None,
+        load=os.getloadavg()[0],
+    )
+
+
+def _used_and_all() -> tuple[int, int] | None:
+    """Ticks of all processors since the start: those that were not idle, and all."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
+        ticks = [int(field) for field in first[1:9]]  # user nice system idle iowait irq softirq steal
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _fine_timers() -> bool:
+    """/proc/net/psched's last number is the timers' frequency in Hz: 10^9 with high-resolution timers, else that of the tick."""
+    try:
+        return int(Path("/proc/net/psched").read_text(encoding="ascii").split()[3], 16) == 1_000_000_000
+    except (OSError, ValueError, IndexError):
+        return time.clock_getres(time.CLOCK_MONOTONIC) < 1e-6
+
+
+def judge_timers(found: Timekeeping) -> str:
+    """What was found of sleeps; CapabilityError where they end too late to emulate a link."""
+    how = "at" if found.real_time else "without"
+    text = f"sleeps of {found.sleep_ms:.0f} ms end {found.late_p99_ms:.2f} ms late (p99, at worst {found.late_worst_ms:.2f})"
+    text += f" {how} real-time priority"
+    if not found.fine_timers:
+        raise CapabilityError(f"{text}: the kernel's timers are no finer than its tick (no CONFIG_HIGH_RES_TIMERS)")
+    if found.late_p99_ms > LATENESS_TOLERANCE_MS:
+        raise CapabilityError(f"{text}: a certificate allows {LATENESS_TOLERANCE_MS:.0f} ms")
+    return text
+
+
+def judge_load(found: Timekeeping) -> str:
+    """What was found of the processors; CapabilityError where others keep them busy."""
+    text = f"{found.processors} to use, load {found.load:.1f}"
+    if found.busy is not None:
+        text += f", {found.busy:.0%} of the machine busy just now"
+    if found.busy is not None and found.busy > _BUSY:
+        raise CapabilityError(f"{text}: what is measured now will show it")
+    return text
