@@ -10,7 +10,7 @@ import pytest
 
 from testbed.net.certificate.certify import certify
 from testbed.net.certificate.effort import plan
-from testbed.net.certificate.fitness import CONTENTION
+from testbed.net.certificate.verdict import CONTENTION
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.parts import LabLink

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.net.certificate import expect
-from testbed.net.certificate.fitness import CONTENTION, Fitness, Lateness
-from testbed.net.certificate.judge import Judge
+from testbed.net.certificate.judge import judge_still, judge_varying
+from testbed.net.certificate.verdict import CONTENTION, Fitness, Lateness
 from testbed.net.probe import WAYS, Bulk, Message, Readings, Span, Train
 from testbed.net.probe.arrivals import order_of
 from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule
@@ -170,7 +170,7 @@ SELDOM_LATE, LATE = Lateness(0.1, 8.2, 1000), Lateness(5.0, 16.4, 1000)
 
 
 def judged(link, readings, host=None):
-    return list(Judge(link, readings, host or fitness()).measurements())
+    return list(judge_still(link, readings, host or fitness()))
 
 
 def failed(link, readings):
@@ -396,7 +396,8 @@ def test_a_varying_link_must_carry_what_its_timeline_holds(share, verdict):
         1500 * 8
     )
     span = Span(way="up", begin_ns=begin, end_ns=end, packets=round(carried * share), packet_bytes=1500)
-    (found,) = Judge(link, Readings(link="node-0", scheduling="SCHED_FIFO", spans=[span]), fitness()).varying(started)
+    readings = Readings(link="node-0", scheduling="SCHED_FIFO", spans=[span])
+    (found,) = judge_varying(link, readings, fitness(), started)
     assert (found.quantity, found.verdict) == ("schedule", verdict)
 
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from testbed.errors import LabError
 from testbed.net.capture.recorder import Capture, Point
 from testbed.net.certificate.effort import Form, follow_s, limit_s, plan
-from testbed.net.certificate.fitness import Fitness, Lateness
-from testbed.net.certificate.judge import Judge
+from testbed.net.certificate.judge import judge_still, judge_varying
+from testbed.net.certificate.verdict import Fitness, Lateness
 from testbed.net.parts import LabLink
 from testbed.net.probe import Job, Readings
 from testbed.net.relay import Relay, lateness_percentile
@@ -142,10 +142,10 @@ def certify(
     fitness = _fitness(relay, watched, [*readings, *(reading for _, reading in followed.values())])
     found: list[Measurement] = []
     for link, reading in zip(links, readings, strict=True):
-        found.extend(Judge(link.profile, reading, fitness).measurements())
+        found.extend(judge_still(link.profile, reading, fitness))
         if link.name in followed:
             started_ns, spans = followed[link.name]
-            found.extend(Judge(link.profile, spans, fitness).varying(started_ns))
+            found.extend(judge_varying(link.profile, spans, fitness, started_ns))
     found.extend(fitness.measurements(recorder.story if recorder else ""))
     return tuple(found)
 

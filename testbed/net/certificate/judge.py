@@ -1,36 +1,173 @@
-"""What a link should have shown, from its profile, against what the probe read: pure functions from Readings to Measurements.
+"""Compare what the probe read of one link with what its profile asks for: pure functions from readings to measurements.
 
-packets.py and stream.py judge, expect.py holds the arithmetic, fitness.py what the host did meanwhile.
+Echoes and TCP are compared here, UDP trains in trains.py; expect.py holds the arithmetic, verdict.py passes or fails a comparison.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 
-from testbed.net.certificate.packets import PacketVerdicts
-from testbed.net.certificate.stream import StreamVerdicts
-from testbed.net.probe import WAYS
+from testbed.net.certificate import expect
+from testbed.net.certificate.trains import DELAY_TOLERANCE, DELAY_TOLERANCE_MS, overload, schedule, small_packets
+from testbed.net.certificate.verdict import Comparison, Fitness
+from testbed.net.probe import WAYS, Readings, Way
+from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Measurement
 
-__all__ = ["Judge"]
+_MESSAGE_TOLERANCE = 0.03
+_MESSAGE_TOLERANCE_MS = 0.5
+"""After a pause sender, relay and receiver must each be woken before they work: 0.2 to 0.35 ms, on a virtual machine."""
+_GOODPUT_TOLERANCE = 0.01
 
 
-class Judge(PacketVerdicts, StreamVerdicts):
-    """One link's readings as measurements."""
+def judge_still(profile: LinkProfile, readings: Readings, fitness: Fitness) -> Iterator[Measurement]:
+    """Judge a link that held still while it was measured."""
+    return (comparison.judged(readings, fitness) for comparison in _comparisons(profile, readings))
 
-    def measurements(self) -> Iterator[Measurement]:
-        """Of a link that holds still."""
-        yield self.rtt()
-        for way in WAYS:
-            pipe = self._profile.pipe(way)
-            if pipe is not None:
-                yield from self.light(way, pipe)
-                yield from self.overload(way, pipe)
-            yield from self.stream(way, pipe)
 
-    def varying(self, started_ns: int) -> Iterator[Measurement]:
-        """Of a link that was played from `started_ns`, CLOCK_MONOTONIC."""
-        for way in WAYS:
-            pipe = self._profile.pipe(way)
-            if pipe is not None and pipe.varies:
-                yield self.schedule(way, pipe, started_ns)
+def judge_varying(profile: LinkProfile, readings: Readings, fitness: Fitness, started_ns: int) -> Iterator[Measurement]:
+    """Judge a link that was played from `started_ns`, CLOCK_MONOTONIC."""
+    for way in WAYS:
+        pipe = profile.pipe(way)
+        if pipe is not None and pipe.varies:
+            yield schedule(profile, readings, way, pipe, started_ns).judged(readings, fitness)
+
+
+def _comparisons(profile: LinkProfile, readings: Readings) -> Iterator[Comparison]:
+    yield _round_trip(profile, readings)
+    for way in WAYS:
+        pipe = profile.pipe(way)
+        if pipe is not None:
+            yield from small_packets(profile, readings, way, pipe)
+            yield from overload(profile, readings, way, pipe)
+        yield from _stream(profile, readings, way, pipe)
+
+
+def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
+    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
+    faults = []
+    if "echo" not in readings.faults:
+        if not readings.full_packet_passed:
+            faults.append(f"an unfragmented packet of the MTU, {profile.mtu} bytes, was not answered")
+        if not readings.bigger_packet_refused:
+            faults.append(f"a packet of {profile.mtu + 1} bytes was not refused")
+    missing = readings.echoes - len(readings.rtt_ns)
+    if missing and readings.rtt_ns and not any(pipe.loss for pipe in pipes):
+        faults.append(f"{missing} of {readings.echoes} echoes were lost on a link without loss")
+    expected = expect.rtt_ms(profile, readings.echo_bytes) if profile.shaped else None
+    tolerance = None
+    if expected is not None and readings.rtt_ns:
+        jitter_ms = sum(pipe.jitter_ns for pipe in pipes) / 1e6
+        chance = expect.middle_deviation(jitter_ms, len(readings.rtt_ns))
+        tolerance = max(DELAY_TOLERANCE_MS, DELAY_TOLERANCE * expected) + chance
+    return Comparison(
+        quantity="rtt",
+        direction="both",
+        unit="ms",
+        detail=f"{readings.echo_bytes} bytes, idle",
+        expected=expected,
+        measured=median(readings.rtt_ns) / 1e6 if readings.rtt_ns else None,
+        tolerance=tolerance,
+        samples=len(readings.rtt_ns),
+        phase="echo",
+        faults=tuple(faults),
+        remarks=("unshaped",) if not profile.shaped else (),
+    )
+
+
+# ------------------------------------------------------------------ TCP
+def _stream(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | None) -> Iterator[Comparison]:
+    sizes = sorted({message.size for message in readings.messages if message.way == way})
+    for size in sizes:
+        yield _message(profile, readings, way, pipe, size)
+    if not sizes and "stream" in readings.faults:
+        yield Comparison(
+            quantity="message",
+            direction=way,
+            unit="ms",
+            expected=None,
+            measured=None,
+            tolerance=None,
+            samples=0,
+            phase="stream",
+        )
+    for bulk in readings.bulk:
+        if bulk.way == way and bulk.span_ns:
+            yield _goodput(profile, readings, way, pipe, bulk.size * 8e9 / bulk.span_ns, bulk.span_ns / 1e9)
+
+
+def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:
+    """Say why TCP's time is not the link's alone; None where it is. Acknowledgements come back through the other pipe."""
+    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
+    if any(pipe.loss for pipe in pipes):
+        return "retransmission"
+    if any(pipe.reorder or pipe.jitter_reorders for pipe in pipes):
+        return "what TCP makes of reordered packets"
+    if any(pipe.duplicate for pipe in pipes):
+        return "what TCP makes of copies"
+    if expect.outgrown(profile, pipe):
+        return f"what {profile.congestion_control} makes of a buffer smaller than rate times round trip"
+    return None
+
+
+def _message(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | None, size: int) -> Comparison:
+    messages = [message for message in readings.messages if message.way == way and message.size == size]
+    expected = tolerance = None
+    remarks: list[str] = []
+    excuses: list[str] = []
+    if pipe is None:
+        remarks.append("unshaped")
+    else:
+        expected = expect.message_ms(profile, pipe, size, readings.packet_payload_bytes)
+        # Jitter holds the first packets up, and with them the wire; the rest follows at the rate.
+        tolerance = max(_MESSAGE_TOLERANCE_MS, _MESSAGE_TOLERANCE * expected) + 2 * pipe.jitter_ns / 1e6
+        if reason := _left_to_tcp(profile, pipe):
+            tolerance = None
+            remarks.append(f"information: {reason} is part of the link that was asked for")
+        elif profile.slow_start_after_idle and profile.congestion_control != "bbr":
+            tolerance = None
+            remarks.append("information: slow start after idle is part of the link that was asked for")
+        # Both directions' delays count: acknowledgements free the window.
+        needed = pipe.rate_bps * sum(p.delay_ns for p in (profile.up, profile.down) if p) / 8e9
+        if (window := readings.window_bytes.get(way, 0)) < needed:
+            excuses.append(f"the congestion window stayed at {window} bytes, the link needs {needed:.0f}")
+        if retransmits := sum(message.retransmits for message in messages):
+            excuses.append(f"{retransmits} packets were sent again")
+    return Comparison(
+        quantity="message",
+        direction=way,
+        unit="ms",
+        detail=f"{size} bytes after idle, {profile.congestion_control}",
+        expected=expected,
+        measured=median(message.elapsed_ns for message in messages) / 1e6,
+        tolerance=tolerance,
+        samples=len(messages),
+        phase="stream",
+        remarks=tuple(remarks),
+        excuses=tuple(excuses),
+    )
+
+
+def _goodput(
+    profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | None, measured_bps: float, seconds: float
+) -> Comparison:
+    expected = tolerance = None
+    remarks: tuple[str, ...] = ("unshaped",)
+    if pipe is not None:
+        expected = expect.goodput_bps(profile, pipe, readings.packet_payload_bytes)
+        reason = _left_to_tcp(profile, pipe)
+        tolerance = _GOODPUT_TOLERANCE * expected if reason is None else None
+        remarks = (f"information: {reason} is part of the link that was asked for",) if reason else ()
+    return Comparison(
+        quantity="goodput",
+        direction=way,
+        unit="bit/s",
+        detail=f"TCP {profile.congestion_control} over {seconds:.1f} s",
+        expected=expected,
+        measured=measured_bps,
+        tolerance=tolerance,
+        samples=1,
+        phase="stream",
+        remarks=remarks,
+    )

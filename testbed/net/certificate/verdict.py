@@ -1,15 +1,22 @@
-"""One quantity, asked against found, as a verdict with its reasons."""
+"""Turn a number and its ideal into a verdict with reasons; where it is off, say whether the host kept up meanwhile.
+
+A host that does not keep up shows it in late packets, late sleeps and stolen CPU time.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from testbed.net.certificate.fitness import Fitness
 from testbed.net.probe import Readings
-from testbed.profiles import LinkProfile
 from testbed.records import Measurement
 
-Direction = Literal["up", "down", "both"]
+CONTENTION = "CPU contention, not the network"
+LATENESS_TOLERANCE_MS = 1.0
+_STOLEN_TOLERANCE = 0.01
+
+
 Quantity = Literal[
     "rtt",
     "delay",
@@ -26,49 +33,128 @@ Quantity = Literal[
 ]
 
 
-class Verdicts:
-    """What the judges share: one link's profile and readings, and how a measurement is made of a number."""
+class Lateness(NamedTuple):
+    """How late something was that had a time to keep."""
 
-    def __init__(self, profile: LinkProfile, readings: Readings, fitness: Fitness) -> None:
-        """`fitness` tells whose fault a slow link is."""
-        self._profile, self._readings, self._fitness = profile, readings, fitness
+    p99_ms: float
+    worst_ms: float
+    """Rounded up to a power of two of microseconds."""
+    samples: int
 
-    def _make(
-        self,
-        quantity: Quantity,
-        direction: Direction,
-        unit: str,
-        *,
-        detail: str = "",
-        expected: float | None,
-        measured: float | None,
-        tolerance: float | None,
-        samples: int,
-        phase: str,
-        faults: tuple[str, ...] = (),
-        remarks: tuple[str, ...] = (),
-        why: tuple[str, ...] = (),
-    ) -> Measurement:
-        """`faults` fail it; `remarks` are told either way; `why` may explain a number out of tolerance."""
-        if measured is None:
-            faults = (*faults, self._readings.faults.get(phase, "nothing arrived"))
-        elif expected is not None and tolerance is not None and abs(measured - expected) > tolerance:
-            why = (*why, *self._fitness.explanations())
-            if self._readings.scheduling != "SCHED_FIFO":
-                why = (*why, "the probe had no real-time priority")
-            if self._readings.small_buffers:
-                why = (*why, "the kernel refused large socket buffers")
-            faults = (*faults, *why) or ("out of tolerance",)
+
+@dataclass(frozen=True, kw_only=True)
+class Fitness:
+    """What the host did while the links were measured."""
+
+    relay: Lateness | None
+    """How late packets left the relay; None where none carries the links."""
+    probe: Lateness | None
+    """How late the probe's own sleeps ended."""
+    stolen: float
+    """Share of all CPU time that the hypervisor took."""
+    busy: float
+    """Share of all CPU time that something used, we or others."""
+
+    def explanations(self) -> tuple[str, ...]:
+        """Say what the host may have done to a number out of tolerance; empty when it kept up."""
+        reasons = []
+        for who, lateness in (("relay", self.relay), ("probe", self.probe)):
+            if lateness is None:
+                continue
+            if lateness.p99_ms > LATENESS_TOLERANCE_MS:
+                reasons.append(f"{CONTENTION}: the {who} was {lateness.p99_ms:.2f} ms late (p99)")
+            elif lateness.worst_ms > LATENESS_TOLERANCE_MS:
+                reasons.append(f"perhaps {CONTENTION}: the {who} was up to {lateness.worst_ms:.1f} ms late, if seldom")
+        if self.stolen > _STOLEN_TOLERANCE:
+            reasons.append(f"perhaps {CONTENTION}: the hypervisor took {self.stolen:.1%} of the CPU time")
+        return tuple(reasons)
+
+    def measurements(self, story: str = "") -> Iterator[Measurement]:
+        """Report the host itself. A late relay fails, because it is the link; the probe's own lateness is information, and
+        `story` is told beside it.
+        """
+        if self.relay:
+            late = self.relay.p99_ms > LATENESS_TOLERANCE_MS
+            worst = f"at worst {self.relay.worst_ms:.1f} ms"
+            yield Measurement(
+                link="relay",
+                direction="both",
+                quantity="lateness",
+                detail="99th percentile",
+                unit="ms",
+                expected=0.0,
+                measured=self.relay.p99_ms,
+                tolerance=LATENESS_TOLERANCE_MS,
+                samples=self.relay.samples,
+                verdict="FAIL" if late else "PASS",
+                note=f"{CONTENTION}; {worst}" if late else worst,
+            )
+        if self.probe:
+            told = f"CPU {self.busy:.0%} busy, {self.stolen:.1%} stolen; at worst {self.probe.worst_ms:.1f} ms"
+            yield Measurement(
+                link="host",
+                direction="both",
+                quantity="lateness",
+                detail="the probe's timer, 99th percentile",
+                unit="ms",
+                expected=None,
+                measured=self.probe.p99_ms,
+                tolerance=None,
+                samples=self.probe.samples,
+                verdict="PASS",
+                note="; ".join(part for part in (told, story) if part),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What was read of one quantity beside what an exact link would show. It has no verdict yet."""
+
+    quantity: Quantity
+    direction: Literal["up", "down", "both"]
+    unit: str
+    detail: str = ""
+    expected: float | None
+    measured: float | None
+    tolerance: float | None
+    samples: int
+    phase: Literal["echo", "stream", "datagrams"]
+    """The part of the probe that measures it: its fault is the reason when there is no number."""
+    faults: tuple[str, ...] = ()
+    """Reasons to fail whatever the number is."""
+    remarks: tuple[str, ...] = ()
+    """Told in either case."""
+    excuses: tuple[str, ...] = ()
+    """What may explain a number out of tolerance."""
+
+    def judged(self, readings: Readings, fitness: Fitness) -> Measurement:
+        """Pass or fail it. `readings` are those that it was drawn from; `fitness` tells whose fault a slow link is."""
+        faults = self.faults
+        if self.measured is None:
+            faults = (*faults, readings.faults.get(self.phase, "nothing arrived"))
+        elif (
+            self.expected is not None
+            and self.tolerance is not None
+            and abs(self.measured - self.expected) > self.tolerance
+        ):
+            faults = (*faults, *self.excuses, *fitness.explanations(), *_handicaps(readings)) or ("out of tolerance",)
         return Measurement(
-            link=self._readings.link,
-            direction=direction,
-            quantity=quantity,
-            detail=detail,
-            unit=unit,
-            expected=expected,
-            measured=measured,
-            tolerance=tolerance,
-            samples=samples,
+            link=readings.link,
+            direction=self.direction,
+            quantity=self.quantity,
+            detail=self.detail,
+            unit=self.unit,
+            expected=self.expected,
+            measured=self.measured,
+            tolerance=self.tolerance,
+            samples=self.samples,
             verdict="FAIL" if faults else "PASS",
-            note="; ".join((*faults, *remarks)),
+            note="; ".join((*faults, *self.remarks)),
         )
+
+
+def _handicaps(readings: Readings) -> Iterator[str]:
+    if readings.scheduling != "SCHED_FIFO":
+        yield "the probe had no real-time priority"
+    if readings.small_buffers:
+        yield "the kernel refused large socket buffers"

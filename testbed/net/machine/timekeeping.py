@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.errors import CapabilityError
-from testbed.net.certificate.fitness import LATENESS_TOLERANCE_MS
+from testbed.net.certificate.verdict import LATENESS_TOLERANCE_MS
 
 _SLEEP_NS = 2_000_000
 _SLEEPS = 250
