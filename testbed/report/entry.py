@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, median
-from typing import NamedTuple
+from statistics import fmean, median, median_low
+from typing import Any, NamedTuple, get_args
 
 from testbed.errors import ResultsError
 from testbed.metrics.compare import RunSteps, run_steps
@@ -172,58 +172,64 @@ class Entry:
 
     @cached_property
     def measured(self) -> Summary:
-        """One run's summary; of several, the step time that `metrics.statistics` makes of them, the mean of the seeds' losses,
-        the most overruns, and of all else the median. ResultsError where no run ended well.
+        """Combine the summaries of the good runs; a single run keeps its own. ResultsError where no run ended well.
+
+        The step's time and interval are those of `metrics.statistics`, losses are the mean of the seeds, overruns those of the
+        worst run, measured steps a sum. Every other number is the median of the runs that know it, and what is not a number
+        (None where they differ) is what all runs agree on.
         """
         if not self.ok:
             raise ResultsError(f"{self.results[-1].run.folder} holds no run that ended well")
-        return (
-            self.good[0].measured if len(self.good) == 1 else self._together([result.measured for result in self.good])
-        )
+        summaries = [result.measured for result in self.good]
+        return summaries[0] if len(summaries) == 1 else self._combined(summaries)
 
-    def _together(self, found: list[Summary]) -> Summary:
+    def _combined(self, summaries: list[Summary]) -> Summary:
         step = step_time([run.seconds for run in self.steps])
         step_s = None if step is None else step.value
-        names = (
-            "ideal_step_s", "efficiency", "tokens_per_s", "raw_bytes_per_step", "payload_bytes_per_step", "wire_bytes_per_step",
-            "header_bytes_per_step", "retransmitted_bytes_per_step", "compression_ratio", "duty", "wall_s",
-        )  # fmt: skip
-        middle = {name: _known(median, (getattr(one, name) for one in found)) for name in names}
-        # Runs of a seed have the same losses: each seed counts once.
-        seeds = {result.cell.training.seed: result.measured for result in self.good}.values()
-        losses = {
-            name: _known(fmean, (getattr(one, name) for one in seeds))
-            for name in ("train_loss", "validation_loss", "uncompressed_loss")
-        }
-        quartiles = [one.step_quartiles_s for one in found if one.step_quartiles_s is not None]
-        update = {
-            **middle,
-            **losses,
-            "certificate": "PASS" if self.certified else "FAIL" if all(one.certificate for one in found) else None,
-            "measured_steps": sum(one.measured_steps for one in found),
+        quartiles = [summary.step_quartiles_s for summary in summaries if summary.step_quartiles_s is not None]
+        splits = [summary.split for summary in summaries if summary.split is not None]
+        special = {
+            "cell_id": summaries[0].cell_id,
+            "certificate": "PASS" if self.certified else "FAIL" if all(s.certificate for s in summaries) else None,
+            "measured_steps": sum(summary.measured_steps for summary in summaries),
             "step_s": step_s,
             "step_interval_s": None if step is None else step.interval,
-            "step_quartiles_s": (median(q[0] for q in quartiles), median(q[1] for q in quartiles))
-            if quartiles
-            else None,
-            "split": None if step_s is None else _split([one.split for one in found if one.split is not None], step_s),
-            "overrun_share": _known(max, (one.overrun_share for one in found)),
+            "step_quartiles_s": tuple(map(median, zip(*quartiles, strict=True))) if quartiles else None,
+            "split": None if step_s is None else _combined_split(splits, step_s),
+            "overrun_share": _of_known(max, (summary.overrun_share for summary in summaries)),
         }
-        return found[0].model_copy(update=update)
+        # Runs of a seed have the same losses: each seed counts once.
+        seeds = {result.cell.training.seed: result.measured for result in self.good}.values()
+        for name in ("train_loss", "validation_loss", "uncompressed_loss"):
+            special[name] = _of_known(fmean, (getattr(summary, name) for summary in seeds))
+        others = {
+            name: _common(field.annotation, [getattr(summary, name) for summary in summaries])
+            for name, field in Summary.model_fields.items()
+            if name not in special
+        }
+        return Summary.model_validate(special | others)
 
 
-def _known(make: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+def _of_known(make: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return make(known) if known else None
 
 
-def _split(parts: list[Split], step_s: float) -> Split | None:
-    """The runs' shares, averaged, laid on their common step."""
-    if not parts:
+def _common(annotation: Any, values: list[Any]) -> Any:
+    """Combine one field of several runs by its type: the median of numbers, otherwise what all agree on, or None."""
+    kinds = {annotation, *get_args(annotation)}
+    if kinds & {int, float}:
+        return _of_known(median if float in kinds else median_low, values)
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _combined_split(splits: list[Split], step_s: float) -> Split | None:
+    """Average the runs' shares and lay them on their common step."""
+    if not splits:
         return None
-    totals = [part.compute_s + part.codec_s + part.wire_s + part.wait_s for part in parts]
-    names = ("compute_s", "codec_s", "wire_s", "wait_s")
+    names = tuple(Split.model_fields)
+    totals = [sum(getattr(split, name) for name in names) for split in splits]
     shares = {
-        name: fmean(getattr(part, name) / total for part, total in zip(parts, totals, strict=True)) for name in names
+        name: fmean(getattr(split, name) / total for split, total in zip(splits, totals, strict=True)) for name in names
     }
     return Split(**{name: share * step_s for name, share in shares.items()})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import get_args
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.devices import flops
-from testbed.spec import WorkloadSpec
+from testbed.errors import UnknownNameError
+from testbed.spec import Family, WorkloadSpec
 from testbed.workloads import table
 from testbed.workloads.build import build
 
@@ -57,3 +61,19 @@ def test_a_cut_adds_nothing(model: str) -> None:
         cut = table.split(size.layers, stages)
         assert sum(flops.stage(size, own, sequence_length=64, sequences=2) for own in cut) == whole
         assert sum(flops.parameters(size, own) for own in cut) == flops.parameters(size, range(size.layers))
+
+
+def test_a_family_that_is_not_in_the_table_is_refused() -> None:
+    """Its numbers are not guessed to be those of another family."""
+    unknown = dataclasses.replace(table.size_of("llama-nano"), family="mamba")  # type: ignore[arg-type]
+    for count in (
+        lambda: flops.parameters(unknown, range(1)),
+        lambda: flops.stage(unknown, range(1), sequence_length=16, sequences=1),
+        lambda: flops.stage(unknown, range(unknown.layers, unknown.layers), sequence_length=16, sequences=1),
+    ):
+        with pytest.raises(UnknownNameError, match="mamba"):
+            count()
+
+
+def test_every_family_has_its_row() -> None:
+    assert set(flops.FAMILIES) == set(get_args(Family))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from matplotlib.colors import to_hex
@@ -243,3 +243,23 @@ def test_the_step_drawn_is_nearest_to_the_median(tmp_path: Path) -> None:
     below = sum(seconds < chosen.seconds for seconds in counted)
     assert abs(below - (len(counted) - 1) / 2) <= 0.5
     assert median_step([step for step in steps if step.warmup]) is None
+
+
+def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) -> None:
+    """Every field of Summary is combined by its type or by a rule of its own, so a new one cannot be forgotten."""
+    runs = [add(tmp_path, seeded(cell("int8", HOME), seed), seed) for seed in (1, 2, 3)]
+    kinds = {name: {field.annotation, *get_args(field.annotation)} for name, field in Summary.model_fields.items()}
+    numbers = {name for name, kind in kinds.items() if kind & {int, float}}
+    for run, whole, real, ended in zip(runs, (40, 10, 20), (4.0, 1.0, 2.0), ("steps", "target", "steps"), strict=True):
+        change(run, ended=ended, **{name: whole if int in kinds[name] else real for name in numbers})
+    combined = one_group(tmp_path).cells["home", "int8"].measured
+    assert combined.ended is None
+    expected = {name: 20 if int in kinds[name] else 2.0 for name in numbers}
+    expected |= {"measured_steps": 70, "overrun_share": 4.0}
+    expected |= dict.fromkeys(("train_loss", "validation_loss", "uncompressed_loss"), pytest.approx(7 / 3))
+    del expected["step_s"]  # made of the steps themselves
+    assert {name: getattr(combined, name) for name in expected} == expected
+    assert all(type(getattr(combined, name)) in kinds[name] for name in numbers)
+    # What is left is made of the steps or the cells, or cannot differ between runs that stand together and ended well.
+    of_steps = {"step_interval_s", "step_quartiles_s", "split"}
+    assert set(kinds) - numbers == of_steps | {"status", "error", "cell_id", "engine", "timing", "ended", "certificate"}
