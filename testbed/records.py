@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from testbed.directions import EitherOrBoth, LinkDirection
 from testbed.frozen import Frozen
 from testbed.spec import Direction, Engine, Timing, Topology
 
@@ -129,7 +130,7 @@ class Measurement(Frozen):
     """One quantity of one link, asked against found."""
 
     link: str
-    direction: Literal["up", "down", "both"]
+    direction: EitherOrBoth
     quantity: Literal[
         "rtt",
         "delay",
@@ -258,7 +259,7 @@ class Sample(Frozen):
     """Everything that can be counted on a lab's links, ten times a second while a run lasts."""
 
     at_ns: int
-    links: dict[str, dict[Literal["up", "down"], LinkCounters]]
+    links: dict[str, dict[LinkDirection, LinkCounters]]
     sockets: tuple[SocketSample, ...]
 
 

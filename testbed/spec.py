@@ -12,6 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from testbed.directions import LinkDirection
 from testbed.frozen import Frozen, canonical_json
 from testbed.profiles import LinkProfile, Pipe
 
@@ -228,7 +229,7 @@ class Hop(NamedTuple):
     """One direction of one link on the way from a stage to its neighbour."""
 
     link: int
-    side: Literal["up", "down"]
+    side: LinkDirection
     profile: LinkProfile
 
     @property

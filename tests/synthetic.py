@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from testbed import results
+from testbed.directions import LINK_DIRECTIONS
 from testbed.metrics import summarise
 from testbed.pipeline import schedule
 from testbed.profiles import LinkProfile, Pipe, Schedule
@@ -396,7 +397,7 @@ def _certificate(what: Cell, verdict: str) -> Certificate:
     found = []
     for number, link in enumerate(what.links):
         name = link_name(what, number)
-        for side in ("up", "down"):
+        for side in LINK_DIRECTIONS:
             one = link.pipe(side)
             expected = None if one is None else one.rate_bps / 1e6
             measured = 9_400.0 if one is None else one.rate_bps / 1e6 * (0.998 if verdict == "PASS" else 0.8)

@@ -6,8 +6,9 @@ A link that varies is followed along its timeline, from the moment at which the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from testbed.directions import LINK_DIRECTIONS
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.spec import Cell, route
@@ -83,8 +84,7 @@ class Wires:
         self.played_at_ns = played_at_ns
         self._wires: dict[tuple[int, str], Wire] = {}
         for index, profile in enumerate(cell.links):
-            sides: tuple[Literal["up", "down"], ...] = ("up", "down")
-            for side in sides:
+            for side in LINK_DIRECTIONS:
                 if (pipe := profile.pipe(side)) is not None:
                     self._wires[index, side] = Wire((index, side), profile, pipe, played=played_at_ns is not None)
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import SpecError
 from testbed.net.elements import (
-    DIRECTIONS,
     Cable,
-    Direction,
     End,
     Link,
     Meter,
@@ -34,11 +33,13 @@ _SOCKET_BUFFERS = "4096 131072 33554432"
 """Least, first and largest, in bytes: 32 MiB lets one connection fill 1 Gbit/s at 100 ms, and is the same on every machine."""
 
 
-def with_own_seed(pipe: Pipe, link: int, direction: Direction) -> Pipe:
+def with_own_seed(pipe: Pipe, link: int, direction: LinkDirection) -> Pipe:
     """The profile's pipe with a seed of the link's and the direction's own, or all would lose the same packets. The first link's
     `up` has the profile's.
     """
-    return pipe.model_copy(update={"seed": (pipe.seed + (2 * link + DIRECTIONS.index(direction)) * _NEXT_SEED) % 2**63})
+    return pipe.model_copy(
+        update={"seed": (pipe.seed + (2 * link + LINK_DIRECTIONS.index(direction)) * _NEXT_SEED) % 2**63}
+    )
 
 
 def base_sysctls(*, forward: bool) -> dict[str, str]:
@@ -143,7 +144,7 @@ class Draft:
             )
         )
 
-    def carried(self, name: str, near: End, far: End, meters: dict[Direction, Meter]) -> None:
+    def carried(self, name: str, near: End, far: End, meters: dict[LinkDirection, Meter]) -> None:
         """A link through the relay, whose ports and routes are stated apart."""
         self._add(name, near, far, "relay", None, meters)
 
@@ -189,7 +190,7 @@ class Draft:
         self.route(here, destination, profile=profile, via=None if straight else address)
         self._rooms[here.place].neighbours.append(Neighbour(device=here.device, address=address, mac=mac))
 
-    def _shape(self, link: str, direction: Direction, out: End, number: int) -> Meter | None:
+    def _shape(self, link: str, direction: LinkDirection, out: End, number: int) -> Meter | None:
         profile = self._profiles[number]
         if (asked := profile.pipe(direction)) is None:
             return None
@@ -207,7 +208,7 @@ class Draft:
         far: End,
         shaper: Literal["netem", "relay", "none"],
         gateway: str | None,
-        meters: dict[Direction, Meter],
+        meters: dict[LinkDirection, Meter],
     ) -> None:
         profile = self._profiles[len(self._links)]
         self._links.append(

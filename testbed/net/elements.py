@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from testbed.directions import LinkDirection
 from testbed.net.kernel.qdisc import NetemPlan
 from testbed.profiles import LinkProfile, Pipe
 
 Role = Literal["node", "gateway", "hub"]
-Direction = Literal["up", "down"]
-DIRECTIONS: tuple[Direction, Direction] = ("up", "down")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,7 @@ class Shaper:
     """A netem on the device of a gateway."""
 
     link: str
-    direction: Direction
+    direction: LinkDirection
     place: str
     device: str
     pipe: Pipe
@@ -123,7 +122,7 @@ class Link:
     shaper: Literal["netem", "relay", "none"]
     gateway: str | None
     """The namespace between the ends, where there is one."""
-    meters: Mapping[Direction, Meter]
+    meters: Mapping[LinkDirection, Meter]
 
 
 @dataclass(frozen=True, kw_only=True)

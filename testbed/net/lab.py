@@ -17,13 +17,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from testbed.directions import LinkDirection
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen
 from testbed.net import directory
 from testbed.net.arrange import with_own_seed
 from testbed.net.build import build
 from testbed.net.certificate.certify import certify
-from testbed.net.elements import Direction, Link
+from testbed.net.elements import Link
 from testbed.net.kernel import netem, qdisc
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
@@ -73,7 +74,7 @@ class Lab:
         self.spec = spec
         self._plan = (star if spec.topology == "star" else line)(spec.profiles, spec.nodes, spec.engine)
         self._shapers = {(shaper.link, shaper.direction): shaper for shaper in self._plan.shapers}
-        self._changed: set[tuple[str, Direction]] = set()
+        self._changed: set[tuple[str, LinkDirection]] = set()
         with ExitStack() as stack:
             built = build(self._plan, stack)
             self.namespaces, self._relay = built.namespaces, built.relay
@@ -147,7 +148,7 @@ class Lab:
             self._set(name, direction, pipe)
         self._changed.clear()
 
-    def change(self, link: str, direction: Direction, pipe: Pipe) -> None:
+    def change(self, link: str, direction: LinkDirection, pipe: Pipe) -> None:
         """Shape one direction of a link otherwise, from its next packet on, until `hold`; what is queued is kept.
 
         SpecError where that direction has no shaper, or its engine cannot carry the pipe out; ShapingError as from `Lab`.
@@ -159,7 +160,7 @@ class Lab:
         self._set(link, direction, pipe)
         self._changed.add((link, direction))
 
-    def _set(self, name: str, direction: Direction, pipe: Pipe) -> None:
+    def _set(self, name: str, direction: LinkDirection, pipe: Pipe) -> None:
         link = self._link(name)
         if self._relay is not None:
             port = link.meters[direction]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import LabError
-from testbed.net.elements import DIRECTIONS, Link, Meter, Plan
+from testbed.net.elements import Link, Meter, Plan
 from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.relay import Relay
 from testbed.records import LinkCounters
 
-Counters = dict[str, dict[Literal["up", "down"], LinkCounters]]
+Counters = dict[str, dict[LinkDirection, LinkCounters]]
 
 
 class Meters:
@@ -43,7 +44,7 @@ class Meters:
         ports = self._relay.counters() if self._relay else {}
         tables = {place: _device_table(table) for place, table in self._tables.items()}
         return {
-            link.name: {way: self._count(link.meters[way], ports, tables, link) for way in DIRECTIONS}
+            link.name: {way: self._count(link.meters[way], ports, tables, link) for way in LINK_DIRECTIONS}
             for link in self._plan.links
         }
 

@@ -13,10 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from testbed import paths
+from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Place, dotted, explain, read_toml
 from testbed.profiles import keys
-from testbed.profiles.keys import SIDES, Key
+from testbed.profiles.keys import Key
 from testbed.profiles.model import LinkProfile
 from testbed.profiles.reading import read_pipe
 
@@ -56,7 +57,7 @@ def read_profile(path: Path, overrides: Sequence[str] = ()) -> LinkProfile:
         if overrides and isinstance(table["source"], str):
             table["source"] += f" Changed by --set: {', '.join(overrides)}."
         folders = table.pop(_FOLDERS)
-        pipes = {side: read_pipe(side, table[side], folders.get(side, Path())) for side in SIDES}
+        pipes = {side: read_pipe(side, table[side], folders.get(side, Path())) for side in LINK_DIRECTIONS}
         content = {key: value for key, value in table.items() if key != "extends"}
         return LinkProfile.model_validate(content | pipes | {"name": path.stem})
     except ValidationError as error:
@@ -98,7 +99,9 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], tuple
     for key in table:
         if key not in keys.names(keys.TOP):
             raise UnknownNameError(f"key of {path.name}" if seen else "key", key, keys.names(keys.TOP))
-    table[_FOLDERS] = {s: path.parent for s in SIDES if isinstance(table.get(s), dict) and "trace" in table[s]}
+    table[_FOLDERS] = {
+        s: path.parent for s in LINK_DIRECTIONS if isinstance(table.get(s), dict) and "trace" in table[s]
+    }
     if "extends" not in table:
         return table, ()
     name = table["extends"]
@@ -110,7 +113,7 @@ def _extended(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], tuple
 
 def _laid_over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base) | dict(table)
-    for key in (*SIDES, _FOLDERS):
+    for key in (*LINK_DIRECTIONS, _FOLDERS):
         if isinstance(base.get(key), dict) and isinstance(table.get(key), dict):
             merged[key] = base[key] | table[key]
     return merged
@@ -142,7 +145,7 @@ def _must_be_known(place: Sequence[str]) -> None:
         if part not in keys.names(known):
             where = "a profile" if not depth else ".".join(place[:depth])
             raise UnknownNameError(f"key of {where}", part, keys.names(known))
-        known = keys.PIPE if part in SIDES else _INNER.get(part, ()) if depth == 1 else ()
+        known = keys.PIPE if part in LINK_DIRECTIONS else _INNER.get(part, ()) if depth == 1 else ()
 
 
 def _with(table: Mapping[str, Any], place: Sequence[str], value: object, text: str) -> dict[str, Any]:

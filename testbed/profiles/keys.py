@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
 class Key(NamedTuple):
@@ -16,7 +16,6 @@ class Key(NamedTuple):
     """Whether it must be stated. What is absent otherwise does not happen."""
 
 
-SIDES: tuple[Literal["up", "down"], ...] = ("up", "down")
 NONE = "none"
 UNSHAPED = "unshaped"
 BY_JITTER = "by-jitter"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from testbed import units
+from testbed.directions import LinkDirection
 from testbed.frozen import Frozen, explain
 from testbed.profiles.loss import Loss
 from testbed.profiles.ranges import (
@@ -255,7 +256,7 @@ class LinkProfile(Frozen):
         """What the rate counts on top of each IP packet."""
         return 14 if self.layer == "ethernet" else 0
 
-    def pipe(self, direction: Literal["up", "down"]) -> Pipe | None:
+    def pipe(self, direction: LinkDirection) -> Pipe | None:
         """The pipe in that direction; None: unshaped."""
         return self.up if direction == "up" else self.down
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from testbed import units
+from testbed.directions import LINK_DIRECTIONS
 from testbed.frozen import toml_text
-from testbed.profiles.keys import BY_JITTER, NONE, SIDES, UNSHAPED
+from testbed.profiles.keys import BY_JITTER, NONE, UNSHAPED
 from testbed.profiles.loss import Bernoulli, Loss
 from testbed.profiles.model import LinkProfile, Pipe
 
@@ -19,9 +20,9 @@ def write_profile(profile: LinkProfile) -> str:
         "congestion_control": toml_text(profile.congestion_control),
         "slow_start_after_idle": _truth(profile.slow_start_after_idle),
     }
-    head |= {side: toml_text(UNSHAPED) for side in SIDES if profile.pipe(side) is None}
+    head |= {side: toml_text(UNSHAPED) for side in LINK_DIRECTIONS if profile.pipe(side) is None}
     text = _lines(head)
-    for side in SIDES:
+    for side in LINK_DIRECTIONS:
         if pipe := profile.pipe(side):
             text += f"\n[{side}]\n" + _lines(_pipe(pipe))
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed import units
+from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate.accuracy import (
     AGREEMENT,
     AGREEMENT_MS,
@@ -90,9 +91,9 @@ def loss_rows(found: Accuracy) -> list[tuple[str, ...]]:
             result.point.loss.model,
             _processors(result),
             f"{result.point.loss.mean:.3%}",
-            *(_count(result, "loss", way, "{:.3%}") for way in ("up", "down")),
+            *(_count(result, "loss", way, "{:.3%}") for way in LINK_DIRECTIONS),
             f"{result.point.loss.mean_burst:.2f}",
-            *(_count(result, "burst", way, "{:.2f}") for way in ("up", "down")),
+            *(_count(result, "burst", way, "{:.2f}") for way in LINK_DIRECTIONS),
             _verdict(result),
         )
         for result in found.ordered()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import SpecError
 from testbed.profiles import LinkProfile
 from testbed.profiles.timeline import timeline
@@ -29,14 +30,13 @@ _MOST_POINTS = 400
 _MOST_LINKS = 8
 _PANEL_HEIGHT = 0.95
 _BETWEEN = 0.6
-_WAYS: tuple[Literal["up", "down"], ...] = ("up", "down")
 
 
 class Series(NamedTuple):
     """One direction of a link, in intervals."""
 
     link: str
-    way: Literal["up", "down"]
+    way: LinkDirection
     profile: LinkProfile
     edges_s: Floats
     """Where intervals begin and end, from the moment at which the links were played. All numbers are the emulated world's."""
@@ -60,7 +60,7 @@ class Series(NamedTuple):
         )
 
 
-def _asked(profile: LinkProfile, way: Literal["up", "down"], edges_ns: Sequence[int]) -> Floats | None:
+def _asked(profile: LinkProfile, way: LinkDirection, edges_ns: Sequence[int]) -> Floats | None:
     """In IP packets of full size, whatever the layer that the profile counts."""
     pipe = profile.pipe(way)
     if pipe is None:
@@ -92,7 +92,7 @@ def series(result: Result) -> list[Series]:
     edges = np.array(edges_ns) / (1e9 * factor)
     found = []
     for name, profile in zip((link.name for link in record.links), result.cell.links, strict=True):
-        for way in _WAYS:
+        for way in LINK_DIRECTIONS:
             counts = [sample.links[name][way] for sample in chosen]
             carried = 8 * np.diff([count.bytes for count in counts]) / np.diff(edges)
             dropped = np.diff([_dropped(count) for count in counts])

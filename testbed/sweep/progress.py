@@ -11,6 +11,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from testbed.directions import LinkDirection
 from testbed.pipeline.control import Evaluated, Step
 from testbed.records import Sample, Summary
 from testbed.spec import Cell
@@ -53,7 +54,7 @@ class Turn:
             return {}
         first, last = self.samples[0].links, self.samples[-1].links
 
-        def rate(link: str, way: Literal["up", "down"]) -> float:
+        def rate(link: str, way: LinkDirection) -> float:
             return (last[link][way].bytes - first[link][way].bytes) * 8 / seconds * self.cell.compute.dilation
 
         return {link: (rate(link, "up"), rate(link, "down")) for link in last if link in first}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate import accuracy
 from testbed.net.certificate.accuracy import Accuracy, Point, Result
 from testbed.net.machine.capabilities import resolve_engine
@@ -52,7 +53,7 @@ def _measurement(kind: str, way: str, off: float) -> Measurement:
 def _result(point: Point = PLAIN, **off: float) -> Result:
     """Exact, but for the quantities named."""
     names = {name: name.replace(" ", "_") for name in _EXACT}
-    found = [_measurement(name, way, off.get(field, 0.0)) for name, field in names.items() for way in ("up", "down")]
+    found = [_measurement(name, way, off.get(field, 0.0)) for name, field in names.items() for way in LINK_DIRECTIONS]
     certificate = Certificate(
         form="full", engine="relay", taken_at="now", seconds=1.0, measurements=tuple(found), rejected=()
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate.certify import certify
 from testbed.net.certificate.effort import plan
 from testbed.net.certificate.verdict import CONTENTION
@@ -94,7 +95,7 @@ def test_every_shipped_profile_gets_a_plan_within_reason(name, form):
     wanted = load_profile(name)
     job = plan(link_of(wanted), form, [1000, 256 << 10, 4 << 20])
     assert job.echoes >= 8
-    for way in ("up", "down"):
+    for way in LINK_DIRECTIONS:
         if line := job.line(way):
             assert line.light_pps * job.light_s >= 50
             assert line.peak_bps >= line.rate_bps or wanted.varies

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate import expect
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import CONTENTION, Fitness, Lateness
-from testbed.net.probe import WAYS, Bulk, Message, Readings, Span, Train
+from testbed.net.probe import Bulk, Message, Readings, Span, Train
 from testbed.net.probe.arrivals import order_of
 from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
@@ -119,7 +120,7 @@ def overload(link, way):
 def shown_by(link, *, seed=1, packets=20_000, **changes):
     """What an exact link of this profile would show."""
     rng = random.Random(seed)
-    shaped = [way for way in WAYS if link.pipe(way)]
+    shaped = [way for way in LINK_DIRECTIONS if link.pipe(way)]
     jitter_ns = [link.pipe(way).jitter_ns for way in shaped]
     fields = {
         "link": "node-0",
@@ -140,7 +141,7 @@ def shown_by(link, *, seed=1, packets=20_000, **changes):
                 elapsed_ns=round(expect.message_ms(link, link.pipe(way), size, 1448) * 1e6) if way in shaped else 10**6,
                 retransmits=0,
             )
-            for way in WAYS
+            for way in LINK_DIRECTIONS
             for size in (65_536, 262_144, 1 << 22)
         ],
         "light": [train(link, way, rng, count=packets) for way in shaped],
@@ -153,7 +154,7 @@ def shown_by(link, *, seed=1, packets=20_000, **changes):
                 span_ns=3 * 10**9,
                 retransmits=0,
             )
-            for way in WAYS
+            for way in LINK_DIRECTIONS
         ],
     }
     return Readings(**{**fields, **changes})

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP
 
-from testbed.net.probe import WAYS, Bulk, Job, Line, Message, Readings, Span, Train, datagrams, echo
+from testbed.directions import LINK_DIRECTIONS
+from testbed.net.probe import Bulk, Job, Line, Message, Readings, Span, Train, datagrams, echo
 from testbed.net.probe.__main__ import Turns, _at_once
 from testbed.net.probe.arrivals import order_of
 from testbed.net.probe.stream import Stream, warm
@@ -141,7 +142,7 @@ def test_a_stream_carries_messages_both_ways_over_loopback():
     stream = Stream(job(up=None, mtu=65_536), node, hub)
     try:
         assert all(window > 0 for window in warm(stream, together=False).values())
-        for way in WAYS:
+        for way in LINK_DIRECTIONS:
             found = stream.message(way, 3_000_000)
             assert (found.way, found.size) == (way, 3_000_000)
             assert found.elapsed_ns > 0

@@ -8,9 +8,10 @@ import itertools
 import pytest
 
 from testbed import profiles, spec
+from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError
 from testbed.net import topology
-from testbed.net.elements import DIRECTIONS, Plan, Plug
+from testbed.net.elements import Plan, Plug
 from testbed.profiles import LinkProfile
 
 MIXTURES = {
@@ -144,7 +145,7 @@ def test_every_asked_direction_is_shaped_once_and_counted_where_it_is_shaped(cas
     assert len(by_qdisc) == len(plan.shapers)
     ports = {tun.name: tun for tun in plan.tuns}
     for link in plan.links:
-        for way in DIRECTIONS:
+        for way in LINK_DIRECTIONS:
             meter, asked = link.meters[way], link.profile.pipe(way)
             if link.shaper == "relay":
                 assert meter.kind == "port"

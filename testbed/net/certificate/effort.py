@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from testbed.directions import LinkDirection
 from testbed.net.certificate.expect import outgrown, packets_for_a_tenth
 from testbed.net.parts import LabLink
-from testbed.net.probe import ECHO_BYTES, SMALL_BYTES, Job, Line, Way
+from testbed.net.probe import ECHO_BYTES, SMALL_BYTES, Job, Line
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.spec import Engine
@@ -110,15 +111,15 @@ def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
     return min(pipe.rate_bps, (profile.mtu - 52) * 8 * math.sqrt(1.5 / pipe.mean_loss) / round_trip_s)
 
 
-def _sizes(message_bytes: Sequence[int], profile: LinkProfile, effort: _Effort) -> tuple[dict[Way, int], ...]:
+def _sizes(message_bytes: Sequence[int], profile: LinkProfile, effort: _Effort) -> tuple[dict[LinkDirection, int], ...]:
     def cut(size: int, pipe: Pipe | None) -> int:
         return (
             size if pipe is None else min(size, max(1, int(_reach_bps(pipe, profile) * effort.longest_message_s / 8)))
         )
 
-    sizes: list[dict[Way, int]] = []
+    sizes: list[dict[LinkDirection, int]] = []
     for size in sorted(set(message_bytes)):
-        pair: dict[Way, int] = {"up": cut(size, profile.up), "down": cut(size, profile.down)}
+        pair: dict[LinkDirection, int] = {"up": cut(size, profile.up), "down": cut(size, profile.down)}
         if pair not in sizes:
             sizes.append(pair)
     return tuple(sizes)

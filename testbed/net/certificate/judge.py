@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.net.certificate import expect
 from testbed.net.certificate.trains import DELAY_TOLERANCE, DELAY_TOLERANCE_MS, overload, schedule, small_packets
 from testbed.net.certificate.verdict import Comparison, Fitness
-from testbed.net.probe import WAYS, Readings, Way
+from testbed.net.probe import Readings
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Measurement
 
@@ -28,7 +29,7 @@ def judge_still(profile: LinkProfile, readings: Readings, fitness: Fitness) -> I
 
 def judge_varying(profile: LinkProfile, readings: Readings, fitness: Fitness, started_ns: int) -> Iterator[Measurement]:
     """Judge a link that was played from `started_ns`, CLOCK_MONOTONIC."""
-    for way in WAYS:
+    for way in LINK_DIRECTIONS:
         pipe = profile.pipe(way)
         if pipe is not None and pipe.varies:
             yield schedule(profile, readings, way, pipe, started_ns).judged(readings, fitness)
@@ -36,7 +37,7 @@ def judge_varying(profile: LinkProfile, readings: Readings, fitness: Fitness, st
 
 def _comparisons(profile: LinkProfile, readings: Readings) -> Iterator[Comparison]:
     yield _round_trip(profile, readings)
-    for way in WAYS:
+    for way in LINK_DIRECTIONS:
         pipe = profile.pipe(way)
         if pipe is not None:
             yield from small_packets(profile, readings, way, pipe)
@@ -77,7 +78,7 @@ def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
 
 
 # ------------------------------------------------------------------ TCP
-def _stream(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | None) -> Iterator[Comparison]:
+def _stream(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe | None) -> Iterator[Comparison]:
     sizes = sorted({message.size for message in readings.messages if message.way == way})
     for size in sizes:
         yield _message(profile, readings, way, pipe, size)
@@ -111,7 +112,7 @@ def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:
     return None
 
 
-def _message(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | None, size: int) -> Comparison:
+def _message(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe | None, size: int) -> Comparison:
     messages = [message for message in readings.messages if message.way == way and message.size == size]
     expected = tolerance = None
     remarks: list[str] = []
@@ -150,7 +151,7 @@ def _message(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | No
 
 
 def _goodput(
-    profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe | None, measured_bps: float, seconds: float
+    profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe | None, measured_bps: float, seconds: float
 ) -> Comparison:
     expected = tolerance = None
     remarks: tuple[str, ...] = ("unshaped",)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from statistics import median, quantiles
 from typing import Literal
 
+from testbed.directions import LinkDirection
 from testbed.net.certificate import expect
 from testbed.net.certificate.verdict import CONTENTION, Comparison
-from testbed.net.probe import Readings, Span, Train, Way
+from testbed.net.probe import Readings, Span, Train
 from testbed.profiles import GilbertElliott, LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.units import format_rate
@@ -24,12 +25,12 @@ _SCHEDULE_TOLERANCE = 0.02
 _FEWEST_BURSTS = 10
 
 
-def _train(trains: list[Train], way: Way) -> Train | None:
+def _train(trains: list[Train], way: LinkDirection) -> Train | None:
     return next((train for train in trains if train.way == way and train.arrived), None)
 
 
 # ------------------------------------------------------------------ small packets
-def small_packets(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe) -> Iterator[Comparison]:
+def small_packets(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe) -> Iterator[Comparison]:
     """Compare one direction's delay, jitter, loss, bursts of loss, order and copies."""
     train = _train(readings.light, way)
     # Where there is jitter, only a train that it cannot push together shows each packet's own delay.
@@ -50,7 +51,9 @@ def _undisturbed_ns(pipe: Pipe, train: Train | None) -> list[int]:
     return [transit for transit in transit_ns if transit >= least_ns] if pipe.reorder else transit_ns
 
 
-def _delay(profile: LinkProfile, way: Way, pipe: Pipe, train: Train | None, transit_ns: list[int]) -> Comparison:
+def _delay(
+    profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | None, transit_ns: list[int]
+) -> Comparison:
     packet_bytes = train.packet_bytes if train else 0
     expected = expect.delay_ms(profile, pipe, packet_bytes)
     chance = expect.middle_deviation(pipe.jitter_ns / 1e6, len(transit_ns)) if transit_ns else 0.0
@@ -67,7 +70,7 @@ def _delay(profile: LinkProfile, way: Way, pipe: Pipe, train: Train | None, tran
     )
 
 
-def _jitter(way: Way, pipe: Pipe, transit_ns: list[int]) -> Comparison:
+def _jitter(way: LinkDirection, pipe: Pipe, transit_ns: list[int]) -> Comparison:
     expected = pipe.jitter_ns / 1e6
     chance = expect.spread_deviation(expected, len(transit_ns)) if transit_ns else 0.0
     return Comparison(
@@ -83,7 +86,7 @@ def _jitter(way: Way, pipe: Pipe, transit_ns: list[int]) -> Comparison:
     )
 
 
-def _loss(way: Way, pipe: Pipe, train: Train | None) -> Comparison:
+def _loss(way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
     loss, sent = pipe.mean_loss, train.sent if train else 0
     remarks: tuple[str, ...] = ()
     tolerance = 0.0
@@ -111,7 +114,7 @@ def _loss(way: Way, pipe: Pipe, train: Train | None) -> Comparison:
     )
 
 
-def _burst(way: Way, loss: GilbertElliott, train: Train | None) -> Comparison:
+def _burst(way: LinkDirection, loss: GilbertElliott, train: Train | None) -> Comparison:
     bursts = train.bursts if train else 0
     enough = bursts >= _FEWEST_BURSTS
     expected = loss.mean_burst
@@ -144,7 +147,7 @@ def _overtaking(pipe: Pipe, train: Train | None) -> float | None:
 
 def _share(
     quantity: Literal["reordered", "duplicated"],
-    way: Way,
+    way: LinkDirection,
     expected: float | None,
     count: int | None,
     train: Train | None,
@@ -169,7 +172,7 @@ def _share(
 
 
 # ------------------------------------------------------------------ overload
-def overload(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe) -> Iterator[Comparison]:
+def overload(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe) -> Iterator[Comparison]:
     """Compare one direction's rate and queue."""
     train = _train(readings.overload, way)
     yield _rate(profile, way, pipe, train)
@@ -180,7 +183,7 @@ def _packet_bits(profile: LinkProfile, packet_bytes: int) -> int:
     return (packet_bytes + profile.overhead_bytes) * 8
 
 
-def _rate(profile: LinkProfile, way: Way, pipe: Pipe, train: Train | None) -> Comparison:
+def _rate(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
     excuses: tuple[str, ...] = ()
     measured = None
     tolerance = _RATE_TOLERANCE * pipe.rate_bps
@@ -206,7 +209,7 @@ def _rate(profile: LinkProfile, way: Way, pipe: Pipe, train: Train | None) -> Co
     )
 
 
-def _queue(profile: LinkProfile, way: Way, pipe: Pipe, train: Train | None) -> Comparison:
+def _queue(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
     """Compare the longest wait of a packet: the time that it takes under overload, less the time on an idle link."""
     transit_ns = train.transit_ns if train else []
     expected = pipe.buffer_ns / 1e6
@@ -235,7 +238,7 @@ def _queue(profile: LinkProfile, way: Way, pipe: Pipe, train: Train | None) -> C
     )
 
 
-def schedule(profile: LinkProfile, readings: Readings, way: Way, pipe: Pipe, started_ns: int) -> Comparison:
+def schedule(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe, started_ns: int) -> Comparison:
     """Compare what came out of one direction while it was played from `started_ns` with what its timeline holds."""
     span = next((span for span in readings.spans if span.way == way and span.end_ns > span.begin_ns), None)
     expected = measured = None

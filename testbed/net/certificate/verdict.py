@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from testbed.directions import EitherOrBoth
 from testbed.net.probe import Readings
 from testbed.records import Measurement
 
@@ -111,7 +112,7 @@ class Comparison:
     """What was read of one quantity beside what an exact link would show. It has no verdict yet."""
 
     quantity: Quantity
-    direction: Literal["up", "down", "both"]
+    direction: EitherOrBoth
     unit: str
     detail: str = ""
     expected: float | None

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import Literal, NamedTuple
 
+from testbed.directions import LinkDirection
 from testbed.net.kernel import netem, qdisc
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
@@ -31,7 +32,7 @@ class Move(NamedTuple):
     """One direction of a link, and the device that netem shapes it on. It holds the pipe's own constant numbers already."""
 
     link: str
-    direction: Literal["up", "down"]
+    direction: LinkDirection
     namespace: Namespace
     device: str
     pipe: Pipe
@@ -43,7 +44,7 @@ class Applied(NamedTuple):
     """A change that the kernel has taken. Times are in nanoseconds of CLOCK_MONOTONIC."""
 
     link: str
-    direction: Literal["up", "down"]
+    direction: LinkDirection
     asked_ns: int
     """When it was due; of several that were due at once only the last is made, and this is when the first was."""
     done_ns: int

@@ -9,10 +9,10 @@ __main__.py all of them.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-Way = Literal["up", "down"]
-WAYS: tuple[Way, Way] = ("up", "down")
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
+
 SMALL_BYTES = 60
 """An IP packet of ours that carries a number, a time and little more."""
 ECHO_BYTES = 84
@@ -57,7 +57,7 @@ class Job:
     down: Line | None
     echoes: int
     echo_spacing_ns: int
-    messages: tuple[dict[Way, int], ...]
+    messages: tuple[dict[LinkDirection, int], ...]
     """Sizes in bytes, by direction."""
     repeats: int
     """How often each message is sent."""
@@ -76,7 +76,7 @@ class Job:
     follow_s: float
     """Where not 0, nothing else is measured: for so long the link is offered more than it ever carries, while it varies."""
 
-    def line(self, way: Way) -> Line | None:
+    def line(self, way: LinkDirection) -> Line | None:
         return self.up if way == "up" else self.down
 
     @property
@@ -90,7 +90,7 @@ class Job:
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Job:
         """The inverse of `as_dict`, through JSON."""
-        lines: dict[str, Any] = {way: Line(**table[way]) if table[way] else None for way in WAYS}
+        lines: dict[str, Any] = {way: Line(**table[way]) if table[way] else None for way in LINK_DIRECTIONS}
         return cls(**{**table, **lines, "messages": tuple(table["messages"])})
 
 
@@ -98,7 +98,7 @@ class Job:
 class Message:
     """One message after silence."""
 
-    way: Way
+    way: LinkDirection
     size: int
     elapsed_ns: int
     """From before the first byte was handed to the kernel to when the last byte had been read at the other end."""
@@ -109,7 +109,7 @@ class Message:
 class Train:
     """UDP packets in one direction, numbered and stamped."""
 
-    way: Way
+    way: LinkDirection
     packet_bytes: int
     """Of each IP packet."""
     sent: int
@@ -135,7 +135,7 @@ class Train:
 class Span:
     """What came out of an overloaded link in a stretch of time."""
 
-    way: Way
+    way: LinkDirection
     begin_ns: int
     """CLOCK_MONOTONIC, at the receiver."""
     end_ns: int
@@ -147,7 +147,7 @@ class Span:
 class Bulk:
     """TCP in one direction."""
 
-    way: Way
+    way: LinkDirection
     size: int
     """Payload bytes read in `span_ns`."""
     span_ns: int
@@ -172,7 +172,7 @@ class Readings:
     """One byte more was refused by the kernel."""
     packet_payload_bytes: int = 0
     """TCP payload of a full packet, as the kernel says."""
-    window_bytes: dict[Way, int] = field(default_factory=dict)
+    window_bytes: dict[LinkDirection, int] = field(default_factory=dict)
     """Congestion window after the warm-up."""
     messages: list[Message] = field(default_factory=list)
     light: list[Train] = field(default_factory=list)

@@ -12,7 +12,8 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from testbed.net.probe import SMALL_BYTES, Job, Line, Span, Train, Way
+from testbed.directions import LinkDirection
+from testbed.net.probe import SMALL_BYTES, Job, Line, Span, Train
 from testbed.net.probe.arrivals import order_of
 from testbed.net.probe.sockets import grow_buffers
 from testbed.net.probe.timer import Timer
@@ -93,7 +94,7 @@ def overload(line: Line, mtu: int, load: float, seconds: float) -> Pattern:
 class Flow:
     """One direction of one link: a sending and a receiving socket."""
 
-    def __init__(self, job: Job, way: Way, sender: socket.socket, receiver: socket.socket) -> None:
+    def __init__(self, job: Job, way: LinkDirection, sender: socket.socket, receiver: socket.socket) -> None:
         """Two UDP sockets, the sender connected to the receiver. The direction must be shaped."""
         line = job.line(way)
         assert line is not None

@@ -11,7 +11,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from testbed.net.probe import WAYS, Job, Readings, Way, datagrams, echo
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
+from testbed.net.probe import Job, Readings, datagrams, echo
 from testbed.net.probe.sockets import enter, socket_in
 from testbed.net.probe.stream import Stream, warm
 from testbed.net.probe.timer import Timer
@@ -79,13 +80,13 @@ def _messages(job: Job, stream: Stream, readings: Readings, turn: Turn) -> None:
         for sizes in job.messages:
             time.sleep(job.idle_s)
             with turn():
-                for way in WAYS:  # the other direction has been silent as long, but for acknowledgements
+                for way in LINK_DIRECTIONS:  # the other direction has been silent as long, but for acknowledgements
                     readings.messages.append(stream.message(way, sizes[way]))
 
 
 def _bulk(job: Job, stream: Stream, readings: Readings) -> None:
     lead_s = 1.0 + 4e-9 * job.round_trip_ns
-    for way in WAYS:
+    for way in LINK_DIRECTIONS:
         if job.line(way) is None:
             readings.bulk.append(stream.bulk(way, 0.1, job.bulk_s or _UNSHAPED_BULK_S))
         elif job.bulk_s:
@@ -94,11 +95,11 @@ def _bulk(job: Job, stream: Stream, readings: Readings) -> None:
 
 def _flows(job: Job, sockets: contextlib.ExitStack) -> list[datagrams.Flow]:
     flows = []
-    ends: dict[Way, tuple[tuple[int, str], tuple[int, str]]] = {
+    ends: dict[LinkDirection, tuple[tuple[int, str], tuple[int, str]]] = {
         "up": ((job.near_fd, job.near_address), (job.far_fd, job.far_address)),
         "down": ((job.far_fd, job.far_address), (job.near_fd, job.near_address)),
     }
-    for way in WAYS:
+    for way in LINK_DIRECTIONS:
         if job.line(way) is None:
             continue
         (sender_fd, sender_address), (receiver_fd, receiver_address) = ends[way]

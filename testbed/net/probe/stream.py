@@ -8,7 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from select import select
 
-from testbed.net.probe import WAYS, Bulk, Job, Message, Way
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
+from testbed.net.probe import Bulk, Job, Message
 from testbed.net.probe.sockets import grow_buffers
 
 _BUFFER_BYTES = 64 << 20
@@ -42,7 +43,10 @@ class Stream:
         for end in (near, peer):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.setblocking(False)
-        self._ends: dict[Way, tuple[socket.socket, socket.socket]] = {"up": (near, peer), "down": (peer, near)}
+        self._ends: dict[LinkDirection, tuple[socket.socket, socket.socket]] = {
+            "up": (near, peer),
+            "down": (peer, near),
+        }
         self._read = bytearray(1 << 20)
 
     def close(self) -> None:
@@ -54,28 +58,28 @@ class Stream:
         """What a full packet carries."""
         return self._ends["up"][0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
 
-    def _info(self, way: Way, offset: int) -> int:
+    def _info(self, way: LinkDirection, offset: int) -> int:
         raw = self._ends[way][0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + 4)
         found: int = struct.unpack_from("@I", raw, offset)[0]
         return found
 
-    def window_bytes(self, way: Way) -> int:
+    def window_bytes(self, way: LinkDirection) -> int:
         """The congestion window."""
         return self._info(way, _INFO_WINDOW) * self.packet_payload_bytes
 
-    def _set_congestion_control(self, way: Way, name: str) -> None:
+    def _set_congestion_control(self, way: LinkDirection, name: str) -> None:
         sender = self._ends[way][0]
         sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         found = sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
         if found != name:
             raise OSError(f"asked the socket for congestion control {name}, it has {found}")
 
-    def _product(self, way: Way) -> float:
+    def _product(self, way: LinkDirection) -> float:
         """Bytes that a shaped direction's wire and both delays hold."""
         line = self._job.line(way)
         return line.rate_bps * self._job.round_trip_ns / 8e9 if line else 0.0
 
-    def _window_goal(self, way: Way) -> int:
+    def _window_goal(self, way: LinkDirection) -> int:
         """A window that keeps the link busy, and that the link's buffer can take at once."""
         line = self._job.line(way)
         if line is None:
@@ -83,7 +87,7 @@ class Stream:
         product = self._product(way)
         return round(min(1.25 * product + 16 * self._job.mtu, product + line.buffer_bytes / 2))
 
-    def _most_under_way(self, way: Way) -> int:
+    def _most_under_way(self, way: LinkDirection) -> int:
         """What a message may have on the link: enough to keep the wire busy, else no more than the buffer takes at one stroke: so
         a message leaves after a pause. What overflows tells of the congestion control, not of the link.
         """
@@ -92,13 +96,13 @@ class Stream:
             return 1 << 62
         return round(max(1.05 * self._product(way) + 8 * self._job.mtu, 0.85 * line.buffer_bytes))
 
-    def _patience_ns(self, way: Way, size: int) -> int:
+    def _patience_ns(self, way: LinkDirection, size: int) -> int:
         line = self._job.line(way)
         return 5_000_000_000 + (
             4 * (8_000_000_000 * size // line.rate_bps) + 20 * self._job.round_trip_ns if line else 0
         )
 
-    def _transfer(self, way: Way, size: int) -> int:
+    def _transfer(self, way: LinkDirection, size: int) -> int:
         """Move `size` bytes; nanoseconds until the last was read. TimeoutError when that takes far too long."""
         sender, receiver = self._ends[way]
         line = self._job.line(way)
@@ -130,7 +134,7 @@ class Stream:
             raise TimeoutError(f"{received} of {size} bytes arrived in {(deadline - start) / 1e9:.1f} s")
         return time.monotonic_ns() - start
 
-    def warm_up(self, way: Way) -> None:
+    def warm_up(self, way: LinkDirection) -> None:
         """Stream until the congestion window keeps the link busy (`Job.warm_up_s` at most), then return to the profile's control.
 
         A loss-based control is warmed up by reno, whose slow start has no early exit (cubic's leaves at half the window
@@ -152,13 +156,13 @@ class Stream:
             step = min(max(step, self.window_bytes(way) * 2), 2 * goal)
         self._set_congestion_control(way, final)
 
-    def message(self, way: Way, size: int) -> Message:
+    def message(self, way: LinkDirection, size: int) -> Message:
         """Send one message now."""
         before = self._info(way, _INFO_RETRANSMITS)
         elapsed = self._transfer(way, size)
         return Message(way=way, size=size, elapsed_ns=elapsed, retransmits=self._info(way, _INFO_RETRANSMITS) - before)
 
-    def bulk(self, way: Way, lead_s: float, seconds: float) -> Bulk:
+    def bulk(self, way: LinkDirection, lead_s: float, seconds: float) -> Bulk:
         """Stream for `lead_s` and then for `seconds`, of which the latter count; then wait until all has been read."""
         sender, receiver = self._ends[way]
         line = self._job.line(way)
@@ -200,7 +204,7 @@ class Stream:
         retransmits = self._info(way, _INFO_RETRANSMITS) - before
         return Bulk(way=way, size=last[1] - first[1], span_ns=last[0] - first[0], retransmits=retransmits)
 
-    def _finish(self, way: Way, left: int) -> None:
+    def _finish(self, way: LinkDirection, left: int) -> None:
         receiver = self._ends[way][1]
         deadline = time.monotonic_ns() + self._patience_ns(way, left)
         while left > 0:
@@ -218,9 +222,9 @@ def _arrived(receiver: socket.socket) -> int:
     return found
 
 
-def warm(stream: Stream, together: bool) -> dict[Way, int]:
+def warm(stream: Stream, together: bool) -> dict[LinkDirection, int]:
     """Warm both directions up, `together` or one after the other; the congestion windows."""
     with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
-        for done in [pool.submit(stream.warm_up, way) for way in WAYS]:
+        for done in [pool.submit(stream.warm_up, way) for way in LINK_DIRECTIONS]:
             done.result()
-    return {way: stream.window_bytes(way) for way in WAYS}
+    return {way: stream.window_bytes(way) for way in LINK_DIRECTIONS}

@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import LabError, SpecError
 from testbed.net.relay.pipe import COUNTERS
 
@@ -159,7 +160,7 @@ class Relay:
         by_port: dict[str, dict[str, Any]] = {
             name: {
                 side: dict(zip(COUNTERS, numbers, strict=True))
-                for side, numbers in zip(("up", "down"), pair, strict=True)
+                for side, numbers in zip(LINK_DIRECTIONS, pair, strict=True)
             }
             for name, pair in zip(self._names, found["ports"], strict=True)
         }
@@ -173,7 +174,7 @@ class Relay:
         """Back to every pipe's own constant numbers. LabError when the relay has died."""
         self._ask({"do": "hold"}, "stop the schedules and traces")
 
-    def change(self, port: str, direction: Literal["up", "down"], pipe: Pipe | None) -> None:
+    def change(self, port: str, direction: LinkDirection, pipe: Pipe | None) -> None:
         """Put another pipe in the place of a direction's, from its next packet on.
 
         What is under way keeps its time; counters and the sequence of losses go on. Where the relay is playing, the new pipe's

@@ -8,8 +8,9 @@ import os
 from array import array
 from collections.abc import Mapping
 from time import monotonic_ns
-from typing import Any, Literal
+from typing import Any
 
+from testbed.directions import LinkDirection
 from testbed.net.relay.engine import Engine, EnginePort
 from testbed.net.relay.lanes import HOLD_NS
 from testbed.net.relay.pipe import Direction
@@ -50,7 +51,7 @@ class Control:
     def _build(
         self,
         port: str,
-        direction: Literal["up", "down"],
+        direction: LinkDirection,
         pipe: Mapping[str, Any] | None,
         before: Direction | None = None,
     ) -> Direction:
@@ -104,7 +105,7 @@ class Control:
             case "change":
                 self._learn(request)
                 port = ports[self._numbers[request["port"]]]
-                side: Literal["up", "down"] = request["direction"]
+                side: LinkDirection = request["direction"]
                 pipe = self._build(port.name, side, request["pipe"], getattr(port, side))
                 if self._playing_since_ns is not None:
                     pipe.play(self._playing_since_ns)

@@ -1,0 +1,12 @@
+"""The two directions of a link, in one place for everything that names them: profiles, plans, relay, probe, records and reports."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+LinkDirection = Literal["up", "down"]
+"""`up` leads from a link's near end, a node, to its far end: the hub of a star, or the next node of a line."""
+LINK_DIRECTIONS: tuple[LinkDirection, LinkDirection] = ("up", "down")
+
+EitherOrBoth = Literal[LinkDirection, "both"]
+"""What one measurement is about: a round trip is about both."""
