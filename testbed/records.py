@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from testbed.directions import EitherOrBoth, LinkDirection
 from testbed.frozen import Frozen
-from testbed.spec import Direction, Engine, Timing, Topology
+from testbed.message_key import Direction, Phase, Side
+from testbed.spec import Engine, Timing, Topology
 
-Phase = Literal["train", "evaluation", "uncompressed"]
-"""An evaluation is made with the codec in place; uncompressed is the same once more with fp32 at the boundaries."""
 Verdict = Literal["PASS", "FAIL"]
 
 
@@ -75,7 +74,7 @@ class ReceivedRecord(Frozen):
 class SocketRecord(Frozen):
     """TCP_INFO of one data-plane socket, counted from its start."""
 
-    peer: Literal["upstream", "downstream"]
+    peer: Side
     congestion_control: str
     """Read back from the socket."""
     rtt_us: int

@@ -17,7 +17,6 @@ from testbed.frozen import Frozen, canonical_json
 from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
-Direction = Literal["forward", "backward"]
 Topology = Literal["star", "line"]
 Family = Literal["gpt2", "llama"]
 Timing = Literal["full", "replay"]

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from testbed.records import Phase
-from testbed.spec import Direction
-
-
-class MessageKey(NamedTuple):
-    """What both ends know about a message without sending it."""
-
-    phase: Phase
-    step: int
-    """Optimiser steps done before this one; where nothing is learned, batches that were evaluated before."""
-    microbatch: int
-    """Of its batch, also in an evaluation: what a codec remembers of a micro-batch is then as old as it is in training."""
-    samples: tuple[int, ...]
-    """Ids of the sequences in the micro-batch, in order: an id names the same text in every epoch."""
+from testbed.message_key import Direction, Side
+from testbed.message_key import MessageKey as MessageKey
 
 
 class Context(NamedTuple):
@@ -160,7 +148,7 @@ class Hook(Protocol):
 class ModelCodec(Protocol):
     """What a codec that changes the model has besides; asked of the forward instance."""
 
-    def hook(self, model: Module, side: Literal["upstream", "downstream"]) -> Hook | None:
+    def hook(self, model: Module, side: Side) -> Hook | None:
         """Its part in a stage's model; `side` is where the boundary lies as seen from that stage. None: it leaves this one alone.
 
         A stage between two boundaries is asked for both, and what is done to its weights twice is done once.

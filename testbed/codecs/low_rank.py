@@ -15,7 +15,7 @@ from testbed.codecs.sparse.sparsifiers import DTYPES, Values
 from testbed.codecs.wire import header, noise
 from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
-from testbed.records import Phase
+from testbed.message_key import Phase
 
 _LARGEST = float.fromhex("0x1p+120")
 """Of a magnitude times the root of the number of rows: a column's norm, and with it a factor, stays far within fp32 and bf16."""

@@ -18,6 +18,7 @@ from torch.nn import Module
 
 from testbed.codecs.contract import Choosing, Codec, Hook, Measured, MessageKey, ModelCodec, Paired, Payload, Stateful
 from testbed.errors import CodecError
+from testbed.message_key import Side
 
 
 class Wrapper:
@@ -55,7 +56,7 @@ class Wrapper:
         for part in self._stateful.values():
             part.reset()
 
-    def hook(self, model: Module, side: Literal["upstream", "downstream"]) -> Hook | None:
+    def hook(self, model: Module, side: Side) -> Hook | None:
         """The first part's that has one."""
         hooks = (part.hook(model, side) for part in self._parts.values() if isinstance(part, ModelCodec))
         return next((hook for hook in hooks if hook is not None), None)

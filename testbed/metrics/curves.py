@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from testbed.message_key import Phase
 from testbed.metrics.steps import align
-from testbed.records import Phase, StepRecord
+from testbed.records import StepRecord
 from testbed.spec import Cell
 
 

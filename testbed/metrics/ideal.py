@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from testbed.errors import ResultsError
+from testbed.message_key import Direction
 from testbed.metrics.wires import Wire, Wires
 from testbed.records import ActionRecord, StepRecord
-from testbed.spec import Direction, Measured, Paced
+from testbed.spec import Measured, Paced
 
 MEASURED = Measured()
 

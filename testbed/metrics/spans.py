@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from testbed.message_key import Direction
 from testbed.records import ReceivedRecord, SentRecord, StepRecord
-from testbed.spec import Direction
 
 Activity = Literal["wait", "wire", "decode", "forward", "backward", "encode", "synchronise", "update"]
 """wait: for an input that had not been sent yet; wire: for an input on its way. synchronise: until all stages' gradient norm is

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from testbed.errors import ResultsError
-from testbed.records import Phase, StepRecord
+from testbed.message_key import Phase
+from testbed.records import StepRecord
 
 
 class Step(NamedTuple):

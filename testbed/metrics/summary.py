@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from testbed.message_key import Phase
 from testbed.metrics import pace, statistics
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.split import split_shares
@@ -14,7 +15,7 @@ from testbed.metrics.steady import steady
 from testbed.metrics.steps import Step, align
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
-from testbed.records import LabRecord, Phase, RunCertificates, Split, StepRecord, Summary
+from testbed.records import LabRecord, RunCertificates, Split, StepRecord, Summary
 from testbed.spec import Cell
 
 

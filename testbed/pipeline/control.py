@@ -21,9 +21,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from testbed.errors import CapabilityError, StageError
 from testbed.frozen import Frozen
+from testbed.message_key import Phase
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.pacing import prefer
-from testbed.records import Phase
 
 Ended = Literal["steps", "target", "budget", "asked"]
 """Why training ended: all steps done, target loss reached, budget spent, `Finish`."""

@@ -7,8 +7,7 @@ import zlib
 from typing import NamedTuple
 
 from testbed.errors import TransportError
-from testbed.records import Phase
-from testbed.spec import Direction
+from testbed.message_key import Direction, Phase
 
 _MAGIC = b"TBFR"
 _VERSION = 1

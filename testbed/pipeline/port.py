@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from testbed.message_key import Direction, Phase
 from testbed.pipeline import sockinfo
 from testbed.pipeline.frame import HEADER_BYTES, Key
 from testbed.pipeline.transport import Arrival, Connection, Payload
-from testbed.records import Phase, ReceivedRecord, SentRecord, SocketRecord
-from testbed.spec import Direction
+from testbed.records import ReceivedRecord, SentRecord, SocketRecord
 
 Side = Literal["upstream", "downstream"]
 

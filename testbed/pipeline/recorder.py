@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
 
 from testbed.counters import DeviceCounters
+from testbed.message_key import Phase
 from testbed.pipeline.control import Evaluated, Step
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.port import Port
-from testbed.records import ActionRecord, CountersRecord, Phase, SocketRecord, StepRecord
+from testbed.records import ActionRecord, CountersRecord, SocketRecord, StepRecord
 
 
 class Snapshot(NamedTuple):

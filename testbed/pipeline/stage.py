@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from testbed.codecs.contract import MessageKey
+from testbed.message_key import Phase
 from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended
@@ -20,7 +21,6 @@ from testbed.pipeline.port import Place
 from testbed.pipeline.recorder import Recorder
 from testbed.pipeline.schedule import actions
 from testbed.pipeline.stops import Stops
-from testbed.records import Phase
 
 
 class Data(Protocol):

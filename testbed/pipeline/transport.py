@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import NamedTuple
 
 from testbed.errors import TransportError
+from testbed.message_key import Direction
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
 from testbed.pipeline.pacing import wait_until
-from testbed.spec import Direction
 
 Payload = bytes | bytearray | memoryview
 _EXACT_S = 0.005

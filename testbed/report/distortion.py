@@ -9,10 +9,10 @@ from matplotlib.lines import Line2D
 
 from testbed.codecs.catalogue import dense, memory_and_wrappers, sparse_and_low_rank
 from testbed.codecs.check.measured import Benchmark, Measured
+from testbed.message_key import Direction
 from testbed.report import figures, style
 from testbed.report.canvas import Drawing, Handle, canvas
 from testbed.report.labels import Mark, label_marks
-from testbed.spec import Direction
 
 _FAMILIES = {
     "casts and quantisers": (dense.ENTRIES, "#0072b2", "s"),

@@ -10,12 +10,13 @@ from statistics import fmean, median, median_low
 from typing import Any, NamedTuple, get_args
 
 from testbed.errors import ResultsError
+from testbed.message_key import Direction
 from testbed.metrics.compare import RunSteps, run_steps
 from testbed.metrics.statistics import step_time
 from testbed.records import RunCertificates, Split, Summary
 from testbed.report.remarks import remark
 from testbed.results import Run
-from testbed.spec import Cell, Direction
+from testbed.spec import Cell
 
 OVERRUNS = 0.01
 """Share of overrun actions from which on an entry is marked."""

@@ -11,7 +11,7 @@ from testbed.codecs.catalogue import table
 from testbed.codecs.catalogue.recipe import example
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "fp8": ("fp8", "fp8(e5m2)"),

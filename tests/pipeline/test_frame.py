@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import TransportError
+from testbed.message_key import Phase
 from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
-from testbed.records import Phase
 
 TOKEN = bytes(range(16))
 words = st.integers(0, 2**32 - 1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from testbed.codecs.catalogue.notation import Both, fault, parse_selection
 from testbed.codecs.catalogue.recipe import Recipe, bind
 from testbed.errors import SpecError, UserError
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 
 class Pair(NamedTuple):

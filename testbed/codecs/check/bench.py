@@ -21,7 +21,7 @@ from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.timing import measure
 from testbed.codecs.contract import Codec
 from testbed.errors import TestbedError
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 

@@ -16,7 +16,7 @@ from testbed.codecs.check.subject import Subject, subject_of, text_of
 from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal
 from testbed.codecs.contract import Codec, Measured, MessageKey, Stateful
 from testbed.errors import CodecError
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 STEPS = 40
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 Verdict = Literal["PASS", "FAIL", "-"]
 

@@ -14,7 +14,7 @@ from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.stages import Size, Stage, ends_of, hook_of, is_exact
 from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.timing import LEAST_ROUNDS, one_thread
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 _VOCABULARY = 4096
 """Of the bundled tokenizer."""

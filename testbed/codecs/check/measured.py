@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.frozen import Frozen
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 SLOW_BPS, FAST_BPS = 80_000_000, 1_000_000_000
 """The two links that a codec's time is set beside, in bits per second of payload."""

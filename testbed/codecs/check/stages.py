@@ -13,6 +13,7 @@ from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.claims import exact_of
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import build
+from testbed.message_key import Side
 
 VOCABULARY, TOKENS, BATCH = 61, 16, 4
 RATE = 0.1
@@ -193,7 +194,7 @@ def ends_of(forward: Recipe, backward: Recipe) -> tuple[Codec, Codec, Codec, Cod
 
 def changes_model(recipe: Recipe) -> bool:
     """Has the codec a part in a model, at either end?"""
-    ends: tuple[tuple[Place, Literal["upstream", "downstream"]], ...] = (("first", "downstream"), ("last", "upstream"))
+    ends: tuple[tuple[Place, Side], ...] = (("first", "downstream"), ("last", "upstream"))
     return any(hook_of(build(recipe, Context(0, 0, "forward")), Stage(place), side) is not None for place, side in ends)
 
 
@@ -202,6 +203,6 @@ def is_exact(recipe: Recipe) -> bool:
     return any(part.entry.exact for part in recipe.parts()) or exact_of(build(recipe, Context(0, 0, "forward")))
 
 
-def hook_of(codec: Codec, model: Stage, side: Literal["upstream", "downstream"]) -> Hook | None:
+def hook_of(codec: Codec, model: Stage, side: Side) -> Hook | None:
     """A codec's part in a stage; None where it has none."""
     return codec.hook(model, side) if isinstance(codec, ModelCodec) else None

@@ -15,7 +15,7 @@ from testbed.codecs.check.claims import law_of
 from testbed.codecs.check.tensors import hidden
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload, Stateful
 from testbed.codecs.make import build
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 
 @dataclass(frozen=True)

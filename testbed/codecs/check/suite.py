@@ -9,7 +9,7 @@ from typing import NamedTuple
 from testbed.codecs.check import cost, exchange, hostile, laws, memory, models, oddities, size
 from testbed.codecs.check.findings import Broken, Finding, NothingToAsk, Verdict
 from testbed.codecs.check.subject import Subject, subject_of
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 
 class Check(NamedTuple):

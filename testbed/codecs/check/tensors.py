@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.contract import MessageKey
-from testbed.records import Phase
+from testbed.message_key import Phase
 
 BATCH, TOKENS, WIDTH = 2, 8, 16
 MICROBATCHES = 3

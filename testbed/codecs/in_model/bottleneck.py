@@ -18,6 +18,7 @@ from testbed.codecs.contract import Codec, Context
 from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.inner import Inner
 from testbed.codecs.in_model.stage_model import known
+from testbed.message_key import Side
 
 Kind = Literal["linear", "maxout"]
 
@@ -62,7 +63,7 @@ class _Bottleneck(Inner):
         super().__init__(context, inner=inner)
         self._ratio = ratio
 
-    def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> BottleneckHook:
+    def hook(self, model: nn.Module, side: Side) -> BottleneckHook:
         """A fresh end: the same numbers whenever seed, boundary and end are. SpecError for a model whose width is not known."""
         width = known(model, "bottleneck").width
         sends = side == "downstream"

@@ -13,7 +13,7 @@ from testbed.codecs import wrap
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload
 from testbed.codecs.wire import header
 from testbed.errors import CodecError, SpecError
-from testbed.spec import Direction
+from testbed.message_key import Direction
 
 
 class Inner(wrap.Wrapper):

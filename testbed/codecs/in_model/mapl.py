@@ -23,7 +23,7 @@ and one R for all stages (with one a stage, copies of E that start alike would n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,7 @@ from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.inner import Carrying
 from testbed.codecs.in_model.stage_model import StageModel, known
 from testbed.errors import SpecError
-from testbed.records import Phase
-from testbed.spec import Direction
+from testbed.message_key import Direction, Phase, Side
 
 BETA = 0.9
 SPREAD = 0.02
@@ -192,7 +191,7 @@ class Mapl(Carrying):
         super().__init__(context, inner=inner)
         self._settings = Settings(context.seed, ratio, rate)
 
-    def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> MaplHook:
+    def hook(self, model: nn.Module, side: Side) -> MaplHook:
         """The first stage's token embedding becomes E R. SpecError for a model without what is needed, or with two ratios."""
         stage = known(model, "mapl")
         embedding = stage.kept.get("mapl")

@@ -28,7 +28,6 @@ Element-wise dropout of hidden states leaves the subspace, so it must be 0. Sour
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ from testbed.codecs.in_model.inner import Carrying
 from testbed.codecs.in_model.stage_model import StageModel, known
 from testbed.codecs.in_model.subspace_stage import Keep, Settings, StageSubspace
 from testbed.errors import SpecError
-from testbed.spec import Direction
+from testbed.message_key import Direction, Side
 
 _OUTSIDE = 0.1
 """The share of the hidden states' norm that may lie outside: bf16 arithmetic leaves a few thousandths."""
@@ -187,7 +186,7 @@ class Subspace(Carrying):
         self._settings = Settings(context.seed, ratio, keep, every, rate, spread)
         self._carries = keep == "grassmann" and context.direction == "backward"
 
-    def hook(self, model: nn.Module, side: Literal["upstream", "downstream"]) -> SubspaceHook:
+    def hook(self, model: nn.Module, side: Side) -> SubspaceHook:
         """The stage that sends is constrained. SpecError for a model that cannot be, or with another subspace elsewhere."""
         stage_model = known(model, "subspace")
         stage = stage_model.kept.get("subspace")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
-from testbed.records import Phase
+from testbed.message_key import Phase
 
 Key = tuple[Phase, tuple[int, ...]]
 """Phase, and the ids of the sequences that the tensor is of."""

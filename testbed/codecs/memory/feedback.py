@@ -12,7 +12,7 @@ from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.wire import header
 from testbed.codecs.wrap import Wrapper, check_keys, twin, unchanged_on_error
 from testbed.errors import CodecError
-from testbed.records import Phase
+from testbed.message_key import Phase
 
 Key = tuple[Phase, int]
 

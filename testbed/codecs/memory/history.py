@@ -16,7 +16,7 @@ from torch import Tensor
 from testbed.codecs.contract import MessageKey
 from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
-from testbed.records import Phase
+from testbed.message_key import Phase
 
 Key = tuple[Phase, int]
 """Phase and micro-batch."""

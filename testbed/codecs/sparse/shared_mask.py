@@ -21,7 +21,7 @@ from testbed.codecs.sparse.sparsifiers import Floats, Sparse, Told, TopK, Values
 from testbed.codecs.wire import header
 from testbed.codecs.wrap import check_keys, parts_of
 from testbed.errors import CodecError, SpecError
-from testbed.records import Phase
+from testbed.message_key import Phase
 
 
 class Kept(NamedTuple):
