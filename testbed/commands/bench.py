@@ -57,7 +57,7 @@ def links(
             results.make_folder(file.absolute().parent, "name another file")
     with machine():
         for number, point in enumerate(waiting, start=1):
-            result = accuracy.measure(point, chosen, reason)
+            result = accuracy.measure_point(point, chosen, reason)
             found = found.model_copy(update={"results": (*found.results, result)})
             if output:
                 results.write_json(output, found)

@@ -10,18 +10,18 @@ from testbed.net.certificate.accuracy import (
     AGREEMENT,
     AGREEMENT_MS,
     Accuracy,
+    AccuracyColumn,
     Agreement,
-    Column,
-    Result,
+    PointResult,
     agreement,
-    of_column,
+    column_measurements,
 )
 from testbed.records import Measurement
 from testbed.report import markdown
 
 FAILED = " !"
 """Behind a cell that is out of tolerance."""
-_COLUMNS: tuple[Column, ...] = ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
+_COLUMNS: tuple[AccuracyColumn, ...] = ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
 HEADINGS = ("rate", "delay", "processors", "RTT", "goodput", "256 KiB", "4 MiB", "queue", "verdict")
 LOSS_HEADINGS = (
     "loss model",
@@ -59,11 +59,11 @@ def _deviation(found: Sequence[Measurement]) -> str:
     return text + (FAILED if worst.verdict == "FAIL" else "")
 
 
-def _processors(result: Result) -> str:
+def _processors(result: PointResult) -> str:
     return "busy" if result.point.busy else "idle"
 
 
-def _verdict(result: Result) -> str:
+def _verdict(result: PointResult) -> str:
     if result.certificate is None:
         return f"FAIL: {result.error}"
     return ("PASS" if result.passed else "FAIL") + (", second attempt" if result.certificate.rejected else "")
@@ -76,7 +76,7 @@ def rows(found: Accuracy) -> list[tuple[str, ...]]:
             units.format_rate(result.point.rate_bps),
             units.format_time(result.point.delay_ns),
             _processors(result),
-            *(_deviation(of_column(result, column)) for column in _COLUMNS),
+            *(_deviation(column_measurements(result, column)) for column in _COLUMNS),
             _verdict(result),
         )
         for result in found.ordered()
@@ -101,8 +101,8 @@ def loss_rows(found: Accuracy) -> list[tuple[str, ...]]:
     ]
 
 
-def _count(result: Result, column: Column, way: str, form: str) -> str:
-    found = next((m for m in of_column(result, column) if m.direction == way), None)
+def _count(result: PointResult, column: AccuracyColumn, way: str, form: str) -> str:
+    found = next((m for m in column_measurements(result, column) if m.direction == way), None)
     if found is None or found.measured is None:
         return "-" if found is None else "none" + FAILED
     text = form.format(found.measured) + (f" ± {form.format(found.tolerance)}" if found.tolerance is not None else "")

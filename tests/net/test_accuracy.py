@@ -11,13 +11,13 @@ import pytest
 
 from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate import accuracy
-from testbed.net.certificate.accuracy import Accuracy, Point, Result
+from testbed.net.certificate.accuracy import Accuracy, GridPoint, PointResult
 from testbed.net.machine.capabilities import resolve_engine
 from testbed.profiles import Bernoulli
 from testbed.records import Certificate, Measurement
 from testbed.report import accuracy as drawn
 
-PLAIN = Point(rate_bps=80_000_000, delay_ns=25_000_000, loss=None, busy=False)
+PLAIN = GridPoint(rate_bps=80_000_000, delay_ns=25_000_000, loss=None, busy=False)
 LOSSY = PLAIN.model_copy(update={"loss": Bernoulli(probability=0.01)})
 _EXACT: dict[str, tuple[str, float, float]] = {  # quantity -> unit, ideal, tolerance
     "rtt": ("ms", 50.0, 0.5),
@@ -50,17 +50,17 @@ def _measurement(kind: str, way: str, off: float) -> Measurement:
     )
 
 
-def _result(point: Point = PLAIN, **off: float) -> Result:
+def _result(point: GridPoint = PLAIN, **off: float) -> PointResult:
     """Exact, but for the quantities named."""
     names = {name: name.replace(" ", "_") for name in _EXACT}
     found = [_measurement(name, way, off.get(field, 0.0)) for name, field in names.items() for way in LINK_DIRECTIONS]
     certificate = Certificate(
         form="full", engine="relay", taken_at="now", seconds=1.0, measurements=tuple(found), rejected=()
     )
-    return Result(point=point, certificate=certificate, error="")
+    return PointResult(point=point, certificate=certificate, error="")
 
 
-def _accuracy(*results: Result, **machine: Any) -> Accuracy:
+def _accuracy(*results: PointResult, **machine: Any) -> Accuracy:
     return Accuracy(engine="relay", engine_reason="asked for", machine=machine, results=results)
 
 
@@ -102,7 +102,7 @@ def test_a_point_is_judged_by_what_it_is_about() -> None:
 
 
 def test_a_point_without_a_certificate_fails_and_says_why() -> None:
-    failed = Result(point=PLAIN, certificate=None, error="the relay ended")
+    failed = PointResult(point=PLAIN, certificate=None, error="the relay ended")
     assert not failed.passed
     assert "the relay ended" in drawn.rows(_accuracy(failed))[0][-1]
 
@@ -155,8 +155,10 @@ def test_one_point_for_real() -> None:
     engine, reason = resolve_engine("auto")
     point = PLAIN.model_copy(update={"rate_bps": 80_000_000, "delay_ns": 5_000_000})
     for _ in range(3):  # a shared machine may look elsewhere for some milliseconds
-        result = accuracy.measure(point, engine, reason)
+        result = accuracy.measure_point(point, engine, reason)
         if result.passed:
             break
     assert result.passed, [m for m in result.measurements() if m.verdict == "FAIL"]
-    assert all(accuracy.of_column(result, column) for column in ("rtt", "goodput", "256 KiB", "4 MiB", "queue"))
+    assert all(
+        accuracy.column_measurements(result, column) for column in ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
+    )

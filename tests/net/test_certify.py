@@ -96,9 +96,9 @@ def test_every_shipped_profile_gets_a_plan_within_reason(name, form):
     job = plan(link_of(wanted), form, [1000, 256 << 10, 4 << 20])
     assert job.echoes >= 8
     for way in LINK_DIRECTIONS:
-        if line := job.line(way):
-            assert line.light_pps * job.light_s >= 50
-            assert line.peak_bps >= line.rate_bps or wanted.varies
+        if shape := job.shape(way):
+            assert shape.light_pps * job.light_s >= 50
+            assert shape.peak_bps >= shape.rate_bps or wanted.varies
     assert job.light_s + job.spaced_s + job.rate_s + job.bulk_s <= (2 if form == "quick" else 25)
 
 

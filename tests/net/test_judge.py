@@ -10,8 +10,8 @@ from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate import expect
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import CONTENTION, Fitness, Lateness
-from testbed.net.probe import Bulk, Message, Readings, Span, Train
-from testbed.net.probe.arrivals import order_of
+from testbed.net.probe.patterns import order_of
+from testbed.net.probe.readings import BulkTransfer, Outflow, PacketTrain, Readings, TimedMessage
 from testbed.profiles import Bernoulli, Change, GilbertElliott, LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 
@@ -81,7 +81,7 @@ def train(link, way, rng, *, count, packet_bytes=60, transits=300):
     line = link.pipe(way)
     order = order_of(numbers := arrivals(line, count, rng), count)
     plain = expect.delay_ms(link, line, packet_bytes) * 1e6
-    return Train(
+    return PacketTrain(
         way=way,
         packet_bytes=packet_bytes,
         sent=count,
@@ -101,7 +101,7 @@ def overload(link, way):
     line = link.pipe(way)
     packet_ns = expect.serialisation_ns(line, link.mtu + link.overhead_bytes)
     full_ns = expect.delay_ms(link, line, link.mtu) * 1e6 + line.buffer_ns
-    return Train(
+    return PacketTrain(
         way=way,
         packet_bytes=link.mtu,
         sent=1200,
@@ -135,7 +135,7 @@ def shown_by(link, *, seed=1, packets=20_000, **changes):
         "packet_payload_bytes": 1448,
         "window_bytes": {"up": 10**9, "down": 10**9},
         "messages": [
-            Message(
+            TimedMessage(
                 way=way,
                 size=size,
                 elapsed_ns=round(expect.message_ms(link, link.pipe(way), size, 1448) * 1e6) if way in shaped else 10**6,
@@ -148,7 +148,7 @@ def shown_by(link, *, seed=1, packets=20_000, **changes):
         "spaced": [train(link, way, rng, count=500, transits=500) for way in shaped if link.pipe(way).jitter_ns],
         "overload": [overload(link, way) for way in shaped],
         "bulk": [
-            Bulk(
+            BulkTransfer(
                 way=way,
                 size=round(expect.goodput_bps(link, link.pipe(way), 1448) * 3 / 8) if way in shaped else 10**9,
                 span_ns=3 * 10**9,
@@ -396,8 +396,8 @@ def test_a_varying_link_must_carry_what_its_timeline_holds(share, verdict):
     carried = shape.bits_between(begin - started - shape.at(begin - started).delay_ns, end - started - 10**7) / (
         1500 * 8
     )
-    span = Span(way="up", begin_ns=begin, end_ns=end, packets=round(carried * share), packet_bytes=1500)
-    readings = Readings(link="node-0", scheduling="SCHED_FIFO", spans=[span])
+    span = Outflow(way="up", begin_ns=begin, end_ns=end, packets=round(carried * share), packet_bytes=1500)
+    readings = Readings(link="node-0", scheduling="SCHED_FIFO", outflows=[span])
     (found,) = judge_varying(link, readings, fitness(), started)
     assert (found.quantity, found.verdict) == ("schedule", verdict)
 

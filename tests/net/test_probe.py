@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,17 +16,30 @@ from hypothesis import strategies as st
 from scapy.layers.inet import ICMP, IP, TCP
 
 from testbed.directions import LINK_DIRECTIONS
-from testbed.net.probe import Bulk, Job, Line, Message, Readings, Span, Train, datagrams, echo
+from testbed.net.probe import patterns
 from testbed.net.probe.__main__ import Turns, _at_once
-from testbed.net.probe.arrivals import order_of
+from testbed.net.probe.datagrams import DatagramFlow, SleepTimer, exchange
+from testbed.net.probe.echo import EchoAnswer, echo_replies, echo_request
+from testbed.net.probe.job import DirectionShape, ProbeJob
+from testbed.net.probe.patterns import OfferPattern, order_of
+from testbed.net.probe.readings import BulkTransfer, Outflow, PacketTrain, Readings, TimedMessage
 from testbed.net.probe.stream import Stream, warm
-from testbed.net.probe.timer import Timer
 
 WORDS = st.integers(0, 0xFFFF)
 
 
+def test_the_probe_s_process_imports_no_library_that_is_slow_to_import():
+    request = json.dumps({"parent": os.getpid(), "jobs": []})
+    command = [sys.executable, "-X", "importtime", "-m", "testbed.net.probe"]
+    ended = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
+    assert json.loads(ended.stdout) == []
+    assert {"json", "testbed"} <= imported
+    assert not {"scapy", "pydantic", "numpy", "pyroute2", "typer"} & imported
+
+
 def job(**changes):
-    line = Line(
+    shape = DirectionShape(
         rate_bps=10**7,
         delay_ns=5_000_000,
         jitter_ns=0,
@@ -44,7 +60,7 @@ def job(**changes):
         "far_address": "127.0.0.2",
         "mtu": 1500,
         "congestion_control": "reno",
-        "up": line,
+        "up": shape,
         "down": None,
         "echoes": 20,
         "echo_spacing_ns": 5_000_000,
@@ -58,7 +74,7 @@ def job(**changes):
         "bulk_s": 0.0,
         "follow_s": 0.0,
     }
-    return Job(**{**fields, **changes})
+    return ProbeJob(**{**fields, **changes})
 
 
 def a_train():
@@ -72,7 +88,7 @@ def a_train():
         "lost": 1,
         "bursts": 1,
     }
-    return Train(way="down", overtakers=0, copies=0, transit_ns=[1, 2], **numbers)
+    return PacketTrain(way="down", overtakers=0, copies=0, transit_ns=[1, 2], **numbers)
 
 
 def reply_to(request, source="10.0.0.1", **changes):
@@ -84,24 +100,27 @@ def reply_to(request, source="10.0.0.1", **changes):
 
 def test_records_survive_json():
     asked = job()
-    assert Job.from_dict(json.loads(json.dumps(asked.as_dict()))) == asked
+    assert ProbeJob.from_dict(json.loads(json.dumps(asked.as_dict()))) == asked
     found = Readings(
         link="node-0",
         rtt_ns=[1, 2],
         window_bytes={"up": 5},
-        messages=[Message(way="up", size=1, elapsed_ns=2, retransmits=0)],
+        messages=[TimedMessage(way="up", size=1, elapsed_ns=2, retransmits=0)],
         light=[a_train()],
         overload=[a_train(), a_train()],
-        spans=[Span(way="up", begin_ns=1, end_ns=2, packets=3, packet_bytes=4)],
-        bulk=[Bulk(way="up", size=1, span_ns=2, retransmits=3)],
+        outflows=[Outflow(way="up", begin_ns=1, end_ns=2, packets=3, packet_bytes=4)],
+        bulk=[BulkTransfer(way="up", size=1, span_ns=2, retransmits=3)],
         faults={"echo": "lost"},
     )
     assert Readings.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 @given(WORDS, WORDS, st.integers(0, 2000))
-def test_a_request_has_the_asked_size_and_a_valid_checksum(identifier, sequence, payload_bytes):
-    packet = echo.craft(identifier, sequence, payload_bytes)
+def test_a_request_is_what_scapy_makes_of_it_with_the_asked_size_and_a_valid_checksum(
+    identifier, sequence, payload_bytes
+):
+    packet = echo_request(identifier, sequence, payload_bytes)
+    assert packet == bytes(ICMP(type="echo-request", id=identifier, seq=sequence) / packet[8:])
     assert len(packet) == 8 + payload_bytes
     words = packet + b"\0" * (len(packet) % 2)
     total = sum(int.from_bytes(words[n : n + 2], "big") for n in range(0, len(words), 2))
@@ -112,16 +131,16 @@ def test_a_request_has_the_asked_size_and_a_valid_checksum(identifier, sequence,
 
 @given(WORDS, st.sets(WORDS, min_size=1, max_size=20))
 def test_replies_are_understood_in_any_order_and_the_first_copy_counts(identifier, sequences):
-    packets = [reply_to(echo.craft(identifier, sequence, 20)) for sequence in sorted(sequences, reverse=True)]
-    answers = [echo.Answer(at, packet) for at, packet in enumerate(packets + packets)]
-    found = echo.understand(answers, identifier, "10.0.0.1")
+    packets = [reply_to(echo_request(identifier, sequence, 20)) for sequence in sorted(sequences, reverse=True)]
+    answers = [EchoAnswer(at, packet) for at, packet in enumerate(packets + packets)]
+    found = echo_replies(answers, identifier, "10.0.0.1")
     assert set(found) == sequences
     assert sorted(found.values()) == list(range(len(sequences)))
 
 
 @given(WORDS, WORDS)
 def test_packets_of_others_are_no_answers(identifier, sequence):
-    request = echo.craft(identifier, sequence, 20)
+    request = echo_request(identifier, sequence, 20)
     others = [
         reply_to(request, source="10.0.0.9"),
         reply_to(request, type=8),
@@ -129,7 +148,7 @@ def test_packets_of_others_are_no_answers(identifier, sequence):
         reply_to(request, id=identifier ^ 1),
         bytes(IP(src="10.0.0.1") / TCP()),
     ]
-    assert echo.understand([echo.Answer(0, packet) for packet in others], identifier, "10.0.0.1") == {}
+    assert echo_replies([EchoAnswer(0, packet) for packet in others], identifier, "10.0.0.1") == {}
 
 
 def tcp_sockets():
@@ -167,12 +186,12 @@ def loopback_flow(asked):
     with sender, receiver:
         receiver.bind(("127.0.0.1", 0))
         sender.connect(receiver.getsockname())
-        yield datagrams.Flow(asked, "up", sender, receiver)
+        yield DatagramFlow(asked, "up", sender, receiver)
 
 
 def test_a_light_train_counts_what_was_sent_and_what_arrived():
     with loopback_flow(job()) as flow:
-        (train,) = datagrams.exchange([flow], [datagrams.light(flow.line, 0.2)], timer := Timer())
+        (train,) = exchange([flow], [patterns.light(flow.shape, 0.2)], timer := SleepTimer())
     assert train.sent == train.arrived > 1
     assert (train.lost, train.bursts, train.overtakers, train.copies) == (0, 0, 0, 0)
     # Never more than was asked for: 1000 a second, and the one that is begun.
@@ -190,11 +209,11 @@ def test_a_straggler_of_an_earlier_train_counts_for_nothing():
         receiver.bind(("127.0.0.1", 0))
         sender.connect(middle.getsockname())
         middle.connect(sender.getsockname())
-        flow = datagrams.Flow(job(), "up", sender, receiver)
-        flow.begin(datagrams.Pattern(60, 1000.0, 1.0))
+        flow = DatagramFlow(job(), "up", sender, receiver)
+        flow.begin(OfferPattern(60, 1000.0, 1.0))
         flow.offer(10_000_000)
         held = [middle.recv(2000) for _ in range(flow.sent)]
-        flow.begin(datagrams.Pattern(60, 10.0, 1.0))
+        flow.begin(OfferPattern(60, 10.0, 1.0))
         flow.offer(100_000_000)
         held.append(middle.recv(2000))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as onward:
@@ -209,9 +228,9 @@ def test_a_straggler_of_an_earlier_train_counts_for_nothing():
 
 def test_an_overload_is_its_load_and_what_fills_the_buffer():
     with loopback_flow(job()) as flow:
-        pattern = datagrams.overload(flow.line, 1500, 1.05, 0.3)
-        (train,) = datagrams.exchange([flow], [pattern], Timer())
-    full = flow.line.buffer_bytes / 1500
+        pattern = patterns.overload(flow.shape, 1500, 1.05, 0.3)
+        (train,) = exchange([flow], [pattern], SleepTimer())
+    full = flow.shape.buffer_bytes / 1500
     assert train.sent == train.arrived  # loopback has no such buffer
     # 10 Mbit/s in packets of 1500 bytes, the buffer, and the burst that is begun.
     assert full < train.sent <= 1.05 * 10**7 * pattern.seconds / 12_000 + 1.2 * full + 2 + 60
@@ -224,8 +243,8 @@ def test_an_overload_is_its_load_and_what_fills_the_buffer():
     st.floats(0, 0.5),
 )
 def test_an_overload_always_fills_the_buffer_before_it_ends(rate_bps, buffer_bytes, loss, reorder):
-    line = replace(job().up, rate_bps=rate_bps, buffer_bytes=buffer_bytes, loss=loss, reorder=reorder)
-    pattern = datagrams.overload(line, 1500, 1.05, 0.2)
+    shape = replace(job().up, rate_bps=rate_bps, buffer_bytes=buffer_bytes, loss=loss, reorder=reorder)
+    pattern = patterns.overload(shape, 1500, 1.05, 0.2)
     admitted = (1 - loss) * (1 - reorder)
     carried = rate_bps / 12_000 * pattern.full_after_s
     held = pattern.wanted(round(pattern.full_after_s * 1e9) + 1) * admitted - carried

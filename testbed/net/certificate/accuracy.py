@@ -1,6 +1,8 @@
-"""How true the links are: a grid of rates, delays and losses, each built as a lab of one link and certified in full.
+"""Find how true the links are: build a grid of rates, delays and losses as labs of one link each, and certify them in
+full.
 
-A point's verdict is its certificate's, in the quantities that the grid is about. Results of two engines can be compared.
+A point's verdict is its certificate's, in the quantities that the grid is about. Results of two engines can be
+compared.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from testbed.spec import Engine
 
 MESSAGE_BYTES = (256 * 1024, 4 * 1024 * 1024)
 QUANTITIES = ("rtt", "goodput", "message", "queue")
-"""What a point without loss is judged by."""
+"""The quantities that a point without loss is judged by."""
 LOSS_QUANTITIES = ("loss", "burst")
-"""What a point with loss is judged by: there the transport decides the times."""
+"""The quantities that a point with loss is judged by: there the transport decides the times."""
 AGREEMENT = 0.02
-"""How far two engines may lie apart, of the larger number ..."""
+"""Two engines may lie this far apart, as a share of the larger number ..."""
 AGREEMENT_MS = 0.3
-"""... or of a time: what a certificate allows it in any case."""
+"""... or, for a time, this far: a certificate allows it in any case."""
 
 _MBIT, _MS = 1_000_000, 1_000_000
 _RATES, _NETEM_RATE = (10 * _MBIT, 80 * _MBIT, 300 * _MBIT), 1000 * _MBIT
@@ -47,7 +49,7 @@ _BUSY_LOOP = (
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class Point(Frozen):
+class GridPoint(Frozen):
     """One link of the grid, the same both ways."""
 
     rate_bps: int
@@ -65,9 +67,9 @@ class Point(Frozen):
         return ", ".join([*parts, *(["busy processors"] if self.busy else [])])
 
     def profile(self) -> LinkProfile:
-        """The link. Its transport makes no message wait: no slow start after idle, a buffer that takes a window at a stroke.
-
-        (bbr would do with less, but halts for 200 ms once in ten seconds, and paces by what it once took the rate to be.)
+        """Describe the link. Its transport makes no message wait: no slow start after idle, and a buffer that takes a
+        window at a stroke. (bbr would do with less, but halts for 200 ms once in ten seconds, and paces by what it once
+        took the rate to be.)
         """
         buffer_ns = max(4 * self.delay_ns, _LEAST_BUFFER_NS)  # two round trips
         buffer_bytes = self.rate_bps * buffer_ns // 8_000_000_000
@@ -85,28 +87,30 @@ class Point(Frozen):
         )
 
     def seconds(self) -> float:
-        """About how long it takes, if it passes at once; as long again if not. Ten messages of each size decide."""
+        """The time that the point takes if it passes at once, roughly; twice that if not. Ten messages of each size
+        decide.
+        """
         messages = sum(size * 8 / self.rate_bps + self.delay_ns / 1e9 for size in MESSAGE_BYTES)
         return 25 + 12 * messages
 
 
-class Result(Frozen):
-    """What one point showed."""
+class PointResult(Frozen):
+    """The certificate of one point, or why there is none."""
 
-    point: Point
+    point: GridPoint
     certificate: Certificate | None
     error: str
-    """Why there is no certificate; else empty."""
+    """The reason for a missing certificate; empty otherwise."""
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """Those that the point is judged by."""
+        """The measurements that the point is judged by."""
         wanted = LOSS_QUANTITIES if self.point.loss else QUANTITIES
         return tuple(m for m in self.certificate.measurements if m.quantity in wanted) if self.certificate else ()
 
     @property
     def passed(self) -> bool:
-        found = self.measurements()
-        return bool(found) and all(m.verdict == "PASS" for m in found)
+        measurements = self.measurements()
+        return bool(measurements) and all(m.verdict == "PASS" for m in measurements)
 
 
 class Accuracy(Frozen):
@@ -115,32 +119,32 @@ class Accuracy(Frozen):
     engine: Engine
     engine_reason: str
     machine: dict[str, Any]
-    """As in a run's environment.json, when the first point began."""
-    results: tuple[Result, ...]
+    """The machine when the first point began, as in a run's environment.json."""
+    results: tuple[PointResult, ...]
 
-    def ordered(self) -> tuple[Result, ...]:
-        """As the grid has them, whatever the order in which they were measured."""
+    def ordered(self) -> tuple[PointResult, ...]:
+        """The results in the grid's order, whatever the order in which they were measured."""
         place = {point: number for number, point in enumerate(grid(self.engine, busy=True))}
         return tuple(sorted(self.results, key=lambda result: place.get(result.point, len(place))))
 
 
-def grid(engine: Engine, *, quick: bool = False, busy: bool = False) -> tuple[Point, ...]:
-    """The points; with `busy` each once more on busy processors. Rates above what plain Python carries are netem's alone."""
+def grid(engine: Engine, *, quick: bool = False, busy: bool = False) -> tuple[GridPoint, ...]:
+    """List the points; with `busy`, each once more on busy processors. Only netem has rates above what Python carries."""
     pairs: Sequence[tuple[int, int]] = _QUICK
     if not quick:
         rates = (*_RATES, _NETEM_RATE) if engine == "netem" else _RATES
         pairs = [(rate, delay) for rate in rates for delay in _DELAYS]
-    found = [(rate, delay, None) for rate, delay in pairs] + [(*_LOSSY, loss) for loss in (() if quick else _LOSSES)]
+    links = [(rate, delay, None) for rate, delay in pairs] + [(*_LOSSY, loss) for loss in (() if quick else _LOSSES)]
     return tuple(
-        Point(rate_bps=rate, delay_ns=delay, loss=loss, busy=work)
+        GridPoint(rate_bps=rate, delay_ns=delay, loss=loss, busy=work)
         for work in ((False, True) if busy else (False,))
-        for rate, delay, loss in found
+        for rate, delay, loss in links
     )
 
 
 @contextmanager
 def _busy_processors() -> Iterator[None]:
-    """A program that never sleeps for every processor that this process may use."""
+    """Run a program that never sleeps on every processor that this process may use."""
     with ExitStack() as stack:
         for _ in os.sched_getaffinity(0):
             command = [sys.executable, "-c", _BUSY_LOOP, str(os.getpid())]
@@ -150,23 +154,23 @@ def _busy_processors() -> Iterator[None]:
         yield
 
 
-def measure(point: Point, engine: Engine, engine_reason: str) -> Result:
-    """Build the point's link and certify it. What stops that is the result, so that a long grid goes on. From the main thread."""
+def measure_point(point: GridPoint, engine: Engine, engine_reason: str) -> PointResult:
+    """Build the point's link and certify it, from the main thread. An error becomes the result: a long grid goes on."""
     spec = LabSpec(topology="star", profiles=(point.profile(),), nodes=1, engine=engine, engine_reason=engine_reason)
     with ExitStack() as stack:
         try:
             lab = stack.enter_context(Lab(spec))
             if point.busy:
                 stack.enter_context(_busy_processors())
-            return Result(point=point, certificate=lab.certify("full", MESSAGE_BYTES), error="")
+            return PointResult(point=point, certificate=lab.certify("full", MESSAGE_BYTES), error="")
         except LabError as error:
-            return Result(point=point, certificate=None, error=str(error))
+            return PointResult(point=point, certificate=None, error=str(error))
 
 
 class Agreement(NamedTuple):
     """One quantity of one point, measured under two engines."""
 
-    point: Point
+    point: GridPoint
     direction: str
     quantity: str
     detail: str
@@ -176,17 +180,18 @@ class Agreement(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How far apart they lie, of the larger one."""
+        """Their distance as a share of the larger one."""
         return abs(self.first - self.second) / max(abs(self.first), abs(self.second), 1e-12)
 
     @property
     def holds(self) -> bool:
-        """Within AGREEMENT, or, for a time, within AGREEMENT_MS."""
+        """Whether they lie within AGREEMENT or, for a time, within AGREEMENT_MS."""
         return self.share <= AGREEMENT or (self.unit == "ms" and abs(self.first - self.second) <= AGREEMENT_MS)
 
 
 def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
-    """Every time and rate of the links that both have certified; not losses, which are samples of a random process.
+    """Compare every time and rate of the links that both have certified; not losses, which are samples of a random
+    process.
 
     A link that failed is wrong by itself, as its own row says, and nothing is learned by comparing it.
     """
@@ -201,7 +206,7 @@ def agreement(first: Accuracy, second: Accuracy) -> tuple[Agreement, ...]:
     )
 
 
-def _readings(result: Result) -> Mapping[tuple[str, str, str], tuple[str, float]]:
+def _readings(result: PointResult) -> Mapping[tuple[str, str, str], tuple[str, float]]:
     return {
         (m.direction, m.quantity, _stable(m)): (m.unit, m.measured)
         for m in result.measurements()
@@ -209,16 +214,16 @@ def _readings(result: Result) -> Mapping[tuple[str, str, str], tuple[str, float]
     }
 
 
-def _stable(found: Measurement) -> str:
-    """A measurement's detail as far as it says what was asked: a message's size, not how long a stream happened to be."""
-    return found.detail if found.quantity == "message" else ""
+def _stable(measurement: Measurement) -> str:
+    """A measurement's detail where it says what was asked: a message's size, not how long a stream happened to be."""
+    return measurement.detail if measurement.quantity == "message" else ""
 
 
-Column = Literal["rtt", "goodput", "256 KiB", "4 MiB", "queue", "loss", "burst"]
+AccuracyColumn = Literal["rtt", "goodput", "256 KiB", "4 MiB", "queue", "loss", "burst"]
 
 
-def of_column(result: Result, column: Column) -> tuple[Measurement, ...]:
-    """A point's measurements under one heading of the table, both directions."""
+def column_measurements(result: PointResult, column: AccuracyColumn) -> tuple[Measurement, ...]:
+    """A point's measurements in one column of the table, in both directions."""
     sizes = {"256 KiB": MESSAGE_BYTES[0], "4 MiB": MESSAGE_BYTES[1]}
     if column in sizes:
         start = f"{sizes[column]} bytes"

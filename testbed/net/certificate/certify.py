@@ -1,7 +1,7 @@
 """The certificate: measure every link of a lab, all at once, and hold what is found against what was asked for.
 
-The measuring is done by a program of its own (`testbed.net.probe`), the judging by judge.py; this starts the one and asks
-the other.
+The measuring is done by a program of its own (`testbed.net.probe`), the judging by judge.py; this starts the one and
+asks the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from testbed.net.certificate.effort import Form, follow_s, limit_s, plan
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import Fitness, Lateness
 from testbed.net.parts import LabLink
-from testbed.net.probe import Job, Readings
+from testbed.net.probe.job import ProbeJob
+from testbed.net.probe.readings import Readings
 from testbed.net.relay import Relay, lateness_percentile
 from testbed.records import Measurement
 from testbed.spec import Engine
@@ -31,7 +32,7 @@ from testbed.spec import Engine
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def _probe(jobs: Sequence[Job], limit_s: float) -> list[Readings]:
+def _probe(jobs: Sequence[ProbeJob], limit_s: float) -> list[Readings]:
     process = subprocess.Popen(
         [sys.executable, "-m", "testbed.net.probe"],
         stdin=subprocess.PIPE,
@@ -115,10 +116,10 @@ def certify(
 ) -> tuple[Measurement, ...]:
     """Measure all links at the same time, from the main thread. LabError when the probe itself cannot be run.
 
-    `message_bytes` are the sizes that the run will send. `relay`, where one carries the links, is asked how late it was. The
-    links hold still; in the full form those that vary are then measured once more while they do, from `play()`, which returns
-    its CLOCK_MONOTONIC ns, to `hold()`. `capture` is a file for the packets at both ends of every link. A quantity that could not
-    be measured is a failed Measurement, not an error.
+    `message_bytes` are the sizes that the run will send. `relay`, where one carries the links, is asked how late it
+    was. The links hold still; in the full form those that vary are then measured once more while they do, from
+    `play()`, which returns its CLOCK_MONOTONIC ns, to `hold()`. `capture` is a file for the packets at both ends of
+    every link. A quantity that could not be measured is a failed Measurement, not an error.
     """
     assert threading.current_thread() is threading.main_thread()
     engine: Engine = "relay" if relay else "netem"

@@ -1,4 +1,4 @@
-"""How much a certificate spends on a link: what the probe is to do there, in the quick form and in the full one. Pure."""
+"""Plan how much a certificate spends on a link: what the probe does there, in the quick and in the full form. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from testbed.directions import LinkDirection
 from testbed.net.certificate.expect import outgrown, packets_for_a_tenth
 from testbed.net.parts import LabLink
-from testbed.net.probe import ECHO_BYTES, SMALL_BYTES, Job, Line
+from testbed.net.probe.job import ECHO_BYTES, SMALL_BYTES, DirectionShape, ProbeJob
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.spec import Engine
@@ -17,27 +17,27 @@ from testbed.spec import Engine
 Form = Literal["quick", "full"]
 
 
-class _Effort(NamedTuple):
-    """How much a form of certificate spends."""
+class FormEffort(NamedTuple):
+    """What a form of certificate spends."""
 
     echoes: int
     echo_s: float
-    """Within which the echoes are sent; there are fewer of them where they must lie far apart."""
+    """The time within which echoes are sent; there are fewer of them where they must lie far apart."""
     repeats: int
     idle_s: float
     light_s: tuple[float, float]
-    """Least, and most for links that lose packets."""
+    """The least, and the most for links that lose packets."""
     spaced_s: float
     rate_s: float
     bulk_s: float
     longest_message_s: float
     """A message that takes longer on a link is cut down to this."""
     limit_s: float
-    """After this long, and so much more for long delays, the probe is given up."""
+    """The probe is given up after this, and a surcharge for long delays."""
 
 
-_EFFORTS: dict[Form, _Effort] = {
-    "quick": _Effort(
+_FORMS: dict[Form, FormEffort] = {
+    "quick": FormEffort(
         echoes=20,
         echo_s=0.7,
         repeats=1,
@@ -49,7 +49,7 @@ _EFFORTS: dict[Form, _Effort] = {
         longest_message_s=0.25,
         limit_s=180,
     ),
-    "full": _Effort(
+    "full": FormEffort(
         echoes=100,
         echo_s=4,
         repeats=3,
@@ -71,18 +71,18 @@ _FOLLOW_S = 20.0
 
 def _light_pps(pipe: Pipe, profile: LinkProfile, engine: Engine) -> float:
     packet_bits = (SMALL_BYTES + profile.overhead_bytes) * 8
-    found = min(_LIGHT_PPS, _LIGHT_LOAD * pipe.rate_bps / packet_bits)
+    light_pps = min(_LIGHT_PPS, _LIGHT_LOAD * pipe.rate_bps / packet_bits)
     if engine == "netem":  # whose limit counts packets of any size, those under way too
         held = (pipe.rate_bps * pipe.delay_ns / 8e9 + pipe.buffer_bytes) / profile.mtu
-        found = min(found, _LIGHT_LOAD * held / ((pipe.delay_ns + pipe.jitter_ns) / 1e9 + 0.002))
-    return max(found, 20.0)
+        light_pps = min(light_pps, _LIGHT_LOAD * held / ((pipe.delay_ns + pipe.jitter_ns) / 1e9 + 0.002))
+    return max(light_pps, 20.0)
 
 
-def _line(pipe: Pipe | None, profile: LinkProfile, engine: Engine) -> Line | None:
+def _shape(pipe: Pipe | None, profile: LinkProfile, engine: Engine) -> DirectionShape | None:
     if pipe is None:
         return None
     steps = timeline(pipe).steps
-    return Line(
+    return DirectionShape(
         rate_bps=pipe.rate_bps,
         delay_ns=pipe.delay_ns,
         jitter_ns=pipe.jitter_ns,
@@ -102,8 +102,8 @@ def _pipes(profile: LinkProfile) -> list[Pipe]:
 
 
 def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
-    """What TCP makes of the rate: with loss and a control that backs off, no more than sqrt(3/2p) packets a round trip (Mathis et
-    al., 1997).
+    """The rate that TCP reaches: with loss and a control that backs off, no more than sqrt(3/2p) packets per round trip
+    (Mathis et al., 1997).
     """
     round_trip_s = sum(p.delay_ns for p in _pipes(profile)) / 1e9
     if not pipe.mean_loss or profile.congestion_control == "bbr" or not round_trip_s:
@@ -111,7 +111,9 @@ def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
     return min(pipe.rate_bps, (profile.mtu - 52) * 8 * math.sqrt(1.5 / pipe.mean_loss) / round_trip_s)
 
 
-def _sizes(message_bytes: Sequence[int], profile: LinkProfile, effort: _Effort) -> tuple[dict[LinkDirection, int], ...]:
+def _sizes(
+    message_bytes: Sequence[int], profile: LinkProfile, effort: FormEffort
+) -> tuple[dict[LinkDirection, int], ...]:
     def cut(size: int, pipe: Pipe | None) -> int:
         return (
             size if pipe is None else min(size, max(1, int(_reach_bps(pipe, profile) * effort.longest_message_s / 8)))
@@ -125,8 +127,8 @@ def _sizes(message_bytes: Sequence[int], profile: LinkProfile, effort: _Effort) 
     return tuple(sizes)
 
 
-def _light_s(profile: LinkProfile, engine: Engine, effort: _Effort) -> float:
-    """Long enough to know the loss, and where it comes in bursts their length, to a tenth, within what the form spends."""
+def _light_s(profile: LinkProfile, engine: Engine, effort: FormEffort) -> float:
+    """Long enough to know the loss, and the length of its bursts, to a tenth, within what the form spends."""
     least, most = effort.light_s
     wanted = [least]
     for pipe in _pipes(profile):
@@ -135,9 +137,9 @@ def _light_s(profile: LinkProfile, engine: Engine, effort: _Effort) -> float:
     return min(most, max(wanted))
 
 
-def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine = "relay") -> Job:
-    """What the probe is to do on one link."""
-    effort, profile = _EFFORTS[form], link.profile
+def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine = "relay") -> ProbeJob:
+    """Decide what the probe does on one link."""
+    effort, profile = _FORMS[form], link.profile
     pipes = _pipes(profile)
     round_trip_s = sum(pipe.delay_ns for pipe in pipes) / 1e9
     slowest_bps = min((pipe.rate_bps for pipe in pipes), default=10**9)
@@ -147,7 +149,7 @@ def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine
     if profile.slow_start_after_idle:  # which begins after one retransmission timeout: a round trip and 200 ms
         idle_s = max(idle_s, 0.3 + 1.5 * round_trip_s)
     losing = any(pipe.loss or outgrown(profile, pipe) for pipe in pipes)
-    return Job(
+    return ProbeJob(
         link=link.name,
         near_fd=link.near.fd,
         far_fd=link.far.fd,
@@ -155,8 +157,8 @@ def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine
         far_address=link.far_address,
         mtu=profile.mtu,
         congestion_control=profile.congestion_control,
-        up=_line(profile.up, profile, engine),
-        down=_line(profile.down, profile, engine),
+        up=_shape(profile.up, profile, engine),
+        down=_shape(profile.down, profile, engine),
         echoes=max(_FEWEST_ECHOES, min(effort.echoes, int(effort.echo_s / spacing_s))),
         echo_spacing_ns=round(spacing_s * 1e9),
         messages=_sizes(message_bytes, profile, effort),
@@ -172,7 +174,7 @@ def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine
 
 
 def follow_s(profile: LinkProfile) -> float:
-    """One period of the link, if it is not too long."""
+    """The time for which a varying link is followed: one of its periods, within a bound."""
     periods = []
     for pipe in _pipes(profile):
         if pipe.trace:
@@ -183,8 +185,8 @@ def follow_s(profile: LinkProfile) -> float:
     return min(_FOLLOW_S, max(periods))
 
 
-def limit_s(jobs: Sequence[Job], form: Form) -> float:
-    """Seconds that the probe may take: links take turns where CPUs are few, and long delays take long."""
-    return _EFFORTS[form].limit_s + len(jobs) * max(
+def limit_s(jobs: Sequence[ProbeJob], form: Form) -> float:
+    """The time that the probe may take: links take turns where CPUs are few, and long delays take long."""
+    return _FORMS[form].limit_s + len(jobs) * max(
         (60e-9 * job.round_trip_ns + 3 * job.follow_s for job in jobs), default=0.0
     )

@@ -1,6 +1,7 @@
 """Compare what the probe read of one link with what its profile asks for: pure functions from readings to measurements.
 
-Echoes and TCP are compared here, UDP trains in trains.py; expect.py holds the arithmetic, verdict.py passes or fails a comparison.
+Echoes and TCP are compared here, UDP trains in trains.py; expect.py holds the arithmetic, verdict.py passes or fails a
+comparison.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.net.certificate import expect
 from testbed.net.certificate.trains import DELAY_TOLERANCE, DELAY_TOLERANCE_MS, overload, schedule, small_packets
 from testbed.net.certificate.verdict import Comparison, Fitness
-from testbed.net.probe import Readings
+from testbed.net.probe.readings import Readings
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Measurement
 
 _MESSAGE_TOLERANCE = 0.03
 _MESSAGE_TOLERANCE_MS = 0.5
-"""After a pause sender, relay and receiver must each be woken before they work: 0.2 to 0.35 ms, on a virtual machine."""
+"""After a pause sender, relay and receiver must each be woken before they work: 0.2 to 0.35 ms in a virtual machine."""
 _GOODPUT_TOLERANCE = 0.01
 
 
@@ -99,7 +100,7 @@ def _stream(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: 
 
 
 def _left_to_tcp(profile: LinkProfile, pipe: Pipe) -> str | None:
-    """Say why TCP's time is not the link's alone; None where it is. Acknowledgements come back through the other pipe."""
+    """Say why TCP's time is not the link's alone; None where it is. Acknowledgements use the other pipe."""
     pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
     if any(pipe.loss for pipe in pipes):
         return "retransmission"

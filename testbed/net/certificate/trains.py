@@ -1,5 +1,5 @@
-"""Compare trains of UDP packets with what a profile asks for: delay, jitter, loss, order and copies of small packets; rate, queue
-and what a varying link carries under overload. Pure.
+"""Compare trains of UDP packets with what a profile asks for: delay, jitter, loss, order and copies of small packets;
+rate, queue and what a varying link carries under overload. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 from testbed.directions import LinkDirection
 from testbed.net.certificate import expect
 from testbed.net.certificate.verdict import CONTENTION, Comparison
-from testbed.net.probe import Readings, Span, Train
+from testbed.net.probe.readings import Outflow, PacketTrain, Readings
 from testbed.profiles import GilbertElliott, LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.units import format_rate
@@ -25,7 +25,7 @@ _SCHEDULE_TOLERANCE = 0.02
 _FEWEST_BURSTS = 10
 
 
-def _train(trains: list[Train], way: LinkDirection) -> Train | None:
+def _train(trains: list[PacketTrain], way: LinkDirection) -> PacketTrain | None:
     return next((train for train in trains if train.way == way and train.arrived), None)
 
 
@@ -44,15 +44,15 @@ def small_packets(profile: LinkProfile, readings: Readings, way: LinkDirection, 
     yield _share("duplicated", way, pipe.duplicate, train.copies if train else None, train, pipe.mean_loss)
 
 
-def _undisturbed_ns(pipe: Pipe, train: Train | None) -> list[int]:
-    """Transit times of packets that did not wait for each other, without those that left at once and took no part in the delay."""
+def _undisturbed_ns(pipe: Pipe, train: PacketTrain | None) -> list[int]:
+    """Transit times of packets that did not wait for each other and did not jump the queue."""
     transit_ns = train.transit_ns if train else []
     least_ns = (pipe.delay_ns - pipe.jitter_ns) / 2
     return [transit for transit in transit_ns if transit >= least_ns] if pipe.reorder else transit_ns
 
 
 def _delay(
-    profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | None, transit_ns: list[int]
+    profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: PacketTrain | None, transit_ns: list[int]
 ) -> Comparison:
     packet_bytes = train.packet_bytes if train else 0
     expected = expect.delay_ms(profile, pipe, packet_bytes)
@@ -86,7 +86,7 @@ def _jitter(way: LinkDirection, pipe: Pipe, transit_ns: list[int]) -> Comparison
     )
 
 
-def _loss(way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
+def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain | None) -> Comparison:
     loss, sent = pipe.mean_loss, train.sent if train else 0
     remarks: tuple[str, ...] = ()
     tolerance = 0.0
@@ -114,7 +114,7 @@ def _loss(way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
     )
 
 
-def _burst(way: LinkDirection, loss: GilbertElliott, train: Train | None) -> Comparison:
+def _burst(way: LinkDirection, loss: GilbertElliott, train: PacketTrain | None) -> Comparison:
     bursts = train.bursts if train else 0
     enough = bursts >= _FEWEST_BURSTS
     expected = loss.mean_burst
@@ -137,7 +137,7 @@ def _burst(way: LinkDirection, loss: GilbertElliott, train: Train | None) -> Com
     )
 
 
-def _overtaking(pipe: Pipe, train: Train | None) -> float | None:
+def _overtaking(pipe: Pipe, train: PacketTrain | None) -> float | None:
     """The share of packets that must overtake others; None where the profile does not determine it."""
     # With nothing to overtake, a packet that is all alone on the link arrives in order whatever it skips.
     gap_ns = train.offer_ns / train.sent if train and train.sent else 0.0
@@ -150,7 +150,7 @@ def _share(
     way: LinkDirection,
     expected: float | None,
     count: int | None,
-    train: Train | None,
+    train: PacketTrain | None,
     loss: float,
 ) -> Comparison:
     sent = train.sent if train else 0
@@ -183,7 +183,7 @@ def _packet_bits(profile: LinkProfile, packet_bytes: int) -> int:
     return (packet_bytes + profile.overhead_bytes) * 8
 
 
-def _rate(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
+def _rate(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: PacketTrain | None) -> Comparison:
     excuses: tuple[str, ...] = ()
     measured = None
     tolerance = _RATE_TOLERANCE * pipe.rate_bps
@@ -209,7 +209,7 @@ def _rate(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | N
     )
 
 
-def _queue(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | None) -> Comparison:
+def _queue(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: PacketTrain | None) -> Comparison:
     """Compare the longest wait of a packet: the time that it takes under overload, less the time on an idle link."""
     transit_ns = train.transit_ns if train else []
     expected = pipe.buffer_ns / 1e6
@@ -240,12 +240,14 @@ def _queue(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: Train | 
 
 def schedule(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe: Pipe, started_ns: int) -> Comparison:
     """Compare what came out of one direction while it was played from `started_ns` with what its timeline holds."""
-    span = next((span for span in readings.spans if span.way == way and span.end_ns > span.begin_ns), None)
+    outflow = next(
+        (outflow for outflow in readings.outflows if outflow.way == way and outflow.end_ns > outflow.begin_ns), None
+    )
     expected = measured = None
-    if span:
-        expected = _timeline_bytes(pipe, span, started_ns)
-        measured = span.packets * _packet_bits(profile, span.packet_bytes) / 8
-    seconds = (span.end_ns - span.begin_ns) / 1e9 if span else 0.0
+    if outflow:
+        expected = _timeline_bytes(pipe, outflow, started_ns)
+        measured = outflow.packets * _packet_bits(profile, outflow.packet_bytes) / 8
+    seconds = (outflow.end_ns - outflow.begin_ns) / 1e9 if outflow else 0.0
     return Comparison(
         quantity="schedule",
         direction=way,
@@ -254,13 +256,15 @@ def schedule(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
         expected=expected,
         measured=measured,
         tolerance=_SCHEDULE_TOLERANCE * expected if expected is not None else None,
-        samples=span.packets if span else 0,
+        samples=outflow.packets if outflow else 0,
         phase="datagrams",
     )
 
 
-def _timeline_bytes(pipe: Pipe, span: Span, started_ns: int) -> float:
-    """What the wire carries in that time, a delay earlier. Copies and what jumps the queue are not counted on either side."""
+def _timeline_bytes(pipe: Pipe, outflow: Outflow, started_ns: int) -> float:
+    """What the wire carries in that time, a delay earlier. Neither side counts copies and what jumps the queue."""
     shape = timeline(pipe)
-    begin, end = (at - started_ns - shape.at(max(0, at - started_ns)).delay_ns for at in (span.begin_ns, span.end_ns))
+    begin, end = (
+        at - started_ns - shape.at(max(0, at - started_ns)).delay_ns for at in (outflow.begin_ns, outflow.end_ns)
+    )
     return shape.bits_between(max(0, begin), max(0, end)) / 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from testbed.directions import EitherOrBoth
-from testbed.net.probe import Readings
+from testbed.net.probe.readings import Readings
 from testbed.records import Measurement
 
 CONTENTION = "CPU contention, not the network"
@@ -71,8 +71,8 @@ class Fitness:
         return tuple(reasons)
 
     def measurements(self, story: str = "") -> Iterator[Measurement]:
-        """Report the host itself. A late relay fails, because it is the link; the probe's own lateness is information, and
-        `story` is told beside it.
+        """Report the host itself. A late relay fails, because it is the link; the probe's own lateness is information,
+        and `story` is told beside it.
         """
         if self.relay:
             late = self.relay.p99_ms > LATENESS_TOLERANCE_MS

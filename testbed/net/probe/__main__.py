@@ -1,6 +1,6 @@
 """The probe program: jobs as JSON on standard input, readings as JSON on standard output, one forked process per link.
 
-Started by `testbed.net.certificate.certify`. The processes are forks so that scapy, the slowest thing to import, is imported once.
+Started by `testbed.net.certificate.certify`. It imports little, for every certificate waits for it to start.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from testbed.net.probe import Job, Readings
-from testbed.net.probe.session import measure
+from testbed.net.probe.job import ProbeJob
+from testbed.net.probe.readings import Readings
+from testbed.net.probe.session import measure_link
 from testbed.process import die_with_parent
 
 _FAST_BPS = 150_000_000
 
 
 class Turns:
-    """Tokens in a pipe, shared by forks: who moves bulk holds one."""
+    """Tokens in a pipe, shared by forks: whoever moves bulk holds one."""
 
     def __init__(self, count: int) -> None:
         self._taken_from, self._given_to = os.pipe()
@@ -35,15 +36,15 @@ class Turns:
             os.write(self._given_to, token)
 
 
-def _at_once(jobs: Sequence[Job], cpus: int) -> int:
-    """How many links may move bulk at a time: as many as there are CPUs, but one where a link could take them all."""
-    shaped = [line.rate_bps for job in jobs for line in (job.up, job.down) if line]
+def _at_once(jobs: Sequence[ProbeJob], cpus: int) -> int:
+    """The number of links that may move bulk at a time: one per CPU, but only one where a link could take them all."""
+    shaped = [shape.rate_bps for job in jobs for shape in (job.up, job.down) if shape]
     unshaped = any(job.up is None or job.down is None for job in jobs)
     return 1 if shaped and (unshaped or max(shaped) > _FAST_BPS) else cpus
 
 
-def _start(job: Job, turns: Turns) -> tuple[int, int]:
-    """Measure one link in a process of its own; its pid, and where its readings can be read."""
+def _start(job: ProbeJob, turns: Turns) -> tuple[int, int]:
+    """Measure one link in a process of its own; return its pid and the descriptor to read its readings from."""
     parent = os.getpid()
     reader, writer = os.pipe()
     if pid := os.fork():
@@ -54,7 +55,7 @@ def _start(job: Job, turns: Turns) -> tuple[int, int]:
         die_with_parent(parent)
         os.close(reader)
         with os.fdopen(writer, "w", encoding="utf8") as answer:
-            json.dump(measure(job, turns.turn).as_dict(), answer)
+            json.dump(measure_link(job, turns.turn).as_dict(), answer)
         status = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -62,7 +63,7 @@ def _start(job: Job, turns: Turns) -> tuple[int, int]:
         os._exit(status)  # never into the parent's code
 
 
-def _finish(job: Job, pid: int, reader: int) -> Readings:
+def _finish(job: ProbeJob, pid: int, reader: int) -> Readings:
     with os.fdopen(reader, encoding="utf8") as answer:
         text = answer.read()
     _, status = os.waitpid(pid, 0)
@@ -72,10 +73,10 @@ def _finish(job: Job, pid: int, reader: int) -> Readings:
 
 
 def main() -> None:
-    """All jobs at once, taking turns where CPUs are few."""
+    """Measure all links at once, taking turns where CPUs are few."""
     asked = json.load(sys.stdin)
     die_with_parent(asked["parent"])
-    jobs = [Job.from_dict(job) for job in asked["jobs"]]
+    jobs = [ProbeJob.from_dict(job) for job in asked["jobs"]]
     turns = Turns(_at_once(jobs, len(os.sched_getaffinity(0))))
     started = [_start(job, turns) for job in jobs]
     readings = [_finish(job, *child) for job, child in zip(jobs, started, strict=True)]

@@ -1,5 +1,7 @@
-"""UDP packets with a number and a time of sending on each, offered in patterns: few and small (what a link loses, doubles and
-reorders, and how long it takes), or more than it carries (its rate and its buffer).
+"""Offer UDP packets with a number and a time of sending on each, and read them at the other end.
+
+Few and small, they show what a link loses, doubles and reorders, and how long it takes; more than the link carries,
+they show its rate and its buffer. patterns.py decides which.
 """
 
 from __future__ import annotations
@@ -10,95 +12,50 @@ import struct
 import time
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from testbed.directions import LinkDirection
-from testbed.net.probe import SMALL_BYTES, Job, Line, Span, Train
-from testbed.net.probe.arrivals import order_of
-from testbed.net.probe.sockets import grow_buffers
-from testbed.net.probe.timer import Timer
+from testbed.net.probe.job import ProbeJob
+from testbed.net.probe.patterns import OfferPattern, order_of, peak
+from testbed.net.probe.readings import Outflow, PacketTrain
+from testbed.net.probe.sockets import arrival_ns, grow_buffers, stamp_arrivals
 
-_SO_TIMESTAMPNS, _UDP_SEGMENT = 35, 103
+HEADERS = 28  # IPv4 and UDP
+_UDP_SEGMENT = 103
 _UDP_BYTES = 65_507  # the most that one call can send
 _SEND_BUFFER_BYTES, _RECEIVE_BUFFER_BYTES = 16 << 20, 128 << 20
-HEADERS = 28  # IPv4 and UDP
 _TICK_NS = 1_000_000
-_LEAD_NS = 20_000_000
 _READ_AT_ONCE = 32  # in a tick: to read them all would take longer than the lead
 _UNREAD_BYTES = 2_500  # what a packet takes at most of the receiver's buffer
-_QUEUED_AT_ONCE = 200  # packets: what a device's queue holds for certain
 _KEPT = 2_000  # transit times that a reading holds
 _MARK = struct.Struct("<iiq")  # train, number, nanoseconds of CLOCK_REALTIME
-_TIMESPEC = struct.Struct("@qq")
+_LATENESS_BUCKETS = 64
 
 
-class Pattern(NamedTuple):
-    """How packets are offered."""
+class SleepTimer:
+    """Sleep, and count each sleep by its lateness: what the host did to the probe while it measured.
 
-    packet_bytes: int
-    """Of each IP packet."""
-    packets_per_s: float
-    seconds: float
-    lead: float = 0.0
-    """Packets on top of that, to fill a buffer ..."""
-    lead_per_s: float = 0.0
-    """... at this speed ..."""
-    at_once: float = 0.0
-    """... but so many of them at the start."""
-
-    @property
-    def full_after_s(self) -> float:
-        """When the lead has been sent."""
-        return max(0.0, self.lead - self.at_once) / self.lead_per_s if self.lead_per_s else 0.0
-
-    def wanted(self, elapsed_ns: int) -> float:
-        """Packets to have been sent by then."""
-        elapsed_s = min(elapsed_ns * 1e-9, self.seconds)
-        return self.packets_per_s * elapsed_s + min(self.lead, self.at_once + self.lead_per_s * elapsed_s)
-
-
-def light(line: Line, seconds: float) -> Pattern:
-    """Small packets, fast, yet never so many that one of them waits for another."""
-    return Pattern(SMALL_BYTES, line.light_pps, seconds)
-
-
-def spaced(line: Line, seconds: float) -> Pattern:
-    """Small packets so far apart that jitter cannot push one against the next: each shows its own delay."""
-    packet_s = (SMALL_BYTES + line.overhead_bytes) * 8 / line.rate_bps
-    return Pattern(SMALL_BYTES, 1 / (2.2e-9 * line.jitter_ns + packet_s + 0.001), seconds)
-
-
-def peak(line: Line, mtu: int, seconds: float) -> Pattern:
-    """More full packets than a varying link ever carries. What it loses or lets jump the queue is offered on top."""
-    admitted = max(0.1, 1 - line.peak_loss) * max(0.1, 1 - line.reorder)
-    return Pattern(mtu, 1.05 * line.peak_bps / ((mtu + line.overhead_bytes) * 8) / admitted, seconds)
-
-
-def overload(line: Line, mtu: int, load: float, seconds: float) -> Pattern:
-    """Full packets, `load` times what the link carries, and first of all what fills its buffer. It lasts until that is full, and
-    `seconds` at least.
+    The buckets are the relay's own (see `testbed.net.relay.lateness_percentile`).
     """
-    packet_bits = (mtu + line.overhead_bytes) * 8
-    carried = line.rate_bps / packet_bits
-    admitted = max(0.05, 1 - line.loss) * max(0.05, 1 - line.reorder)  # neither takes part in the queue
-    # The lead fills the buffer once and a bit. Slow links take it at four times their rate, fast ones at a quarter more: what a
-    # relay cannot read in time would be lost before the link.
-    extra = min(3.0, max(0.25, 60e6 / line.rate_bps)) * carried
-    buffer = line.buffer_bytes / (mtu + line.overhead_bytes)
-    lead = 1.2 * buffer + 2
-    at_once = min(lead, buffer / 2, _LEAD_NS * 1e-9 * carried, _QUEUED_AT_ONCE)
-    filled = Pattern(mtu, load * carried / admitted, seconds, lead / admitted, extra / admitted, at_once / admitted)
-    return filled._replace(seconds=max(seconds, filled.full_after_s + max(0.1, 15 / carried)))
+
+    def __init__(self) -> None:
+        self.lateness = [0] * _LATENESS_BUCKETS
+        """Element k: sleeps that ended less than 2**k us, and no less than half that, after they should have."""
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep and count."""
+        due = time.monotonic_ns() + round(seconds * 1e9)
+        time.sleep(seconds)
+        self.lateness[(max(0, time.monotonic_ns() - due) // 1000).bit_length()] += 1
 
 
-class Flow:
+class DatagramFlow:
     """One direction of one link: a sending and a receiving socket."""
 
-    def __init__(self, job: Job, way: LinkDirection, sender: socket.socket, receiver: socket.socket) -> None:
-        """Two UDP sockets, the sender connected to the receiver. The direction must be shaped."""
-        line = job.line(way)
-        assert line is not None
-        self.way, self.line, self.mtu = way, line, job.mtu
+    def __init__(self, job: ProbeJob, way: LinkDirection, sender: socket.socket, receiver: socket.socket) -> None:
+        """Take two UDP sockets, the sender connected to the receiver. The direction must be shaped."""
+        shape = job.shape(way)
+        assert shape is not None
+        self.way, self.shape, self.mtu = way, shape, job.mtu
         self._sender, self._receiver = sender, receiver
         self._can_cut = True
         self._train = 0
@@ -108,18 +65,19 @@ class Flow:
         self.small_buffers = granted < _RECEIVE_BUFFER_BYTES
         self._unread_most = granted // _UNREAD_BYTES // 2
         # Stamped by the kernel on arrival: the probe may sleep, and reads several at once.
-        receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        stamp_arrivals(receiver)
         for end in (sender, receiver):
             end.setblocking(False)
 
-    def begin(self, pattern: Pattern) -> None:
-        """Forget earlier trains; from now on this is offered."""
+    def begin(self, pattern: OfferPattern) -> None:
+        """Forget earlier trains; offer this pattern from now on."""
         self._pattern = pattern
-        # One call sends what is due in a tick, and the kernel cuts it into packets before they reach the device: a tenth of
-        # the CPU time, or slow machines could not offer enough. Not so much at once that the link's buffer would notice.
+        # One call sends what is due in a tick, and the kernel cuts it into packets before they reach the device: a
+        # tenth of the CPU time, or slow machines could not offer enough. Not so much at once that the link's buffer
+        # would notice.
         self._payload_bytes = pattern.packet_bytes - HEADERS
         tick = int((pattern.packets_per_s + pattern.lead_per_s) * _TICK_NS * 1e-9)
-        most = min(_UDP_BYTES // self._payload_bytes, self.line.buffer_bytes // pattern.packet_bytes // 4, 60)
+        most = min(_UDP_BYTES // self._payload_bytes, self.shape.buffer_bytes // pattern.packet_bytes // 4, 60)
         self._together(min(tick, most) if self._can_cut else 1)
         self._train += 1
         self.sent = 0
@@ -132,7 +90,7 @@ class Flow:
         self._sender.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, self._payload_bytes if self._burst > 1 else 0)
 
     def offer(self, elapsed_ns: int) -> None:
-        """Send what is to have been sent after this time."""
+        """Send what the pattern wants to have been sent after this time."""
         wanted = self._pattern.wanted(elapsed_ns)
         self._alone.add(self.sent)
         while self.sent < wanted:
@@ -152,7 +110,7 @@ class Flow:
             self.sent += self._burst
 
     def take(self, most: int = 1 << 62) -> None:
-        """Read what has arrived, `most` packets of it."""
+        """Read what has arrived, but no more than `most` packets."""
         for _ in range(most):
             try:
                 content, ancillary, _, _ = self._receiver.recvmsg(_MARK.size, 64)
@@ -161,10 +119,9 @@ class Flow:
             train, number, sent_at = _MARK.unpack(content)
             if train != self._train:
                 continue  # one that an overloaded machine brings after its own train was read
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
             self.numbers.append(number)
             self.sent_at.append(sent_at)
-            self.arrived_at.append(seconds * 1_000_000_000 + nanoseconds)
+            self.arrived_at.append(arrival_ns(ancillary))
 
     def take_some(self) -> None:
         """Read only if the receiver's buffer could overflow."""
@@ -173,23 +130,23 @@ class Flow:
 
     @property
     def drained_after_ns(self) -> int:
-        """How long the last packet takes to arrive at most, once offering has ended."""
-        queued = self.sent * (self._pattern.packet_bytes + self.line.overhead_bytes)
-        wait_ns = min(self.line.buffer_bytes, queued) * 8e9 / self.line.rate_bps
-        return self.line.delay_ns + self.line.jitter_ns + round(1.1 * wait_ns) + 20 * _TICK_NS
+        """The longest time that the last packet takes to arrive, once offering has ended."""
+        queued = self.sent * (self._pattern.packet_bytes + self.shape.overhead_bytes)
+        wait_ns = min(self.shape.buffer_bytes, queued) * 8e9 / self.shape.rate_bps
+        return self.shape.delay_ns + self.shape.jitter_ns + round(1.1 * wait_ns) + 20 * _TICK_NS
 
     @property
     def complete(self) -> bool:
         """Whether nothing more can arrive."""
-        return len(self.numbers) >= self.sent and not self.line.duplicate
+        return len(self.numbers) >= self.sent and not self.shape.duplicate
 
-    def reading(self, offer_ns: int) -> Train:
-        """What the train showed."""
+    def reading(self, offer_ns: int) -> PacketTrain:
+        """Summarise what the train showed."""
         order = order_of(self.numbers, self.sent)
         # A link whose packets jump its queue carries them beside its rate.
-        beside: frozenset[int] = order.overtakers if self.line.reorder else frozenset()
+        beside: frozenset[int] = order.overtakers if self.shape.reorder else frozenset()
         first, last, counted = self._steady(beside)
-        return Train(
+        return PacketTrain(
             way=self.way,
             packet_bytes=self._pattern.packet_bytes,
             sent=self.sent,
@@ -205,31 +162,31 @@ class Flow:
         )
 
     def _steady(self, beside: frozenset[int]) -> tuple[int, int, int]:
-        """First and last arrival, and how many after the first, once jitter has settled: a queue hides it from then on."""
+        """First and last arrival once jitter has settled, which a queue then hides; and the count after the first."""
         places = [place for place in range(len(self.numbers)) if place not in beside]
         if len(places) < 2:
             return 0, 0, 0
-        begin = self.arrived_at[places[0]] + (2 * self.line.jitter_ns + 1 if self.line.jitter_ns else 0)
+        begin = self.arrived_at[places[0]] + (2 * self.shape.jitter_ns + 1 if self.shape.jitter_ns else 0)
         steady = [place for place in places if self.arrived_at[place] >= begin]
         if len(steady) < 2:
             return 0, 0, 0
         return self.arrived_at[steady[0]], self.arrived_at[steady[-1]], len(steady) - 1
 
     def _transits(self, beside: frozenset[int]) -> list[int]:
-        """Sending to arrival: of packets that none of ours preceded, or, once a buffer has been filled, of all sent since."""
+        """Times on the way: of packets that none of ours preceded, or of all sent since a buffer was full."""
         if not self.numbers:
             return []
         begin = min(self.sent_at) + round(self._pattern.full_after_s * 1e9)
         full = self._pattern.lead > 0
-        found = [
+        transit_ns = [
             self.arrived_at[place] - self.sent_at[place]
             for place, number in enumerate(self.numbers)
             if place not in beside and self.sent_at[place] >= begin and (full or number in self._alone)
         ]
-        return found[:: -(-len(found) // _KEPT)] if found else []
+        return transit_ns[:: -(-len(transit_ns) // _KEPT)] if transit_ns else []
 
 
-def exchange(flows: Sequence[Flow], patterns: Sequence[Pattern], timer: Timer) -> list[Train]:
+def exchange(flows: Sequence[DatagramFlow], patterns: Sequence[OfferPattern], timer: SleepTimer) -> list[PacketTrain]:
     """Offer a pattern on each flow, all at once, then wait for what is under way."""
     for flow, pattern in zip(flows, patterns, strict=True):
         flow.begin(pattern)
@@ -252,16 +209,16 @@ def exchange(flows: Sequence[Flow], patterns: Sequence[Pattern], timer: Timer) -
     ]
 
 
-def follow(flows: Sequence[Flow], seconds: float, timer: Timer) -> list[Span]:
+def follow(flows: Sequence[DatagramFlow], seconds: float, timer: SleepTimer) -> list[Outflow]:
     """Offer more than each flow ever carries for `seconds`, and count what comes out of links that vary meanwhile."""
     started = time.monotonic_ns()
-    trains = exchange(flows, [peak(flow.line, flow.mtu, seconds) for flow in flows], timer)
+    trains = exchange(flows, [peak(flow.shape, flow.mtu, seconds) for flow in flows], timer)
     to_monotonic = time.monotonic_ns() - time.time_ns()
-    spans = []
+    outflows = []
     for flow, train in zip(flows, trains, strict=True):
         end = flow.arrived_at[-1] + to_monotonic if train.span_ns else started
-        spans.append(
-            Span(
+        outflows.append(
+            Outflow(
                 way=flow.way,
                 begin_ns=end - train.span_ns,
                 end_ns=end,
@@ -269,4 +226,4 @@ def follow(flows: Sequence[Flow], seconds: float, timer: Timer) -> list[Span]:
                 packet_bytes=train.packet_bytes,
             )
         )
-    return spans
+    return outflows

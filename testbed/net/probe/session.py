@@ -1,5 +1,4 @@
-"""The measurements of one link, in an order in which none disturbs the next: idle echoes, messages,
-bulk, small packets, then overload."""
+"""Measure one link, so that nothing disturbs what follows: idle echoes, messages, bulk, small packets, overload."""
 
 from __future__ import annotations
 
@@ -12,10 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
-from testbed.net.probe import Job, Readings, datagrams, echo
+from testbed.net.probe import patterns
+from testbed.net.probe.datagrams import DatagramFlow, SleepTimer, exchange, follow
+from testbed.net.probe.echo import echo_train, open_echo_socket, packet_passes, packet_refused
+from testbed.net.probe.job import ProbeJob
+from testbed.net.probe.readings import Readings
 from testbed.net.probe.sockets import enter, socket_in
 from testbed.net.probe.stream import Stream, warm
-from testbed.net.probe.timer import Timer
 
 PRIORITY = 40
 """Below the relay's: what is measured must not suffer from being measured."""
@@ -25,20 +27,23 @@ _OVERLOAD_PACKETS = 20_000
 _BOTH_AT_ONCE_BPS, _FOLLOWED_AT_ONCE_BPS = 40_000_000, 200_000_000
 _LONG_ROUND_TRIP_NS = 100_000_000
 Turn = Callable[[], contextlib.AbstractContextManager[None]]
-"""Entered while bytes are moved in bulk: links that share too few CPUs would measure these."""
+"""Entered while bytes are moved in bulk: links that share too few CPUs would otherwise measure these."""
 
 
 @contextlib.contextmanager
 def _phase(name: str, readings: Readings) -> Iterator[None]:
-    """A phase that cannot be finished is a reading too: it is noted, and the others go on."""
+    """Note a phase that cannot be finished, which is a reading too, and let the others go on."""
     try:
         yield
     except OSError as error:
         readings.faults[name] = str(error)
 
 
-def _become_real_time(job: Job) -> str:
-    """The scheduling class that the kernel granted. An unshaped link is as fast as the CPU, which must not be taken from it."""
+def _become_real_time(job: ProbeJob) -> str:
+    """Ask for a real-time priority; return the scheduling class that the kernel granted.
+
+    An unshaped link is as fast as the CPU, which must not be taken from it.
+    """
     if job.up is None and job.down is None:
         return "SCHED_OTHER"
     with contextlib.suppress(PermissionError):  # what was granted is read back
@@ -46,35 +51,35 @@ def _become_real_time(job: Job) -> str:
     return "SCHED_FIFO" if os.sched_getscheduler(0) == os.SCHED_FIFO else "SCHED_OTHER"
 
 
-def _patience_ns(job: Job) -> int:
-    """How long an answer may take. Where packets are lost it is waited for in vain, so not for long."""
-    lines = [line for line in (job.up, job.down) if line]
-    slack = 100_000_000 if any(line.loss for line in lines) else 500_000_000
-    crossing = sum(line.delay_ns + 2 * line.jitter_ns + round(job.mtu * 8e9 / line.rate_bps) for line in lines)
+def _patience_ns(job: ProbeJob) -> int:
+    """The longest time that an answer may take. Where packets are lost we wait for it in vain, so not for long."""
+    shapes = [shape for shape in (job.up, job.down) if shape]
+    slack = 100_000_000 if any(shape.loss for shape in shapes) else 500_000_000
+    crossing = sum(shape.delay_ns + 2 * shape.jitter_ns + round(job.mtu * 8e9 / shape.rate_bps) for shape in shapes)
     return 2 * crossing + slack
 
 
-def _attempts(job: Job) -> int:
-    """How many packets to send so that one in a hundred thousand times none is answered."""
-    answered = math.prod(1 - line.loss for line in (job.up, job.down) if line)
+def _attempts(job: ProbeJob) -> int:
+    """The number of packets after which, but for one case in a hundred thousand, one has been answered."""
+    answered = math.prod(1 - shape.loss for shape in (job.up, job.down) if shape)
     return 1 if answered == 1 else min(40, math.ceil(math.log(1e-5) / math.log(1 - answered)) if answered else 40)
 
 
-def _echoes(job: Job, readings: Readings) -> None:
+def _echoes(job: ProbeJob, readings: Readings) -> None:
     enter(job.near_fd)
-    with echo.open_socket() as raw:
+    with open_echo_socket() as raw:
         readings.echoes = job.echoes
-        readings.echo_bytes, readings.rtt_ns = echo.train(
+        readings.echo_bytes, readings.rtt_ns = echo_train(
             raw, job.far_address, job.echoes, job.echo_spacing_ns, _patience_ns(job)
         )
-        readings.full_packet_passed = echo.passes(raw, job.far_address, job.mtu, _patience_ns(job), _attempts(job))
-        readings.bigger_packet_refused = echo.refused(raw, job.far_address, job.mtu + 1)
+        readings.full_packet_passed = packet_passes(raw, job.far_address, job.mtu, _patience_ns(job), _attempts(job))
+        readings.bigger_packet_refused = packet_refused(raw, job.far_address, job.mtu + 1)
 
 
-def _messages(job: Job, stream: Stream, readings: Readings, turn: Turn) -> None:
+def _messages(job: ProbeJob, stream: Stream, readings: Readings, turn: Turn) -> None:
     readings.packet_payload_bytes = stream.packet_payload_bytes
     with turn():
-        # Over a long delay it is waiting for the most part.
+        # Over a long delay this is waiting for the most part.
         readings.window_bytes = warm(stream, together=job.round_trip_ns > _LONG_ROUND_TRIP_NS)
     for _ in range(job.repeats):
         for sizes in job.messages:
@@ -84,23 +89,23 @@ def _messages(job: Job, stream: Stream, readings: Readings, turn: Turn) -> None:
                     readings.messages.append(stream.message(way, sizes[way]))
 
 
-def _bulk(job: Job, stream: Stream, readings: Readings) -> None:
+def _bulk(job: ProbeJob, stream: Stream, readings: Readings) -> None:
     lead_s = 1.0 + 4e-9 * job.round_trip_ns
     for way in LINK_DIRECTIONS:
-        if job.line(way) is None:
+        if job.shape(way) is None:
             readings.bulk.append(stream.bulk(way, 0.1, job.bulk_s or _UNSHAPED_BULK_S))
         elif job.bulk_s:
             readings.bulk.append(stream.bulk(way, lead_s, job.bulk_s))
 
 
-def _flows(job: Job, sockets: contextlib.ExitStack) -> list[datagrams.Flow]:
+def _flows(job: ProbeJob, sockets: contextlib.ExitStack) -> list[DatagramFlow]:
     flows = []
     ends: dict[LinkDirection, tuple[tuple[int, str], tuple[int, str]]] = {
         "up": ((job.near_fd, job.near_address), (job.far_fd, job.far_address)),
         "down": ((job.far_fd, job.far_address), (job.near_fd, job.near_address)),
     }
     for way in LINK_DIRECTIONS:
-        if job.line(way) is None:
+        if job.shape(way) is None:
             continue
         (sender_fd, sender_address), (receiver_fd, receiver_address) = ends[way]
         receiver = sockets.enter_context(socket_in(receiver_fd, socket.SOCK_DGRAM))
@@ -108,48 +113,46 @@ def _flows(job: Job, sockets: contextlib.ExitStack) -> list[datagrams.Flow]:
         sender = sockets.enter_context(socket_in(sender_fd, socket.SOCK_DGRAM))
         sender.bind((sender_address, 0))
         sender.connect(receiver.getsockname())
-        flows.append(datagrams.Flow(job, way, sender, receiver))
+        flows.append(DatagramFlow(job, way, sender, receiver))
     return flows
 
 
-def _together(flows: list[datagrams.Flow], bps: float, most_bps: float) -> list[list[datagrams.Flow]]:
-    """Both directions at once, or one after the other where both would ask too much of the CPU."""
+def _together(flows: list[DatagramFlow], bps: float, most_bps: float) -> list[list[DatagramFlow]]:
+    """Group the directions: both at once, or one after the other where both would ask too much of the CPU."""
     return [flows] if bps <= most_bps else [[flow] for flow in flows]
 
 
-def _datagrams(job: Job, flows: list[datagrams.Flow], readings: Readings, timer: Timer, turn: Turn) -> None:
-    lines = [flow.line for flow in flows]
+def _datagrams(job: ProbeJob, flows: list[DatagramFlow], readings: Readings, timer: SleepTimer, turn: Turn) -> None:
+    shapes = [flow.shape for flow in flows]
     if job.follow_s:
-        for group in _together(flows, sum(line.peak_bps for line in lines), _FOLLOWED_AT_ONCE_BPS):
+        for group in _together(flows, sum(shape.peak_bps for shape in shapes), _FOLLOWED_AT_ONCE_BPS):
             with turn():
-                readings.spans += datagrams.follow(group, job.follow_s, timer)
+                readings.outflows += follow(group, job.follow_s, timer)
         return
     with turn():
-        readings.light += datagrams.exchange(flows, [datagrams.light(line, job.light_s) for line in lines], timer)
+        readings.light += exchange(flows, [patterns.light(shape, job.light_s) for shape in shapes], timer)
     if job.spaced_s:
-        jittery = [flow for flow in flows if flow.line.jitter_ns]
-        readings.spaced += datagrams.exchange(
-            jittery, [datagrams.spaced(flow.line, job.spaced_s) for flow in jittery], timer
-        )
-    for group in _together(flows, sum(line.rate_bps for line in lines), _BOTH_AT_ONCE_BPS):
-        patterns = [datagrams.overload(flow.line, job.mtu, _OVERLOAD, _rate_s(job, flow)) for flow in group]
+        jittery = [flow for flow in flows if flow.shape.jitter_ns]
+        readings.spaced += exchange(jittery, [patterns.spaced(flow.shape, job.spaced_s) for flow in jittery], timer)
+    for group in _together(flows, sum(shape.rate_bps for shape in shapes), _BOTH_AT_ONCE_BPS):
+        offered = [patterns.overload(flow.shape, job.mtu, _OVERLOAD, _rate_s(job, flow)) for flow in group]
         with turn():
-            readings.overload += datagrams.exchange(group, patterns, timer)
+            readings.overload += exchange(group, offered, timer)
 
 
-def _rate_s(job: Job, flow: datagrams.Flow) -> float:
-    """As asked for, but no more packets than the receiver's buffer holds: reading takes CPU time from what is measured."""
-    return min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.line.rate_bps)
+def _rate_s(job: ProbeJob, flow: DatagramFlow) -> float:
+    """The time asked for, within the packets that the receiver's buffer holds: reading takes CPU time from sending."""
+    return min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.shape.rate_bps)
 
 
-def measure(job: Job, turn: Turn) -> Readings:
-    """Everything that the job asks for. Phases that fail are in `faults`."""
+def measure_link(job: ProbeJob, turn: Turn) -> Readings:
+    """Measure everything that the job asks for. Phases that fail are in `faults`."""
     gc.disable()
     gc.freeze()
-    timer = Timer()
+    timer = SleepTimer()
     readings = Readings(link=job.link, scheduling=_become_real_time(job))
     with contextlib.ExitStack() as sockets:
-        flows: list[datagrams.Flow] = []
+        flows: list[DatagramFlow] = []
         with _phase("datagrams", readings):
             flows = _flows(job, sockets)
             readings.small_buffers = any(flow.small_buffers for flow in flows)

@@ -1,31 +1,36 @@
-"""Sockets inside a lab's namespaces, with buffers beyond the system's limits where the kernel grants them."""
+"""Open sockets inside a lab's namespaces, with buffers beyond the system's limits where the kernel grants them, and
+read the kernel's stamps of arrival: how long the probe takes to wake up is no property of the link.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import socket
+import struct
+from collections.abc import Sequence
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
+_TIMESPEC = struct.Struct("@qq")
 
 
 def enter(namespace_fd: int) -> None:
-    """Move this process; it stays there. Sockets opened before stay where they are."""
+    """Move this process into a namespace; it stays there. Sockets opened before stay where they are."""
     if _libc.setns(namespace_fd, _CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot enter a network namespace of the lab: {os.strerror(number)}")
 
 
 def socket_in(namespace_fd: int, kind: int) -> socket.socket:
-    """An IPv4 socket there."""
+    """Open an IPv4 socket in a namespace, which this process enters for good."""
     enter(namespace_fd)
     return socket.socket(socket.AF_INET, kind)
 
 
 def grow_buffers(end: socket.socket, wanted_bytes: int) -> int:
-    """Ask for buffers of `wanted_bytes` both ways; what the receive buffer then holds, in the kernel's count.
+    """Ask for buffers of `wanted_bytes` both ways; return what the receive buffer then holds, in the kernel's count.
 
     Without the privilege (a lab in a user namespace) it is what net.core.rmem_max and wmem_max allow.
     """
@@ -33,8 +38,18 @@ def grow_buffers(end: socket.socket, wanted_bytes: int) -> int:
         try:
             end.setsockopt(socket.SOL_SOCKET, force, wanted_bytes)
         except PermissionError:
-            if (
-                end.type == socket.SOCK_DGRAM
-            ):  # TCP's buffers grow by themselves, and further, as long as nothing is asked
+            # TCP's buffers grow by themselves, and further, as long as nothing is asked.
+            if end.type == socket.SOCK_DGRAM:
                 end.setsockopt(socket.SOL_SOCKET, ask, wanted_bytes)
     return end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+
+def stamp_arrivals(receiver: socket.socket) -> None:
+    """Have the kernel stamp every packet on arrival; `recvmsg` with room for 64 ancillary bytes returns the stamp."""
+    receiver.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+
+def arrival_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+    """The stamp that came with a packet, in ns of CLOCK_REALTIME."""
+    stamp: tuple[int, int] = _TIMESPEC.unpack(ancillary[0][2])
+    return stamp[0] * 1_000_000_000 + stamp[1]

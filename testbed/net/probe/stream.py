@@ -1,4 +1,6 @@
-"""TCP over one link: a connection whose two ends are in this process, so that one clock times a message from end to end."""
+"""Measure TCP over one link: both ends of a connection are in this process, so that one clock times a message from end
+to end.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from select import select
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
-from testbed.net.probe import Bulk, Job, Message
+from testbed.net.probe.job import ProbeJob
+from testbed.net.probe.readings import BulkTransfer, TimedMessage
 from testbed.net.probe.sockets import grow_buffers
 
 _BUFFER_BYTES = 64 << 20
@@ -26,8 +29,8 @@ _BBR_LEAST_PACKETS, _BBR_PAUSE_NS = 4, 200_000_000  # its PROBE_RTT: Cardwell et
 class Stream:
     """One warm TCP connection over the link, used in both directions."""
 
-    def __init__(self, job: Job, near: socket.socket, far: socket.socket) -> None:
-        """Two fresh TCP sockets, one in the namespace of each end. OSError when they cannot connect."""
+    def __init__(self, job: ProbeJob, near: socket.socket, far: socket.socket) -> None:
+        """Connect two fresh TCP sockets, one in the namespace of each end. OSError when they cannot connect."""
         self._job = job
         name = job.congestion_control.encode()
         for end in (near, far):
@@ -55,59 +58,60 @@ class Stream:
 
     @property
     def packet_payload_bytes(self) -> int:
-        """What a full packet carries."""
+        """The bytes of payload in a full packet."""
         return self._ends["up"][0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
 
     def _info(self, way: LinkDirection, offset: int) -> int:
         raw = self._ends[way][0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + 4)
-        found: int = struct.unpack_from("@I", raw, offset)[0]
-        return found
+        value: int = struct.unpack_from("@I", raw, offset)[0]
+        return value
 
     def window_bytes(self, way: LinkDirection) -> int:
-        """The congestion window."""
+        """The congestion window of a direction's sender."""
         return self._info(way, _INFO_WINDOW) * self.packet_payload_bytes
 
     def _set_congestion_control(self, way: LinkDirection, name: str) -> None:
         sender = self._ends[way][0]
         sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        found = sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
-        if found != name:
-            raise OSError(f"asked the socket for congestion control {name}, it has {found}")
+        granted = sender.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        if granted != name:
+            raise OSError(f"asked the socket for congestion control {name}, it has {granted}")
 
     def _product(self, way: LinkDirection) -> float:
-        """Bytes that a shaped direction's wire and both delays hold."""
-        line = self._job.line(way)
-        return line.rate_bps * self._job.round_trip_ns / 8e9 if line else 0.0
+        """The bytes that a shaped direction's wire and both delays hold; 0 unshaped."""
+        shape = self._job.shape(way)
+        return shape.rate_bps * self._job.round_trip_ns / 8e9 if shape else 0.0
 
     def _window_goal(self, way: LinkDirection) -> int:
         """A window that keeps the link busy, and that the link's buffer can take at once."""
-        line = self._job.line(way)
-        if line is None:
+        shape = self._job.shape(way)
+        if shape is None:
             return _UNSHAPED_WINDOW
         product = self._product(way)
-        return round(min(1.25 * product + 16 * self._job.mtu, product + line.buffer_bytes / 2))
+        return round(min(1.25 * product + 16 * self._job.mtu, product + shape.buffer_bytes / 2))
 
     def _most_under_way(self, way: LinkDirection) -> int:
-        """What a message may have on the link: enough to keep the wire busy, else no more than the buffer takes at one stroke: so
-        a message leaves after a pause. What overflows tells of the congestion control, not of the link.
+        """The bytes that a message may have on the link: enough to keep the wire busy, else no more than the buffer
+        takes at one stroke, which is how a message leaves after a pause. An overflow would tell of the congestion
+        control, not of the link.
         """
-        line = self._job.line(way)
-        if line is None:
+        shape = self._job.shape(way)
+        if shape is None:
             return 1 << 62
-        return round(max(1.05 * self._product(way) + 8 * self._job.mtu, 0.85 * line.buffer_bytes))
+        return round(max(1.05 * self._product(way) + 8 * self._job.mtu, 0.85 * shape.buffer_bytes))
 
     def _patience_ns(self, way: LinkDirection, size: int) -> int:
-        line = self._job.line(way)
+        shape = self._job.shape(way)
         return 5_000_000_000 + (
-            4 * (8_000_000_000 * size // line.rate_bps) + 20 * self._job.round_trip_ns if line else 0
+            4 * (8_000_000_000 * size // shape.rate_bps) + 20 * self._job.round_trip_ns if shape else 0
         )
 
     def _transfer(self, way: LinkDirection, size: int) -> int:
-        """Move `size` bytes; nanoseconds until the last was read. TimeoutError when that takes far too long."""
+        """Move `size` bytes; return the ns until the last was read. TimeoutError when that takes far too long."""
         sender, receiver = self._ends[way]
-        line = self._job.line(way)
+        shape = self._job.shape(way)
         # Far from the end the reader looks once a millisecond, which spares a wake-up per packet; near it, at once.
-        near = 0 if line is None else max(1 << 16, line.rate_bps // 8 * 4 // 1000)
+        near = 0 if shape is None else max(1 << 16, shape.rate_bps // 8 * 4 // 1000)
         content = memoryview(_CHUNK)
         sent = received = 0
         start = time.monotonic_ns()
@@ -119,7 +123,7 @@ class Stream:
                     sent += sender.send(content[: min(size - sent, most - (sent - received))])
                 except BlockingIOError:
                     break
-            if line is not None and size - received > near:
+            if shape is not None and size - received > near:
                 time.sleep(_READ_PAUSE_S)
             elif not select((receiver,), (), (), 0.1)[0] and time.monotonic_ns() > deadline:
                 break
@@ -135,7 +139,8 @@ class Stream:
         return time.monotonic_ns() - start
 
     def warm_up(self, way: LinkDirection) -> None:
-        """Stream until the congestion window keeps the link busy (`Job.warm_up_s` at most), then return to the profile's control.
+        """Stream until the congestion window keeps the link busy, for `ProbeJob.warm_up_s` at most; then return to the
+        profile's congestion control.
 
         A loss-based control is warmed up by reno, whose slow start has no early exit (cubic's leaves at half the window
         that is needed, and takes seconds for the rest); the window is handed on. It is a state that a training run
@@ -156,30 +161,34 @@ class Stream:
             step = min(max(step, self.window_bytes(way) * 2), 2 * goal)
         self._set_congestion_control(way, final)
 
-    def message(self, way: LinkDirection, size: int) -> Message:
-        """Send one message now."""
+    def message(self, way: LinkDirection, size: int) -> TimedMessage:
+        """Send one message now and time it."""
         before = self._info(way, _INFO_RETRANSMITS)
         elapsed = self._transfer(way, size)
-        return Message(way=way, size=size, elapsed_ns=elapsed, retransmits=self._info(way, _INFO_RETRANSMITS) - before)
+        return TimedMessage(
+            way=way, size=size, elapsed_ns=elapsed, retransmits=self._info(way, _INFO_RETRANSMITS) - before
+        )
 
-    def bulk(self, way: LinkDirection, lead_s: float, seconds: float) -> Bulk:
+    def bulk(self, way: LinkDirection, lead_s: float, seconds: float) -> BulkTransfer:
         """Stream for `lead_s` and then for `seconds`, of which the latter count; then wait until all has been read."""
         sender, receiver = self._ends[way]
-        line = self._job.line(way)
+        shape = self._job.shape(way)
         content = memoryview(_CHUNK)
         before = self._info(way, _INFO_RETRANSMITS)
-        # What the wire and some of the buffer hold. More would overflow the buffer, and cubic takes ten seconds to open a window
-        # again that it has cut twice (seen: 66 of 77 Mbit/s at 80 Mbit/s and 100 ms): that is cubic, not the link.
-        ahead = 4 * _UNSHAPED_WINDOW if line is None else round(self._product(way) + _FILLED * line.buffer_bytes)
+        # What the wire and some of the buffer hold. More would overflow the buffer, and cubic takes ten seconds to open
+        # a window again that it has cut twice (seen: 66 of 77 Mbit/s at 80 Mbit/s and 100 ms): that is cubic, not the
+        # link.
+        ahead = 4 * _UNSHAPED_WINDOW if shape is None else round(self._product(way) + _FILLED * shape.buffer_bytes)
         sent = received = 0
         first: tuple[int, int] | None = None  # time, and bytes that had arrived by then
         last = (0, 0)
         start = time.monotonic_ns() + round(lead_s * 1e9)
         end = start + round(seconds * 1e9)
-        floor = _BBR_LEAST_PACKETS * self.packet_payload_bytes if line and self._job.congestion_control == "bbr" else 0
+        floor = _BBR_LEAST_PACKETS * self.packet_payload_bytes if shape and self._job.congestion_control == "bbr" else 0
         while (now := time.monotonic_ns()) < end:
             if floor and self.window_bytes(way) <= floor:
-                # bbr empties the link for a while once in ten seconds, to see its RTT: what counts begins anew behind that.
+                # bbr empties the link for a while once in ten seconds, to see its RTT: what counts begins anew behind
+                # that.
                 start = now + _BBR_PAUSE_NS + round(lead_s * 1e9)
                 end, first, floor = start + round(seconds * 1e9), None, 0
             while sent - received < ahead:
@@ -187,7 +196,7 @@ class Stream:
                     sent += sender.send(content[: ahead - (sent - received)])
                 except BlockingIOError:
                     break
-            if line is None:
+            if shape is None:
                 select((receiver,), (), (), _READ_PAUSE_S)
             else:
                 time.sleep(_READ_PAUSE_S)
@@ -202,7 +211,7 @@ class Stream:
         self._finish(way, sent - received)
         first = first or last
         retransmits = self._info(way, _INFO_RETRANSMITS) - before
-        return Bulk(way=way, size=last[1] - first[1], span_ns=last[0] - first[0], retransmits=retransmits)
+        return BulkTransfer(way=way, size=last[1] - first[1], span_ns=last[0] - first[0], retransmits=retransmits)
 
     def _finish(self, way: LinkDirection, left: int) -> None:
         receiver = self._ends[way][1]
@@ -216,14 +225,16 @@ class Stream:
 
 
 def _arrived(receiver: socket.socket) -> int:
-    """Bytes that the kernel has, read or not: on a busy machine the reader lags, by another amount each time."""
+    """The bytes that the kernel has received, read or not: on a busy machine the reader lags, by another amount each
+    time.
+    """
     raw = receiver.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_RECEIVED + 8)
-    found: int = struct.unpack_from("=Q", raw, _INFO_RECEIVED)[0]
-    return found
+    received: int = struct.unpack_from("=Q", raw, _INFO_RECEIVED)[0]
+    return received
 
 
 def warm(stream: Stream, together: bool) -> dict[LinkDirection, int]:
-    """Warm both directions up, `together` or one after the other; the congestion windows."""
+    """Warm both directions up, `together` or one after the other; return the congestion windows."""
     with ThreadPoolExecutor(max_workers=2 if together else 1) as pool:
         for done in [pool.submit(stream.warm_up, way) for way in LINK_DIRECTIONS]:
             done.result()

@@ -1,0 +1,122 @@
+"""Report what was found on one link: plain numbers, no verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from testbed.directions import LinkDirection
+
+
+@dataclass(kw_only=True)
+class TimedMessage:
+    """One message after silence."""
+
+    way: LinkDirection
+    size: int
+    elapsed_ns: int
+    """From before the first byte was handed to the kernel to when the last byte had been read at the other end."""
+    retransmits: int
+
+
+@dataclass(kw_only=True)
+class PacketTrain:
+    """UDP packets in one direction, numbered and stamped: what was sent and what became of it."""
+
+    way: LinkDirection
+    packet_bytes: int
+    """The size of each IP packet."""
+    sent: int
+    offer_ns: int
+    """The time that it took to send them."""
+    arrived: int
+    """Copies included."""
+    counted: int
+    """Packets that arrived in `span_ns`, without the first and without those that jumped a queue."""
+    span_ns: int
+    """From the first arrival, or from when jitter had settled, to the last, by the kernel's clock."""
+    lost: int
+    bursts: int
+    """Runs of consecutive lost packets."""
+    overtakers: int
+    """Packets that arrived before one sent earlier."""
+    copies: int
+    transit_ns: list[int]
+    """Times from sending to arrival of a sample of them; in overload only of those sent after the buffer was full."""
+
+
+@dataclass(kw_only=True)
+class Outflow:
+    """What came out of an overloaded link in a stretch of time."""
+
+    way: LinkDirection
+    begin_ns: int
+    """CLOCK_MONOTONIC, at the receiver."""
+    end_ns: int
+    packets: int
+    packet_bytes: int
+
+
+@dataclass(kw_only=True)
+class BulkTransfer:
+    """TCP in one direction, as fast as it goes."""
+
+    way: LinkDirection
+    size: int
+    """Payload bytes read in `span_ns`."""
+    span_ns: int
+    retransmits: int
+
+
+@dataclass(kw_only=True)
+class Readings:
+    """Everything that was found on one link."""
+
+    link: str
+    scheduling: str = ""
+    """Scheduling class of the probe."""
+    rtt_ns: list[int] = field(default_factory=list)
+    """One per ICMP echo that was answered."""
+    echoes: int = 0
+    echo_bytes: int = 0
+    """The size of each echo packet."""
+    full_packet_passed: bool = False
+    """A packet of the MTU's size, not to be fragmented, was answered."""
+    bigger_packet_refused: bool = False
+    """One byte more was refused by the kernel."""
+    packet_payload_bytes: int = 0
+    """TCP payload of a full packet, as the kernel says."""
+    window_bytes: dict[LinkDirection, int] = field(default_factory=dict)
+    """Congestion window after the warm-up."""
+    messages: list[TimedMessage] = field(default_factory=list)
+    light: list[PacketTrain] = field(default_factory=list)
+    """Small packets, few enough not to wait for each other."""
+    spaced: list[PacketTrain] = field(default_factory=list)
+    """Small packets that jitter cannot push together; none where no jitter was asked for."""
+    overload: list[PacketTrain] = field(default_factory=list)
+    """Full packets, more than the link carries."""
+    outflows: list[Outflow] = field(default_factory=list)
+    bulk: list[BulkTransfer] = field(default_factory=list)
+    small_buffers: bool = False
+    """The kernel refused socket buffers beyond its limits."""
+    timer: list[int] = field(default_factory=list)
+    """The probe's own sleeps by how late they ended, see `timer.SleepTimer`."""
+    faults: dict[str, str] = field(default_factory=dict)
+    """Phases ('echo', 'stream', 'datagrams') that could not be finished, with the reason."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, table: dict[str, Any]) -> Readings:
+        """The inverse of `as_dict`, through JSON."""
+        kinds: dict[str, type[Any]] = {
+            "messages": TimedMessage,
+            "light": PacketTrain,
+            "spaced": PacketTrain,
+            "overload": PacketTrain,
+            "outflows": Outflow,
+            "bulk": BulkTransfer,
+        }
+        lists = {key: [kind(**item) for item in table[key]] for key, kind in kinds.items()}
+        return cls(**{**table, **lists})
