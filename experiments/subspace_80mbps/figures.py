@@ -22,6 +22,7 @@ import testbed
 from testbed.codecs.catalogue import placement
 from testbed.codecs.contract import Context, ModelCodec
 from testbed.codecs.make import make
+from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import Crossing, crossing
 from testbed.report import canvas, experiments, style
@@ -97,8 +98,9 @@ def learned_parameters(cell: Cell) -> int:
         hooks = []
         for side, boundary in (("upstream", stage - 1), ("downstream", stage)):
             codec = make(cell.codec, Context(seed=cell.training.seed, boundary=max(boundary, 0), direction="forward"))
-            if 0 <= boundary < last and isinstance(codec, ModelCodec):
-                hooks.append(codec.hook(model, side))  # type: ignore[arg-type]
+            model_codec = capability(codec, ModelCodec)
+            if 0 <= boundary < last and model_codec is not None:
+                hooks.append(model_codec.hook(model, side))  # type: ignore[arg-type]
         learned |= dict.fromkeys(p for p in model.parameters() if p.requires_grad)
         learned |= dict.fromkeys(p for hook in hooks if hook is not None for p in hook.parameters())
     return sum(parameter.numel() for parameter in learned)

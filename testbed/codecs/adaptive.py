@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.contract import Codec, Context, MessageKey, ObservesLink, Payload
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame
+from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame, parts_with
 from testbed.errors import CodecError
 
 _MEMORY = 0.5
@@ -35,6 +35,7 @@ class Adaptive(Wrapper):
     def __init__(self, context: Context, within_ms: float, mild: Codec, middle: Codec, strong: Codec) -> None:
         """`within_ms`: of the machine's own clock, which a dilated run slows down with everything else."""
         super().__init__(mild=mild, middle=middle, strong=strong)
+        self._observers = parts_with(self.parts, ObservesLink)
         self._within_s = within_ms * 1e-3
         self._codecs = (mild, middle, strong)
         self._bytes: list[float | None] = [None] * len(self._codecs)
@@ -45,12 +46,13 @@ class Adaptive(Wrapper):
 
     @property
     def choice(self) -> str | None:
-        """Of the last payload: see `base.Choosing`."""
+        """The parameter whose codec made the last payload."""
         return None if self._chosen is None else ("mild", "middle", "strong")[self._chosen]
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
-        """See `base.Measured`."""
-        super().observe(sent_bytes, seconds)
+        """Follow the link's rate; what is inside may go by it too."""
+        for part in self._observers.values():
+            part.observe(sent_bytes, seconds)
         if sent_bytes >= _LEAST_BYTES:
             self._carried = _MEMORY * self._carried + sent_bytes
             self._seconds = _MEMORY * self._seconds + seconds
@@ -76,7 +78,7 @@ class Adaptive(Wrapper):
         return {"parts": super().state(), "bytes": list(self._bytes), "link": [self._carried, self._seconds]}
 
     def load(self, state: Any) -> None:
-        """See `base.Stateful`."""
+        """Load what `state` returned; CodecError for anything else."""
         check_keys(state, {"parts", "bytes", "link"})
         if len(state["bytes"]) != len(self._codecs):
             raise CodecError(f"cannot load a state of {len(state['bytes'])} codecs: here are {len(self._codecs)}")

@@ -16,7 +16,7 @@ from torch import Tensor
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.low_rank import PowerSGD
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Wrapper, decode_as, size_of, twin, unchanged_on_error
+from testbed.codecs.wrap import Wrapper, decode_as, size_of, twin
 from testbed.errors import CodecError
 
 _LENGTH = struct.Struct("<Q")
@@ -38,7 +38,7 @@ class CodedLowRank(Wrapper):
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """CodecError as PowerSGD and the inner codec have it."""
-        with unchanged_on_error(*self._stateful.values()):
+        with self.parts_unchanged_on_error():
             opened = header.open_payload(self._power.encode(tensor, key), header.LOW_RANK, self._factor_bytes)
             left = right = b""  # type: Payload
             if opened.elements:
@@ -69,7 +69,7 @@ class CodedLowRank(Wrapper):
             return torch.empty(opened.shape)
         rows, width = header.rows_of(opened.shape)
         rank = min(self._rank, rows, width)
-        with unchanged_on_error(self.inner, self._second):
+        with self.parts_unchanged_on_error("inner", "second"):
             p = decode_as(self.inner, left, key, torch.Size((rows, rank)))
             q = decode_as(self._second, right, _second(key), torch.Size((width, rank)))
             plain, body = header.allocate(header.LOW_RANK, opened.shape, self._factor_bytes(opened.shape))

@@ -1,4 +1,10 @@
-"""The contract of a codec: two methods, and bytes that hold all that the receiver needs."""
+"""The contract of a codec: two methods, bytes that hold all that the receiver needs, and what a codec may have besides.
+
+`Codec` is what every codec has. `Stateful`, `Paired`, `ObservesLink`, `ReportsChoice` and `ModelCodec` are optional; a class has
+them by having their methods, without importing anything. `wrap.capability` finds them, on a codec or on what it wraps, so a
+wrapper that adds nothing to them need not mention them: it shows what it wraps as `inner`, or as `parts`, a mapping of names to
+codecs. One that has the methods itself answers for what it wraps, and passes on what concerns that.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +19,27 @@ from testbed.message_key import MessageKey as MessageKey
 
 
 class Context(NamedTuple):
-    """What an instance is told once. Both ends of a boundary's direction are told the same."""
+    """What an instance is told when it is made. Both ends of a boundary's direction are told the same."""
 
     seed: int
     boundary: int
-    """0 lies between the stages 0 and 1."""
+    """Boundary 0 lies between the stages 0 and 1."""
     direction: Direction
 
 
 Payload: TypeAlias = bytes | bytearray | memoryview
-"""One contiguous buffer of bytes, everything counted."""
+"""One contiguous buffer. Every byte of it is counted."""
 
 
 class Codec(Protocol):
-    """One instance per boundary, direction and end, called in the order of the messages.
+    """A codec has one instance per boundary, direction and end, called in the order of the messages.
 
     The ends share the payload and the message key, nothing else. State advances from decoded values only, so it is bit-identical
     at both ends; a method that raises leaves it as it was. Randomness comes from `keyed`, never from a global generator.
     """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """A CPU tensor, fp32 or bf16, any shape and strides, as bytes. The tensor is left as it is.
+        """Turn a CPU tensor, fp32 or bf16, of any shape and strides, into bytes. The tensor is left as it is.
 
         The payload belongs to the caller: the codec does not touch it again, so it stays valid while it is being sent.
         CodecError for a tensor that cannot be encoded.
@@ -41,7 +47,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """A new contiguous fp32 tensor of the shape that was encoded; it belongs to the caller and shares no memory.
+        """Return a new contiguous fp32 tensor of the shape that was encoded. It belongs to the caller and shares no memory.
 
         CodecError for bytes that no encoder made for this message key, before memory is set aside on their word.
         """
@@ -50,58 +56,57 @@ class Codec(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a codec that remembers has besides; one that remembers nothing has none of it. A wrapper passes it on inwards.
+    """A codec that remembers earlier messages. One that remembers nothing has none of these methods.
 
     Where a frame was lost, the decoder raises CodecError (the visit number does not follow); the encoder's `reset` heals the
     stream.
     """
 
     def shared(self) -> Mapping[str, Tensor]:
-        """What both ends hold bit-identically after the same messages, by name; to be read only. Empty where there is nothing."""
+        """Return what both ends hold bit-identically after the same messages, by name, to be read only. It may be empty."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that later messages depend on: tensors and plain values, for torch.save. Shares no memory with the codec."""
+        """Return all that later messages depend on: tensors and plain values, for torch.save. It shares no memory with the codec."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave, here or in another instance of the same context. CodecError for anything else."""
+        """Go on from what `state` returned, here or in another instance of the same context. CodecError for anything else."""
         ...
 
     def reset(self) -> None:
-        """Forget. The next message of each message key is then one that a decoder in any state accepts: visit 0."""
+        """Forget. A decoder in any state then accepts the next message of each message key: it has visit number 0."""
         ...
 
 
 @runtime_checkable
 class Paired(Protocol):
-    """What a codec of gradients has besides that goes by what the activations' codec at the same end knows, such as its mask.
-
-    A wrapper passes it on inwards, and shows what it wraps as `inner`.
-    """
+    """A codec of gradients that goes by what the activations' codec at the same end knows, such as its mask."""
 
     def pair(self, forward: Codec) -> None:
-        """Told once, before any message, of the forward instance of the same boundary and end; a gradient's message key is that of its
-        activations. SpecError where that instance has nothing to go by."""
-        ...
+        """Learn, once and before any message, of the forward instance of the same boundary and end.
 
-
-@runtime_checkable
-class Measured(Protocol):
-    """What an encoder that goes by its link has besides; a wrapper passes it on inwards."""
-
-    def observe(self, sent_bytes: int, seconds: float) -> None:
-        """Called before `encode`: so many bytes more have arrived since the last call, and the link was at work on them so long.
-
-        `sent_bytes` are of what goes to the neighbour over this boundary, frame headers too, and not all of it, but what was
-        measured. It may be 0, and so may `seconds`, of a link that is faster than can be seen.
+        A gradient's message key is that of its activations. SpecError where the instance has nothing to go by.
         """
         ...
 
 
 @runtime_checkable
-class Choosing(Protocol):
-    """What an encoder that takes one of several codecs has besides, so that records say which."""
+class ObservesLink(Protocol):
+    """An encoder that adapts to what its link carries."""
+
+    def observe(self, sent_bytes: int, seconds: float) -> None:
+        """Learn, before `encode`, how many more bytes have arrived since the last call and how long the link worked on them.
+
+        `sent_bytes` counts what goes to the neighbour over this boundary, frame headers included, as far as it was measured. It
+        may be 0, and so may `seconds`, where a link is faster than can be seen.
+        """
+        ...
+
+
+@runtime_checkable
+class ReportsChoice(Protocol):
+    """An encoder that takes one of several codecs for each message, and says which for the records."""
 
     @property
     def choice(self) -> str | None:
@@ -118,39 +123,42 @@ class Hook(Protocol):
     """
 
     def parameters(self) -> Iterable[Parameter]:
-        """What is learned here; it goes to the stage's optimiser."""
+        """Return what is learned here, for the stage's optimiser."""
         ...
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """At the boundary's upper end, before `encode`: hidden states (b, n, d) as what is to cross."""
+        """Return what is to cross for hidden states (b, n, d): at the boundary's upper end, before `encode`."""
         ...
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
-        """At the lower end, after `decode`: hidden states (b, n, d) again."""
+        """Return hidden states (b, n, d) again: at the lower end, after `decode`."""
         ...
 
     def begin(self, step: int, microbatches: int) -> None:
-        """A training step of so many micro-batches begins."""
+        """Prepare for a training step of `microbatches` micro-batches."""
         ...
 
     def rowwise(self) -> Mapping[Parameter, int]:
-        """Parameters of the stage's model whose second moment is one number along that axis, so that an update stays within
-        the span of its vectors; the optimiser sees to it. Empty where there are none."""
+        """Return the parameters of the stage's model whose second moment is one number along the given axis. May be empty.
+
+        An update then stays within the span of the parameter's vectors; the optimiser sees to it.
+        """
         ...
 
     def after_step(self, step: int, rate: float) -> None:
-        """After each update of the optimiser, at that learning rate: what keeps the weights within the codec's constraint, and
-        what the codec learns in a way of its own."""
+        """Follow an update of the optimiser at learning rate `rate`: bring the weights back to the codec's constraint, and
+        update what the codec learns in its own way."""
         ...
 
 
 @runtime_checkable
 class ModelCodec(Protocol):
-    """What a codec that changes the model has besides; asked of the forward instance."""
+    """A codec that changes the model. The forward instance is asked for its hook."""
 
     def hook(self, model: Module, side: Side) -> Hook | None:
-        """Its part in a stage's model; `side` is where the boundary lies as seen from that stage. None: it leaves this one alone.
+        """Return the codec's part in a stage's model, or None where it leaves this model alone.
 
-        A stage between two boundaries is asked for both, and what is done to its weights twice is done once.
+        `side` is where the boundary lies as seen from the stage. A stage between two boundaries is asked for both, and what
+        would change its weights twice is done once.
         """
         ...

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Wrapper, frame, open_frame
+from testbed.codecs.wrap import frame, open_frame
 from testbed.errors import CodecError
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,14 +35,13 @@ _WORTH_BITS = 7.95
 """A plane whose bytes carry more than this each is kept: no coder would win 1 %."""
 
 
-class Lossless(Wrapper):
+class Lossless:
     """What the two wrappers have in common; they differ in how a plane is packed."""
 
     code: ClassVar[int]
 
     def __init__(self, context: Context, inner: Codec, split: Split = "auto") -> None:
         """`split`: into byte planes where the inner payload holds whole 16 or 32-bit values, or never."""
-        super().__init__(inner=inner)
         self.inner, self._split = inner, split
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:

@@ -1,4 +1,4 @@
-"""What a codec around other codecs needs: what it passes inwards, a second instance for decoding, and undoing.
+"""What codecs around other codecs need: finding what is inside, joining the parts' states, closed loops, and a payload's frame.
 
 A closed loop decodes its own payload at the sender. An inner codec that remembers would move on twice if one instance did both,
 so the loop holds two: one encodes, the other (`twin`) decodes as the receiver's does.
@@ -10,74 +10,130 @@ import contextlib
 import copy
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
-from testbed.codecs.contract import Choosing, Codec, Hook, Measured, MessageKey, ModelCodec, Paired, Payload, Stateful
+from testbed.codecs.contract import Codec, Hook, MessageKey, Payload, Stateful
 from testbed.errors import CodecError
 from testbed.message_key import Side
 
+Kind = TypeVar("Kind")
 
-class Wrapper:
-    """Whatever the parts have besides `encode` and `decode`, on behalf of all of them, by the parts' names."""
 
-    def __init__(self, **parts: Codec) -> None:
-        """Parts that are one and the same instance count once."""
-        self._parts: dict[str, Codec] = {}
-        for name, part in parts.items():
-            if all(part is not other for other in self._parts.values()):
-                self._parts[name] = part
+def parts_of(codec: object) -> Mapping[str, Codec]:
+    """Return what a codec wraps, by name: its `parts`, or its `inner`. Empty where it wraps nothing."""
+    parts = getattr(codec, "parts", None)
+    if isinstance(parts, Mapping):
+        return parts
+    inner = getattr(codec, "inner", None)
+    return {} if inner is None else {"inner": inner}
 
-    @property
-    def _stateful(self) -> dict[str, Stateful]:
-        return {name: part for name, part in self._parts.items() if isinstance(part, Stateful)}
+
+def walk(codec: object) -> Iterator[object]:
+    """Yield a codec and all that it wraps, the outermost first."""
+    yield codec
+    for part in parts_of(codec).values():
+        yield from walk(part)
+
+
+def capability(codec: object, kind: type[Kind]) -> Kind | None:
+    """Find what has the methods of `kind`, an optional protocol of `contract`: the codec, or what it wraps. None: nothing has.
+
+    A codec that has them answers for all that it wraps; otherwise its parts that have them answer together, as `Joint` says. Ask
+    once, when an instance is made: the search takes longer than some codecs need for a message.
+    """
+    if isinstance(codec, kind):
+        return codec
+    able = parts_with(parts_of(codec), kind)
+    return Joint(able) if able else None  # type: ignore[return-value]  # with the methods that all of `able` have
+
+
+def parts_with(parts: Mapping[str, Codec], kind: type[Kind]) -> dict[str, Kind]:
+    """Return what `capability` finds in each part, without the parts in which it finds nothing."""
+    return {name: able for name, part in parts.items() if (able := capability(part, kind)) is not None}
+
+
+class States:
+    """The states of several codecs as one, by the codecs' names."""
+
+    def __init__(self, memories: Mapping[str, Stateful]) -> None:
+        self._memories = memories
 
     def shared(self) -> Mapping[str, Tensor]:
-        """What the parts share."""
-        return {f"{name}.{key}": value for name, part in self._stateful.items() for key, value in part.shared().items()}
+        """Return what the codecs share, by the codec's name and its own."""
+        return {f"{name}.{key}": value for name, one in self._memories.items() for key, value in one.shared().items()}
 
     def state(self) -> dict[str, Any]:
-        """By part."""
-        return {name: part.state() for name, part in self._stateful.items()}
+        """Return each codec's state, by the codec's name."""
+        return {name: memory.state() for name, memory in self._memories.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """CodecError, and all parts as they were, where a part refuses its share."""
-        parts = self._stateful
-        check_keys(state, parts)
-        with unchanged_on_error(*parts.values()):
-            for name, part in parts.items():
-                part.load(state[name])
+        """Load each codec's state. CodecError, and all codecs as they were, where one refuses its own."""
+        check_keys(state, self._memories)
+        with self.parts_unchanged_on_error():
+            for name, memory in self._memories.items():
+                memory.load(state[name])
 
     def reset(self) -> None:
-        """All parts forget."""
-        for part in self._stateful.values():
-            part.reset()
+        """Let all codecs forget."""
+        for memory in self._memories.values():
+            memory.reset()
 
-    def hook(self, model: Module, side: Side) -> Hook | None:
-        """The first part's that has one."""
-        hooks = (part.hook(model, side) for part in self._parts.values() if isinstance(part, ModelCodec))
-        return next((hook for hook in hooks if hook is not None), None)
+    @contextlib.contextmanager
+    def parts_unchanged_on_error(self, *names: str) -> Iterator[None]:
+        """Put the codecs' states back when the block raises; only those of `names`, where any are named.
+
+        The states are copied first, which costs their size in time.
+        """
+        before = [(one, one.state()) for name, one in self._memories.items() if not names or name in names]
+        try:
+            yield
+        except BaseException:
+            for memory, state in before:
+                memory.load(state)
+            raise
+
+
+class Joint(States):
+    """Parts of a codec that have the methods of one optional protocol, as one that has them: see `capability`."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        super().__init__(parts)
+        self._parts = tuple(parts.values())
 
     def pair(self, forward: Codec) -> None:
-        """All parts are."""
-        for part in self._parts.values():
-            if isinstance(part, Paired):
-                part.pair(forward)
+        """Tell all parts."""
+        for part in self._parts:
+            part.pair(forward)
+
+    def observe(self, sent_bytes: int, seconds: float) -> None:
+        """Tell all parts."""
+        for part in self._parts:
+            part.observe(sent_bytes, seconds)
 
     @property
     def choice(self) -> str | None:
-        """See `base.Choosing`: that of the first part that has one."""
-        choices = (part.choice for part in self._parts.values() if isinstance(part, Choosing))
-        return next((choice for choice in choices if choice is not None), None)
+        """The choice of the first part that has one."""
+        return next((choice for part in self._parts if (choice := part.choice) is not None), None)
 
-    def observe(self, sent_bytes: int, seconds: float) -> None:
-        """All parts are told."""
-        for part in self._parts.values():
-            if isinstance(part, Measured):
-                part.observe(sent_bytes, seconds)
+    def hook(self, model: Module, side: Side) -> Hook | None:
+        """Return the hook of the first part that has one."""
+        return next((hook for part in self._parts if (hook := part.hook(model, side)) is not None), None)
+
+
+class Wrapper(States):
+    """A codec around others with a state: its parts' states, to which a class adds its own."""
+
+    def __init__(self, **parts: Codec) -> None:
+        """Parts that are one and the same instance count once."""
+        self.parts: dict[str, Codec] = {}
+        for name, part in parts.items():
+            if all(part is not other for other in self.parts.values()):
+                self.parts[name] = part
+        super().__init__(parts_with(self.parts, Stateful))
 
 
 class ClosedLoop(Wrapper):
@@ -90,57 +146,30 @@ class ClosedLoop(Wrapper):
         self._memory = memory
 
     def shared(self) -> Mapping[str, Tensor]:
-        """The memory, and what the decoding halves of the inner codec share."""
+        """Return the memory, and what the decoding halves of the inner codec share."""
         decoding = {key: value for key, value in super().shared().items() if not key.startswith("inner.")}
         return {**decoding, **self._memory.shared()}
 
     def state(self) -> dict[str, Any]:
-        """The parts' and the memory's."""
+        """Return the parts' states and the memory's."""
         return {"parts": super().state(), "memory": self._memory.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """CodecError, and all as it was, where a part or the memory refuses its share."""
+        """Load both. CodecError, and all as it was, where a part or the memory refuses its share."""
         check_keys(state, {"parts", "memory"})
-        with unchanged_on_error(*self._stateful.values()):
+        with self.parts_unchanged_on_error():
             super().load(state["parts"])
             self._memory.load(state["memory"])
 
     def reset(self) -> None:
-        """Parts and memory forget."""
+        """Let parts and memory forget."""
         super().reset()
         self._memory.reset()
 
 
-def parts_of(codec: object) -> tuple[Codec, ...]:
-    """What a codec wraps; nothing where it is no wrapper."""
-    if isinstance(codec, Wrapper):
-        return tuple(codec._parts.values())
-    inner = getattr(codec, "inner", None)
-    return () if inner is None else (inner,)
-
-
-def measures(codec: object) -> bool:
-    """Whether it goes by what it is told of its link; a wrapper that only passes it on does not, if nothing inside does."""
-    if isinstance(codec, Wrapper) and type(codec).observe is Wrapper.observe:
-        return any(map(measures, parts_of(codec)))
-    return isinstance(codec, Measured)
-
-
 def twin(codec: Codec) -> Codec:
-    """A second instance for the same context; the same one where it remembers nothing."""
-    return copy.deepcopy(codec) if isinstance(codec, Stateful) else codec
-
-
-@contextlib.contextmanager
-def unchanged_on_error(*codecs: object) -> Iterator[None]:
-    """Put the codecs' state back when the block raises. What they remember is copied first, which costs its size in time."""
-    before = [(codec, codec.state()) for codec in codecs if isinstance(codec, Stateful)]
-    try:
-        yield
-    except BaseException:
-        for codec, state in before:
-            codec.load(state)
-        raise
+    """Return a second instance for the same context; the same one where it remembers nothing."""
+    return codec if capability(codec, Stateful) is None else copy.deepcopy(codec)
 
 
 _HEADER = struct.Struct("<BBBB")
@@ -148,24 +177,24 @@ HEADER_BYTES = _HEADER.size
 
 
 def frame(code: int, *bodies: Payload, kind: int = 0, visit: int = 0) -> Payload:
-    """A wrapper's payload: its body code, a kind of its own, a visit number and a zero byte, then the bodies, copied."""
+    """Return a wrapper's payload: its body code, a kind of its own, a visit number and a zero byte, then the bodies, copied."""
     return b"".join((_HEADER.pack(code, kind, visit, 0), *bodies))
 
 
 def open_frame(payload: Payload, code: int) -> tuple[int, int, memoryview]:
-    """(kind, visit, what follows, not copied). CodecError for what `frame` does not write with this code."""
+    """Return (kind, visit, what follows, not copied). CodecError for what `frame` does not write with this code."""
     view = memoryview(payload)
     view = view.cast("B") if view.contiguous and view.nbytes else memoryview(b"")
     if len(view) < _HEADER.size:
         raise CodecError(f"cannot decode a payload of {len(view)} bytes: a wrapper's header has {_HEADER.size}")
-    found, kind, visit, zero = _HEADER.unpack_from(view)
-    if found != code or zero:
+    written, kind, visit, zero = _HEADER.unpack_from(view)
+    if written != code or zero:
         raise CodecError(f"cannot decode a payload that begins {view[:4].hex(' ')}: expected body code {code}")
     return kind, visit, view[_HEADER.size :]
 
 
 def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size) -> Tensor:
-    """`codec.decode`, and a CodecError where what comes out has another shape than expected."""
+    """Decode a payload, with a CodecError where the tensor has another shape than expected."""
     value = codec.decode(payload, key)
     if value.shape != shape:
         raise CodecError(
@@ -175,24 +204,23 @@ def decode_as(codec: Codec, payload: Payload, key: MessageKey, shape: torch.Size
 
 
 def bound_of(codec: object, tensor: Tensor) -> Tensor:
-    """The codec's own `bound`; infinity where it states none."""
-    bound = getattr(codec, "bound", None)
-    found: Tensor = torch.tensor(torch.inf) if bound is None else bound(tensor)
-    return found
+    """Return the codec's own `bound`; infinity where it states none."""
+    bound: Callable[[Tensor], Tensor] | None = getattr(codec, "bound", None)
+    return torch.tensor(torch.inf) if bound is None else bound(tensor)
 
 
 def law_of_bound(codec: object) -> Literal["bounded", "none"]:
-    """The law, in the words of `entry.Law`, of what bounds its errors by those of this codec."""
+    """Name the law, in the words of `entry.Law`, of a wrapper whose errors are bounded by those of this codec."""
     return "bounded" if bool(bound_of(codec, torch.ones(1)).isfinite().all()) else "none"
 
 
 def size_of(codec: object) -> Callable[[tuple[int, ...]], int] | None:
-    """The codec's own `payload_bytes`; None where it has none, as its payloads' length depends on their values."""
+    """Return the codec's own `payload_bytes`; None where it has none, as its payloads' length depends on their values."""
     return getattr(codec, "payload_bytes", None)
 
 
 def check_keys(state: object, expected: Mapping[str, object] | set[str]) -> None:
-    """CodecError unless `state` is a mapping with exactly the expected keys."""
+    """Raise CodecError unless `state` is a mapping with exactly the expected keys."""
     if not isinstance(state, Mapping) or set(state) != set(expected):
-        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise CodecError(f"cannot load a state of {found}: this codec's has {sorted(expected)}")
+        given = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise CodecError(f"cannot load a state of {given}: this codec's has {sorted(expected)}")

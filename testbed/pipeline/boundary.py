@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from testbed.codecs.contract import Choosing, Codec, Context, Hook, Measured, MessageKey, ModelCodec, Paired
+from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, ObservesLink, Paired, ReportsChoice
 from testbed.codecs.dense.cast import Fp32
-from testbed.codecs.wrap import measures
+from testbed.codecs.wrap import capability
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.port import Place, Port, Side, sends, takes
 from testbed.pipeline.transport import Connection
@@ -52,20 +52,19 @@ class Boundary(Port):
         forward, backward = (
             (self._encoder, self._decoder) if out.direction == "forward" else (self._decoder, self._encoder)
         )
-        if isinstance(backward, Paired):
-            backward.pair(forward)
-        # Found out here, once: to ask a protocol takes longer than some codecs, and a wrapper measures if what it wraps does.
-        self._measured: tuple[Measured, Carried] | None = None
-        if isinstance(self._encoder, Measured) and measures(self._encoder):
-            self._measured = self._encoder, connection.measure()
-        self._choosing = self._encoder if isinstance(self._encoder, Choosing) else None
+        if (paired := capability(backward, Paired)) is not None:
+            paired.pair(forward)
+        self._model_codec = capability(forward, ModelCodec)
+        self._observed: tuple[ObservesLink, Carried] | None = None
+        if (observer := capability(self._encoder, ObservesLink)) is not None:
+            self._observed = observer, connection.measure()
+        self._choosing = capability(self._encoder, ReportsChoice)
         # The codec under test is not to see the message keys of an evaluation without it: its state would advance.
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
 
     def hook(self, model: Any) -> Hook | None:
         """The part that the activations' codec has in the stage's model, a torch Module; None where it leaves the model alone."""
-        codec = self._encoder if self.side == "downstream" else self._decoder
-        return codec.hook(model, self.side) if isinstance(codec, ModelCodec) else None
+        return None if self._model_codec is None else self._model_codec.hook(model, self.side)
 
     def send(
         self, tensor: Tensor, key: MessageKey, place: Place, encoded: Callable[[], int], raw_values: int | None = None
@@ -76,9 +75,9 @@ class Boundary(Port):
         how many values the tensor stands for, where a codec in the model has left fewer of them.
         """
         plain = key.phase == "uncompressed"
-        if self._measured is not None and not plain:
-            encoder, carried = self._measured
-            encoder.observe(*carried.read())
+        if self._observed is not None and not plain:
+            observer, carried = self._observed
+            observer.observe(*carried.read())
         payload = (self._plain_encoder if plain else self._encoder).encode(tensor, key)
         choice = None if self._choosing is None or plain else self._choosing.choice
         raw_bytes = (raw_values or tensor.numel()) * _FP32_BYTES

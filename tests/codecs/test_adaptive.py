@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.adaptive import Adaptive
-from testbed.codecs.contract import Context, Measured, MessageKey
+from testbed.codecs.contract import Context, MessageKey, ObservesLink
 from testbed.codecs.make import make
-from testbed.codecs.wrap import measures
+from testbed.codecs.wrap import capability
 
 FORWARD = Context(0, 0, "forward")
 SHAPE = (4, 64, 128)
@@ -23,7 +23,7 @@ def normal(seed: int) -> Tensor:
 def converse(text: str, rates: list[float]) -> list[int]:
     """The codec chosen for each message over a link of these rates (bytes a second)."""
     sender, receiver, chosen, sent = make(text, FORWARD), make(text, FORWARD), [], 0
-    assert isinstance(sender, Measured)
+    assert isinstance(sender, ObservesLink)
     for step, rate in enumerate(rates):
         key = MessageKey("train", step, 0, (0,))
         if step:
@@ -75,11 +75,12 @@ def test_its_choice_is_part_of_its_state() -> None:
 
 def test_measurements_reach_it_through_wrappers() -> None:
     codec = make("zstd(adaptive(0.001))", FORWARD)
-    assert isinstance(codec, Measured)
+    observer = capability(codec, ObservesLink)
+    assert observer is not None
     sizes = []
     for step in range(5):
-        codec.observe(10**5, 1.0)
-        sizes.append(len(codec.encode(normal(0), MessageKey("train", step, 0, ()))))  # type: ignore[attr-defined]
+        observer.observe(10**5, 1.0)
+        sizes.append(len(codec.encode(normal(0), MessageKey("train", step, 0, ()))))
     assert sizes[-1] < 0.5 * sizes[0]
 
 
@@ -94,5 +95,5 @@ def test_measurements_reach_it_through_wrappers() -> None:
     ],
 )
 def test_only_what_goes_by_its_link_is_told_of_it(text: str, asked: bool) -> None:
-    """A wrapper can pass on what is measured, and need not be told where nothing inside goes by it."""
-    assert measures(make(text, FORWARD)) is asked
+    """A wrapper need not be told where nothing inside goes by its link."""
+    assert (capability(make(text, FORWARD), ObservesLink) is not None) is asked

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.catalogue import placement
-from testbed.codecs.contract import Codec, Context, MessageKey
+from testbed.codecs.contract import Codec, Context, MessageKey, Paired
 from testbed.codecs.make import make
 from testbed.codecs.sparse.positions import Form, Layout, Selection, kept_of, pack, unpack
 from testbed.codecs.sparse.sparsifiers import TopK
 from testbed.codecs.wire.header import header_bytes
+from testbed.codecs.wrap import capability
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.boundary import Boundary
 
@@ -279,8 +280,10 @@ def paired(text: str, x: Tensor, key: MessageKey = FIRST) -> tuple[Codec, Codec]
     upper, lower = make(text, FORWARD), make(text, FORWARD)
     lower.decode(bytes(upper.encode(x, key)), key)
     encoder, decoder = make(text, BACKWARD), make(text, BACKWARD)
-    cast(Any, encoder).pair(lower)
-    cast(Any, decoder).pair(upper)
+    for codec, forward in ((encoder, lower), (decoder, upper)):
+        able = capability(codec, Paired)
+        assert able is not None
+        able.pair(forward)
     return encoder, decoder
 
 

@@ -17,6 +17,7 @@ from testbed.codecs.catalogue import docstrings, recipe, table
 from testbed.codecs.catalogue.entry import REQUIRED, Entry
 from testbed.codecs.contract import Context, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import make
+from testbed.codecs.wrap import capability
 
 ENTRIES = [pytest.param(entry, id=entry.name) for entry in table.CODECS.values()]
 
@@ -64,7 +65,7 @@ def test_its_example_can_be_made(entry: Entry, direction: Any) -> None:
     assert math.isfinite(found.nominal_bits)
     assert found.nominal_bits > 0
     codec = make(text, Context(1, 0, direction))
-    assert entry.hook is None or direction == "backward" or isinstance(codec, ModelCodec)
+    assert entry.hook is None or direction == "backward" or capability(codec, ModelCodec) is not None
 
 
 @pytest.mark.parametrize("entry", [one for one in ENTRIES if table.CODECS[str(one.id)].hook is None])
@@ -72,8 +73,8 @@ def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry:
     """A first visit may cost more than later ones. Not of those that change the model: they are given narrower tensors."""
     text, x = recipe.example(entry), torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
     forward, backward = (make(text, Context(1, 0, direction)) for direction in ("forward", "backward"))
-    if isinstance(backward, Paired):
-        backward.pair(forward)
+    if (paired := capability(backward, Paired)) is not None:
+        paired.pair(forward)
     keys = [MessageKey("train", step, 0, tuple(range(8))) for step in range(2)]
     first, later = (max(memoryview(codec.encode(x, key)).nbytes for codec in (forward, backward)) for key in keys)
     nominal = recipe.read(text).nominal_bits * x.numel() / 8

@@ -45,7 +45,7 @@ class Entry:
 
     name: str
     forward: str
-    """Class for activations, 'pkg.mod:Class', called with a `base.Context` and all parameters by name. A function will do."""
+    """Class for activations, 'pkg.mod:Class', called with a `contract.Context` and all parameters by name. A function will do."""
     backward: str
     """Class for activation gradients."""
     parameters: tuple[Parameter, ...] = ()
@@ -77,7 +77,7 @@ class Entry:
     """A negative control: here to show what goes wrong, not to be used."""
 
     pairs: bool = False
-    """Gradients go by what the activations' instance knows (`base.Paired`): the forward codec must then be of the same family."""
+    """Gradients go by what the activations' instance knows (`contract.Paired`): the forward codec must then be of the same family."""
 
     def parameter(self, name: str) -> Parameter | None:
         """By name."""

@@ -14,7 +14,8 @@ from testbed.codecs.check.findings import Broken, require
 from testbed.codecs.check.same import difference, same
 from testbed.codecs.check.subject import Subject, subject_of, text_of
 from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal
-from testbed.codecs.contract import Codec, Measured, MessageKey, Stateful
+from testbed.codecs.contract import Codec, MessageKey, ObservesLink, Stateful
+from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 from testbed.message_key import Direction
 
@@ -27,8 +28,8 @@ def observed(encoder: Codec, number: int) -> None:
     """Before message `number`, tell an encoder that goes by its link of one that is fast for eight messages, then slow for as
     many.
     """
-    if isinstance(encoder, Measured):
-        encoder.observe(100_000, 1e-4 if number // 8 % 2 == 0 else 10.0)
+    if (observer := capability(encoder, ObservesLink)) is not None:
+        observer.observe(100_000, 1e-4 if number // 8 % 2 == 0 else 10.0)
 
 
 def converse(text: str, direction: Direction, steps: int) -> list[Sent]:
@@ -46,8 +47,9 @@ def converse(text: str, direction: Direction, steps: int) -> list[Sent]:
 
 
 def _agree(sender: Codec, receiver: Codec, when: str) -> None:
-    if isinstance(sender, Stateful) and isinstance(receiver, Stateful):
-        ours, theirs = sender.shared(), receiver.shared()
+    one, other = capability(sender, Stateful), capability(receiver, Stateful)
+    if one is not None and other is not None:
+        ours, theirs = one.shared(), other.shared()
         require(same(ours, theirs), f"{when} the ends hold different numbers: {difference(ours, theirs)}")
 
 
@@ -63,7 +65,8 @@ def two_instances(subject: Subject) -> str:
             f"{key}: decoded from the bytes alone, in a process of its own, the tensor is another one: "
             "the decoder took something that was not in the payload",
         )
-    if isinstance(receiver, Stateful) and not receiver.shared():
+    memory = capability(receiver, Stateful)
+    if memory is not None and not memory.shared():
         _needs_nothing(subject, sent)
     return f"{len(sent)} messages in {STEPS} steps"
 

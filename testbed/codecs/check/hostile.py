@@ -16,6 +16,7 @@ from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import fitting, hidden, key_at
 from testbed.codecs.contract import Codec, Context, MessageKey, Stateful
 from testbed.codecs.make import make
+from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 
 MEMORY_BYTES = 256 * 2**20
@@ -120,9 +121,9 @@ def _refusal(receiver: Codec, bad: bytes, key: MessageKey, name: str) -> CodecEr
 
 
 def _restore(codec: Codec, state: object) -> None:
-    if isinstance(codec, Stateful):
+    if (memory := capability(codec, Stateful)) is not None:
         assert isinstance(state, dict)
-        codec.load(state)
+        memory.load(state)
 
 
 def foreign_payload(subject: Subject) -> str:

@@ -14,6 +14,7 @@ from testbed.codecs.check.same import difference, same
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import Message, messages
 from testbed.codecs.contract import Codec, MessageKey, Payload, Stateful
+from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 
 _BEFORE = 8
@@ -22,7 +23,14 @@ _BEFORE = 8
 
 def remembered(codec: Codec) -> Any:
     """What a codec holds, as its own `state` tells it; None where it has none."""
-    return codec.state() if isinstance(codec, Stateful) else None
+    memory = capability(codec, Stateful)
+    return None if memory is None else memory.state()
+
+
+def _memory(codec: Codec) -> Stateful:
+    memory = capability(codec, Stateful)
+    assert memory is not None, "asked only of a codec that remembers"
+    return memory
 
 
 def _conversation(steps: int = 2 * _BEFORE) -> list[Message]:
@@ -79,15 +87,17 @@ def saved(subject: Subject) -> str:
 
 def _refuses_others_states(codec: Codec) -> None:
     """A state that is not one is a CodecError, and changes nothing."""
-    assert isinstance(codec, Stateful)
-    before = codec.state()
+    memory = _memory(codec)
+    before = memory.state()
     if not before:
         return
     for wrong in ({}, {"no codec's": 1}, {**before, "no codec's": 1}):
         try:
-            codec.load(wrong)
+            memory.load(wrong)
         except CodecError:
-            require(same(codec.state(), before), f"refusing a state of {sorted(map(str, wrong))} changed what it holds")
+            require(
+                same(memory.state(), before), f"refusing a state of {sorted(map(str, wrong))} changed what it holds"
+            )
         else:
             raise Broken(f"it loaded a state of {sorted(map(str, wrong))}, which none of its own is")
 
@@ -109,8 +119,7 @@ def _bytes(state: Any) -> int:
 
 def _loaded(subject: Subject, state: Any) -> Codec:
     codec = subject.fresh()
-    assert isinstance(codec, Stateful)
-    codec.load(state)
+    _memory(codec).load(state)
     return codec
 
 
@@ -132,8 +141,7 @@ def lost_frame(subject: Subject) -> str:
         payload = bytes(sender.encode(tensor, key))
         expected = whole.decode(payload, key)
         refused += _says_or_is_right(receiver, payload, key, expected)
-    assert isinstance(sender, Stateful)
-    sender.reset()
+    _memory(sender).reset()
     fresh = subject.fresh()
     for key, tensor in talk[len(talk) // 2 :]:
         payload = bytes(sender.encode(tensor, key))
@@ -142,13 +150,11 @@ def lost_frame(subject: Subject) -> str:
             same(fresh.decode(payload, key), decoded),
             f"{key}: after the encoder's reset a stale and a fresh decoder differ",
         )
-    assert isinstance(fresh, Stateful)
+    ours, anew, stale = (_memory(end).shared() for end in (sender, fresh, receiver))
     require(
-        same(sender.shared(), fresh.shared()),
-        f"after a reset the encoder and a fresh decoder hold different numbers: {difference(sender.shared(), fresh.shared())}",
+        same(ours, anew),
+        f"after a reset the encoder and a fresh decoder hold different numbers: {difference(ours, anew)}",
     )
-    stale = receiver.shared() if isinstance(receiver, Stateful) else {}
-    ours = sender.shared()
     wrong = {name: value for name, value in ours.items() if name not in stale or not same(stale[name], value)}
     require(
         not wrong, f"after a reset the encoder and the decoder that lost a frame differ: {', '.join(list(wrong)[:4])}"

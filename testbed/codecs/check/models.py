@@ -16,6 +16,7 @@ from testbed.codecs.check.stages import Pipeline, Stage, changes_model, hook_of,
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.contract import Context, MessageKey, Stateful
 from testbed.codecs.make import build
+from testbed.codecs.wrap import capability
 
 _STEPS = 40
 _EXACT, _ALIKE, _WITHIN, _ORTHONORMAL = 1e-5, 1e-5, 1e-5, 1e-5
@@ -52,8 +53,9 @@ def trains(subject: Subject) -> str:
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     require(last < first, f"the loss does not fall in {_STEPS} steps: {first:.3f} to {last:.3f}")
     for ours, theirs in ((pipeline.sender, pipeline.receiver), (pipeline.giver, pipeline.taker)):
-        if isinstance(ours, Stateful) and isinstance(theirs, Stateful):
-            held, other = ours.shared(), theirs.shared()
+        ends = capability(ours, Stateful), capability(theirs, Stateful)
+        if ends[0] is not None and ends[1] is not None:
+            held, other = ends[0].shared(), ends[1].shared()
             require(same(held, other), f"the ends hold different numbers: {difference(held, other)}")
     return f"loss {first:.3f} to {last:.3f} in {_STEPS} steps"
 

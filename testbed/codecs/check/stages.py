@@ -13,6 +13,7 @@ from testbed.codecs.catalogue.recipe import Recipe
 from testbed.codecs.check.claims import exact_of
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import build
+from testbed.codecs.wrap import capability
 from testbed.message_key import Side
 
 VOCABULARY, TOKENS, BATCH = 61, 16, 4
@@ -187,8 +188,8 @@ def ends_of(forward: Recipe, backward: Recipe) -> tuple[Codec, Codec, Codec, Cod
     sender, receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
     taker, giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
     for codec, other in ((taker, sender), (giver, receiver)):
-        if isinstance(codec, Paired):
-            codec.pair(other)
+        if (paired := capability(codec, Paired)) is not None:
+            paired.pair(other)
     return sender, receiver, taker, giver
 
 
@@ -205,4 +206,5 @@ def is_exact(recipe: Recipe) -> bool:
 
 def hook_of(codec: Codec, model: Stage, side: Side) -> Hook | None:
     """A codec's part in a stage; None where it has none."""
-    return codec.hook(model, side) if isinstance(codec, ModelCodec) else None
+    model_codec = capability(codec, ModelCodec)
+    return None if model_codec is None else model_codec.hook(model, side)

@@ -15,6 +15,7 @@ from testbed.codecs.check.claims import law_of
 from testbed.codecs.check.tensors import hidden
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload, Stateful
 from testbed.codecs.make import build
+from testbed.codecs.wrap import capability
 from testbed.message_key import Direction
 
 
@@ -37,8 +38,8 @@ class Subject:
     def fresh(self, seed: int = 0) -> Codec:
         """A new instance, as one end gets it."""
         codec = build(self.recipe, Context(seed, 0, self.direction))
-        if self.direction == "backward" and isinstance(codec, Paired):
-            _go_with_activations(codec, self, seed)
+        if self.direction == "backward" and (paired := capability(codec, Paired)) is not None:
+            _go_with_activations(codec, paired, self, seed)
         return codec
 
     @property
@@ -55,7 +56,7 @@ class Subject:
     @property
     def stateful(self) -> bool:
         """Does it have the four methods of a codec that remembers?"""
-        return isinstance(self.fresh(), Stateful)
+        return capability(self.fresh(), Stateful) is not None
 
 
 def text_of(subject: Subject) -> str:
@@ -78,14 +79,14 @@ def prepare(codec: Codec, key: MessageKey, shape: tuple[int, ...]) -> None:
         ready(key, shape)
 
 
-def _go_with_activations(codec: Any, subject: Subject, seed: int) -> None:
+def _go_with_activations(codec: Any, paired: Paired, subject: Subject, seed: int) -> None:
     """Pair an instance with one for the activations, and let those of each message key pass before its gradient does.
 
     Its two methods are replaced on the instance, so that it stays of its class, with all else that it can do.
     """
     context = Context(seed, 0, "forward")
     sender, receiver = build(subject.forward, context), build(subject.forward, context)
-    codec.pair(receiver)
+    paired.pair(receiver)
     encode, decode = codec.encode, codec.decode
     last: list[object] = [None]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.wire import header
 from testbed.codecs.wire.scratch import Scratch
-from testbed.codecs.wrap import Wrapper, bound_of, law_of_bound
+from testbed.codecs.wrap import bound_of, law_of_bound
 
 
 @functools.cache
@@ -56,26 +56,25 @@ def rotate(x: Tensor, size: int, out: Tensor | None = None) -> Tensor:
     return out
 
 
-class Hadamard(Wrapper):
+class Hadamard:
     """A rotation around any other codec."""
 
     def __init__(self, context: Context, inner: Codec, size: int = 64) -> None:
         """Tiles of `size` channels. ValueError unless that is a power of two."""
-        super().__init__(inner=inner)
         self.law = law_of_bound(inner)
         matrix(size)
-        self._inner, self._size, self._scratch = inner, size, Scratch()
+        self.inner, self._size, self._scratch = inner, size, Scratch()
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """CodecError names the message key where the rotated tensor is not finite."""
         x = header.check_input(tensor).to(torch.float32)
         rotated = rotate(x, self._size, self._scratch.of(x.shape))
         header.check_finite(rotated, key, "a rotation")
-        return self._inner.encode(rotated, key)
+        return self.inner.encode(rotated, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """CodecError where the inner codec's is one, or the result is not finite."""
-        values = self._inner.decode(payload, key)  # which is ours: a new contiguous tensor
+        values = self.inner.decode(payload, key)  # which is ours: a new contiguous tensor
         values.copy_(rotate(values, self._size, self._scratch.of(values.shape)))
         header.check_finite(values, key, "a rotation", doing="decode")
         return values
@@ -84,8 +83,8 @@ class Hadamard(Wrapper):
         """The largest error of each value; infinity where the inner codec states none."""
         x = tensor.detach().to(torch.float32)
         if not x.numel() or not x.ndim:
-            return bound_of(self._inner, x)
-        bounds = bound_of(self._inner, rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()
+            return bound_of(self.inner, x)
+        bounds = bound_of(self.inner, rotate(x, self._size)).to(torch.float64).expand(x.shape).clone()
         tile = tile_size(x.shape[-1], self._size)
         whole = x.shape[-1] // tile * tile
         tiles, values = (part[..., :whole].view(*x.shape[:-1], -1, tile) for part in (bounds, x.to(torch.float64)))

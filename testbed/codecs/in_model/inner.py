@@ -9,44 +9,39 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from testbed.codecs import wrap
-from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload
+from testbed.codecs.contract import Codec, Context, MessageKey, ModelCodec, Paired, Payload
 from testbed.codecs.wire import header
+from testbed.codecs.wrap import Wrapper, capability, frame, open_frame, walk
 from testbed.errors import CodecError, SpecError
 from testbed.message_key import Direction
 
 
-class Inner(wrap.Wrapper):
+class Inner:
     """Adds no byte: payloads, state and errors are the inner codec's. What is learned belongs to the stage's model, not here."""
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
         """SpecError where `inner` changes the model itself: a hook would be left out."""
-        super().__init__(inner=inner)
         self._context = context
         self.inner = inner
         self.forward: Inner | None = None
         """Of an instance for gradients: the one for the activations, whose hook is in the model."""
-        part: object | None = inner
-        while part is not None:
-            if isinstance(part, Inner):
+        for part in walk(inner):
+            if isinstance(part, ModelCodec):
                 raise SpecError(
                     f"{type(part).__name__} changes the model, and so does what is around it; use one of them"
                 )
-            part = getattr(part, "inner", None)
 
     def pair(self, forward: Codec) -> None:
         """See `base.Paired`. SpecError where the activations go through another codec: then nothing would be in the model."""
-        part: object | None = forward
-        while part is not None and type(part) is not type(self):
-            part = getattr(part, "inner", None)
-        if not isinstance(part, Inner):
+        same = next((part for part in walk(forward) if type(part) is type(self)), None)
+        if not isinstance(same, Inner):
             raise SpecError(
                 f"boundary {self._context.boundary}: gradients go through {type(self).__name__}, which changes the model, and "
                 f"activations through {type(forward).__name__}; name it for both directions, or for the activations alone"
             )
-        self.forward = part
-        if isinstance(self.inner, Paired):
-            self.inner.pair(part.inner)
+        self.forward = same
+        if (paired := capability(self.inner, Paired)) is not None:
+            paired.pair(same.inner)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """As the inner codec."""
@@ -90,14 +85,15 @@ class Load(Protocol):
         ...
 
 
-class Carrying(Inner):
+class Carrying(Inner, Wrapper):
     """A wrapper's header of 4 bytes, in some messages a bf16 matrix, padded to a multiple of 4 bytes, then the inner payload.
 
     Without a hook there is never a matrix.
     """
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
-        super().__init__(context, inner=inner)
+        Inner.__init__(self, context, inner=inner)
+        Wrapper.__init__(self, inner=inner)
         self.own_load: Load | None = None
         """The hook's that belongs to this codec, once it is there."""
 
@@ -113,17 +109,17 @@ class Carrying(Inner):
         body = self.inner.encode(tensor, key)
         visit = 0 if load is None else load.visit(self._context.direction)
         if matrix is None:
-            payload = wrap.frame(header.CARRYING, body, visit=visit)
+            payload = frame(header.CARRYING, body, visit=visit)
         else:
             values = matrix.contiguous().view(torch.uint8).numpy().tobytes()
-            payload = wrap.frame(header.CARRYING, values, bytes(-len(values) % 4), body, kind=1, visit=visit)
+            payload = frame(header.CARRYING, values, bytes(-len(values) % 4), body, kind=1, visit=visit)
         if load is not None:
             load.sent(key, matrix)
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """As the inner codec, after which the hook has what came along."""
-        kind, visit, rest = wrap.open_frame(payload, header.CARRYING)
+        kind, visit, rest = open_frame(payload, header.CARRYING)
         load = self._load
         if kind > 1:
             raise CodecError(f"cannot decode {key}: a payload that carries {kind} matrices; one is the most")

@@ -24,7 +24,7 @@ from testbed.codecs.memory.delta import CASTS
 from testbed.codecs.memory.examples import Examples, Key
 from testbed.codecs.memory.history import check_follows, following
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame, unchanged_on_error
+from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame
 from testbed.errors import CodecError
 
 _EACH, _WHOLE = 0, 1
@@ -62,7 +62,7 @@ class AqSgd(ClosedLoop):
         )
         rows = x.unsqueeze(0) if whole else x
         full = differences = b""  # type: Payload
-        with unchanged_on_error(self.inner, self._decoder):
+        with self.parts_unchanged_on_error():
             if not all(known):
                 full = self._first.encode(_part(rows, [not old for old in known], whole), key)
             if any(known):
@@ -88,7 +88,7 @@ class AqSgd(ClosedLoop):
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """m of the message key's examples after this message. CodecError when an example's visit does not follow its last one."""
-        with unchanged_on_error(self._decoder):
+        with self.parts_unchanged_on_error("decoder"):
             return self._advance(payload, key)
 
     def bound(self, tensor: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ from testbed.codecs.wrap import (
     law_of_bound,
     open_frame,
     size_of,
-    unchanged_on_error,
 )
 from testbed.errors import CodecError
 
@@ -108,7 +107,7 @@ class Delta(ClosedLoop):
         x = header.check_input(tensor).to(torch.float32)
         header.check_finite(x, key, "a difference")
         last = self._history.last(key)
-        with unchanged_on_error(self.inner, self._decoder):
+        with self.parts_unchanged_on_error():
             if last is None or last.value.shape != x.shape:
                 payload = self._write(x, key, _INNER if self._first is None else _FULL, 0)
             else:
@@ -118,7 +117,7 @@ class Delta(ClosedLoop):
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """P after this message. CodecError when the payload does not follow the message key's last one."""
-        with unchanged_on_error(self._decoder):
+        with self.parts_unchanged_on_error("decoder"):
             return self._advance(payload, key)
 
     def bound(self, tensor: Tensor) -> Tensor:

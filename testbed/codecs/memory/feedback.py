@@ -10,7 +10,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import Wrapper, check_keys, twin, unchanged_on_error
+from testbed.codecs.wrap import Wrapper, check_keys, twin
 from testbed.errors import CodecError
 from testbed.message_key import Phase
 
@@ -51,7 +51,7 @@ class ErrorFeedback(Wrapper):
                 self._scratch = torch.empty(x.shape)
             target = torch.add(owed, x, out=self._scratch)
         header.check_finite(target, key, "error feedback")
-        with unchanged_on_error(self.inner, self._decoder):
+        with self.parts_unchanged_on_error():
             payload = self.inner.encode(target, key)
             left = torch.sub(target, decoded := self._decoder.decode(payload, key), out=decoded)
             header.check_finite(left, key, "error feedback")

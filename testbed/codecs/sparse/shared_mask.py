@@ -7,7 +7,7 @@ there. What comes back is exactly the gradient of masking, and the other element
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.sparse.positions import Form, Layout, Positions, kept_of, pack, unpack
 from testbed.codecs.sparse.sparsifiers import Floats, Sparse, Told, TopK, Values, every_row
 from testbed.codecs.wire import header
-from testbed.codecs.wrap import check_keys, parts_of
+from testbed.codecs.wrap import check_keys, walk
 from testbed.errors import CodecError, SpecError
 from testbed.message_key import Phase
 
@@ -145,7 +145,7 @@ class ForwardMask(Sparse):
 
     def pair(self, forward: Codec) -> None:
         """See `base.Paired`. SpecError unless the forward codec, or what it wraps, remembers its masks."""
-        self._forward = tuple(_within(forward))
+        self._forward = tuple(part for part in walk(forward) if isinstance(part, _Remembers))
         if not self._forward:
             raise SpecError(
                 f"a gradient cannot go by the mask of {type(forward).__name__}: the boundary's forward codec must be the same, "
@@ -168,7 +168,7 @@ class ForwardMask(Sparse):
     def _sources(self) -> tuple[_Remembers, ...]:
         if not self._forward:
             raise CodecError(
-                "cannot use the mask of the activations: this codec was not paired with theirs (see codecs.base.Paired)"
+                "cannot use the mask of the activations: this codec was not paired with theirs (see codecs.contract.Paired)"
             )
         return self._forward
 
@@ -183,11 +183,3 @@ class ForwardMask(Sparse):
         raise CodecError(
             f"cannot use the mask of {key}: its activations did not pass here; a message was lost, or is out of order"
         )
-
-
-def _within(codec: object) -> Iterator[_Remembers]:
-    """The codecs that remember masks among a codec and all that it wraps."""
-    if isinstance(codec, _Remembers):
-        yield codec
-    for part in parts_of(codec):
-        yield from _within(part)
