@@ -171,7 +171,7 @@ class Run(NamedTuple):
 
     @property
     def cell(self) -> Cell:
-        trace.look_in(self.folder)
+        trace.find_kept_traces(self.folder)
         return read_json(self.folder / "cell.json", Cell)
 
     @property
@@ -236,6 +236,6 @@ def new_run(experiment: Path, cell: Cell) -> Run:
     for profile in cell.profiles:
         for pipe in (profile.up, profile.down):
             if pipe is not None and pipe.trace is not None:
-                paths.give_to_user(trace.keep(pipe.trace, run.folder))
+                paths.give_to_user(trace.keep_trace(pipe.trace, run.folder))
     write_json(run.folder / "cell.json", cell)
     return run

@@ -110,4 +110,4 @@ def test_a_run_over_a_trace_can_be_read_where_the_trace_is_not(
     pipe = run.cell.profiles[0].up
     assert pipe is not None
     assert pipe.trace is not None
-    assert trace.load(pipe.trace) == tuple(range(1, 101))
+    assert trace.load_trace(pipe.trace) == tuple(range(1, 101))

@@ -11,8 +11,8 @@ from rich.text import Text
 from testbed import paths, profiles
 from testbed.commands.console import out
 from testbed.errors import UserError
-from testbed.profiles.line import line
-from testbed.profiles.model import LinkProfile
+from testbed.profiles.link_profile import LinkProfile
+from testbed.profiles.profiles_page import profile_line
 
 _WIDE = 110
 """Columns from which on a line also tells the loss, what varies and the transport."""
@@ -34,9 +34,9 @@ def list_profiles(
 ) -> None:
     """List the link profiles, or show one in full, every number resolved, as a file that reads back."""
     if draw_page:
-        from testbed.profiles.page import page
+        from testbed.profiles.profiles_page import draw_profiles_page
 
-        typer.echo(page(paths.profile_folders()[0]), nl=False)
+        typer.echo(draw_profiles_page(paths.profile_folders()[0]), nl=False)
     elif name is not None:
         shown = profiles.load_profile(name, change)
         typer.echo(f"# {shown.name}\n{profiles.write_profile(shown)}", nl=False)
@@ -52,7 +52,7 @@ def list_profiles(
 def profile_table(found: list[LinkProfile], width: int) -> Table:
     """One line each, whatever the width of the terminal: a narrow one gets fewer columns, and the last is cut."""
     columns = ["profile", "Mbit/s up", "down", "RTT ms"] + (["loss %", "varies", "TCP"] if width >= _WIDE else [])
-    lines = [line(profile) for profile in found]
+    lines = [profile_line(profile) for profile in found]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         widest = max(len(told[place]) for told in [columns, *lines])  # rich would otherwise cut all columns alike

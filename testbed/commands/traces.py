@@ -10,8 +10,7 @@ import typer
 from testbed import paths, units
 from testbed.commands.console import out
 from testbed.errors import SpecError, UserError
-from testbed.profiles import convert, trace
-from testbed.profiles import generate as generator
+from testbed.profiles import trace, trace_sources
 
 app = typer.Typer(
     help="Traces, which a link's rate can follow (mahimahi's format): make one, convert one, look at one.",
@@ -24,7 +23,9 @@ OutputFlag = Annotated[Path, typer.Option("-o", "--output", help="File to write.
 def generate(
     kind: Annotated[
         str,
-        typer.Argument(help="How the rate moves: " + "; ".join(f"{k}: {v.what}" for k, v in generator.KINDS.items())),
+        typer.Argument(
+            help="How the rate moves: " + "; ".join(f"{k}: {v.what}" for k, v in trace_sources.KINDS.items())
+        ),
     ],
     seed: Annotated[int, typer.Option(help="Same seed, same trace, on every machine.")],
     seconds: Annotated[int, typer.Option(help="Its length.")],
@@ -32,7 +33,7 @@ def generate(
     output: OutputFlag,
 ) -> None:
     """Make a trace from a seed."""
-    recipe = generator.recipe("trace generate", kind=kind, seed=seed, seconds=seconds, mean_rate=mean_rate)
+    recipe = trace_sources.checked_recipe("trace generate", kind=kind, seed=seed, seconds=seconds, mean_rate=mean_rate)
     _write(recipe.make(), output)
 
 
@@ -43,8 +44,8 @@ def convert_csv(
     ],
     time_column: Annotated[str, typer.Option(help="Name of the column of times.")],
     rate_column: Annotated[str, typer.Option(help="Name of the column of rates.")],
-    time_unit: Annotated[str, typer.Option(help=f"One of {', '.join(convert.TIME_UNITS_MS)}.")],
-    rate_unit: Annotated[str, typer.Option(help=f"One of {', '.join(convert.RATE_UNITS_BPS)}.")],
+    time_unit: Annotated[str, typer.Option(help=f"One of {', '.join(trace_sources.TIME_UNITS_MS)}.")],
+    rate_unit: Annotated[str, typer.Option(help=f"One of {', '.join(trace_sources.RATE_UNITS_BPS)}.")],
     output: OutputFlag,
 ) -> None:
     """Make a trace from a CSV file of rates, in a time's and a rate's unit that you state."""
@@ -55,13 +56,13 @@ def convert_csv(
     except UnicodeDecodeError:
         raise SpecError(f"{csv} is not UTF-8 text") from None
     columns = {"time_column": time_column, "rate_column": rate_column, "time_unit": time_unit, "rate_unit": rate_unit}
-    _write(convert.from_csv(text, str(csv), **columns), output)
+    _write(trace_sources.trace_from_csv(text, str(csv), **columns), output)
 
 
 @app.command()
 def show(file: Annotated[Path, typer.Argument(help="A trace file.")]) -> None:
     """Say how long a trace is, what it carries, and its slowest and fastest second."""
-    _tell(file, trace.read(file).times)
+    _tell(file, trace.read_trace(file).times)
 
 
 def _write(times: tuple[int, ...], output: Path) -> None:

@@ -1,16 +1,21 @@
-"""Link profiles: what one access link is asked to be. Pure: nothing here touches a network.
+"""Link profiles: what is one access link asked to be? Pure: nothing here touches a network.
 
-model.py (loss.py, ranges.py) is the record; files.py finds, extends and overrides TOML files, reading.py makes one direction
-of them, writing.py is the inverse, keys.py says what the keys mean. A link varies by a schedule or a trace (trace.py):
-timeline.py is what holds when, generate.py and convert.py make traces. line.py sums a profile up in one line, page.py draws the
-README of a folder of profiles from its files.
+link_profile      the record of a profile and its pipes
+loss              the loss models of a pipe
+ranges            the ranges of a profile's numbers, refused in the units that files write
+keys              the keys of a profile file and what they mean
+loading           profile files: find, extend, override, read
+pipe_reading      one direction of a profile file as the fields of a Pipe
+profile_writing   a profile as the text of a file that reads back
+trace             trace files, and the arithmetic of delivery opportunities
+trace_sources     traces from a seed or from a CSV file
+timeline          what a varying pipe is at each moment
+profiles_page     a profile in one line, and the README of a folder of profiles
 """
 
 from __future__ import annotations
 
-from testbed.profiles.files import load_profile, override, profile_files, read_profile
-from testbed.profiles.loss import Bernoulli, GilbertElliott, Loss
-from testbed.profiles.model import (
+from testbed.profiles.link_profile import (
     Change,
     LinkProfile,
     Pipe,
@@ -18,7 +23,9 @@ from testbed.profiles.model import (
     Slot,
     Trace,
 )
-from testbed.profiles.writing import write_profile
+from testbed.profiles.loading import load_profile, override, profile_files, read_profile
+from testbed.profiles.loss import Bernoulli, GilbertElliott, Loss
+from testbed.profiles.profile_writing import write_profile
 
 __all__ = [
     "Bernoulli",

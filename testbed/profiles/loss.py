@@ -18,18 +18,20 @@ class Bernoulli(Frozen):
 
     @property
     def mean(self) -> float:
-        """Share of packets that is lost."""
+        """The share of packets that is lost."""
         return self.probability
 
     @property
     def mean_burst(self) -> float:
-        """Mean number of packets lost in a row."""
+        """The mean number of packets lost in a row."""
         return 1 / (1 - self.probability)
 
 
 class GilbertElliott(Frozen):
-    """Bursts of loss: a good and a bad state (Gilbert 1960, Elliott 1963). A packet is drawn in the present state, then the state
-    may change. tc's `loss gemodel p r 1-h 1-k` takes the same four numbers in this order, and so does the kernel.
+    """Packets are lost in bursts: there is a good and a bad state (Gilbert 1960, Elliott 1963).
+
+    Each packet is drawn in the present state, then the state may change. tc's `loss gemodel p r 1-h 1-k` takes the same
+    four numbers in this order, and so does the kernel.
     """
 
     model: Literal["gilbert-elliott"] = "gilbert-elliott"
@@ -48,12 +50,12 @@ class GilbertElliott(Frozen):
 
     @property
     def mean(self) -> float:
-        """Share of packets that is lost, in the long run."""
+        """The share of packets that is lost in the long run."""
         return self._bad * self.lost_in_bad + (1 - self._bad) * self.lost_in_good
 
     @property
     def mean_burst(self) -> float:
-        """Mean number of packets lost in a row: share lost / share that is lost and follows one that was not."""
+        """The mean number of packets lost in a row: share lost / share that is lost and follows one that was not."""
         bad, b, g = self._bad, self.lost_in_bad, self.lost_in_good
         after_bad = (1 - self.leave_bad) * b + self.leave_bad * g
         after_good = (1 - self.enter_bad) * g + self.enter_bad * b

@@ -1,4 +1,7 @@
-"""The ranges of a profile's numbers. A refusal speaks in the units that files write: `8kbit to 100Gbit`, not `>= 8000`."""
+"""The ranges of a profile's numbers.
+
+A refusal speaks in the units that files write: `8kbit to 100Gbit`, not `>= 8000`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from testbed import units
 def within(
     low: float, high: float, text: Callable[[float], str], *, low_open: bool = False, high_open: bool = False
 ) -> AfterValidator:
-    """A range whose refusal is told in the units that files write. An open end does not itself belong to the range."""
+    """Make a check whose refusal uses the units that files write. An open end does not itself belong to the range."""
 
     def check(value: float) -> float:
         if (value > low if low_open else value >= low) and (value < high if high_open else value <= high):
@@ -32,13 +35,13 @@ def _bytes(count: float) -> str:
 def _is_congestion_control(name: str) -> str:
     if not re.fullmatch("[a-z0-9_]{1,15}", name, re.ASCII):
         raise ValueError(
-            f"{name!r} is no name of a TCP congestion control; write it as Linux does, for example 'cubic' or 'bbr'"
+            f"{name!r} does not name a TCP congestion control; write it as Linux does, for example 'cubic' or 'bbr'"
         )
     return name
 
 
 LONGEST_NS = 24 * 3_600 * 1_000_000_000
-"""How long a schedule or a trace may be: a day."""
+"""The longest schedule or trace: a day."""
 
 RateBps = Annotated[int, within(8_000, 100_000_000_000, units.write_rate)]
 DelayNs = Annotated[int, within(0, 10_000_000_000, units.write_time)]

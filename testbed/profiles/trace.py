@@ -1,7 +1,8 @@
-"""Traces of delivery opportunities in mahimahi's format: read, checked, written, made from rates, and cut into bins.
+"""Traces of delivery opportunities in mahimahi's format: read, check, write, make from rates, and cut into bins.
 
-One line is one opportunity: the millisecond, from the trace's start, by which one packet of up to 1500 bytes may have left.
-Several lines may bear the same number; none may be smaller than the one before it. The last number is the trace's length.
+Each line is one opportunity: the millisecond, from the trace's start, by which one packet of up to 1500 bytes may have
+left. Several lines may bear the same number; none may be smaller than the one before it. The last number is the trace's
+length.
 """
 
 from __future__ import annotations
@@ -14,34 +15,37 @@ from typing import NamedTuple
 
 from testbed import paths, units
 from testbed.errors import SpecError
-from testbed.profiles.model import Trace
+from testbed.profiles.link_profile import Trace
 from testbed.profiles.ranges import LONGEST_NS
 
 OPPORTUNITY_BYTES = 1500
 """What one opportunity carries at most, whatever the MTU: mahimahi's unit."""
 _PACKET = OPPORTUNITY_BYTES * 8 * 1000
-"""The same in bits per second times milliseconds."""
+"""One opportunity in bits per second times milliseconds."""
 _LONGEST_MS = LONGEST_NS // 1_000_000
 _MOST = 10_000_000
-"""Opportunities in one trace: two minutes at 1 Gbit/s. They are held in memory, as one integer each."""
+"""The most opportunities in one trace: two minutes at 1 Gbit/s. They are held in memory, as one integer each."""
 
 KEPT_SUFFIX = ".trace"
 _known: dict[str, Path] = {}
-"""Where a trace of this digest was read in this process: a profile may lie anywhere."""
+"""Digest -> where this process read the trace: a profile may lie anywhere."""
 _kept: dict[str, Path] = {}
-"""Where one was put beside results: its name says its digest, and its text is the one that `format_trace` writes."""
+"""Digest -> the copy beside results, whose name is the digest and whose text is what `format_trace` writes."""
 
 
-class Found(NamedTuple):
-    """A trace as it was read."""
+class TraceFile(NamedTuple):
+    """The content of a trace file."""
 
     times: tuple[int, ...]
     digest: str
-    """Of the file's content."""
+    """Of the file's bytes."""
 
 
-def parse(text: str, where: str) -> tuple[int, ...]:
-    """The opportunities of a trace in ms. SpecError, which starts with `where`, names the line that is wrong."""
+def parse_trace(text: str, where: str) -> tuple[int, ...]:
+    """Parse a trace into its opportunities in ms.
+
+    SpecError, which starts with `where`, names the line that is wrong.
+    """
     times: list[int] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not (word := line.strip()):
@@ -52,7 +56,7 @@ def parse(text: str, where: str) -> tuple[int, ...]:
             raise SpecError(f"{where}, line {number}: {word} comes after {times[-1]}; a trace's times never decrease")
         times.append(int(word))
     if not times:
-        raise SpecError(f"{where} holds no delivery opportunity; write one millisecond a line")
+        raise SpecError(f"{where} holds no delivery opportunity; write one millisecond per line")
     if times[-1] == 0:
         raise SpecError(f"{where}: all opportunities are at 0 ms, so the trace has no length; its last line is its end")
     if times[-1] > _LONGEST_MS:
@@ -61,7 +65,7 @@ def parse(text: str, where: str) -> tuple[int, ...]:
 
 
 def format_trace(times: Iterable[int]) -> str:
-    """The inverse of `parse`."""
+    """Write a trace as text: the inverse of `parse_trace`."""
     return "".join(f"{time}\n" for time in times)
 
 
@@ -69,22 +73,25 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=10).hexdigest()
 
 
-def read(path: Path) -> Found:
-    """A trace file. SpecError when it cannot be read or is no trace."""
+def read_trace(path: Path) -> TraceFile:
+    """Read a trace file. SpecError when it cannot be read or is not a trace."""
     try:
         content = path.read_bytes()
-        times = parse(content.decode("ascii"), f"trace {path}")
+        times = parse_trace(content.decode("ascii"), f"trace {path}")
     except OSError as error:
         raise SpecError(f"cannot read the trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise SpecError(f"trace {path} is not text; write one millisecond a line") from None
+        raise SpecError(f"trace {path} is not text; write one millisecond per line") from None
     digest = _digest(content)
     _known[digest] = path.resolve()
-    return Found(times, digest)
+    return TraceFile(times, digest)
 
 
-def load(trace: Trace) -> tuple[int, ...]:
-    """The opportunities of a profile's trace in ms. SpecError when no file is found that still has the content of the profile."""
+def load_trace(trace: Trace) -> tuple[int, ...]:
+    """Return the opportunities of a profile's trace in ms.
+
+    SpecError when no file still has the content that it had then.
+    """
     return _load(trace.digest, trace.file)
 
 
@@ -93,56 +100,62 @@ def _load(digest: str, file: str) -> tuple[int, ...]:
     places = [*filter(None, [_known.get(digest)]), *(folder / file for folder in paths.profile_folders())]
     for path in places:
         if path.is_file() and _digest(content := path.read_bytes()) == digest:
-            return parse(content.decode("ascii"), f"trace {path}")
+            return parse_trace(content.decode("ascii"), f"trace {path}")
     if kept := _kept.get(digest):
-        return parse(kept.read_text(encoding="ascii"), f"trace {kept}")
+        return parse_trace(kept.read_text(encoding="ascii"), f"trace {kept}")
     looked = ", ".join(map(str, places)) or "no folder of profiles"
     raise SpecError(
         f"cannot find the trace {file} with the content that the profile had when it was read; looked at {looked}"
     )
 
 
-def keep(trace: Trace, folder: Path) -> Path:
-    """Put the content of a trace beside results, so that these can be read where the profile is not. SpecError as from `load`."""
+def keep_trace(trace: Trace, folder: Path) -> Path:
+    """Copy a trace into a results folder, which can then be read without the profile.
+
+    SpecError as from `load_trace`.
+    """
     path = folder / f"{trace.digest}{KEPT_SUFFIX}"
-    path.write_text(format_trace(load(trace)), encoding="ascii")
+    path.write_text(format_trace(load_trace(trace)), encoding="ascii")
     return path
 
 
-def look_in(folder: Path) -> None:
-    """Traces that `keep` has put there are found from now on."""
+def find_kept_traces(folder: Path) -> None:
+    """Let `load_trace` find what `keep_trace` has put into `folder`."""
     for path in folder.glob(f"*{KEPT_SUFFIX}"):
         _kept.setdefault(path.name.removesuffix(KEPT_SUFFIX), path)
 
 
 def mean_rate_bps(times: Sequence[int]) -> float:
-    """What a trace carries, on average over its length."""
+    """Return what a trace carries on average over its length, in bits per second."""
     return len(times) * _PACKET / times[-1]
 
 
 def bins(times: Sequence[int], bin_ms: int) -> tuple[int, ...]:
-    """How many opportunities lie in each `bin_ms`; the last bin may be shorter. An opportunity at t ms counts to the bin that
-    ends at or after t, and one at 0 ms to the first, so nothing is lost: the sum is the trace.
+    """Count the opportunities in each `bin_ms`; the last bin may be shorter.
+
+    An opportunity at t ms counts towards the bin that ends at or after t, and one at 0 ms towards the first, so nothing
+    is lost: the sum is the trace.
     """
-    found = [0] * -(-times[-1] // bin_ms)
+    counts = [0] * -(-times[-1] // bin_ms)
     for time in times:
-        found[max(0, (time - 1) // bin_ms)] += 1
-    return tuple(found)
+        counts[max(0, (time - 1) // bin_ms)] += 1
+    return tuple(counts)
 
 
 def bin_rates(times: Sequence[int], bin_ms: int) -> tuple[float, ...]:
-    """`bins` in bits per second."""
-    found = bins(times, bin_ms)
-    lengths = [bin_ms] * (len(found) - 1) + [times[-1] - (len(found) - 1) * bin_ms]
-    return tuple(count * _PACKET / length for count, length in zip(found, lengths, strict=True))
+    """Return the rate of each bin of `bins`, in bits per second."""
+    counts = bins(times, bin_ms)
+    lengths = [bin_ms] * (len(counts) - 1) + [times[-1] - (len(counts) - 1) * bin_ms]
+    return tuple(count * _PACKET / length for count, length in zip(counts, lengths, strict=True))
 
 
-def from_rates(steps: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """A trace from (duration in ms, bits per second) steps. An opportunity stands at the first millisecond at which the rate's
-    integral has filled one more packet: in whole numbers, so that every machine makes the same trace.
+def trace_from_rates(steps: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+    """Make a trace from (duration in ms, bits per second) steps.
 
-    Where the end lies between two packets, one opportunity more is put there, for the last line is the trace's length. SpecError
-    for a rate below zero, or when not one packet fits in.
+    An opportunity stands at the first millisecond at which the rate's integral has filled one more packet: integer
+    arithmetic, so that every machine makes the same trace. Where the end lies between two packets, one more opportunity
+    is put there, because the last line is the trace's length. SpecError for a rate below zero, or when not one packet
+    fits in.
     """
     times: list[int] = []
     credit = start = 0

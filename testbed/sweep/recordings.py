@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed import paths, results
 from testbed.errors import StageError
-from testbed.profiles.files import read_profile
+from testbed.profiles.loading import read_profile
 from testbed.spec import Cell, recording
 
 _UNSHAPED = "datacenter.toml"

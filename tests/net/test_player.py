@@ -225,8 +225,10 @@ def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(device: 
 def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(device: tuple[Namespace, Netlink], tmp_path: Path) -> None:
     namespace, netlink = device
     file = tmp_path / "steps.trace"
-    file.write_text(trace.format_trace(trace.from_rates([(100, 12 * 10**6), (100, 24 * 10**6), (100, 48 * 10**6)])))
-    times, digest = trace.read(file)
+    file.write_text(
+        trace.format_trace(trace.trace_from_rates([(100, 12 * 10**6), (100, 24 * 10**6), (100, 48 * 10**6)]))
+    )
+    times, digest = trace.read_trace(file)
     played = Trace(
         file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0
     )

@@ -264,7 +264,7 @@ def test_both_sides_mean_the_same_by_an_opportunity():
 
 def test_a_trace_is_followed_packet_by_packet(star, tmp_path):
     (tmp_path / "slow.trace").write_text("40\n80\n200\n")
-    times, digest = trace.read(tmp_path / "slow.trace")
+    times, digest = trace.read_trace(tmp_path / "slow.trace")
     slow = Trace(file="slow.trace", digest=digest, length_ms=200, opportunities=len(times), loop=True, offset_ms=0)
     lab = star((None, None), (pipe(trace=slow), None))
     begin = time.monotonic_ns()

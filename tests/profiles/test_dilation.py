@@ -121,7 +121,7 @@ def test_a_trace_lets_every_packet_through_so_many_times_as_late(
 def traced(folder: Path, times: list[int], *, loop: bool, offset_ms: int) -> Pipe:
     path = folder / "some.trace"
     path.write_text(trace.format_trace(times), encoding="ascii")
-    found = trace.read(path)
+    found = trace.read_trace(path)
     asked = Trace(
         file=path.name,
         digest=found.digest,

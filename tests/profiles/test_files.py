@@ -271,7 +271,7 @@ _MISTAKES = [
     (
         '"cubic"',
         '"BBR v3"',
-        "congestion_control: 'BBR v3' is no name of a TCP congestion control; write it as Linux does",
+        "congestion_control: 'BBR v3' does not name a TCP congestion control; write it as Linux does",
     ),
     ("= false", '= "false"', "slow_start_after_idle: Input should be a valid boolean, found 'false'"),
     ('source = "t"', 'source = ""', "source: String should have at least 1 character"),

@@ -13,8 +13,8 @@ from testbed import paths, profiles
 from testbed.commands.profiles import profile_table
 from testbed.errors import UserError
 from testbed.net.kernel import qdisc
-from testbed.profiles import LinkProfile, generate, trace
-from testbed.profiles.page import page
+from testbed.profiles import LinkProfile, trace, trace_sources
+from testbed.profiles.profiles_page import draw_profiles_page
 from testbed.profiles.timeline import timeline
 
 FOLDER = paths.profile_folders()[-1]
@@ -111,7 +111,7 @@ def test_the_regions_lie_apart_as_their_pairs_were_measured() -> None:
 
 
 def test_every_shipped_trace_is_what_its_recipe_makes() -> None:
-    recipes = generate.recipes(FOLDER / "traces")
+    recipes = trace_sources.read_recipes(FOLDER / "traces")
     assert recipes.keys() == {path.name for path in (FOLDER / "traces").glob("*.trace")}
     for file, recipe in recipes.items():
         content = (FOLDER / "traces" / file).read_bytes()
@@ -119,10 +119,10 @@ def test_every_shipped_trace_is_what_its_recipe_makes() -> None:
         assert len(content) < 300_000
 
 
-@pytest.mark.parametrize("kind", generate.KINDS)
+@pytest.mark.parametrize("kind", trace_sources.KINDS)
 def test_a_generated_trace_has_its_length_and_mean_and_depends_on_the_seed(kind: str) -> None:
     def make(seed: int) -> tuple[int, ...]:
-        return generate.recipe("here", kind=kind, seed=seed, seconds=40, mean_rate="6Mbit").make()
+        return trace_sources.checked_recipe("here", kind=kind, seed=seed, seconds=40, mean_rate="6Mbit").make()
 
     times = make(1)
     assert times == make(1)
@@ -132,7 +132,7 @@ def test_a_generated_trace_has_its_length_and_mean_and_depends_on_the_seed(kind:
 
 
 def test_starlinks_trace_changes_every_15_seconds() -> None:
-    times = generate.recipe("here", kind="starlink", seed=3, seconds=60, mean_rate="24Mbit").make()
+    times = trace_sources.checked_recipe("here", kind="starlink", seed=3, seconds=60, mean_rate="24Mbit").make()
     rates = trace.bin_rates(times, 100)
     slow = [number for number, rate in enumerate(rates) if rate < 0.3 * 24_000_000]
     assert slow == [150, 300, 450]
@@ -151,7 +151,7 @@ def test_starlinks_trace_changes_every_15_seconds() -> None:
 def test_a_recipe_that_cannot_be_followed_is_told(change: dict[str, object], message: str) -> None:
     recipe: dict[str, object] = {"kind": "cellular", "seed": 1, "seconds": 10, "mean_rate": "12Mbit"}
     with pytest.raises(UserError) as caught:
-        generate.recipe("here", **{**recipe, **change})  # type: ignore[arg-type]
+        trace_sources.checked_recipe("here", **{**recipe, **change})  # type: ignore[arg-type]
     assert message in str(caught.value)
 
 
@@ -159,7 +159,7 @@ def test_a_recipe_that_cannot_be_followed_is_told(change: dict[str, object], mes
 
 
 def test_the_readme_is_drawn_from_the_files() -> None:
-    drawn = page(FOLDER)
+    drawn = draw_profiles_page(FOLDER)
     assert (FOLDER / "README.md").read_text(encoding="utf8") == drawn, (
         "python -m testbed profiles --page > netem_profiles/README.md"
     )
@@ -168,7 +168,7 @@ def test_the_readme_is_drawn_from_the_files() -> None:
 
 
 def test_the_readmes_examples_are_read(tmp_path: Path) -> None:
-    examples = re.findall(r"```toml\n(.*?)```", page(FOLDER), flags=re.DOTALL)
+    examples = re.findall(r"```toml\n(.*?)```", draw_profiles_page(FOLDER), flags=re.DOTALL)
     assert len(examples) == 3
     (tmp_path / "traces").symlink_to(FOLDER / "traces")
     for number, example in enumerate(examples):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from testbed import profiles
 from testbed.errors import SpecError, UnknownNameError
 from testbed.profiles import trace
-from testbed.profiles.convert import RATE_UNITS_BPS, TIME_UNITS_MS, from_csv
 from testbed.profiles.timeline import TRACE_STEP_MS, timeline
+from testbed.profiles.trace_sources import RATE_UNITS_BPS, TIME_UNITS_MS, trace_from_csv
 
 PACKET = 12_000_000  # bits per second times milliseconds: 1500 bytes
 
@@ -33,14 +33,14 @@ _steps = st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 50_000_000)), 
 @settings(deadline=None)
 @given(_times)
 def test_a_trace_reads_back_as_itself(times: tuple[int, ...]) -> None:
-    assert trace.parse(trace.format_trace(times), "t") == times
+    assert trace.parse_trace(trace.format_trace(times), "t") == times
 
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from("0123456789\n\r\t .-x\0٣"), max_size=60))
 def test_any_text_is_a_trace_or_a_spec_error(text: str) -> None:
     try:
-        times = trace.parse(text, "here")
+        times = trace.parse_trace(text, "here")
     except SpecError as error:
         assert str(error).startswith("here")  # noqa: PT017
     else:
@@ -62,7 +62,7 @@ def test_any_text_is_a_trace_or_a_spec_error(text: str) -> None:
 )
 def test_what_is_wrong_in_a_trace_is_told_by_line(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        trace.parse(text, "here")
+        trace.parse_trace(text, "here")
     assert message in str(caught.value)
 
 
@@ -91,9 +91,9 @@ def test_at_every_moment_a_trace_has_carried_what_its_rates_fill(steps: list[tup
     filled = sum(duration * rate for duration, rate in steps)
     if filled < PACKET:
         with pytest.raises(SpecError, match="not one packet of 1500 bytes fits into the trace"):
-            trace.from_rates(steps)
+            trace.trace_from_rates(steps)
         return
-    times = trace.from_rates(steps)
+    times = trace.trace_from_rates(steps)
     end = sum(duration for duration, _ in steps)
     assert times[-1] == end
     assert len(times) - filled // PACKET in (0, 1)  # the one that marks the end
@@ -109,12 +109,12 @@ def test_at_every_moment_a_trace_has_carried_what_its_rates_fill(steps: list[tup
 @pytest.mark.parametrize("steps", [[(1000, -1)], [(0, 1000)], [(-5, 1000)]])
 def test_negative_rates_and_times_are_refused(steps: list[tuple[int, int]]) -> None:
     with pytest.raises(SpecError, match="a trace cannot be made from"):
-        trace.from_rates(steps)
+        trace.trace_from_rates(steps)
 
 
 def test_a_trace_that_would_fill_the_memory_is_refused() -> None:
     with pytest.raises(SpecError, match="more than 10,000,000 packets; make it shorter, or slower"):
-        trace.from_rates([(86_400_000, 100_000_000_000)])
+        trace.trace_from_rates([(86_400_000, 100_000_000_000)])
 
 
 # --- CSV
@@ -123,11 +123,11 @@ _COLUMNS = {"time_column": "t", "rate_column": "r", "time_unit": "s", "rate_unit
 
 
 def _convert(text: str, **changes: str) -> tuple[int, ...]:
-    return from_csv(text, "x.csv", **{**_COLUMNS, **changes})
+    return trace_from_csv(text, "x.csv", **{**_COLUMNS, **changes})
 
 
 def test_a_row_of_a_csv_file_holds_until_the_next() -> None:
-    assert _convert("t,place,r\n10,a,12\n11,b,24\n12.5,c,99\n") == trace.from_rates(
+    assert _convert("t,place,r\n10,a,12\n11,b,24\n12.5,c,99\n") == trace.trace_from_rates(
         [(1000, 12_000_000), (1500, 24_000_000)]
     )
 
@@ -137,7 +137,7 @@ def test_a_row_of_a_csv_file_holds_until_the_next() -> None:
 def test_every_unit_means_the_same_trace(time_unit: str, rate_unit: str) -> None:
     second, rate = 1000 / TIME_UNITS_MS[time_unit], 24e6 / RATE_UNITS_BPS[rate_unit]
     text = f"t,r\n0,{rate!r}\n{second!r},0\n"
-    assert _convert(text, time_unit=time_unit, rate_unit=rate_unit) == trace.from_rates([(1000, 24_000_000)])
+    assert _convert(text, time_unit=time_unit, rate_unit=rate_unit) == trace.trace_from_rates([(1000, 24_000_000)])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_every_unit_means_the_same_trace(time_unit: str, rate_unit: str) -> None
         ("t,r\n0,1\n1\n", {}, "x.csv, line 3: r None is not a number"),
         ("t,r\n0,1\nnan,1\n", {}, "x.csv, line 3: t 'nan' is not a number"),
         ("t,r\n0,-1\n1,1\n", {}, "x.csv, line 2: r '-1' is not a rate of 0 to 100 Gbit/s; is its unit Mbit/s?"),
-        ("t,r\n0,1\n0,1\n", {}, "x.csv, line 3: t '0' is not later than the row before it; sort the rows"),
+        ("t,r\n0,1\n0,1\n", {}, "x.csv, line 3: t '0' is not later than in the row before it; sort the rows"),
         ("t,r\n0,1\n", {}, "x.csv has 1 rows; it needs two"),
         (
             "t,r\n0,1\n1,1\n2,1\n",
@@ -193,25 +193,27 @@ def _folder(folder: Path, times: tuple[int, ...]) -> Path:
 
 
 def test_a_trace_lies_beside_the_profile_that_names_it(tmp_path: Path) -> None:
-    times = trace.from_rates([(5_000, 8_000_000), (5_000, 16_000_000)])
+    times = trace.trace_from_rates([(5_000, 8_000_000), (5_000, 16_000_000)])
     pipe = profiles.read_profile(_folder(tmp_path, times)).up
     assert pipe is not None
     assert pipe.trace is not None
     assert (pipe.trace.length_ms, pipe.trace.opportunities) == (10_000, len(times))
-    assert trace.load(pipe.trace) == times
+    assert trace.load_trace(pipe.trace) == times
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "child.toml").write_text('extends = "../mine.toml"\nmtu = 1400\n', encoding="utf8")
     assert profiles.read_profile(tmp_path / "below" / "child.toml").up == pipe
 
 
 def test_another_content_is_another_profile(tmp_path: Path) -> None:
-    before = profiles.read_profile(_folder(tmp_path, trace.from_rates([(10_000, 12_000_000)]))).up
-    after = profiles.read_profile(_folder(tmp_path, trace.from_rates([(5_000, 8_000_000), (5_000, 16_000_000)]))).up
+    before = profiles.read_profile(_folder(tmp_path, trace.trace_from_rates([(10_000, 12_000_000)]))).up
+    after = profiles.read_profile(
+        _folder(tmp_path, trace.trace_from_rates([(5_000, 8_000_000), (5_000, 16_000_000)]))
+    ).up
     assert before != after
     assert before is not None
     assert before.trace is not None
     with pytest.raises(SpecError, match=r"cannot find the trace my\.trace with the content that the profile had"):
-        trace.load(before.trace)
+        trace.load_trace(before.trace)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_another_content_is_another_profile(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_about_a_trace_is_told(tmp_path: Path, override: str, message: str) -> None:
-    path = _folder(tmp_path, trace.from_rates([(10_000, 12_000_000)]))
+    path = _folder(tmp_path, trace.trace_from_rates([(10_000, 12_000_000)]))
     with pytest.raises(SpecError) as caught:
         profiles.read_profile(path, [override])
     assert message in str(caught.value)
@@ -256,13 +258,13 @@ def test_the_steps_of_a_trace_carry_what_the_trace_does(
     steps = [(duration, rate + 240_000) for duration, rate in steps]  # no stand-still: that is another law
     if sum(duration * rate for duration, rate in steps) < PACKET:
         return
-    times = trace.from_rates(steps)
+    times = trace.trace_from_rates(steps)
     offset_ms %= times[-1]
     file = tmp_path_factory.getbasetemp() / "some.trace"
     file.write_text(trace.format_trace(times), encoding="ascii")
     record = profiles.Trace(
         file="x",
-        digest=trace.read(file).digest,
+        digest=trace.read_trace(file).digest,
         length_ms=times[-1],
         opportunities=len(times),
         loop=loop,

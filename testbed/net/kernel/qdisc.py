@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from testbed.errors import SpecError
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe
-from testbed.profiles.timeline import Step, timeline
+from testbed.profiles.timeline import TimelineStep, timeline
 
 ETHERNET_HEADER_BYTES = 14
 """What a veth device, and so netem on it, counts on top of each IP packet."""
@@ -74,7 +74,7 @@ class NetemPlan(NamedTuple):
         return {"kind": "netem", **self._asdict(), **nested, "loss": self.loss_u32 / U32_MAX}
 
 
-def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: Step | None = None) -> NetemPlan:
+def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: TimelineStep | None = None) -> NetemPlan:
     """How sch_netem carries out `start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay`.
 
     netem times packets by exactly this formula, but bounds its queue by packets, not bytes. `limit_packets` is therefore what
@@ -121,8 +121,8 @@ def _gemodel(loss: GilbertElliott) -> Gemodel:
     )
 
 
-def _own(pipe: Pipe) -> Step:
-    return Step(0, pipe.rate_bps, pipe.delay_ns, pipe.jitter_ns, pipe.loss)
+def _own(pipe: Pipe) -> TimelineStep:
+    return TimelineStep(0, pipe.rate_bps, pipe.delay_ns, pipe.jitter_ns, pipe.loss)
 
 
 class _Extent(NamedTuple):
@@ -140,7 +140,7 @@ def _extent(pipe: Pipe) -> _Extent:
         raise SpecError(
             "netem with a rate keeps the order of packets under jitter; for reorder 'by-jitter' use --engine relay"
         )
-    steps: tuple[Step, ...] = (_own(pipe), *timeline(pipe).steps)
+    steps: tuple[TimelineStep, ...] = (_own(pipe), *timeline(pipe).steps)
     for step in steps:
         if step.rate_bps % 8:
             raise SpecError(

@@ -22,7 +22,7 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.qdisc import NetemPlan
 from testbed.profiles import Pipe
-from testbed.profiles.timeline import Step, timeline
+from testbed.profiles.timeline import TimelineStep, timeline
 
 _PRIORITY = 40
 """SCHED_FIFO: before all programs, behind the kernel's packet thread and the relay."""
@@ -71,7 +71,7 @@ class _Track:
         self.timeline = timeline(move.pipe)
         self.held: NetemPlan | None = self.plan(None)
 
-    def plan(self, step: Step | None) -> NetemPlan:
+    def plan(self, step: TimelineStep | None) -> NetemPlan:
         return qdisc.plan(self.move.pipe, mtu=self.move.mtu, layer=self.move.layer, step=step)
 
 
@@ -161,7 +161,7 @@ class Player:
                 heapq.heappush(self._due, (self._start_ns + next_ns, number))
             self._set(track, track.timeline.at(elapsed_ns), when_ns)
 
-    def _set(self, track: _Track, step: Step | None, asked_ns: int) -> None:
+    def _set(self, track: _Track, step: TimelineStep | None, asked_ns: int) -> None:
         move, wanted = track.move, track.plan(step)
         if wanted == track.held:
             return

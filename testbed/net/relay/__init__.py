@@ -75,7 +75,8 @@ def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
 
     named = {pipe.trace.digest: pipe.trace for pipe in pipes if pipe is not None and pipe.trace is not None}
     return {
-        digest: base64.b64encode(array("I", trace.load(record)).tobytes()).decode() for digest, record in named.items()
+        digest: base64.b64encode(array("I", trace.load_trace(record)).tobytes()).decode()
+        for digest, record in named.items()
     }
 
 

@@ -1,23 +1,59 @@
-"""The README of a folder of profiles, in Markdown, drawn from its files."""
+"""Link profiles in tables: what one line says about a profile, and the README of a folder of profiles, drawn from its
+files.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 
-from testbed.profiles import generate, keys, trace
-from testbed.profiles.files import read_profile
-from testbed.profiles.keys import Key
-from testbed.profiles.line import line
-from testbed.profiles.model import LinkProfile
+from testbed.profiles import keys, trace, trace_sources
+from testbed.profiles.keys import ProfileKey
+from testbed.profiles.link_profile import LinkProfile, Pipe
+from testbed.profiles.loading import read_profile
 from testbed.profiles.timeline import TRACE_STEP_MS
 
-_TEMPLATE = Path(__file__).with_name("page.md.j2")
+_TEMPLATE = Path(__file__).with_name("profiles_page.md.j2")
 
 
-def page(folder: Path) -> str:
-    """The README of the profiles in a folder. SpecError where one of them cannot be read."""
+class ProfileLine(NamedTuple):
+    """A profile in a table. Rates in Mbit/s, times in ms, shares in percent; '-' where a direction is unshaped."""
+
+    name: str
+    up: str
+    down: str
+    rtt: str
+    """Round-trip time of a small packet on an idle link: both delays."""
+    loss: str
+    varies: str
+    tcp: str
+    summary: str
+
+
+def profile_line(profile: LinkProfile) -> ProfileLine:
+    """Sum a profile up in one line of a table."""
+    pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
+    kinds = {"schedule" if pipe.schedule else "trace" for pipe in pipes if pipe.varies}
+    return ProfileLine(
+        name=profile.name,
+        up=_megabits(profile.up),
+        down=_megabits(profile.down),
+        rtt=f"{sum(pipe.delay_ns for pipe in pipes) / 1e6:.6g}" if pipes else "-",
+        loss=f"{max(pipe.mean_loss for pipe in pipes) * 100:.2g}" if pipes else "-",
+        varies=", ".join(sorted(kinds)) or "-",
+        tcp=profile.congestion_control + (", idle" if profile.slow_start_after_idle else ""),
+        summary=profile.summary,
+    )
+
+
+def _megabits(pipe: Pipe | None) -> str:
+    return f"{pipe.rate_bps / 1e6:.6g}" if pipe else "-"
+
+
+def draw_profiles_page(folder: Path) -> str:
+    """Draw the README of the profiles in a folder. SpecError where one of them cannot be read."""
     profiles = [read_profile(path) for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)]
     sources: dict[str, list[str]] = {}
     for profile in profiles:
@@ -46,7 +82,7 @@ def _table(*rows: tuple[str, ...]) -> str:
     return "\n".join(f"| {row} |" for row in (head, rule, *body))
 
 
-def _key_table(known: tuple[Key, ...]) -> str:
+def _key_table(known: tuple[ProfileKey, ...]) -> str:
     return _table(
         ("key", "looks like", "means"),
         *((f"`{key.name}`" + ("" if key.required else " (optional)"), key.form, key.meaning) for key in known),
@@ -54,6 +90,7 @@ def _key_table(known: tuple[Key, ...]) -> str:
 
 
 def _profile_table(profiles: list[LinkProfile]) -> str:
+    lines = map(profile_line, profiles)
     return _table(
         (
             "profile",
@@ -66,7 +103,7 @@ def _profile_table(profiles: list[LinkProfile]) -> str:
             "buffer up, down ms",
             "what it is",
         ),
-        *((*found[:7], _buffers(profile), found.summary) for profile in profiles for found in [line(profile)]),
+        *((*line[:7], _buffers(profile), line.summary) for profile, line in zip(profiles, lines, strict=True)),
     )
 
 
@@ -76,8 +113,8 @@ def _buffers(profile: LinkProfile) -> str:
 
 def _made(folder: Path) -> str:
     rows = []
-    for file, recipe in generate.recipes(folder / "traces").items():
-        times = trace.read(folder / "traces" / file).times
+    for file, recipe in trace_sources.read_recipes(folder / "traces").items():
+        times = trace.read_trace(folder / "traces" / file).times
         rows.append(
             (
                 f"`traces/{file}`",

@@ -1,4 +1,4 @@
-"""Profile files: `netem_profiles/NAME.toml` to a LinkProfile. Every message names the file, the key and what is wrong.
+"""Load `netem_profiles/NAME.toml` as a LinkProfile. Every message names the file, the key and what is wrong.
 
 A file states everything, or `extends` another and states what differs. `--set up.rate=40Mbit` changes what a file says.
 """
@@ -17,12 +17,13 @@ from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Place, dotted, explain, read_toml
 from testbed.profiles import keys
-from testbed.profiles.keys import Key
-from testbed.profiles.model import LinkProfile
-from testbed.profiles.reading import read_pipe
+from testbed.profiles.keys import ProfileKey
+from testbed.profiles.link_profile import LinkProfile
+from testbed.profiles.pipe_reading import read_pipe
 
 _FOLDERS = "trace folders"
-"""Under this a table remembers, by side, in which folder its trace lies. It is no key of a file: those are checked before."""
+"""The key under which a table remembers, by direction, the folder of its trace. Files cannot state it: their keys are
+checked first."""
 _INNER = {"loss": keys.LOSS, "slot": keys.SLOT, "trace": keys.TRACE}
 _UNITS = ("_bps", "_ns", "_ms")
 _SILENT = ("changes", "bernoulli", keys.GILBERT_ELLIOTT, "probability")
@@ -31,15 +32,18 @@ _WORDS = {"buffer_bytes": "buffer", "max_bytes": "bytes", "jitter_reorders": "re
 
 
 def profile_files() -> dict[str, Path]:
-    """Every profile by name: `./netem_profiles` before the shipped ones."""
-    found: dict[str, Path] = {}
+    """Return the files of all profiles by name: `./netem_profiles` comes before the shipped ones."""
+    files: dict[str, Path] = {}
     for folder in reversed(paths.profile_folders()):
-        found |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
-    return found
+        files |= {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return files
 
 
 def load_profile(name: str, overrides: Sequence[str] = ()) -> LinkProfile:
-    """A profile by name, or by the path of its file. UnknownNameError suggests the nearest name. `overrides` as in `override`."""
+    """Load a profile by name, or by the path of its file.
+
+    UnknownNameError suggests the nearest name. `overrides` as in `override`.
+    """
     return read_profile(_path_of(name, None), overrides)
 
 
@@ -67,19 +71,23 @@ def read_profile(path: Path, overrides: Sequence[str] = ()) -> LinkProfile:
 
 
 def _file_key(place: Place) -> str:
-    """How a file calls a place of the record: ("up", "schedule", "changes", 0, "rate_bps") -> 'up.schedule[0].rate'."""
-    found: list[int | str] = []
+    """Say what a file calls a place of the record: ("up", "schedule", "changes", 0, "rate_bps") ->
+    'up.schedule[0].rate'.
+    """
+    words: list[int | str] = []
     for part in place:
         if isinstance(part, int):
-            found.append(part)
+            words.append(part)
         elif part not in _SILENT:
             unit = next((u for u in _UNITS if part.endswith(u)), "")
-            found.append(_WORDS.get(part, part.removesuffix(unit)))
-    return dotted(tuple(found)).replace(".schedule.repeat", ".repeat")
+            words.append(_WORDS.get(part, part.removesuffix(unit)))
+    return dotted(tuple(words)).replace(".schedule.repeat", ".repeat")
 
 
 def _path_of(name: str, beside: Path | None) -> Path:
-    """Where a profile lies: a path (relative to the file `beside` that names it), a neighbour of that file, or a known name."""
+    """Find a profile: a path (relative to the file `beside` that names it), a neighbour of that file, or a known
+    name.
+    """
     if name.endswith(".toml"):
         return beside.parent / name if beside else Path(name)
     if beside is not None and (neighbour := beside.with_name(f"{name}.toml")).is_file():
@@ -91,7 +99,7 @@ def _path_of(name: str, beside: Path | None) -> Path:
 
 
 def _extended(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The tables of a file, laid over those of the file that it extends; and the names of the files below it."""
+    """Return a file's tables, laid over those of the file that it extends, and the names of the files below it."""
     if path.resolve() in seen:
         circle = " -> ".join(p.stem for p in (*seen, path))
         raise SpecError(f"extends goes in a circle: {circle}; one of them must state its numbers itself")
@@ -120,9 +128,10 @@ def _laid_over(base: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, A
 
 
 def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """A file's tables with one key changed: `up.rate=40Mbit`, `mtu=1400`, `down.loss=none`, `up.trace.offset=5s`.
+    """Change one key of a file's tables: `up.rate=40Mbit`, `mtu=1400`, `down.loss=none`, `up.trace.offset=5s`.
 
-    The value is TOML, or else the plain text it is. SpecError or UnknownNameError where the key is not one of a profile.
+    The value is TOML, or else the plain text it is. SpecError or UnknownNameError where the key is not one of a
+    profile.
     """
     name, equals, word = (part.strip() for part in text.partition("="))
     if not equals or not word:
@@ -140,7 +149,7 @@ def override(table: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 
 def _must_be_known(place: Sequence[str]) -> None:
-    known: tuple[Key, ...] = tuple(key for key in keys.TOP if key.name != "extends")
+    known: tuple[ProfileKey, ...] = tuple(key for key in keys.TOP if key.name != "extends")
     for depth, part in enumerate(place):
         if part not in keys.names(known):
             where = "a profile" if not depth else ".".join(place[:depth])

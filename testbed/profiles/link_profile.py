@@ -37,7 +37,7 @@ def _jitter_within(jitter_ns: int, delay_ns: int) -> None:
 
 
 def _dilated(content: Any, factor: int, name: str = "") -> Any:
-    """A record's content; the names of its fields tell which are times and which are rates."""
+    """Dilate a record's content; the names of its fields tell which are times and which are rates."""
     if isinstance(content, dict):
         return {key: _dilated(value, factor, key) for key, value in content.items()}
     if isinstance(content, list | tuple):
@@ -57,7 +57,7 @@ class Slot(Frozen):
     wait_max_ns: WaitNs
     """Longest; uniform between the two."""
     packets: Count
-    """Most in one burst; 0: no such limit."""
+    """At most in one burst; 0: no such limit."""
     max_bytes: BurstBytes
     """Most in one burst; 0: no such limit."""
 
@@ -70,7 +70,7 @@ class Slot(Frozen):
 
 
 class Change(Frozen):
-    """From `at_ns` on, these hold; all of them are stated, what a file leaves out is carried over."""
+    """These numbers hold from `at_ns` on; all are stated here, because what a file leaves out is carried over."""
 
     at_ns: MomentNs
     """After the start of the run."""
@@ -97,8 +97,10 @@ class Schedule(Frozen):
         times = [change.at_ns for change in self.changes]
         for number, (earlier, later) in enumerate(pairwise(times), start=1):
             if later <= earlier:
-                found = f"change [{number}] is at {units.write_time(later)}, change [{number - 1}] at {units.write_time(earlier)}"
-                raise ValueError(f"{found}; the times of a schedule must increase")
+                raise ValueError(
+                    f"change [{number}] is at {units.write_time(later)}, change [{number - 1}] at "
+                    f"{units.write_time(earlier)}; the times of a schedule must increase"
+                )
         if self.repeat_ns is not None and self.repeat_ns <= times[-1]:
             last = f"its last change is at {units.write_time(times[-1])}"
             raise ValueError(f"it repeats after {units.write_time(self.repeat_ns)}, and {last}; repeat later than that")
@@ -106,14 +108,14 @@ class Schedule(Frozen):
 
 
 class Trace(Frozen):
-    """Delivery opportunities in mahimahi's format: one line of milliseconds each, good for one packet (Netravali et al.,
-    Mahimahi, ATC 2015). While it plays it takes the place of the pipe's rate; the last line's time is its length.
+    """Delivery opportunities in mahimahi's format: one line of milliseconds each, good for one packet (Netravali et
+    al., Mahimahi, ATC 2015). While it plays it takes the place of the pipe's rate; the last line's time is its length.
     """
 
     file: str
     """As the profile names it, relative to the profile's folder."""
     digest: str = Field(pattern=r"^[0-9a-f]{20}$")
-    """Of the file's content, so that a cell's id changes with it. See `trace.load`."""
+    """Of the file's content, so that a cell's id changes with it. See `trace.load_trace`."""
     length_ms: int = Field(ge=1)
     opportunities: int = Field(ge=1)
     loop: bool
@@ -121,7 +123,7 @@ class Trace(Frozen):
     offset_ms: int = Field(ge=0)
     """Where in the trace the run begins."""
     stretch: int = Field(default=1, ge=1)
-    """So many milliseconds pass while it plays one of its own: see `Pipe.dilated`. A file has no word for it."""
+    """How many milliseconds pass while it plays one of its own: see `Pipe.dilated`. A file has no word for it."""
 
     @model_validator(mode="after")
     def _offset_inside(self) -> Trace:
@@ -137,12 +139,12 @@ class Trace(Frozen):
 class Pipe(Frozen):
     """One direction of an access link.
 
-        start = max(now + jitter, free)     jitter: uniform in [-jitter, +jitter], drawn a packet; order is kept
+        start = max(now + jitter, free)     jitter: uniform in [-jitter, +jitter], drawn per packet; order is kept
         free = start + bytes * 8 / rate
         due = free + delay
 
-    A packet is dropped when it would wait longer than the buffer holds, or when the loss model says so. It is the formula of the
-    kernel's netem with a rate; jitter stands before the wire, so a busy link shows its upper end only.
+    A packet is dropped when it would wait longer than the buffer holds, or when the loss model says so. It is the
+    formula of the kernel's netem with a rate; jitter stands before the wire, so a busy link shows its upper end only.
     """
 
     rate_bps: RateBps
@@ -152,7 +154,7 @@ class Pipe(Frozen):
     jitter_ns: DelayNs
     """Largest deviation of the delay."""
     buffer_bytes: BufferBytes
-    """What waits at most for the wire: drop-tail, packets in flight not counted."""
+    """How much may wait for the wire: drop-tail; packets in flight are not counted."""
     loss: Loss | None
     reorder: Share
     """Share of packets that leave at once, before all that wait (netem's `reorder`)."""
@@ -170,7 +172,7 @@ class Pipe(Frozen):
     def plain(
         cls, *, rate_bps: int, delay_ns: int, buffer_bytes: int, loss: Loss | None = None, seed: int = 1, **effects: Any
     ) -> Pipe:
-        """A pipe of constant rate and delay, without any effect but those that are named."""
+        """Make a pipe of constant rate and delay, without any effect but those that are named."""
         nothing: dict[str, Any] = {
             "jitter_ns": 0,
             "reorder": 0.0,
@@ -185,12 +187,12 @@ class Pipe(Frozen):
 
     @property
     def buffer_ns(self) -> int:
-        """The buffer as the time that it takes to drain."""
+        """The time that a full buffer takes to drain."""
         return round(self.buffer_bytes * 8e9 / self.rate_bps)
 
     @property
     def mean_loss(self) -> float:
-        """Share of packets that is lost, in the long run."""
+        """The share of packets that is lost in the long run."""
         return self.loss.mean if self.loss else 0.0
 
     @property
@@ -199,10 +201,11 @@ class Pipe(Frozen):
         return self.schedule is not None or self.trace is not None
 
     def dilated(self, factor: int) -> Pipe:
-        """The same pipe in a world in which everything takes `factor` times as long.
+        """Return the same pipe in a world in which everything takes `factor` times as long.
 
-        Times are multiplied, rates divided, to the nearest multiple of 8 bits per second, which is the kernel's unit; bytes,
-        shares and the seed stay, so the same packets are lost. SpecError when that leaves the range of what a pipe can be.
+        Times are multiplied, rates divided, to the nearest multiple of 8 bits per second, which is the kernel's unit;
+        bytes, shares and the seed stay, so the same packets are lost. SpecError when that leaves the range of what a
+        pipe can be.
         """
         if factor == 1:
             return self
@@ -257,11 +260,11 @@ class LinkProfile(Frozen):
         return 14 if self.layer == "ethernet" else 0
 
     def pipe(self, direction: LinkDirection) -> Pipe | None:
-        """The pipe in that direction; None: unshaped."""
+        """Return the pipe in that direction; None: unshaped."""
         return self.up if direction == "up" else self.down
 
     def dilated(self, factor: int) -> LinkProfile:
-        """The same link in a world in which everything takes `factor` times as long: see `Pipe.dilated`."""
+        """Return the same link in a world in which everything takes `factor` times as long: see `Pipe.dilated`."""
         if factor == 1:
             return self
         up, down = (None if pipe is None else pipe.dilated(factor) for pipe in (self.up, self.down))

@@ -1,4 +1,4 @@
-"""A profile as the text of a file that reads back as the same profile: every key stated, every number resolved."""
+"""Write a profile as a file that reads back as the same profile: every key stated, every number resolved."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from testbed import units
 from testbed.directions import LINK_DIRECTIONS
 from testbed.frozen import toml_text
 from testbed.profiles.keys import BY_JITTER, NONE, UNSHAPED
+from testbed.profiles.link_profile import LinkProfile, Pipe
 from testbed.profiles.loss import Bernoulli, Loss
-from testbed.profiles.model import LinkProfile, Pipe
 
 
 def write_profile(profile: LinkProfile) -> str:
-    """The inverse of `files.read_profile`, but for the name, which is the file's, and for what follows a `#`."""
+    """Write what `loading.read_profile` reads back, except for the name, which is the file's, and for comments."""
     head = {
         "summary": toml_text(profile.summary),
         "source": toml_text(profile.source),
@@ -33,7 +33,8 @@ def _pipe(pipe: Pipe) -> dict[str, str]:
     return {
         "rate": toml_text(units.write_rate(pipe.rate_bps)),
         "delay": toml_text(units.write_time(pipe.delay_ns)),
-        "buffer": f"{toml_text(units.write_size(pipe.buffer_bytes))}  # {units.format_time(pipe.buffer_ns)} at the rate",
+        "buffer": toml_text(units.write_size(pipe.buffer_bytes))
+        + f"  # {units.format_time(pipe.buffer_ns)} at the rate",
         "loss": _loss(pipe.loss) + _in_words(pipe.loss),
         "seed": str(pipe.seed),
         "jitter": _time_or_none(pipe.jitter_ns),

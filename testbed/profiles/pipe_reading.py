@@ -1,4 +1,4 @@
-"""One direction of a profile file to the fields of a Pipe. Every message names the key and what was found.
+"""Read one direction of a profile file into the fields of a Pipe. Every message names the key and what was found.
 
 Units are read here; whether a number is in its range is the record's own affair (model.py).
 """
@@ -12,16 +12,19 @@ from typing import Any, TypeVar
 from testbed import units
 from testbed.errors import SpecError, UnknownNameError
 from testbed.profiles import keys, trace
-from testbed.profiles.keys import BY_JITTER, GILBERT_ELLIOTT, NONE, UNSHAPED, Key
+from testbed.profiles.keys import BY_JITTER, GILBERT_ELLIOTT, NONE, UNSHAPED, ProfileKey
 
 T = TypeVar("T")
 
 _RATE_AND_MEAN = 0.01
-"""How far a trace's mean may lie from the rate that stands beside it."""
+"""The largest relative difference between a trace's mean and the rate that stands beside it."""
 
 
 def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
-    """The fields of a Pipe, or None where the direction is unshaped. Its trace is looked for in `folder`. SpecError otherwise."""
+    """Read the fields of a Pipe, or None where the direction is unshaped.
+
+    Its trace is looked for in `folder`. SpecError otherwise.
+    """
     if value == UNSHAPED:
         return None
     if not isinstance(value, dict):
@@ -45,8 +48,8 @@ def read_pipe(side: str, value: object, folder: Path) -> dict[str, Any] | None:
     return pipe
 
 
-def _checked(where: str, table: dict[str, Any], known: tuple[Key, ...], hint: str = "") -> dict[str, Any]:
-    """The table, when it has all required keys and no unknown one."""
+def _checked(where: str, table: dict[str, Any], known: tuple[ProfileKey, ...], hint: str = "") -> dict[str, Any]:
+    """Return the table if it has all required keys and no unknown one."""
     for name in table:
         if name not in keys.names(known):
             raise UnknownNameError(f"key of {where}", name, keys.names(known))
@@ -55,7 +58,7 @@ def _checked(where: str, table: dict[str, Any], known: tuple[Key, ...], hint: st
     return table
 
 
-def _table(key: str, value: object, known: tuple[Key, ...]) -> dict[str, Any]:
+def _table(key: str, value: object, known: tuple[ProfileKey, ...]) -> dict[str, Any]:
     if not isinstance(value, dict):
         required = ", ".join(k.name for k in known if k.required)
         raise SpecError(f"{key} must be a table with {required}, or '{NONE}', found {value!r}")
@@ -74,16 +77,16 @@ def _or_none(key: str, value: object, parse: Callable[[object], T], none: T) -> 
 
 
 def _rate(text: object) -> int:
-    """A rate that both engines can keep: netem counts in bytes per second, so the relay is not asked for more either."""
+    """Read a rate that both engines can keep: netem counts in bytes per second, so the relay does too."""
     if (rate := units.parse_rate(text)) % 8:
         below = rate // 8 * 8
-        near = " or ".join(units.write_rate(found) for found in (below, below + 8) if found)
+        near = " or ".join(units.write_rate(rate) for rate in (below, below + 8) if rate)
         raise SpecError(f"rate {text!r} is not a whole number of bytes per second, the kernel's unit; write {near}")
     return rate
 
 
 def _buffer(text: object, rate_bps: int) -> int:
-    """Bytes; a time is what the rate carries in it."""
+    """Read a buffer in bytes; a time means what the rate carries in it."""
     try:
         return units.parse_size(text)
     except SpecError:
@@ -95,7 +98,10 @@ def _buffer(text: object, rate_bps: int) -> int:
 
 
 def _read_loss(key: str, value: object) -> dict[str, Any] | None:
-    """A table states all four numbers of Gilbert and Elliott, for tools differ in what they take for granted."""
+    """Read a loss model.
+
+    A table states all four numbers of Gilbert and Elliott, because tools differ in their defaults.
+    """
     if value == NONE:
         return None
     if not isinstance(value, dict):
@@ -167,18 +173,18 @@ def _read_trace(side: str, value: object, folder: Path, rate_bps: int) -> dict[s
     offset_ns = _read(f"{key}.offset", table["offset"], units.parse_time)
     if offset_ns % 1_000_000:
         raise SpecError(f"{key}.offset: {table['offset']!r} is not a whole number of milliseconds, a trace's unit")
-    found = _read(f"{key}.file", table["file"], lambda file: trace.read(folder / str(file)))
-    mean = trace.mean_rate_bps(found.times)
+    read = _read(f"{key}.file", table["file"], lambda file: trace.read_trace(folder / str(file)))
+    mean = trace.mean_rate_bps(read.times)
     if abs(mean - rate_bps) > _RATE_AND_MEAN * rate_bps:
         raise SpecError(
-            f"{side}.rate is {units.format_rate(rate_bps)}, but the trace {table['file']} carries {units.format_rate(mean)} on "
-            "average; state that, for it is what holds while the link is certified"
+            f"{side}.rate is {units.format_rate(rate_bps)}, but the trace {table['file']} carries "
+            f"{units.format_rate(mean)} on average; state that: it is the rate that holds while the link is certified"
         )
     return {
         "file": table["file"],
-        "digest": found.digest,
-        "length_ms": found.times[-1],
-        "opportunities": len(found.times),
+        "digest": read.digest,
+        "length_ms": read.times[-1],
+        "opportunities": len(read.times),
         "loop": table["loop"],
         "offset_ms": offset_ns // 1_000_000,
     }
