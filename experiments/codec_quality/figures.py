@@ -87,12 +87,12 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
     for arm, found in seeds.groupby("arm"):
         every, first = runs[runs.arm == arm], found.iloc[0]
         shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
-        parts = [part.entry for recipe in placement.read(first.codec).recipes() for part in recipe.parts()]
+        parts = [part.entry for recipe in placement.parse_placement(first.codec).specs() for part in recipe.parts()]
         row = {
             "arm": arm,
             "codec": first.codec,
             "training_sequences": first["workload.training_sequences"],
-            "negative_control": placement.read(first.codec).control,
+            "negative_control": placement.parse_placement(first.codec).control,
             "changes_model": any(entry.hook for entry in parts),
             "learning_rate": rate,
             "end_of_list": len(tried) > 1 and rate in (tried[0], tried[-1]),
@@ -112,7 +112,7 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
 
 def remarks(folder: Path, runs: Any, arms: Any, tuning: results.TuningRecord | None) -> Iterator[str]:
     """What the table does not say: seeds over two networks, arms with fewer seeds or none, runs that failed."""
-    fixed = runs[[not placement.read(codec).measures for codec in runs.codec]]
+    fixed = runs[[not placement.parse_placement(codec).measures for codec in runs.codec]]
     groups = [found for _, found in fixed.groupby(["arm", "seed"]) if found.profile.nunique() > 1]
     if groups:
         apart = max(found[column].max() - found[column].min() for found in groups for column in LOSSES.values())

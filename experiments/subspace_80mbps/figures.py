@@ -140,7 +140,7 @@ def summary(results: Path, runs: Any, curves: Any) -> Any:
         row = {
             "codec": codec,
             "profile": profile,
-            "negative_control": placement.read(codec).control,
+            "negative_control": placement.parse_placement(codec).control,
             "learning_rate": arm["optimiser.learning_rate"].iloc[0],
             "parameters": learned_parameters(Run(results / arm.folder.iloc[0]).cell),
             "seeds": len(ran),
@@ -240,7 +240,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
         Line2D(
             [], [], color=looks[codec].colour, marker=looks[codec].marker, ls=_dash(looks[codec], profile),
             mfc=looks[codec].colour if sure else style.PAPER,
-            label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * placement.read(codec).control}",
+            label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * placement.parse_placement(codec).control}",
         )
         for codec, profile, sure in shown.groupby(_ARM).certified.all().reset_index().itertuples(index=False)
     ]  # fmt: skip

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from testbed.codecs.catalogue import placement
-from testbed.codecs.catalogue.recipe import Recipe
+from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.contract import Codec, Context
 from testbed.errors import SpecError
 
@@ -17,17 +17,17 @@ def make(text: str, context: Context) -> Codec:
     UnknownNameError or SpecError for a text that cannot be read or says nothing of the boundary; SpecError when a class cannot be
     imported or called, or lacks one of the two methods.
     """
-    return build(placement.read(text).at(context.boundary, context.direction), context)
+    return build(placement.parse_placement(text).at(context.boundary, context.direction), context)
 
 
-def build(recipe: Recipe, context: Context) -> Codec:
+def build(spec: CodecSpec, context: Context) -> Codec:
     """An instance of one codec, and of those inside it, for the same context. SpecError as in `make`."""
-    entry = recipe.entry
-    path = entry.forward if context.direction == "forward" else entry.backward
+    row = spec.row
+    path = row.forward if context.direction == "forward" else row.backward
     arguments: list[Any] = []
     named: dict[str, Any] = {}
-    for name, value in recipe.arguments:
-        ready = build(value, context) if isinstance(value, Recipe) else value
+    for name, value in spec.arguments:
+        ready = build(value, context) if isinstance(value, CodecSpec) else value
         if name is None:
             arguments.append(ready)
         else:
@@ -38,10 +38,10 @@ def build(recipe: Recipe, context: Context) -> Codec:
         codec = kind(context, *arguments, **named)
     except Exception as error:  # a stranger's module and constructor may raise anything
         raise SpecError(
-            f"codec {recipe.text!r}: cannot make {path} with {context}: {type(error).__name__}: {error}"
+            f"codec {spec.text!r}: cannot make {path} with {context}: {type(error).__name__}: {error}"
         ) from error
     if missing := [method for method in ("encode", "decode") if not callable(getattr(codec, method, None))]:
         raise SpecError(
-            f"codec {recipe.text!r}: {path} has no method {' and no method '.join(missing)}; a codec has encode and decode"
+            f"codec {spec.text!r}: {path} has no method {' and no method '.join(missing)}; a codec has encode and decode"
         )
     return codec  # type: ignore[no-any-return]

@@ -35,7 +35,7 @@ def codecs(
     from testbed.report import codec_costs, distortion
     from testbed.sweep.environment import snapshot
 
-    texts = [placement.read(name).text for name in names] if names else list(BENCHED)
+    texts = [placement.parse_placement(name).text for name in names] if names else list(BENCHED)
     for file in (output, figure, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")

@@ -14,7 +14,7 @@ from testbed import paths
 from testbed.commands.console import out, table
 
 if TYPE_CHECKING:
-    from testbed.codecs.catalogue.entry import Entry, Parameter
+    from testbed.codecs.catalogue.row import CodecRow, Parameter
 
 app = typer.Typer(help="List the codecs; show what is known of one.", invoke_without_command=True)
 _TOGETHER = (
@@ -33,13 +33,13 @@ def codecs(context: typer.Context) -> None:
     rows = table("codec", "bits per element", "state at each end", "what it is")
     for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
         column.no_wrap, column.max_width = False, 30
-    for name, entry in CODECS.items():
-        marks = "".join(f" ({mark})" for mark in _marks(entry))
+    for name, row in CODECS.items():
+        marks = "".join(f" ({mark})" for mark in _marks(row))
         rows.add_row(
             name,
-            escape(entry.bits_per_element),
-            escape(entry.state),
-            escape(f"{entry.summary} [{entry.source}]{marks}"),
+            escape(row.size),
+            escape(row.state),
+            escape(f"{row.summary} [{row.source}]{marks}"),
         )
     out.print(rows)
     out.print(_TOGETHER, highlight=False)
@@ -57,13 +57,13 @@ def show(
     from testbed.codecs.catalogue.table import CODECS
 
     if text in CODECS:  # even where it needs arguments
-        entries = [CODECS[text]]
+        rows_shown = [CODECS[text]]
     else:
-        chosen = placement.read(text)
+        chosen = placement.parse_placement(text)
         out.print(f"{escape(chosen.text)}: about {chosen.nominal_bits:.4g} bits per element\n", highlight=False)
-        entries = list({part.name: part.entry for recipe in chosen.recipes() for part in recipe.parts()}.values())
-    for entry in entries:
-        _show(entry)
+        rows_shown = list({part.name: part.row for recipe in chosen.specs() for part in recipe.parts()}.values())
+    for row in rows_shown:
+        _show(row)
 
 
 @app.command()
@@ -80,19 +80,19 @@ def check(
     raise typer.Exit(done.returncode)
 
 
-def _show(entry: Entry) -> None:
+def _show(row: CodecRow) -> None:
     from testbed.codecs.catalogue import docstrings
-    from testbed.codecs.catalogue.recipe import example, wanted
+    from testbed.codecs.catalogue.codec_spec import example, wanted
 
-    out.print(f"[bold]{escape(entry.name)}[/bold]: {escape(entry.summary)}", highlight=False)
+    out.print(f"[bold]{escape(row.name)}[/bold]: {escape(row.summary)}", highlight=False)
     facts = {
-        "for example": example(entry),
-        "bits per element": entry.bits_per_element,
-        "state at each end": entry.state,
-        "law": entry.law,
-        "in the model": entry.hook,
-        "source": entry.source,
-        "mark": ", ".join(_marks(entry)),
+        "for example": example(row),
+        "bits per element": row.size,
+        "state at each end": row.state,
+        "law": row.law,
+        "in the model": row.hook,
+        "source": row.source,
+        "mark": ", ".join(_marks(row)),
     }
     rows = table("", "")
     rows.show_header = False
@@ -100,15 +100,15 @@ def _show(entry: Entry) -> None:
         if fact:
             rows.add_row(name, escape(fact))
     out.print(rows)
-    if entry.parameters:
+    if row.parameters:
         rows = table("parameter", "default", "values", "meaning")
-        for one in entry.parameters:
+        for one in row.parameters:
             rows.add_row(one.name, _default(one), escape(wanted(one)), escape(one.doc))
         out.print(rows)
     modules: dict[str, str | None] = {}
-    for path in dict.fromkeys((entry.forward, entry.backward)):
-        found = docstrings.read(path)
-        ways = [way for way in ("forward", "backward") if getattr(entry, way) == path]
+    for path in dict.fromkeys((row.forward, row.backward)):
+        found = docstrings.class_docs(path)
+        ways = [way for way in ("forward", "backward") if getattr(row, way) == path]
         _print_docs(f"{path} ({' and '.join(ways)})", found.of_class)
         modules[path.partition(":")[0]] = found.of_module
     for module, text in modules.items():
@@ -121,15 +121,15 @@ def _print_docs(title: str, text: str | None) -> None:
     out.print(escape(text or "says nothing of itself"), highlight=False, soft_wrap=True)
 
 
-def _marks(entry: Entry) -> list[str]:
+def _marks(row: CodecRow) -> list[str]:
     return [
-        *(["negative control"] if entry.control else []),
-        *(["changes the model"] if entry.hook else []),
-        *(["measures its link"] if entry.measures else []),
+        *(["negative control"] if row.control else []),
+        *(["changes the model"] if row.hook else []),
+        *(["measures its link"] if row.measures else []),
     ]
 
 
 def _default(parameter: Parameter) -> str:
-    from testbed.codecs.catalogue.entry import REQUIRED
+    from testbed.codecs.catalogue.row import REQUIRED
 
     return "required" if parameter.default is REQUIRED else str(parameter.default)

@@ -28,7 +28,7 @@ from testbed.pipeline.control import Done, Failed, Finish, Ready, Start, Stopped
 from testbed.pipeline.job import StageJob
 from testbed.process import die_with_parent, drop_capabilities
 
-_PRELOADED = ("testbed.pipeline.run", *table.modules())
+_PRELOADED = ("testbed.pipeline.run", *table.codec_modules())
 _LIGHT = ("testbed.pipeline.replay",)
 _LONGEST_TEXT = 8_000
 

@@ -102,7 +102,7 @@ def codec_order(codec: str) -> tuple[int, float, str]:
         return _CODEC_ORDER.index(codec), 0.0, codec
     others = len(_CODEC_ORDER)
     try:
-        chosen = placement.read(codec)
+        chosen = placement.parse_placement(codec)
     except UserError:  # a result may be older than the table, or of a class that is not at hand
         return others + 2, 0.0, codec
     return others + chosen.control, -chosen.nominal_bits, codec

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from testbed.codecs.catalogue import dense, memory_and_wrappers, sparse_and_low_rank
+from testbed.codecs.catalogue.rows import dense, low_rank, memory, sparse, wrappers
 from testbed.codecs.check.measured import Benchmark, Measured
 from testbed.message_key import Direction
 from testbed.report import figures, style
@@ -15,9 +15,9 @@ from testbed.report.canvas import Drawing, Handle, canvas
 from testbed.report.labels import Mark, label_marks
 
 _FAMILIES = {
-    "casts and quantisers": (dense.ENTRIES, "#0072b2", "s"),
-    "sparse and low rank": (sparse_and_low_rank.ENTRIES, "#d55e00", "^"),
-    "differences and wrappers": (memory_and_wrappers.ENTRIES, "#009e73", "D"),
+    "casts and quantisers": (dense.ROWS, "#0072b2", "s"),
+    "sparse and low rank": (sparse.ROWS + low_rank.ROWS, "#d55e00", "^"),
+    "differences and wrappers": (memory.ROWS + wrappers.ROWS, "#009e73", "D"),
 }
 _OTHER = ("other packages, or someone's own", "#767d86", "o")
 _TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
@@ -27,8 +27,8 @@ _FLOOR = 1e-5
 
 def _family(one: Measured) -> tuple[str, str, str]:
     name = one.codec.partition("(")[0]
-    for title, (entries, colour, marker) in _FAMILIES.items():
-        if not one.package and any(entry.name == name for entry in entries):
+    for title, (rows, colour, marker) in _FAMILIES.items():
+        if not one.package and any(row.name == name for row in rows):
             return title, colour, marker
     return _OTHER
 

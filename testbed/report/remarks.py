@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from testbed.codecs.catalogue import placement
-from testbed.codecs.catalogue.placement import Selection
+from testbed.codecs.catalogue.placement import Placement
 from testbed.errors import UserError
 
 CONTROL = "negative control"
@@ -15,10 +15,10 @@ _FIRST_KIND = {"delta-int8": "int8"}
 
 
 @functools.cache
-def _read(codec: str) -> Selection | None:
+def _read(codec: str) -> Placement | None:
     # A result may be older than the table, or of a class that is not at hand.
     try:
-        return placement.read(codec)
+        return placement.parse_placement(codec)
     except UserError:
         return None
 
@@ -39,7 +39,7 @@ def labelled(codec: str) -> str:
 def in_model(codec: str) -> bool:
     """Whether it changes the model."""
     chosen = _read(codec)
-    return chosen is not None and any(part.entry.hook for recipe in chosen.recipes() for part in recipe.parts())
+    return chosen is not None and any(part.row.hook for recipe in chosen.specs() for part in recipe.parts())
 
 
 def inside(codec: str) -> set[str]:
@@ -47,7 +47,7 @@ def inside(codec: str) -> set[str]:
     chosen = _read(codec)
     if chosen is None:
         return set()
-    found = [{part.text for part in recipe.parts()} - {recipe.text} for recipe in chosen.recipes()]
+    found = [{part.text for part in recipe.parts()} - {recipe.text} for recipe in chosen.specs()]
     return set.intersection(*found) | {kind for name, kind in _FIRST_KIND.items() if name == codec}
 
 
@@ -59,6 +59,6 @@ def taken(codec: str, boundary: int, direction: str, choice: str) -> str:
     recipe = chosen.at(boundary, "forward" if direction == "forward" else "backward")
     for part in recipe.parts():
         for name, value in part.arguments:
-            if part.entry.measures and name == choice and not isinstance(value, int | float | str):
+            if part.row.measures and name == choice and not isinstance(value, int | float | str):
                 return value.text
     return choice

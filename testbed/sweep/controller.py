@@ -162,7 +162,9 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
         * spec.sequence_length
         * workloads.width(spec)
     )
-    return tuple(sorted({max(1, int(values * bits / 8)) for bits in (codecs.read(cell.codec).nominal_bits, 32)}))
+    return tuple(
+        sorted({max(1, int(values * bits / 8)) for bits in (codecs.parse_placement(cell.codec).nominal_bits, 32)})
+    )
 
 
 def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:

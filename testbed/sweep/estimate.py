@@ -103,7 +103,7 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
     pipeline = cell.pipeline
     parts, stages = pipeline.microbatches * pipeline.accumulation, pipeline.stages
     values = cell.workload.batch_size // parts * cell.workload.sequence_length * workloads.width(cell.workload)
-    bits = values * codecs.read(cell.codec).nominal_bits * _HEADERS
+    bits = values * codecs.parse_placement(cell.codec).nominal_bits * _HEADERS
     busiest = way = 0.0
     for index in range(link_count(cell.topology, stages)):
         # in a star a middle stage's uplink has activations for one neighbour and gradients for the other

@@ -55,7 +55,9 @@ def _value(stated: Mapping[str, Any], name: str) -> Any:
 
 def _plain(name: str, values: Iterable[Any]) -> list[Any]:
     """Values of a field such that equal ones mean the same: two texts may name one codec."""
-    return [placement.canonical(value) if name == "codec" and isinstance(value, str) else value for value in values]
+    return [
+        placement.canonical_text(value) if name == "codec" and isinstance(value, str) else value for value in values
+    ]
 
 
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:

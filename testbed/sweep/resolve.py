@@ -46,7 +46,7 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
             compute, cell.workload, cell.pipeline, where
         )  # of a workload that is known to be one
         # Two texts for the same codecs are one cell.
-        codec = codecs.read(cell.codec).over(cell.pipeline.stages - 1)
+        codec = codecs.parse_placement(cell.codec).over(cell.pipeline.stages - 1)
         cell = Cell(
             **{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": found}
         )

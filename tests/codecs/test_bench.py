@@ -15,7 +15,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from testbed.codecs.catalogue.recipe import read
+from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.check import bench, peers
 from testbed.codecs.check.measured import BENCHED, Benchmark, Measured
 from testbed.codecs.check.subject import subject_of
@@ -92,7 +92,7 @@ def test_the_error_is_over_all_messages() -> None:
 def test_all_that_is_benchmarked_can_be_made() -> None:
     assert len(set(BENCHED)) == len(BENCHED)
     for text in BENCHED:
-        assert read(text).text == text
+        assert parse_codec(text).text == text
 
 
 def test_peers_are_those_that_work_here() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from testbed.codecs import wrap
-from testbed.codecs.catalogue.recipe import read
+from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.mapl import MaplHook
@@ -79,10 +79,10 @@ def test_shapes_bytes_and_gradients(text: str) -> None:
     ratio = float(text.split("(")[1].split(",")[0].rstrip(")"))
     narrow = coded.shape[-1]
     assert coded.shape == (2, 5, -(-32 // int(ratio)) if "maxout" in text else round(32 / ratio))
-    inner = read(text).arguments[1][1]
+    inner = parse_codec(text).arguments[1][1]
     payload = codec.encode(coded.detach(), key_at(0))
     assert len(payload) == len(make(inner.text, FORWARD).encode(coded.detach(), key_at(0)))  # type: ignore[union-attr]
-    assert read(text).nominal_bits == inner.nominal_bits / ratio  # type: ignore[union-attr]
+    assert parse_codec(text).nominal_bits == inner.nominal_bits / ratio  # type: ignore[union-attr]
     leaf = codec.decode(payload, key_at(0)).requires_grad_()
     back = down.receive(leaf, IDS)
     assert back.shape == HIDDEN.shape

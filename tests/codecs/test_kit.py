@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from testbed.codecs.catalogue import table
-from testbed.codecs.catalogue.recipe import example
+from testbed.codecs.catalogue.codec_spec import example
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check
 from testbed.message_key import Direction
@@ -71,10 +71,10 @@ def test_every_codec_passes_the_kit(text: str, direction: Direction) -> None:
     assert subject.law == "none" or law.verdict == "PASS", law.detail
     assert sum(one.verdict == "PASS" for one in found) >= len(CHECKS) // 2
     in_model = {one.check: one.verdict for one in found if one.check.startswith("in a model")}
-    changes = direction == "forward" and any(part.entry.hook for part in subject.recipe.parts())
+    changes = direction == "forward" and any(part.row.hook for part in subject.spec.parts())
     assert list(in_model.values()).count("PASS") >= (5 if changes else 0)
     assert changes or set(in_model.values()) == {"-"}
-    exact = changes and any(part.entry.exact for part in subject.recipe.parts())
+    exact = changes and any(part.row.exact for part in subject.spec.parts())
     assert (in_model["in a model: nothing lost"] == "PASS") == exact
 
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.codecs.catalogue import notation, placement, recipe, table
-from testbed.codecs.catalogue.entry import REQUIRED, Entry, Parameter
-from testbed.codecs.catalogue.placement import Pair, Selection
-from testbed.codecs.catalogue.recipe import Recipe
+from testbed.codecs.catalogue import codec_spec, notation, placement, table
+from testbed.codecs.catalogue.codec_spec import CodecSpec
+from testbed.codecs.catalogue.placement import CodecPair, Placement
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
 from testbed.errors import SpecError, UnknownNameError, UserError
 
 _WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,6}", fullmatch=True)
 _FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def _fake() -> Entry:
+def _fake() -> CodecRow:
     """A codec with a parameter of every kind, required ones behind optional ones of their sort too."""
     parameters = (
         Parameter("share", "float", REQUIRED, "of the values", least=0.0, most=1.0),
@@ -33,14 +33,13 @@ def _fake() -> Entry:
         Parameter("outer", "codec", REQUIRED, "for the rest"),
         Parameter("shape", "word", REQUIRED, "how", choices=("row", "tensor")),
     )
-    return Entry(
+    return CodecRow(
         name="fake",
         forward="no.module:Class",
         backward="no.module:Class",
         parameters=parameters,
         summary="",
-        bits_per_element="",
-        nominal_bits=lambda given: given["share"] * given["inner"] + given["outer"],
+        bits="share*inner + outer",
         state="",
         source="",
         law="none",
@@ -50,12 +49,12 @@ def _fake() -> Entry:
 @pytest.fixture(autouse=True)
 def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _fake()
-    control = dataclasses.replace(fake, name="control", parameters=(), nominal_bits=lambda _: 3.5, control=True)
+    control = dataclasses.replace(fake, name="control", parameters=(), bits="3.5", control=True)
     for entry in (fake, control):
         monkeypatch.setitem(table.CODECS, entry.name, entry)
 
 
-def _values(parameter: Parameter, inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Any]:
+def _values(parameter: Parameter, inner: st.SearchStrategy[CodecSpec]) -> st.SearchStrategy[Any]:
     low, high = parameter.least, parameter.most
     if parameter.kind == "int":
         return st.integers(None if low is None else int(low), None if high is None else int(high))
@@ -66,20 +65,20 @@ def _values(parameter: Parameter, inner: st.SearchStrategy[Recipe]) -> st.Search
     return inner
 
 
-def _of(entry: Entry, inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+def _of(entry: CodecRow, inner: st.SearchStrategy[CodecSpec]) -> st.SearchStrategy[CodecSpec]:
     drawn = [st.tuples(st.just(one.name), _values(one, inner)) for one in entry.parameters]
-    return st.tuples(*drawn).map(lambda arguments: Recipe(entry.name, arguments))
+    return st.tuples(*drawn).map(lambda arguments: CodecSpec(entry.name, arguments))
 
 
-def _strangers(inner: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+def _strangers(inner: st.SearchStrategy[CodecSpec]) -> st.SearchStrategy[CodecSpec]:
     value = st.one_of(st.integers(), _FLOATS, _WORDS, inner)
     named = st.dictionaries(_WORDS, value, max_size=3).map(lambda given: tuple(given.items()))
     bare = st.lists(value.map(lambda one: (None, one)), max_size=3).map(tuple)
-    return st.tuples(bare, named).map(lambda both: Recipe("json.decoder:JSONDecoder", both[0] + both[1]))
+    return st.tuples(bare, named).map(lambda both: CodecSpec("json.decoder:JSONDecoder", both[0] + both[1]))
 
 
-def _recipes() -> st.SearchStrategy[Recipe]:
-    plain = st.sampled_from(["fp32", "int8", "bf16", "control"]).map(recipe.read)
+def _specs() -> st.SearchStrategy[CodecSpec]:
+    plain = st.sampled_from(["fp32", "int8", "bf16", "control"]).map(codec_spec.parse_codec)
     # Made when they are drawn, so that the fixture's codecs are among them.
     return st.recursive(
         plain,
@@ -91,30 +90,30 @@ def _recipes() -> st.SearchStrategy[Recipe]:
     )
 
 
-@given(_recipes())
+@given(_specs())
 @settings(max_examples=300, deadline=None)
-def test_what_is_written_is_read_back(one: Recipe) -> None:
-    assert recipe.read(one.text) == one
-    assert recipe.read(one.text).text == one.text
+def test_what_is_written_is_read_back(one: CodecSpec) -> None:
+    assert codec_spec.parse_codec(one.text) == one
+    assert codec_spec.parse_codec(one.text).text == one.text
     spaced = re.sub(r"([(),=])", r"  \1 ", one.text)
-    assert recipe.read(f" {spaced} ") == one
+    assert codec_spec.parse_codec(f" {spaced} ") == one
 
 
 _PAIRS = st.one_of(
-    _recipes().map(lambda one: Pair(one, one)),
-    st.tuples(_recipes(), _recipes()).map(lambda two: Pair(*two)).filter(lambda pair: pair.fault is None),
+    _specs().map(lambda one: CodecPair(one, one)),
+    st.tuples(_specs(), _specs()).map(lambda two: CodecPair(*two)).filter(lambda pair: pair.fault is None),
 )
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.lists(_PAIRS, min_size=3, max_size=3))
 @settings(max_examples=100, deadline=None)
-def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs: list[Pair]) -> None:
+def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs: list[CodecPair]) -> None:
     chosen = [pairs[index] for index in which]
-    each = Selection(tuple(enumerate(chosen)), None)
-    some = Selection(tuple((i, pair) for i, pair in enumerate(chosen) if pair != chosen[-1]), chosen[-1])
-    assert each.over(len(which)) == some.over(len(which)) == placement.read(each.text).over(len(which))
+    each = Placement(tuple(enumerate(chosen)), None)
+    some = Placement(tuple((i, pair) for i, pair in enumerate(chosen) if pair != chosen[-1]), chosen[-1])
+    assert each.over(len(which)) == some.over(len(which)) == placement.parse_placement(each.text).over(len(which))
     text = each.over(len(which)).text
-    again = placement.read(text)
+    again = placement.parse_placement(text)
     assert again.over(len(which)).text == text
     for boundary, pair in enumerate(chosen):
         assert (again.at(boundary, "forward"), again.at(boundary, "backward")) == pair
@@ -125,8 +124,8 @@ def test_a_choice_has_one_text_whatever_way_it_was_said(which: list[int], pairs:
 @settings(max_examples=500, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(UserError):
-        found = placement.read(text)
-        assert placement.read(found.text) == found
+        found = placement.parse_placement(text)
+        assert placement.parse_placement(found.text) == found
 
 
 @pytest.mark.parametrize(
@@ -152,20 +151,20 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_canonical(text: str, canonical: str) -> None:
     if canonical == "SpecError":
         with pytest.raises(SpecError):
-            placement.read(text)
+            placement.parse_placement(text)
     else:
-        assert placement.read(text).text == placement.canonical(text) == canonical
+        assert placement.parse_placement(text).text == placement.canonical_text(text) == canonical
 
 
 def test_the_number_of_boundaries_decides_the_text() -> None:
-    assert placement.read("0: int8; 1: int8").over(2).text == "int8"
-    assert placement.read("0: int8; rest: bf16").over(1).text == "int8"
-    assert placement.read("0-1: int8; rest: bf16").over(3).text == "2: bf16; rest: int8"
-    assert placement.read("bf16").over(0).text == "bf16"
+    assert placement.parse_placement("0: int8; 1: int8").over(2).text == "int8"
+    assert placement.parse_placement("0: int8; rest: bf16").over(1).text == "int8"
+    assert placement.parse_placement("0-1: int8; rest: bf16").over(3).text == "2: bf16; rest: int8"
+    assert placement.parse_placement("bf16").over(0).text == "bf16"
     with pytest.raises(SpecError, match="says nothing of boundary 1"):
-        placement.read("0: int8").over(2)
+        placement.parse_placement("0: int8").over(2)
     with pytest.raises(SpecError, match="speaks of boundary 4; the pipeline has the boundaries 0 to 2"):
-        placement.read("4: int8; rest: bf16").over(3)
+        placement.parse_placement("4: int8; rest: bf16").over(3)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_the_number_of_boundaries_decides_the_text() -> None:
 )
 def test_a_slip_is_answered_with_its_place(text: str, place: str, says: str) -> None:
     with pytest.raises(SpecError) as caught:
-        placement.read(text)
+        placement.parse_placement(text)
     message = str(caught.value)
     assert repr(text) in message
     assert f", {place}: " in message
@@ -211,19 +210,19 @@ def test_a_slip_is_answered_with_its_place(text: str, place: str, says: str) -> 
 
 def test_a_name_alone_is_answered_without_a_place() -> None:
     with pytest.raises(UnknownNameError, match=r"^there is no codec 'int9'; did you mean 'int8'\?"):
-        placement.read("int9")
+        placement.parse_placement("int9")
 
 
 def test_nominal_bits_and_control_come_from_what_is_inside() -> None:
-    mixed = recipe.read("fake(0.25, rank=2, label=w, inner=control, outer=bf16, row)")
+    mixed = codec_spec.parse_codec("fake(0.25, rank=2, label=w, inner=control, outer=bf16, row)")
     assert mixed.nominal_bits == 0.25 * 3.5 + 16
     assert mixed.control
-    assert not recipe.read("fake(0.25, rank=2, label=w, outer=bf16, row)").control
+    assert not codec_spec.parse_codec("fake(0.25, rank=2, label=w, outer=bf16, row)").control
     assert [part.name for part in mixed.parts()] == ["fake", "control", "bf16"]
 
 
 def test_trees_keep_what_was_written() -> None:
-    call = notation.parse_codec("a.b:C(3, x=3.0, y)")
+    call = notation.codec_tree("a.b:C(3, x=3.0, y)")
     assert [one.key for one in call.arguments] == [None, "x", None]
     whole, point = (one.value for one in call.arguments[:2])
     assert isinstance(whole, notation.Number)

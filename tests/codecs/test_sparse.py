@@ -339,9 +339,9 @@ def test_only_a_codec_that_keeps_its_mask_can_be_paired_with() -> None:
 @pytest.mark.parametrize("wrong", ["fwd=int8, bwd=topk-shared(0.1)", "fwd=topk(0.1), bwd=ef(columns(0.1))"])
 def test_a_mask_that_there_is_not_is_found_out_before_anything_is_made(wrong: str) -> None:
     with pytest.raises(SpecError, match=r"name .* for both"):
-        placement.read(wrong)
-    placement.read("fwd=ef(topk-shared(0.1)), bwd=topk-shared(0.1)")
-    placement.read("fwd=topk-shared(0.1), bwd=int8")
+        placement.parse_placement(wrong)
+    placement.parse_placement("fwd=ef(topk-shared(0.1)), bwd=topk-shared(0.1)")
+    placement.parse_placement("fwd=topk-shared(0.1), bwd=int8")
 
 
 def test_wrappers_pass_the_mask_on() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from testbed.codecs.catalogue import formula
 from testbed.codecs.check.findings import Finding
 from testbed.codecs.check.same import same
-from testbed.codecs.check.size import formula
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check
 
@@ -143,12 +143,18 @@ def test_the_program(name: str, status: int) -> None:
 
 
 def test_formulas() -> None:
-    names = {"d": 64.0, "bits": 4.0}
-    assert formula("bits + 16/d", names) == 4.25
-    assert formula("ceil(log2(d)) * min(bits, 2)", names) == 12
-    assert formula("8 + 32/unknown", names) is None
-    assert formula("about 3, by the values", names) is None
-    assert formula("__import__('os')", names) is None
+    names = {"d": 64.0, "bits": 4.0, "token": False, "group": 0.0}
+    values = {
+        "bits + 16/d": 4.25,
+        "ceil(log2(d)) * min(bits, 2)": 12,
+        "8 + (32 if token else 16)/min(group or d, d)": 8.25,
+        "bits + w where w = 16 if token else 32": 36,
+    }
+    for text, value in values.items():
+        assert formula.evaluate(text, names.__getitem__) == value
+    for text in ("8 + 32/unknown", "about 3, by the values", "__import__('os')", "d.real", "[d]", "max(d, default=1)"):
+        with pytest.raises(ValueError, match="formula"):
+            formula.evaluate(text, names.__getitem__)
 
 
 def test_same_is_to_the_bit() -> None:

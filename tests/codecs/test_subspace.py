@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from testbed.codecs.catalogue.recipe import read
+from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.in_model import bases, constrain, subspace
 from testbed.codecs.in_model.inner import Carrying
@@ -258,8 +258,8 @@ def test_bytes_of_the_published_table(width: int, rank: int, with_ids: int, id_b
     codec = make(f"subspace({width / rank})", FORWARD)
     payload = codec.encode(torch.zeros(1, tokens, rank), KEY)
     assert len(payload) == 16 + tokens * (with_ids - id_bytes)
-    recipe = read(f"subspace({width / rank})")
-    assert recipe.nominal_bits == pytest.approx(8 * (with_ids - id_bytes) / width)
+    spec = parse_codec(f"subspace({width / rank})")
+    assert spec.nominal_bits == pytest.approx(8 * (with_ids - id_bytes) / width)
 
 
 # ------------------------------------------------------------------ what is carried

@@ -267,7 +267,7 @@ def test_claims_of_huge_shapes_are_refused_at_once(name: str, direction: str) ->
 # ------------------------------------------------------------------ names
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'int8'"):
-        table.find("int-8")
+        table.find_codec("int-8")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_unknown_name_suggests_the_nearest() -> None:
 )
 def test_unknown_module(name: str) -> None:
     with pytest.raises(SpecError):
-        table.find(name)
+        table.find_codec(name)
 
 
 def test_find_runs_nobodys_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_find_runs_nobodys_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
     (package / "module.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = table.find("strangers_package.module:Codec")
+    entry = table.find_codec("strangers_package.module:Codec")
     assert (entry.forward, entry.backward) == (entry.name, entry.name)
     with pytest.raises(SpecError, match="RuntimeError: imported"):
         make(entry.name, Context(0, 0, "forward"))
@@ -297,7 +297,7 @@ def test_a_class_that_is_no_codec(name: str) -> None:
 
 
 def test_the_table_needs_no_torch() -> None:
-    code = "import sys; from testbed.codecs.catalogue import table; table.find('json.decoder:JSONDecoder'); sys.exit('torch' in sys.modules)"
+    code = "import sys; from testbed.codecs.catalogue import table; table.find_codec('json.decoder:JSONDecoder'); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

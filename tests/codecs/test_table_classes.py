@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from testbed.codecs.catalogue import docstrings, recipe, table
-from testbed.codecs.catalogue.entry import REQUIRED, Entry
+from testbed.codecs.catalogue import codec_spec, docstrings, table
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow
 from testbed.codecs.contract import Context, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
@@ -28,12 +28,12 @@ def _named(path: str) -> Any:
 
 
 def test_no_name_twice() -> None:
-    assert sum(map(len, table.LISTS)) == len(table.CODECS)
+    assert len(table.ROWS) == len(table.CODECS)
     assert all(name == entry.name for name, entry in table.CODECS.items())
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_a_text_has_one_meaning(entry: Entry) -> None:
+def test_a_text_has_one_meaning(entry: CodecRow) -> None:
     names = [one.name for one in entry.parameters]
     words = Counter(word for one in entry.parameters for word in one.choices)
     assert len(set(names)) == len(names)
@@ -51,17 +51,17 @@ def test_a_text_has_one_meaning(entry: Entry) -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_it_is_called_with_its_parameters(entry: Entry, direction: str) -> None:
+def test_it_is_called_with_its_parameters(entry: CodecRow, direction: str) -> None:
     kind = _named(entry.forward if direction == "forward" else entry.backward)
     inspect.signature(kind).bind(None, **{one.name: None for one in entry.parameters})
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_its_example_can_be_made(entry: Entry, direction: Any) -> None:
-    text = recipe.example(entry)
-    found = recipe.read(text)
-    assert recipe.read(found.text) == found
+def test_its_example_can_be_made(entry: CodecRow, direction: Any) -> None:
+    text = codec_spec.example(entry)
+    found = codec_spec.parse_codec(text)
+    assert codec_spec.parse_codec(found.text) == found
     assert math.isfinite(found.nominal_bits)
     assert found.nominal_bits > 0
     codec = make(text, Context(1, 0, direction))
@@ -69,22 +69,22 @@ def test_its_example_can_be_made(entry: Entry, direction: Any) -> None:
 
 
 @pytest.mark.parametrize("entry", [one for one in ENTRIES if table.CODECS[str(one.id)].hook is None])
-def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry: Entry) -> None:
+def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry: CodecRow) -> None:
     """A first visit may cost more than later ones. Not of those that change the model: they are given narrower tensors."""
-    text, x = recipe.example(entry), torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
+    text, x = codec_spec.example(entry), torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
     forward, backward = (make(text, Context(1, 0, direction)) for direction in ("forward", "backward"))
     if (paired := capability(backward, Paired)) is not None:
         paired.pair(forward)
     keys = [MessageKey("train", step, 0, tuple(range(8))) for step in range(2)]
     first, later = (max(memoryview(codec.encode(x, key)).nbytes for codec in (forward, backward)) for key in keys)
-    nominal = recipe.read(text).nominal_bits * x.numel() / 8
+    nominal = codec_spec.parse_codec(text).nominal_bits * x.numel() / 8
     assert 0.85 * min(first, later) < nominal < 1.15 * max(first, later)
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_its_documentation_is_read_as_python_would(entry: Entry) -> None:
+def test_its_documentation_is_read_as_python_would(entry: CodecRow) -> None:
     for path in (entry.forward, entry.backward):
-        found, kind = docstrings.read(path), _named(path)
+        found, kind = docstrings.class_docs(path), _named(path)
         assert found.of_module == inspect.getdoc(inspect.getmodule(kind))
         assert found.of_class
         assert not kind.__doc__ or found.of_class == inspect.getdoc(kind)
@@ -93,8 +93,8 @@ def test_its_documentation_is_read_as_python_would(entry: Entry) -> None:
 def test_no_torch_for_texts_and_documentation() -> None:
     code = (
         "import sys; from testbed.codecs.catalogue import docstrings, placement, table\n"
-        "for e in table.CODECS.values(): docstrings.read(e.forward), docstrings.read(e.backward)\n"
-        "placement.read('fwd=int8, bwd=bf16').nominal_bits\n"
+        "for e in table.CODECS.values(): docstrings.class_docs(e.forward), docstrings.class_docs(e.backward)\n"
+        "placement.parse_placement('fwd=int8, bwd=bf16').nominal_bits\n"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

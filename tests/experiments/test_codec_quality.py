@@ -25,7 +25,7 @@ FOLDER = Command.shipped / NAME
 
 
 def _parts(cell: Cell) -> set[str]:
-    return {part.entry.name for recipe in placement.read(cell.codec).recipes() for part in recipe.parts()}
+    return {part.row.name for recipe in placement.parse_placement(cell.codec).specs() for part in recipe.parts()}
 
 
 def _figures(home: Path, output: Path) -> str:
@@ -46,7 +46,7 @@ def test_the_full_form_trains_every_codec_of_the_table_with_three_paired_seeds_o
         seeds[arm].add(cell.training.seed)
         if cell.shaped:
             shaped.add(arm)
-        if placement.read(cell.codec).measures:
+        if placement.parse_placement(cell.codec).measures:
             assert cell.shaped
         assert cell.training.steps == 200
         assert cell.training.evaluate_uncompressed

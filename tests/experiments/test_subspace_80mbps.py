@@ -39,14 +39,14 @@ def test_the_full_form_differs_in_codec_network_and_seed_alone() -> None:
     assert pairs["fp32", "datacenter"] == 3
     assert len({(cell.workload, cell.pipeline, cell.topology, cell.compute) for cell in cells}) == 1
     assert len({cell.training.model_copy(update={"seed": 0}) for cell in cells}) == 1
-    assert {placement.read(codec).control for codec in codecs} == {False, True}
+    assert {placement.parse_placement(codec).control for codec in codecs} == {False, True}
 
 
 def test_every_codec_but_fp32_sends_an_eighth_of_it() -> None:
     experiment = plan.load_experiment(NAME)
     cell = plan.cells(experiment, "relay")[0]
     for codec in experiment.axes["codec"]:
-        nominal = placement.read(codec).nominal_bits
+        nominal = placement.parse_placement(codec).nominal_bits
         if "powersgd" in codec:  # its table entry states a typical shape, here is ours
             rank, tokens = (
                 int(codec.split("(")[1].rstrip(")")),
@@ -87,7 +87,7 @@ def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> Non
     assert (fp32.bits_per_value - 32).abs().max() < 0.1
     assert (others.bits_per_value - 4).abs().max() < 0.1
     assert (table.speed_up[table.codec == "fp32"] == 1).all()
-    assert list(table.negative_control) == [placement.read(codec).control for codec in table.codec]
+    assert list(table.negative_control) == [placement.parse_placement(codec).control for codec in table.codec]
     assert table.parameters.nunique() == 1  # projected weights are all learned
     for codec, network in arms:
         assert f"`{codec}`" in said

@@ -82,7 +82,9 @@ def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:
 
 def test_every_codec_that_changes_the_model_is_here() -> None:
     """The others train in `test_stage`."""
-    named = {part.name for text in CODECS for recipe in placement.read(text).recipes() for part in recipe.parts()}
+    named = {
+        part.name for text in CODECS for recipe in placement.parse_placement(text).specs() for part in recipe.parts()
+    }
     assert {entry.name for entry in codecs.CODECS.values() if entry.hook is not None} <= named
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue import table as codecs
-from testbed.codecs.catalogue.entry import Entry
-from testbed.codecs.catalogue.recipe import example
+from testbed.codecs.catalogue.codec_spec import example
+from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
 from testbed.errors import StageError, TestbedError, TransportError
@@ -544,14 +544,14 @@ def test_boundaries_and_directions_have_the_codecs_that_the_text_gives_them() ->
 
 
 @pytest.mark.parametrize("entry", [one for one in codecs.CODECS.values() if one.hook is None], ids=lambda one: one.name)
-def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_training_alone(entry: Entry) -> None:
+def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_training_alone(entry: CodecRow) -> None:
     """Those that change the model train in `test_hooks`. Both directions go through it."""
     text = example(entry)
     found = train(a_cell(3, steps=8), partial(make_codec, text))
     assert found.errors == [None] * 3
     assert len(found.losses()) == 8
     assert all(loss is not None and math.isfinite(loss) for loss in found.losses() + found.losses("evaluation"))
-    assert placement.read(text).control == entry.control
+    assert placement.parse_placement(text).control == entry.control
     sent = {frame.direction for records in found.records for record in records for frame in record.sent}
     assert sent == {"forward", "backward"}
     unseen = train(a_cell(3, steps=8, evaluate_every=0), partial(make_codec, text))

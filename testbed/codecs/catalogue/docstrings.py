@@ -14,18 +14,18 @@ from testbed.errors import SpecError
 _Documented: TypeAlias = ast.ClassDef | ast.FunctionDef
 
 
-class Docs(NamedTuple):
+class ClassDocs(NamedTuple):
     """Docstrings, without their indent; None where there is none."""
 
     of_class: str | None
-    """Of the class, or of the nearest class above it in its own module; of the function, where one makes the codec."""
+    """That of the class, or of the nearest base class in its own module; of the function, where one makes the codec."""
     of_module: str | None
 
 
-def read(path: str) -> Docs:
-    """Of a class, as 'pkg.mod:Class'. SpecError where the module has no source, or not this class."""
+def class_docs(path: str) -> ClassDocs:
+    """The docstrings of a class, named as 'pkg.mod:Class'. SpecError where the module has no source, or not this class."""
     module, _, name = path.partition(":")
-    origin = table.locate(module, path).origin
+    origin = table.locate_module(module, path).origin
     if origin is None or not origin.endswith(".py"):
         raise SpecError(f"codec {path!r}: the module {module} has no source to read its documentation from")
     try:
@@ -35,7 +35,7 @@ def read(path: str) -> Docs:
     known = {node.name: node for node in tree.body if isinstance(node, _Documented)}
     if name not in known:
         raise SpecError(f"codec {path!r}: there is no class {name} in {origin}")
-    return Docs(_of_class(known, name), _clean(ast.get_docstring(tree)))
+    return ClassDocs(_of_class(known, name), _clean(ast.get_docstring(tree)))
 
 
 def _of_class(known: Mapping[str, _Documented], name: str) -> str | None:
@@ -43,8 +43,8 @@ def _of_class(known: Mapping[str, _Documented], name: str) -> str | None:
     while name in known and name not in seen:
         seen.add(name)
         node = known[name]
-        if found := _clean(ast.get_docstring(node)):
-            return found
+        if docstring := _clean(ast.get_docstring(node)):
+            return docstring
         above = [base.id for base in node.bases if isinstance(base, ast.Name)] if isinstance(node, ast.ClassDef) else []
         name = above[0] if above else ""
     return None

@@ -1,6 +1,6 @@
-"""The notation of codecs: text to trees. What the names mean is `recipe`'s and `selection`'s business. No torch here.
+"""The notation of codecs: text to trees. What the names mean is `codec_spec`'s and `placement`'s business. No torch here.
 
-    selection   rule {";" rule}                         0: int8; 1-3: fwd=int4, bwd=int8; rest: bf16
+    placement   rule {";" rule}                         0: int8; 1-3: fwd=int4, bwd=int8; rest: bf16
     rule        [(number ["-" number] | "rest") ":"] both
     both        codec | "fwd=" codec "," "bwd=" codec   in either order
     codec       name ["(" argument {"," argument} ")"]  ef(topk(0.1)), mypkg.mod:MyCodec(x=3)
@@ -77,16 +77,16 @@ def fault(text: str, at: int, message: str) -> SpecError:
     return SpecError(f"codec {text!r}, {where}: {message}")
 
 
-def parse_codec(text: str) -> Call:
-    """One codec."""
+def codec_tree(text: str) -> Call:
+    """The tree of one codec."""
     reader = _Reader(text)
     call = reader.call()
     reader.end()
     return call
 
 
-def parse_selection(text: str) -> tuple[Rule, ...]:
-    """All rules, in the order written. A text without any boundary's number is one rule for the rest."""
+def placement_tree(text: str) -> tuple[Rule, ...]:
+    """The rules of a placement, in the order written. A text without any boundary's number is one rule for the rest."""
     reader = _Reader(text)
     rules = [reader.rule()]
     while reader.accept(";"):
@@ -113,21 +113,21 @@ class _Reader:
         return Rule(first, last, self._both(), at)
 
     def _both(self) -> Both:
-        found: dict[str, Call] = {}
+        stated: dict[str, Call] = {}
         at = self._at
         while (key := self._peek(_KEY)) is not None:
             direction = key[1]
-            if direction not in ("fwd", "bwd") or direction in found:
-                again = "stands here twice" if direction in found else "is no direction"
+            if direction not in ("fwd", "bwd") or direction in stated:
+                again = "stands here twice" if direction in stated else "is no direction"
                 raise self._fault(f"{direction!r} {again}; write fwd=CODEC, bwd=CODEC, or one codec for both")
             self._match(_KEY)
-            found[direction] = self.call()
-            if len(found) == 2:
-                return Both(found["fwd"], found["bwd"])
+            stated[direction] = self.call()
+            if len(stated) == 2:
+                return Both(stated["fwd"], stated["bwd"])
             if not self.accept(","):
                 break
-        if found:
-            missing = "bwd" if "fwd" in found else "fwd"
+        if stated:
+            missing = "bwd" if "fwd" in stated else "fwd"
             hint = "" if self._peek(_NAME) is None else f" before {self._text[self._at :]!r}"
             raise fault(
                 self._text, self._at if hint else at, f"{missing}=CODEC is missing{hint}; state both directions"
@@ -138,7 +138,7 @@ class _Reader:
     def call(self) -> Call:
         at, name = self._at, self._match(_NAME)
         if name is None:
-            raise self._fault(f"expected the name of a codec, found {self._found()}")
+            raise self._fault(f"expected the name of a codec, found {self._next()}")
         if not self.accept("("):
             return Call(name[0], (), False, at)
         self._depth += 1
@@ -149,7 +149,7 @@ class _Reader:
             arguments.append(self._argument())
             while not self.accept(")"):
                 if not self.accept(","):
-                    raise self._fault(f"expected ',' or ')' in the brackets of {name[0]}, found {self._found()}")
+                    raise self._fault(f"expected ',' or ')' in the brackets of {name[0]}, found {self._next()}")
                 arguments.append(self._argument())
         self._depth -= 1
         return Call(name[0], tuple(arguments), True, at)
@@ -164,7 +164,7 @@ class _Reader:
                 raise fault(self._text, where, f"{number[0]} is too large")
             return Argument(key and key[1], Number(int(number[0]) if whole else value, where), at)
         if self._peek(_NAME) is None:
-            raise self._fault(f"expected a number, a word or a codec, found {self._found()}")
+            raise self._fault(f"expected a number, a word or a codec, found {self._next()}")
         return Argument(key and key[1], self.call(), at)
 
     def accept(self, sign: str) -> bool:
@@ -177,7 +177,7 @@ class _Reader:
 
     def end(self) -> None:
         if self._at < len(self._text):
-            raise self._fault(f"expected the end, found {self._found()}")
+            raise self._fault(f"expected the end, found {self._next()}")
 
     def _peek(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         return pattern.match(self._text, self._at)
@@ -194,7 +194,7 @@ class _Reader:
         assert blank is not None
         self._at = blank.end()
 
-    def _found(self) -> str:
+    def _next(self) -> str:
         return "nothing more" if self._at >= len(self._text) else repr(self._text[self._at : self._at + 20])
 
     def _fault(self, message: str) -> SpecError:

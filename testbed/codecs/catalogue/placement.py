@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from testbed.codecs.catalogue.notation import Both, fault, parse_selection
-from testbed.codecs.catalogue.recipe import Recipe, bind
+from testbed.codecs.catalogue.codec_spec import CodecSpec, bind
+from testbed.codecs.catalogue.notation import Both, fault, placement_tree
 from testbed.errors import SpecError, UserError
 from testbed.message_key import Direction
 
 
-class Pair(NamedTuple):
+class CodecPair(NamedTuple):
     """The codecs of one boundary."""
 
-    forward: Recipe
-    backward: Recipe
+    forward: CodecSpec
+    backward: CodecSpec
 
     @property
     def text(self) -> str:
@@ -29,28 +29,28 @@ class Pair(NamedTuple):
     def fault(self) -> str | None:
         """Why gradients that go by their activations' codec cannot."""
         for part in self.backward.parts():
-            if not part.entry.pairs:
+            if not part.row.pairs:
                 continue
-            masks = [one for one in self.forward.parts() if one.entry.backward == part.entry.backward]
+            masks = [one for one in self.forward.parts() if one.row.backward == part.row.backward]
             if not masks:
                 through = self.forward.text
                 return f"gradients of {part.name} go by its activations, which go through {through}; name {part.name} for both"
             if all(_share(one) != _share(part) for one in masks):
                 return f"gradients of {part.text} go where the activations of {masks[0].text} went; give both the same share"
-        for recipe in self:
-            for part in recipe.parts():
-                inside = [one for one in part.parts() if one.entry.pairs] if part.entry.measures else []
+        for spec in self:
+            for part in spec.parts():
+                inside = [one for one in part.parts() if one.row.pairs] if part.row.measures else []
                 if inside:
                     return f"gradients of {inside[0].name} go by its activations; {part.name} may have sent those through another"
         return None
 
 
-class Selection(NamedTuple):
-    """Read with `read`; the same whenever two texts choose the same, once `over` has seen how many boundaries there are."""
+class Placement(NamedTuple):
+    """What a cell's `codec` says. Two are equal whenever two texts choose the same codecs, once `over` has seen how many boundaries there are."""
 
-    numbered: tuple[tuple[int, Pair], ...]
+    numbered: tuple[tuple[int, CodecPair], ...]
     """In order."""
-    rest: Pair | None
+    rest: CodecPair | None
     """Of the boundaries without a number; None where every one must have its own."""
 
     @property
@@ -64,14 +64,14 @@ class Selection(NamedTuple):
         ]
         return "; ".join([*rules, *([] if self.rest is None else [f"rest: {self.rest.text}"])])
 
-    def at(self, boundary: int, direction: Direction) -> Recipe:
+    def at(self, boundary: int, direction: Direction) -> CodecSpec:
         """The codec that stands there. SpecError where there is none."""
         pair = dict(self.numbered).get(boundary, self.rest)
         if pair is None:
             raise SpecError(f"codec {self.text!r} says nothing of boundary {boundary}; name it, or say 'rest: CODEC'")
         return pair.forward if direction == "forward" else pair.backward
 
-    def over(self, boundaries: int) -> Selection:
+    def over(self, boundaries: int) -> Placement:
         """The same for a pipeline of so many boundaries, in its canonical form: the commonest pair is the rest.
 
         SpecError for a boundary that has no codec, or that the pipeline does not have.
@@ -87,35 +87,35 @@ class Selection(NamedTuple):
             return self
         common = Counter(pairs).most_common()
         most = max((pair for pair, count in common if count == common[0][1]), key=lambda pair: _last(pairs, pair))
-        return Selection(tuple((i, pair) for i, pair in enumerate(pairs) if pair is not None and pair != most), most)
+        return Placement(tuple((i, pair) for i, pair in enumerate(pairs) if pair is not None and pair != most), most)
 
     @property
     def nominal_bits(self) -> float:
         """Bits per element: the largest of any boundary and direction."""
-        return max(recipe.nominal_bits for recipe in self.recipes())
+        return max(spec.nominal_bits for spec in self.specs())
 
     @property
     def control(self) -> bool:
         """Whether a negative control is among its codecs."""
-        return any(recipe.control for recipe in self.recipes())
+        return any(spec.control for spec in self.specs())
 
     @property
     def measures(self) -> bool:
         """Whether one of its codecs chooses by what it measures of its link."""
-        return any(part.entry.measures for recipe in self.recipes() for part in recipe.parts())
+        return any(part.row.measures for spec in self.specs() for part in spec.parts())
 
-    def recipes(self) -> Iterator[Recipe]:
+    def specs(self) -> Iterator[CodecSpec]:
         """All its codecs, some perhaps more than once."""
         for pair in (*(pair for _, pair in self.numbered), self.rest):
             if pair is not None:
                 yield from pair
 
 
-def read(text: str) -> Selection:
+def parse_placement(text: str) -> Placement:
     """A cell's `codec`. UnknownNameError or SpecError, with the place, for what cannot be made."""
-    numbered: dict[int, Pair] = {}
-    rest: Pair | None = None
-    for rule in parse_selection(text):
+    numbered: dict[int, CodecPair] = {}
+    rest: CodecPair | None = None
+    for rule in placement_tree(text):
         pair = _pair(rule.both, text)
         if rule.first is None or rule.last is None:
             if rest is not None:
@@ -126,32 +126,32 @@ def read(text: str) -> Selection:
             if boundary in numbered:
                 raise fault(text, rule.at, f"boundary {boundary} has a codec already")
             numbered[boundary] = pair
-    return Selection(tuple(sorted(numbered.items(), key=lambda one: one[0])), rest)
+    return Placement(tuple(sorted(numbered.items(), key=lambda one: one[0])), rest)
 
 
-def canonical(text: str) -> str:
+def canonical_text(text: str) -> str:
     """The canonical text as far as it shows without the number of boundaries; one that cannot be read stays as it is."""
     try:
-        return read(text).text
+        return parse_placement(text).text
     except UserError:
         return text
 
 
-def _pair(both: Both, text: str) -> Pair:
+def _pair(both: Both, text: str) -> CodecPair:
     forward = bind(both.forward, text)
-    pair = Pair(forward, forward if both.backward is both.forward else bind(both.backward, text))
+    pair = CodecPair(forward, forward if both.backward is both.forward else bind(both.backward, text))
     if pair.fault is not None:
         raise fault(text, both.backward.at, pair.fault)
     return pair
 
 
-def _share(recipe: Recipe) -> object:
-    return dict(recipe.arguments).get("share")
+def _share(spec: CodecSpec) -> object:
+    return dict(spec.arguments).get("share")
 
 
-def _ranges(numbered: tuple[tuple[int, Pair], ...]) -> Iterator[tuple[int, int, Pair]]:
+def _ranges(numbered: tuple[tuple[int, CodecPair], ...]) -> Iterator[tuple[int, int, CodecPair]]:
     first = last = -1
-    held: Pair | None = None
+    held: CodecPair | None = None
     for number, pair in numbered:
         if held is not None and number == last + 1 and pair == held:
             last = number
@@ -163,5 +163,5 @@ def _ranges(numbered: tuple[tuple[int, Pair], ...]) -> Iterator[tuple[int, int, 
         yield first, last, held
 
 
-def _last(pairs: list[Pair | None], pair: Pair | None) -> int:
+def _last(pairs: list[CodecPair | None], pair: CodecPair | None) -> int:
     return max(index for index, one in enumerate(pairs) if one == pair)

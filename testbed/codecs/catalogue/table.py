@@ -1,7 +1,6 @@
-"""The list of codecs, to be read by people and by the command line. Imports no torch.
+"""The list of codecs, to be read by people and by the command line. No torch here.
 
-A codec here is a class for each direction, named as 'pkg.mod:Class'; the same notation names anyone else's codec. A name here is
-one codec's; how codecs are put together in a line of text is `language`'s business.
+A codec is a class for each direction, named as 'pkg.mod:Class'; the same notation names anyone else's codec.
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ import re
 import sys
 from importlib.machinery import ModuleSpec
 
-from testbed.codecs.catalogue import dense, in_model, memory_and_wrappers, sparse_and_low_rank
-from testbed.codecs.catalogue.entry import REQUIRED, Entry, Parameter
+from testbed.codecs.catalogue.row import CodecRow
+from testbed.codecs.catalogue.rows import dense, in_model, low_rank, memory, sparse, wrappers
 from testbed.errors import SpecError, UnknownNameError
 
-__all__ = ["CODECS", "LISTS", "REQUIRED", "Entry", "Parameter", "find", "locate", "modules"]
-
-LISTS = (dense.ENTRIES, sparse_and_low_rank.ENTRIES, memory_and_wrappers.ENTRIES, in_model.ENTRIES)
-CODECS: dict[str, Entry] = {entry.name: entry for entries in LISTS for entry in entries}
+ROWS: tuple[CodecRow, ...] = dense.ROWS + sparse.ROWS + low_rank.ROWS + memory.ROWS + wrappers.ROWS + in_model.ROWS
+CODECS: dict[str, CodecRow] = {row.name: row for row in ROWS}
 
 _CLASS_PATH = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<attribute>[^\W\d]\w*)")
 
 
-def find(name: str) -> Entry:
-    """The entry of a name, or one for 'pkg.mod:Class', which then serves both directions. Imports nothing.
+def find_codec(name: str) -> CodecRow:
+    """The row of a name; for 'pkg.mod:Class' a row that uses the class in both directions. Nothing is imported.
 
     UnknownNameError for a name that is not in the table, SpecError for a module that cannot be found.
     """
@@ -33,27 +30,26 @@ def find(name: str) -> Entry:
         return CODECS[name]
     if not (match := _CLASS_PATH.fullmatch(name)):
         raise SpecError(f"codec {name!r} is not of the form 'pkg.mod:Class'")
-    locate(match["module"], name)
-    return Entry(
+    locate_module(match["module"], name)
+    return CodecRow(
         name=name,
         forward=name,
         backward=name,
         summary="not one of ours",
-        bits_per_element="see its documentation",
-        nominal_bits=lambda _: 8,
+        bits=None,
         state="see its documentation",
         source=name,
         law="none",
     )
 
 
-def modules() -> list[str]:
-    """The modules of all codecs of the table, to be loaded before a run."""
-    return sorted({path.partition(":")[0] for entry in CODECS.values() for path in (entry.forward, entry.backward)})
+def codec_modules() -> list[str]:
+    """The modules of all codecs of the table, which a process loads before a run."""
+    return sorted({path.partition(":")[0] for row in CODECS.values() for path in (row.forward, row.backward)})
 
 
-def locate(module: str, name: str) -> ModuleSpec:
-    """Where a codec's module is; runs nobody's code. SpecError, which names the codec, where there is none."""
+def locate_module(module: str, name: str) -> ModuleSpec:
+    """Where a codec's module lies; nobody's code is run. SpecError, which names the codec, where there is none."""
     # importlib.util.find_spec would run the parent packages' code, in a process that may be root's.
     path: list[str] | None = None
     spec: ModuleSpec | None = None

@@ -71,7 +71,7 @@ def result(
 def results_in_model(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
     """Both directions' lines of a codec that changes the model."""
     backward = subject_of(text, "backward")
-    for direction, found in in_model.measure(forward.recipe, backward.recipe, gradients, seconds=1.0).items():
+    for direction, found in in_model.measure(forward.spec, backward.spec, gradients, seconds=1.0).items():
         values = gradients[0].numel()
         yield {
             "codec": text,
@@ -104,7 +104,7 @@ def main(arguments: list[str]) -> int:
 def _lines(text: str, tensors: dict[Direction, list[Tensor]]) -> Iterator[dict[str, Any]]:
     try:
         forward = subject_of(text, "forward")
-        if changes_model(forward.recipe):
+        if changes_model(forward.spec):
             yield from results_in_model(text, forward, tensors["backward"])
             return
     except TestbedError as error:

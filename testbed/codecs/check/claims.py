@@ -1,6 +1,6 @@
 """What a codec's class may say of itself, beyond the two methods of the contract. The kit holds it to what it says.
 
-All of it is optional, and for our own codecs the table's entry says the rest.
+All of it is optional, and for our own codecs the table's row says the rest.
 """
 
 from __future__ import annotations

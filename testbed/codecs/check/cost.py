@@ -20,8 +20,8 @@ def within_a_tenth_of_the_wire(subject: Subject) -> str:
     What a codec's layers in the model take is said and not judged: that is training, and matters as their parameters do.
     """
     tensors = [hidden(*SHAPE, seed=seed) for seed in range(3)]
-    if changes_model(subject.recipe):
-        inside = in_model.measure(subject.forward, subject.recipe, tensors, seconds=LEAST_S)[subject.direction]
+    if changes_model(subject.spec):
+        inside = in_model.measure(subject.forward, subject.spec, tensors, seconds=LEAST_S)[subject.direction]
         split = f"bytes {1e3 * inside.bytes_s:.2f} ms, its layers in the model {1e3 * inside.layers_s:.2f} ms"
         require(1e3 * inside.bytes_s <= BAR_MS, f"{split}: making and reading bytes takes more than {BAR_MS} ms")
         return split

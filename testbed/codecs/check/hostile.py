@@ -131,7 +131,7 @@ def foreign_payload(subject: Subject) -> str:
     x = hidden(2, 3, 64)
     key = fitting(x)
     refused = 0
-    names = [name for name in ("fp32", "bf16", "int8", "delta-int8") if name != subject.recipe.text]
+    names = [name for name in ("fp32", "bf16", "int8", "delta-int8") if name != subject.spec.text]
     for name in names:
         payload = bytes(make(name, Context(0, 0, subject.direction)).encode(x, key))
         refused += _refusal(subject.fresh(), payload, key, f"a payload of {name}") is not None

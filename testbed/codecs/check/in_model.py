@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.catalogue.recipe import Recipe
+from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.check.stages import Size, Stage, ends_of, hook_of, is_exact
 from testbed.codecs.check.tensors import key_at
 from testbed.codecs.check.timing import LEAST_ROUNDS, one_thread
@@ -46,7 +46,9 @@ class _Round(NamedTuple):
     error: float
 
 
-def measure(forward: Recipe, backward: Recipe, gradients: list[Tensor], seconds: float) -> dict[Direction, InModel]:
+def measure(
+    forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor], seconds: float
+) -> dict[Direction, InModel]:
     """Messages of gradients' shape (b, n, d), for so many seconds. Hidden states are those of a first stage with random weights:
     a subspace takes no others.
     """
@@ -77,7 +79,7 @@ def _medians(rounds: list[_Round], exact: bool) -> InModel:
     )
 
 
-def _messages(forward: Recipe, backward: Recipe, gradients: list[Tensor]) -> Iterator[tuple[_Round, _Round]]:
+def _messages(forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor]) -> Iterator[tuple[_Round, _Round]]:
     """A micro-batch a step, there and back. Nothing is learned between them, so that all are alike."""
     batch, tokens, width = gradients[0].shape
     sender, receiver, taker, giver = ends_of(forward, backward)

@@ -252,9 +252,9 @@ def lossless(subject: Subject) -> str:
     count = 0
     for key, x in messages(20):
         ours, theirs = (receiver.decode(bytes(sender.encode(x, key)), key) for sender, receiver in pairs)
-        require(same(ours, theirs), f"{key}: it differs from what {alone.recipe.text} alone decodes")
+        require(same(ours, theirs), f"{key}: it differs from what {alone.spec.text} alone decodes")
         count += 1
-    return f"{count} messages as {alone.recipe.text} decodes them"
+    return f"{count} messages as {alone.spec.text} decodes them"
 
 
 def none(subject: Subject) -> str:

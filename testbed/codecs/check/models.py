@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from testbed.codecs.catalogue.recipe import Recipe, read
+from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.codecs.check.claims import Agreeing, Constraining
 from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.same import difference, same
@@ -23,26 +23,29 @@ _EXACT, _ALIKE, _WITHIN, _ORTHONORMAL = 1e-5, 1e-5, 1e-5, 1e-5
 """Shares of a norm, and of 1 for a basis: some roundings of fp32."""
 
 
-def _asked(subject: Subject) -> Recipe:
+def _asked(subject: Subject) -> CodecSpec:
     """The codec, if it changes the model."""
     if subject.direction == "backward":
         raise NothingToAsk("asked of the forward direction")
-    if not changes_model(subject.recipe):
+    if not changes_model(subject.spec):
         raise NothingToAsk("it leaves the model alone")
-    return subject.recipe
+    return subject.spec
 
 
-def _lossless(recipe: Recipe) -> Recipe:
+def _lossless(spec: CodecSpec) -> CodecSpec:
     """The same with fp32 in the place of every codec inside it that leaves the model alone."""
     arguments = tuple(
-        (name, (_lossless(value) if _changes(value) else read("fp32")) if isinstance(value, Recipe) else value)
-        for name, value in recipe.arguments
+        (
+            name,
+            (_lossless(value) if _changes(value) else parse_codec("fp32")) if isinstance(value, CodecSpec) else value,
+        )
+        for name, value in spec.arguments
     )
-    return dataclasses.replace(recipe, arguments=arguments)
+    return dataclasses.replace(spec, arguments=arguments)
 
 
-def _changes(recipe: Recipe) -> bool:
-    return any(part.entry.hook is not None for part in recipe.parts())
+def _changes(spec: CodecSpec) -> bool:
+    return any(part.row.hook is not None for part in spec.parts())
 
 
 def trains(subject: Subject) -> str:
@@ -93,16 +96,16 @@ def gradients_alike(subject: Subject) -> str:
     Where nothing of the hidden states is lost they are also those of the constrained model without the codec, but for what the
     constraint takes from either.
     """
-    recipe = _lossless(_asked(subject))
-    (ours,) = Pipeline(recipe).run(1)
+    spec = _lossless(_asked(subject))
+    (ours,) = Pipeline(spec).run(1)
     if not ours.intact:
         raise NothingToAsk("its wire loses something even with fp32 inside, so there is nothing to compare with")
-    (theirs,) = Pipeline(recipe, "graph").run(1)
+    (theirs,) = Pipeline(spec, "graph").run(1)
     worst = _apart(ours.gradients, theirs.gradients, "without the wire")
-    if not is_exact(subject.recipe):
+    if not is_exact(subject.spec):
         return f"within {worst:.1g}; the codec's own part of the model changes hidden states by {ours.lost:.1g} of their norm"
-    (alone,) = Pipeline(recipe, "around").run(1)
-    left, expected = (Pipeline(recipe).constrained(one.gradients) for one in (ours, alone))
+    (alone,) = Pipeline(spec, "around").run(1)
+    left, expected = (Pipeline(spec).constrained(one.gradients) for one in (ours, alone))
     whole = _apart(left, expected, "of the constrained model without the codec")
     return f"within {worst:.1g} of those without the wire, {whole:.1g} of those of the constrained model alone"
 
@@ -120,10 +123,10 @@ def _apart(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: str) -> flo
 
 def exact(subject: Subject) -> str:
     """Where the table says that nothing is lost, hidden states come back to 1e-5 in fp32, after every step of training."""
-    recipe = _asked(subject)
-    if not is_exact(subject.recipe):
+    spec = _asked(subject)
+    if not is_exact(subject.spec):
         raise NothingToAsk("neither the table nor its class says that hidden states come back exactly")
-    lost = [step.lost for step in Pipeline(_lossless(recipe)).run(_STEPS)]
+    lost = [step.lost for step in Pipeline(_lossless(spec)).run(_STEPS)]
     require(max(lost) < _EXACT, f"step {lost.index(max(lost))}: hidden states are off by {max(lost):.2g} of their norm")
     return f"off by at most {max(lost):.1g} in {_STEPS} steps"
 
@@ -132,14 +135,14 @@ def ends_agree(subject: Subject) -> str:
     """Layers and constants come from seed and boundary, not from a global generator; and what both ends say they hold alike is
     the same bit for bit in every step, bases orthonormal.
     """
-    recipe = _asked(subject)
+    spec = _asked(subject)
     kept = torch.get_rng_state()
     try:
         starts = []
         for seed in (1, 2):
             torch.manual_seed(seed)
             before = torch.get_rng_state()
-            pipeline = Pipeline(recipe)
+            pipeline = Pipeline(spec)
             starts.append({name: one.detach().clone() for name, one in pipeline.parameters().items()})
             require(same(torch.get_rng_state(), before), "a hook drew from torch's global generator")
     finally:
@@ -165,14 +168,14 @@ def ends_agree(subject: Subject) -> str:
 
 def constrained_once(subject: Subject) -> str:
     """A stage between two boundaries is asked twice, and what is done to its weights twice is done once."""
-    recipe = _asked(subject)
+    spec = _asked(subject)
     for place in ("first", "middle"):
         stage = Stage(place)
-        hooks = [hook_of(build(recipe, Context(0, 1, "forward")), stage, "downstream")]
+        hooks = [hook_of(build(spec, Context(0, 1, "forward")), stage, "downstream")]
         before = {name: value.clone() for name, value in stage.state_dict().items()}
         if place == "middle":
-            hooks.append(hook_of(build(recipe, Context(0, 0, "forward")), stage, "upstream"))
-        hooks.append(hook_of(build(recipe, Context(0, 1, "forward")), stage, "downstream"))
+            hooks.append(hook_of(build(spec, Context(0, 0, "forward")), stage, "upstream"))
+        hooks.append(hook_of(build(spec, Context(0, 1, "forward")), stage, "downstream"))
         after = stage.state_dict()
         require(same(before, after), f"the {place} stage changed when it was asked again: {difference(before, after)}")
         for hook in hooks:

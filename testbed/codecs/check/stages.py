@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from testbed.codecs.catalogue.recipe import Recipe
+from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.check.claims import exact_of
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, Paired
 from testbed.codecs.make import build
@@ -103,9 +103,9 @@ def ids_of(step: int) -> Tensor:
 class Pipeline:
     """Both stages with a codec between them."""
 
-    def __init__(self, recipe: Recipe, way: Way = "bytes") -> None:
+    def __init__(self, spec: CodecSpec, way: Way = "bytes") -> None:
         """Four instances, as four ends of a boundary get them."""
-        self.sender, self.receiver, self.taker, self.giver = ends_of(recipe, recipe)
+        self.sender, self.receiver, self.taker, self.giver = ends_of(spec, spec)
         self._way = way
         self.upper, self.lower = Stage("first"), Stage("last")
         self.above, self.below = (
@@ -183,7 +183,7 @@ class Pipeline:
             hook.after_step(step, RATE)
 
 
-def ends_of(forward: Recipe, backward: Recipe) -> tuple[Codec, Codec, Codec, Codec]:
+def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Codec, Codec]:
     """Instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and giver, paired with them."""
     sender, receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
     taker, giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
@@ -193,15 +193,15 @@ def ends_of(forward: Recipe, backward: Recipe) -> tuple[Codec, Codec, Codec, Cod
     return sender, receiver, taker, giver
 
 
-def changes_model(recipe: Recipe) -> bool:
+def changes_model(spec: CodecSpec) -> bool:
     """Has the codec a part in a model, at either end?"""
     ends: tuple[tuple[Place, Side], ...] = (("first", "downstream"), ("last", "upstream"))
-    return any(hook_of(build(recipe, Context(0, 0, "forward")), Stage(place), side) is not None for place, side in ends)
+    return any(hook_of(build(spec, Context(0, 0, "forward")), Stage(place), side) is not None for place, side in ends)
 
 
-def is_exact(recipe: Recipe) -> bool:
+def is_exact(spec: CodecSpec) -> bool:
     """Does the table, or its class, say that with a lossless codec inside hidden states come back as they were?"""
-    return any(part.entry.exact for part in recipe.parts()) or exact_of(build(recipe, Context(0, 0, "forward")))
+    return any(part.row.exact for part in spec.parts()) or exact_of(build(spec, Context(0, 0, "forward")))
 
 
 def hook_of(codec: Codec, model: Stage, side: Side) -> Hook | None:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from testbed.codecs.catalogue import placement
-from testbed.codecs.catalogue.entry import Entry
-from testbed.codecs.catalogue.recipe import Recipe
+from testbed.codecs.catalogue.codec_spec import CodecSpec
+from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.check.claims import law_of
 from testbed.codecs.check.tensors import hidden
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload, Stateful
@@ -23,21 +23,21 @@ from testbed.message_key import Direction
 class Subject:
     """One codec in one direction."""
 
-    recipe: Recipe
+    spec: CodecSpec
     direction: Direction
-    forward: Recipe
+    forward: CodecSpec
     """Of the same boundary: some codecs of gradients go by what the activations' codec knows."""
     shapes: dict[MessageKey, tuple[int, ...]] = field(default_factory=dict, compare=False)
     """Of the activations that came before a gradient; written by `encode`, or by a check that decodes what another made."""
 
     @property
-    def entry(self) -> Entry:
+    def row(self) -> CodecRow:
         """Of the outermost codec."""
-        return self.recipe.entry
+        return self.spec.row
 
     def fresh(self, seed: int = 0) -> Codec:
         """A new instance, as one end gets it."""
-        codec = build(self.recipe, Context(seed, 0, self.direction))
+        codec = build(self.spec, Context(seed, 0, self.direction))
         if self.direction == "backward" and (paired := capability(codec, Paired)) is not None:
             _go_with_activations(codec, paired, self, seed)
         return codec
@@ -45,12 +45,12 @@ class Subject:
     @property
     def law(self) -> str:
         """What an instance says of itself goes before the table: a law may depend on the settings, or on the direction."""
-        return law_of(self.fresh()) or self.entry.law
+        return law_of(self.fresh()) or self.row.law
 
     @property
     def alone(self) -> Subject | None:
         """The codec inside, without the wrapper; in both directions, where the wrapper is the same."""
-        inner = self.recipe.inner
+        inner = self.spec.inner
         return None if inner is None else Subject(inner, self.direction, self.forward.inner or inner)
 
     @property
@@ -62,13 +62,13 @@ class Subject:
 def text_of(subject: Subject) -> str:
     """What `subject_of` reads as this subject."""
     if subject.direction == "forward":
-        return subject.recipe.text
-    return f"fwd={subject.forward.text}, bwd={subject.recipe.text}"
+        return subject.spec.text
+    return f"fwd={subject.forward.text}, bwd={subject.spec.text}"
 
 
 def subject_of(text: str, direction: Direction) -> Subject:
     """The subject that a codec's text names. SpecError or UnknownNameError where it names none."""
-    chosen = placement.read(text)
+    chosen = placement.parse_placement(text)
     return Subject(chosen.at(0, direction), direction, chosen.at(0, "forward"))
 
 

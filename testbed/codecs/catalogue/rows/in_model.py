@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.entry import Entry, Parameter
+from testbed.codecs.catalogue.row import CodecRow, Parameter
 
 _RATIO = Parameter("ratio", "float", 8, "hidden size over the values a token that cross", least=1)
 _BF16 = Parameter("inner", "codec", "bf16", "what puts them on the wire")
@@ -11,8 +11,8 @@ _SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed ta
 _SUBSPACE = "testbed.codecs.in_model.subspace:Subspace"
 _SSN = "Ramasinghe et al., Protocol Models (arXiv 2506.01260)"
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ROWS: tuple[CodecRow, ...] = (
+    CodecRow(
         name="subspace",
         forward=_SUBSPACE,
         backward=_SUBSPACE,
@@ -31,29 +31,27 @@ ENTRIES: tuple[Entry, ...] = (
             _SPREAD,
         ),
         summary="weights kept in a subspace that all stages know, so that a token's coordinates are all of it; exact",
-        bits_per_element="inner / ratio",
-        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        bits="inner/ratio",
         state="the basis and a fixed embedding table, from the seed; the inner codec's",
         source=_SSN,
         law="lossless",
         hook="layers and embeddings of every stage that sends write within the subspace",
         exact=True,
     ),
-    Entry(
+    CodecRow(
         name="subspace-free",
         forward="testbed.codecs.in_model.subspace:FreeSubspace",
         backward="testbed.codecs.in_model.subspace:FreeSubspace",
         parameters=(_RATIO, _BF16, _SPREAD),
         summary="the same projection with weights that nothing keeps in the subspace: loses most of every tensor",
-        bits_per_element="inner / ratio",
-        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        bits="inner/ratio",
         state="as subspace",
         source="random projection; the variant without constraint",
         law="lossless",
         hook="projects hidden states onto a random subspace",
         control=True,
     ),
-    Entry(
+    CodecRow(
         name="mapl",
         forward="testbed.codecs.in_model.mapl:Mapl",
         backward="testbed.codecs.in_model.mapl:Mapl",
@@ -63,14 +61,14 @@ ENTRIES: tuple[Entry, ...] = (
             Parameter("rate", "float", 0.1, "the basis's learning rate as a share of the model's", least=0),
         ),
         summary="a basis for each boundary, learned on the Stiefel manifold, and a small token embedding at every stage",
-        bits_per_element="inner / ratio, and 16/(ratio * b n) d a step each way",
-        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        bits="inner/ratio",
+        size_note="and 16/(ratio*bn) times d once a step each way",
         state="the basis; the small embedding is the stage's; the inner codec's",
         source="Janson, Oyallon, Belilovsky, MAPL (arXiv 2606.05484)",
         law="lossless",
         hook="projects onto the learned basis; the first stage's token embedding becomes low-rank",
     ),
-    Entry(
+    CodecRow(
         name="bottleneck",
         forward="testbed.codecs.in_model.bottleneck:Swarm",
         backward="testbed.codecs.in_model.bottleneck:Swarm",
@@ -82,34 +80,31 @@ ENTRIES: tuple[Entry, ...] = (
             ),
         ),
         summary="a learned narrow layer at the boundary",
-        bits_per_element="inner / ratio",
-        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",
         source="SWARM (Ryabinin et al., ICML 2023)",
         law="lossless",
         hook="LayerNorm, Linear or maxout, LayerNorm at the sender, Linear at the receiver",
     ),
-    Entry(
+    CodecRow(
         name="autoencoder",
         forward="testbed.codecs.in_model.bottleneck:Autoencoder",
         backward="testbed.codecs.in_model.bottleneck:Autoencoder",
         parameters=(Parameter("ratio", "float", 4, "hidden size over the values a token that cross", least=1), _BF16),
         summary="a learned linear encoder and decoder",
-        bits_per_element="inner / ratio",
-        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",
         source="Bian et al., MLSys 2024",
         law="lossless",
         hook="a linear layer at each end",
     ),
-    Entry(
+    CodecRow(
         name="resbm",
         forward="testbed.codecs.in_model.bottleneck:ResBm",
         backward="testbed.codecs.in_model.bottleneck:ResBm",
         parameters=(_RATIO, _BF16),
         summary="a learned bottleneck of two layers beside an identity path",
-        bits_per_element="inner / ratio",
-        nominal_bits=lambda p: p["inner"] / p["ratio"],
+        bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",
         source="residual bottleneck, ResBM (Macrocosmos, arXiv 2604.11947)",
         law="lossless",

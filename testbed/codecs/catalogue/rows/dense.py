@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from testbed.codecs.catalogue.entry import REQUIRED, Entry, Parameter
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
 
 _NONE = "none"
 
@@ -27,22 +24,14 @@ _ROUNDING = Parameter(
 _GROUP = Parameter("group", "int", 0, "channels of a token that share a step; 0: the whole token", least=0)
 
 
-def _per_group(bits: int, parameters: Mapping[str, Any]) -> float:
-    """A token's own step counts for nothing: the width is not known here."""
-    numbers = 2 if parameters["grid"] == "asymmetric" else 1
-    return bits + 16 * numbers / parameters["group"] if parameters["group"] else bits
-
-
-def _integer(bits: int, title: str) -> Entry:
-    return Entry(
+def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
+    return CodecRow(
         name=f"int{bits}",
         forward=f"testbed.codecs.dense.integer:Int{bits}",
         backward=f"testbed.codecs.dense.integer:Int{bits}",
         parameters=(_GROUP, _ROUNDING, _GRID),
         summary=f"{title} and a step per token or group of channels; gradients rounded stochastically",
-        bits_per_element=f"{bits} + 16/group; asymmetric {bits} + 32/group"
-        + ("; per token 8 + 32/d" if bits == 8 else ""),
-        nominal_bits=lambda parameters: _per_group(bits, parameters),
+        bits=size or f"{bits} + (32 if asymmetric else 16)/min(group or d, d)",
         state=_NONE,
         source="absmax quantisation; stochastic rounding: Gupta et al., ICML 2015"
         + ("; one bit: Seide et al., Interspeech 2014" if bits == 1 else ""),
@@ -50,41 +39,38 @@ def _integer(bits: int, title: str) -> Entry:
     )
 
 
-ENTRIES = (
-    Entry(
+ROWS: tuple[CodecRow, ...] = (
+    CodecRow(
         name="fp32",
         forward="testbed.codecs.dense.cast:Fp32",
         backward="testbed.codecs.dense.cast:Fp32",
         summary="the tensor as it is: the reference of every ratio",
-        bits_per_element="32",
-        nominal_bits=lambda _: 32,
+        bits="32",
         state=_NONE,
         source="IEEE 754 binary32",
         law="identity",
     ),
-    Entry(
+    CodecRow(
         name="bf16",
         forward="testbed.codecs.dense.cast:Bf16",
         backward="testbed.codecs.dense.cast:Bf16",
         summary="rounded to bfloat16, both directions",
-        bits_per_element="16",
-        nominal_bits=lambda _: 16,
+        bits="16",
         state=_NONE,
         source="torch.bfloat16, round to nearest even",
         law="bounded",
     ),
-    Entry(
+    CodecRow(
         name="fp16",
         forward="testbed.codecs.dense.cast:Fp16",
         backward="testbed.codecs.dense.cast:Fp16",
         summary="rounded to half precision; values beyond 65504 are refused, small gradients lose bits",
-        bits_per_element="16",
-        nominal_bits=lambda _: 16,
+        bits="16",
         state=_NONE,
         source="IEEE 754 binary16, round to nearest even",
         law="bounded",
     ),
-    Entry(
+    CodecRow(
         name="fp8",
         forward="testbed.codecs.dense.fp8:Fp8",
         backward="testbed.codecs.dense.fp8:Fp8",
@@ -98,43 +84,41 @@ ENTRIES = (
             ),
         ),
         summary="8-bit floating point with a scale per token: e4m3 forward, e5m2 backward",
-        bits_per_element="8 + 16/d",
-        nominal_bits=lambda _: 8,
+        bits="8 + 16/d",
         state=_NONE,
         source="Micikevicius et al., FP8 formats for deep learning, 2022",
         law="bounded",
     ),
-    _integer(8, "8 bits"),
+    _integer(8, "8 bits", size="8 + ((32 if asymmetric else 16)/min(group, d) if group else 32/d)"),
     _integer(6, "6 bits"),
     _integer(4, "4 bits"),
     _integer(3, "3 bits"),
     _integer(2, "2 bits"),
     _integer(1, "a sign"),
-    Entry(
+    CodecRow(
         name="blockwise-8",
         forward="testbed.codecs.dense.blockwise:Blockwise8",
         backward="testbed.codecs.dense.blockwise:Blockwise8",
         parameters=(Parameter("block", "int", 4096, "values in memory order that share an absmax", least=1),),
         summary="8-bit codes of a dynamic map, fine near zero, with an absmax per block of 4096 values",
-        bits_per_element="8 + 32/block",
-        nominal_bits=lambda parameters: 8 + 32 / parameters["block"],
+        bits="8 + 32/block",
         state=_NONE,
         source="Dettmers et al., ICLR 2022 (bitsandbytes); Ryabinin et al., SWARM, ICML 2023",
         law="bounded",
     ),
-    Entry(
+    CodecRow(
         name="acsgd",
         forward="testbed.codecs.dense.fixed_point:FixedPoint",
         backward="testbed.codecs.dense.fixed_point:FixedPoint",
         parameters=(Parameter("bits", "int", 0, "2 to 8; 0: 4 forward, 8 backward, as published", least=0, most=8),),
         summary="fixed point with one scale per channel over all tokens of the micro-batch",
-        bits_per_element="bits + 16/(b n) for b sequences of n tokens",
-        nominal_bits=lambda parameters: parameters["bits"] or 8,
+        bits="(bits or 4) + 16/bn",
+        backward_bits="(bits or 8) + 16/bn",
         state=_NONE,
         source="AQ-SGD's direct quantiser (Wang et al., NeurIPS 2022)",
         law="bounded",
     ),
-    Entry(
+    CodecRow(
         name="hadamard",
         forward="testbed.codecs.dense.hadamard:Hadamard",
         backward="testbed.codecs.dense.hadamard:Hadamard",
@@ -143,13 +127,12 @@ ENTRIES = (
             Parameter("size", "int", 64, "channels of a tile, a power of two", least=1),
         ),
         summary="each token rotated in tiles, which spreads outliers, around any other codec",
-        bits_per_element="inner",
-        nominal_bits=lambda parameters: float(parameters["inner"]),
+        bits="inner",
         state="the inner codec's",
         source="QuaRot (Ashkboos et al., NeurIPS 2024); tiles: TAH-Quant",
         law="bounded",
     ),
-    Entry(
+    CodecRow(
         name="tah",
         forward="testbed.codecs.dense.tah:Tah",
         backward="testbed.codecs.dense.tah:TahGradients",
@@ -169,13 +152,31 @@ ENTRIES = (
             ),
         ),
         summary="tiles at 4 or 3 bits by their entropy, tiles with an outlier rotated; gradients at 6 bits",
-        bits_per_element="3 + ceil(share T)/T + (34 + log2 tile)/tile for T tiles ranked together; backward bits + 16/tile",
-        nominal_bits=lambda parameters: max(
-            3 + parameters["share"] + (34 + parameters["tile"].bit_length() - 1) / parameters["tile"],
-            parameters["bits"] + 16 / parameters["tile"],
-        ),
+        bits="3 + share + (34 + log2(tile))/tile",
+        backward_bits="bits + 16/tile",
+        size_note="of the tiles ranked together a share, rounded up, has 4 bits",
         state=_NONE,
         source="TAH-Quant (He et al., arXiv 2506.01352)",
+        law="bounded",
+    ),
+    CodecRow(
+        name="onebit",
+        forward="testbed.codecs.dense.rank_one:OneBit",
+        backward="testbed.codecs.dense.rank_one:OneBit",
+        summary="signs, times a magnitude per token and one per channel",
+        bits="1 + 16/d + 16/bn",
+        state="none",
+        source="after CompactFusion's 1-bit compressor, from memory",
+        law="bounded",
+    ),
+    CodecRow(
+        name="twobit",
+        forward="testbed.codecs.dense.rank_one:TwoBit",
+        backward="testbed.codecs.dense.rank_one:TwoBit",
+        summary="signs and two sizes, times a magnitude per token and one per channel",
+        bits="2 + 16/d + 16/bn",
+        state="none",
+        source="after CompactFusion's 2-bit compressor, from memory; levels: Max, IRE Trans. 1960",
         law="bounded",
     ),
 )

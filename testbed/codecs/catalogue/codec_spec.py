@@ -1,73 +1,109 @@
-"""One codec with its arguments: a tree of `language` checked against the table, and its canonical text. No torch here."""
+"""One codec with its arguments: a tree of `notation` checked against the table, and its canonical text. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from testbed.codecs.catalogue import table
-from testbed.codecs.catalogue.entry import REQUIRED, Entry, Parameter
-from testbed.codecs.catalogue.notation import Argument, Call, Number, fault, parse_codec
+from testbed.codecs.catalogue import formula, table
+from testbed.codecs.catalogue.notation import Argument, Call, Number, codec_tree, fault
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
 from testbed.errors import SpecError, UnknownNameError
+from testbed.message_key import Direction
 
-Value: TypeAlias = "int | float | str | Recipe"
+Value: TypeAlias = "int | float | str | CodecSpec"
+
+
+_DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+_UNKNOWN_BITS = 8.0
+"""What is assumed of a codec whose row has no formula."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What `make` needs, and what is equal whenever two texts mean the same."""
+class CodecSpec:
+    """What `make` needs. Two texts that mean the same have equal specs."""
 
     name: str
     arguments: tuple[tuple[str | None, Value], ...]
     """Ours: every parameter by name, defaults filled in, in the table's order. Anyone else's: as written."""
 
     @property
-    def entry(self) -> Entry:
-        """Its line of the table."""
-        return table.find(self.name)
+    def row(self) -> CodecRow:
+        """Its row of the table."""
+        return table.find_codec(self.name)
 
     @property
     def text(self) -> str:
         """The one way to write it: defaults left out, what is required without its name, choices as bare words."""
-        written = ", ".join(_theirs(self) if self.name not in table.CODECS else _ours(self))
+        written = ", ".join(_our_arguments(self) if self.name in table.CODECS else _their_arguments(self))
         return f"{self.name}({written})" if written else self.name
+
+    def bits(self, direction: Direction, shape: tuple[int, ...]) -> float:
+        """Bits per element of a tensor of this shape, without axes of 0, as the table's formula has it."""
+        sizes = formula.sizes_of(shape)
+        return self._bits(direction, sizes, lambda inner: inner.bits(direction, shape))
 
     @property
     def nominal_bits(self) -> float:
-        """Bits per element that are expected on the wire."""
-        known = {
-            name: value.nominal_bits if isinstance(value, Recipe) else value for name, value in self.arguments if name
-        }
-        return self.entry.nominal_bits(known)
+        """Bits per element of a large tensor, in the direction that takes more of them.
+
+        Links are certified with messages of about this size before the codec has sent any. A formula that leaves nothing of a
+        large tensor, such as that of a low-rank factor, is taken at a typical one.
+        """
+        return self._most_bits(formula.LARGE) or self._most_bits(formula.TYPICAL)
 
     @property
     def control(self) -> bool:
         """Whether it, or a codec inside it, is a negative control."""
-        return any(part.entry.control for part in self.parts())
+        return any(part.row.control for part in self.parts())
 
     @property
-    def inner(self) -> Recipe | None:
+    def inner(self) -> CodecSpec | None:
         """The codec inside a wrapper; the first where there are several."""
-        return next((value for _, value in self.arguments if isinstance(value, Recipe)), None)
+        return next((value for _, value in self.arguments if isinstance(value, CodecSpec)), None)
 
-    def parts(self) -> Iterator[Recipe]:
+    def parts(self) -> Iterator[CodecSpec]:
         """Itself, and the codecs inside it."""
         yield self
         for _, value in self.arguments:
-            if isinstance(value, Recipe):
+            if isinstance(value, CodecSpec):
                 yield from value.parts()
 
+    def _most_bits(self, sizes: Mapping[str, float]) -> float:
+        return max(self._bits(direction, sizes, lambda inner: inner.nominal_bits) for direction in _DIRECTIONS)
 
-def read(text: str) -> Recipe:
+    def _bits(
+        self, direction: Direction, sizes: Mapping[str, float], inner_bits: Callable[[CodecSpec], float]
+    ) -> float:
+        row, arguments = self.row, dict(self.arguments)
+
+        def look_up(name: str) -> float:
+            if name in sizes:
+                return sizes[name]
+            if name not in arguments:
+                if not (choosing := row.choosing(name)):
+                    raise KeyError(name)
+                return arguments[choosing[0].name] == name
+            value = arguments[name]
+            if isinstance(value, str):
+                value = parse_codec(value)
+            return inner_bits(value) if isinstance(value, CodecSpec) else value
+
+        if row.bits is None:
+            return _UNKNOWN_BITS
+        return formula.evaluate((row.backward_bits if direction == "backward" else None) or row.bits, look_up)
+
+
+def parse_codec(text: str) -> CodecSpec:
     """One codec from its text. UnknownNameError or SpecError, with the place, for what cannot be made."""
-    return bind(parse_codec(text), text)
+    return bind(codec_tree(text), text)
 
 
-def bind(call: Call, text: str) -> Recipe:
+def bind(call: Call, text: str) -> CodecSpec:
     """A tree of `text` checked against the table: names, sorts of arguments, ranges, nothing missing."""
     try:
-        entry = table.find(call.name)
+        row = table.find_codec(call.name)
     except UnknownNameError as error:
         if text.strip() == call.name:
             raise
@@ -76,17 +112,17 @@ def bind(call: Call, text: str) -> Recipe:
         for index, one in enumerate(call.arguments):
             if one.key is not None and any(one.key == earlier.key for earlier in call.arguments[:index]):
                 raise fault(text, one.at, f"{one.key} of {call.name} is stated twice")
-        return Recipe(call.name, tuple((one.key, _foreign(one.value, text)) for one in call.arguments))
+        return CodecSpec(call.name, tuple((one.key, _foreign(one.value, text)) for one in call.arguments))
     given: dict[str, Value] = {}
     for argument in call.arguments:
-        parameter = _parameter(entry, argument, given, text)
+        parameter = _parameter(row, argument, given, text)
         if parameter.name in given:
-            raise fault(text, argument.at, f"{parameter.name} of {entry.name} is stated twice")
-        given[parameter.name] = _value(entry, parameter, argument.value, text)
-    for parameter in entry.parameters:
+            raise fault(text, argument.at, f"{parameter.name} of {row.name} is stated twice")
+        given[parameter.name] = _value(row, parameter, argument.value, text)
+    for parameter in row.parameters:
         if parameter.name not in given:
-            given[parameter.name] = _default(entry, parameter, call, text)
-    return Recipe(entry.name, tuple((one.name, given[one.name]) for one in entry.parameters))
+            given[parameter.name] = _default(row, parameter, call, text)
+    return CodecSpec(row.name, tuple((one.name, given[one.name]) for one in row.parameters))
 
 
 def _foreign(value: Number | Call, text: str) -> Value:
@@ -96,28 +132,28 @@ def _foreign(value: Number | Call, text: str) -> Value:
     return bind(value, text) if value.brackets or ":" in value.name else value.name
 
 
-def _parameter(entry: Entry, argument: Argument, given: dict[str, Value], text: str) -> Parameter:
+def _parameter(row: CodecRow, argument: Argument, given: dict[str, Value], text: str) -> Parameter:
     """The one that an argument sets."""
     value = argument.value
-    if not entry.parameters:
-        raise fault(text, argument.at, f"{entry.name} takes no arguments")
+    if not row.parameters:
+        raise fault(text, argument.at, f"{row.name} takes no arguments")
     if argument.key is not None:
-        found = entry.parameter(argument.key)
+        found = row.parameter(argument.key)
         if found is None:
-            known = [one.name for one in entry.parameters]
-            raise fault(text, argument.at, str(UnknownNameError(f"parameter of {entry.name}", argument.key, known)))
+            known = [one.name for one in row.parameters]
+            raise fault(text, argument.at, str(UnknownNameError(f"parameter of {row.name}", argument.key, known)))
         return found
-    if isinstance(value, Call) and not value.brackets and (choosing := entry.choosing(value.name)):
+    if isinstance(value, Call) and not value.brackets and (choosing := row.choosing(value.name)):
         return choosing[0]
     sort = "a number" if isinstance(value, Number) else "a codec or a word"
-    fit = [one for one in entry.parameters if _open(one, number=isinstance(value, Number))]
+    fit = [one for one in row.parameters if _open(one, number=isinstance(value, Number))]
     if isinstance(value, Call) and not fit:
-        words = [word for one in entry.parameters for word in one.choices]
-        raise fault(text, argument.at, str(UnknownNameError(f"word for {entry.name}", value.name, words)))
+        words = [word for one in row.parameters for word in one.choices]
+        raise fault(text, argument.at, str(UnknownNameError(f"word for {row.name}", value.name, words)))
     free = [one for one in fit if one.name not in given]
     if not free:
         takes = f"{sort} for {', '.join(one.name for one in fit)}" if fit else f"no {sort[2:]}"
-        raise fault(text, argument.at, f"{entry.name} takes {takes}, and no further one")
+        raise fault(text, argument.at, f"{row.name} takes {takes}, and no further one")
     return free[0]
 
 
@@ -128,11 +164,11 @@ def _open(parameter: Parameter, *, number: bool) -> bool:
     return parameter.kind == "codec" or (parameter.kind == "word" and not parameter.choices)
 
 
-def _value(entry: Entry, parameter: Parameter, value: Number | Call, text: str) -> Value:
+def _value(row: CodecRow, parameter: Parameter, value: Number | Call, text: str) -> Value:
     """An argument's value, checked."""
 
     def wrong(found: str, wanted: str) -> SpecError:
-        return fault(text, value.at, f"{parameter.name} of {entry.name} must be {wanted}, found {found}")
+        return fault(text, value.at, f"{parameter.name} of {row.name} must be {wanted}, found {found}")
 
     if isinstance(value, Number):
         number = value.value
@@ -164,11 +200,9 @@ def wanted(parameter: Parameter) -> str:
     return sort if parameter.most is None else f"{sort} of at most {parameter.most:g}"
 
 
-def _default(entry: Entry, parameter: Parameter, call: Call, text: str) -> Value:
+def _default(row: CodecRow, parameter: Parameter, call: Call, text: str) -> Value:
     if parameter.default is REQUIRED:
-        raise fault(
-            text, call.at, f"{entry.name} needs {parameter.name}: {parameter.doc}; for example {example(entry)}"
-        )
+        raise fault(text, call.at, f"{row.name} needs {parameter.name}: {parameter.doc}; for example {example(row)}")
     return _filled(parameter)
 
 
@@ -176,7 +210,7 @@ def _filled(parameter: Parameter) -> Value:
     default = parameter.default
     if parameter.kind == "codec":
         assert isinstance(default, str)
-        return read(default)
+        return parse_codec(default)
     if parameter.kind == "float":
         assert isinstance(default, int | float)
         return float(default)
@@ -184,15 +218,15 @@ def _filled(parameter: Parameter) -> Value:
     return default
 
 
-def example(entry: Entry) -> str:
+def example(row: CodecRow) -> str:
     """A text with all that is required: what help and messages show, and what the kit checks."""
-    if entry.example:
-        return entry.example
-    needed = [one for one in entry.parameters if one.default is REQUIRED]
+    if row.example:
+        return row.example
+    needed = [one for one in row.parameters if one.default is REQUIRED]
     written = ", ".join(
         f"{one.name}={_sample(one)}" if one.kind in ("int", "float") else _sample(one) for one in needed
     )
-    return f"{entry.name}({written})" if written else entry.name
+    return f"{row.name}({written})" if written else row.name
 
 
 def _sample(parameter: Parameter) -> str:
@@ -208,10 +242,10 @@ def _sample(parameter: Parameter) -> str:
     return repr(float(high if low is None and high is not None else low if low else (high or 1.0) / 10))
 
 
-def _ours(recipe: Recipe) -> Iterator[str]:
-    entry, bare = recipe.entry, True
+def _our_arguments(spec: CodecSpec) -> Iterator[str]:
+    row, bare = spec.row, True
     sorts_with_defaults = {True: False, False: False}
-    for (name, value), parameter in zip(recipe.arguments, entry.parameters, strict=True):
+    for (name, value), parameter in zip(spec.arguments, row.parameters, strict=True):
         number = parameter.kind in ("int", "float")
         required = parameter.default is REQUIRED
         # Without its name it must be the first of its sort that is not set: no earlier one may have been left to its default.
@@ -222,18 +256,18 @@ def _ours(recipe: Recipe) -> Iterator[str]:
             continue
         written = _written(value)
         if parameter.choices:
-            yield written if len(entry.choosing(written)) == 1 else f"{name}={written}"
+            yield written if len(row.choosing(written)) == 1 else f"{name}={written}"
         else:
-            yield written if bare and not entry.choosing(written) else f"{name}={written}"
+            yield written if bare and not row.choosing(written) else f"{name}={written}"
 
 
-def _theirs(recipe: Recipe) -> Iterator[str]:
-    for name, value in recipe.arguments:
+def _their_arguments(spec: CodecSpec) -> Iterator[str]:
+    for name, value in spec.arguments:
         written = _written(value)
-        if isinstance(value, Recipe) and written == value.name and ":" not in written:
+        if isinstance(value, CodecSpec) and written == value.name and ":" not in written:
             written += "()"
         yield written if name is None else f"{name}={written}"
 
 
 def _written(value: Value) -> str:
-    return value.text if isinstance(value, Recipe) else value if isinstance(value, str) else repr(value)
+    return value.text if isinstance(value, CodecSpec) else value if isinstance(value, str) else repr(value)

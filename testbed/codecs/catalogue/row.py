@@ -1,0 +1,97 @@
+"""What the table says of one codec. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+Kind = Literal["int", "float", "word", "codec"]
+Law = Literal["identity", "bounded", "unbiased", "support", "residual", "projection", "lossless", "none"]
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Final = _Required()
+"""The default of a parameter that has none."""
+
+Default: TypeAlias = int | float | str | _Required
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a codec's constructor, which receives it by name.
+
+    In a text, an argument without a name sets the first parameter of its sort (number, codec or free word) that is not set yet.
+    """
+
+    name: str
+    kind: Kind
+    default: Default
+    """REQUIRED, or a value; a codec's default is its text."""
+    doc: str
+    choices: tuple[str, ...] = ()
+    """The words that it may be. A bare word among the arguments that is one of them sets this parameter, wherever it stands."""
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecRow:
+    """One codec."""
+
+    name: str
+    forward: str
+    """The class for activations, 'pkg.mod:Class', called with a `contract.Context` and all parameters by name. A function will do."""
+    backward: str
+    """The class for the gradients of activations."""
+    parameters: tuple[Parameter, ...] = ()
+    summary: str
+    example: str = ""
+    """A text that shows it in its usual surroundings; where this is empty, the shortest one serves."""
+    bits: str | None
+    """Bits per element on the wire, without the payload's header: the one statement of its size, in the terms of `formula.py`.
+    The list of codecs prints it, `plan` and the certificates of links evaluate it, and the kit holds payloads to it.
+    None where nothing is known."""
+    backward_bits: str | None = None
+    """The formula for gradients, where theirs is another one."""
+    size_note: str = ""
+    """What the formula leaves out, for people."""
+    state: str
+    """What each end remembers."""
+    source: str
+    law: Law
+    """What decoding leaves of a tensor; `codecs check` tests it.
+
+    identity: the fp32 values; bounded: each error within a bound; unbiased: bounded, and right in the mean over message keys; support:
+    the values kept are right (or within the inner codec's bound), the others zero; residual: payload + residual = input;
+    projection: idempotent; lossless: what the inner codec decodes, bit for bit; none.
+    """
+    hook: str | None = None
+    """What it does to the model; None where it leaves the model alone."""
+    measures: bool = False
+    """It chooses by what it measures of its link, so the network touches the numbers: such a run cannot be replayed."""
+    exact: bool = False
+    """It changes the model so that nothing of its hidden states is lost."""
+    control: bool = False
+    """It is a negative control: here to show what goes wrong, not to be used."""
+    pairs: bool = False
+    """Gradients go by what the activations' instance knows (`contract.Paired`): the forward codec must then be of the same family."""
+
+    @property
+    def size(self) -> str:
+        """Its bits per element, for people."""
+        if self.bits is None:
+            return "see its documentation"
+        backward = f"; backward {self.backward_bits}" if self.backward_bits else ""
+        return f"{self.bits}{backward}" + (f"; {self.size_note}" if self.size_note else "")
+
+    def parameter(self, name: str) -> Parameter | None:
+        """The parameter of that name."""
+        return next((parameter for parameter in self.parameters if parameter.name == name), None)
+
+    def choosing(self, word: str) -> list[Parameter]:
+        """The parameters that have this word among their choices: one at most, as the tests ensure."""
+        return [parameter for parameter in self.parameters if word in parameter.choices]

@@ -1,0 +1,37 @@
+"""Two thin factors in the place of a matrix. No torch here."""
+
+from __future__ import annotations
+
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+
+ROWS: tuple[CodecRow, ...] = (
+    CodecRow(
+        name="powersgd",
+        forward="testbed.codecs.low_rank:PowerSGD",
+        backward="testbed.codecs.low_rank:PowerSGD",
+        parameters=(
+            Parameter("rank", "int", REQUIRED, "columns of each factor", least=1, most=4096),
+            Parameter("start", "word", "warm", "Q of the message before, or a random one", choices=("warm", "cold")),
+            Parameter("values", "word", "bf16", "what the factors go over as", choices=("bf16", "fp32")),
+        ),
+        summary="the matrix of tokens and channels as two thin factors, one step of power iteration",
+        bits="values*rank*(1/d + 1/bn)",
+        state="sender: one fp32 factor of d * rank values a phase",
+        source="PowerSGD: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024",
+        law="projection",
+    ),
+    CodecRow(
+        name="lowrank",
+        forward="testbed.codecs.coded_low_rank:CodedLowRank",
+        backward="testbed.codecs.coded_low_rank:CodedLowRank",
+        parameters=(
+            Parameter("rank", "int", 32, "columns of each factor", least=1, most=4096),
+            Parameter("inner", "codec", "int4(group=32)", "what the two factors go over as"),
+        ),
+        summary="PowerSGD's two thin factors, each through another codec",
+        bits="inner*rank*(1/d + 1/bn)",
+        state="sender: one fp32 factor of d * rank values a phase",
+        source="after CompactFusion's low-rank compressor with INT4 factors, from memory; factors: Vogels et al., NeurIPS 2019",
+        law="none",
+    ),
+)

@@ -1,0 +1,126 @@
+"""Differences from what was sent before, and error feedback. No torch here."""
+
+from __future__ import annotations
+
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+
+_CLOSED = "both ends hold what the receiver last decoded"
+_BACKWARD = Parameter("backward", "codec", "int8", "what gradients go over as, without differences")
+_FIRST = Parameter(
+    "first",
+    "word",
+    "inner",
+    "a message key's first message: through inner too, or as it is",
+    choices=("inner", "fp32", "bf16"),
+)
+
+ROWS: tuple[CodecRow, ...] = (
+    CodecRow(
+        name="delta-int8",
+        forward="testbed.codecs.memory.delta:DeltaInt8",
+        backward="testbed.codecs.dense.int8:Int8Stochastic",
+        summary="difference from the previous step's tensor of the same micro-batch, as int8; gradients as int8",
+        bits="8 + 32/d",
+        state="one fp32 tensor per micro-batch and phase, forward",
+        source="activation delta (Bedoya and Zhang), closed loop",
+        law="bounded",
+    ),
+    CodecRow(
+        name="delta",
+        forward="testbed.codecs.memory.delta:Delta",
+        backward="testbed.codecs.memory.delta:gradients",
+        parameters=(Parameter("inner", "codec", REQUIRED, "what the difference goes over as"), _FIRST, _BACKWARD),
+        summary="difference from the previous step's tensor of the same micro-batch, through any codec, in a closed loop",
+        bits="inner + 32/n",
+        backward_bits="backward",
+        state=f"{_CLOSED}: one fp32 tensor per micro-batch and phase, forward; and the inner codec's",
+        source="activation delta (Bedoya and Zhang)",
+        law="bounded",
+    ),
+    CodecRow(
+        name="delta-open",
+        forward="testbed.codecs.memory.delta:OpenDelta",
+        backward="testbed.codecs.memory.delta:gradients",
+        parameters=(Parameter("inner", "codec", REQUIRED, "what the difference goes over as"), _FIRST, _BACKWARD),
+        summary="as delta, in an open loop: the difference from the true previous tensor, so that errors add up",
+        bits="inner + 32/n",
+        backward_bits="backward",
+        state="one fp32 tensor per micro-batch and phase, forward: not the same at both ends",
+        source="activation delta (Bedoya and Zhang), read naively",
+        law="none",
+        control=True,
+    ),
+    CodecRow(
+        name="aqsgd",
+        forward="testbed.codecs.memory.aqsgd:AqSgd",
+        backward="testbed.codecs.memory.delta:gradients",
+        parameters=(
+            Parameter("inner", "codec", "acsgd(bits=4)", "what the difference goes over as"),
+            Parameter("first", "word", "fp32", "an example's first visit", choices=("fp32", "bf16")),
+            Parameter(
+                "memory_mb", "float", 1024.0, "held in memory by each end, 10**6 bytes; the rest in a file", least=0
+            ),
+            Parameter("backward", "codec", "acsgd(bits=8)", "what gradients go over as, without differences"),
+        ),
+        summary="difference from the same example's last visit, an epoch ago; its first visit in full",
+        bits="first",
+        backward_bits="backward",
+        size_note="after an example's first visit the inner codec's, and 1 byte an example",
+        state=f"{_CLOSED}: one fp32 tensor per example and phase, forward, in memory up to a limit; and the inner codec's",
+        source="AQ-SGD: Wang et al., NeurIPS 2022 (arXiv 2206.01299)",
+        law="bounded",
+    ),
+    CodecRow(
+        name="compactfusion",
+        forward="testbed.codecs.memory.delta:Delta",
+        backward="testbed.codecs.memory.delta:gradients",
+        parameters=(
+            Parameter("inner", "codec", "onebit", "what the residual goes over as: onebit, twobit, lowrank"),
+            Parameter("first", "word", "bf16", _FIRST.doc, choices=_FIRST.choices),
+            _BACKWARD,
+        ),
+        summary="residual from the previous step, strongly compressed, in a closed loop; the first message in full",
+        bits="inner + 32/n",
+        backward_bits="backward",
+        size_note="the first message in full",
+        state=f"{_CLOSED}: one fp32 tensor per micro-batch and phase, forward; and the inner codec's",
+        source="after CompactFusion, which takes residuals between denoising steps; here between training steps",
+        law="bounded",
+    ),
+    CodecRow(
+        name="ef",
+        forward="testbed.codecs.memory.feedback:ErrorFeedback",
+        backward="testbed.codecs.memory.feedback:ErrorFeedback",
+        parameters=(Parameter("inner", "codec", REQUIRED, "what goes over"),),
+        summary="error feedback: what a message left out is added to the same micro-batch of the next step",
+        example="ef(topk(0.1))",
+        bits="inner",
+        state="sender: one fp32 tensor per micro-batch and phase, and the inner codec's",
+        source="Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019",
+        law="residual",
+    ),
+    CodecRow(
+        name="lazy",
+        forward="testbed.codecs.memory.feedback:LazyErrorFeedback",
+        backward="testbed.codecs.memory.feedback:LazyErrorFeedback",
+        parameters=(Parameter("inner", "codec", REQUIRED, "what goes over"),),
+        summary="lazy error propagation: what a message left out is added to the next one of the same step; for gradients",
+        example="lazy(powersgd(4))",
+        bits="inner",
+        state="sender: one fp32 tensor a phase, and the inner codec's",
+        source="Optimus-CC: Song et al., ASPLOS 2023, there with powersgd on gradients only",
+        law="none",
+    ),
+    CodecRow(
+        name="ef21",
+        forward="testbed.codecs.memory.delta:Delta",
+        backward="testbed.codecs.memory.delta:Delta",
+        parameters=(Parameter("inner", "codec", REQUIRED, "what the difference goes over as"),),
+        summary="both ends hold A; C(X - A) goes over and is added to A, which is what the receiver uses",
+        example="ef21(topk(0.1))",
+        bits="inner + 32/n",
+        state="one fp32 tensor per micro-batch and phase at each end, both directions, and the inner codec's",
+        source="EF21: Richtarik et al., NeurIPS 2021, which with A = 0 at first is `delta` with a sparsifier inside",
+        law="none",
+    ),
+)

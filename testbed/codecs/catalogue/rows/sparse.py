@@ -1,0 +1,87 @@
+"""Sparsifiers. No torch here."""
+
+from __future__ import annotations
+
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+
+_SHARE = Parameter(
+    "share", "float", REQUIRED, "of the values is kept, 0.1 for a tenth; at least one of each row", least=1e-4, most=1.0
+)
+_VALUES = Parameter("values", "word", "bf16", "what kept values go over as", choices=("bf16", "fp32"))
+_POSITIONS = Parameter(
+    "positions",
+    "word",
+    "smaller",
+    "how places go over: a bit for each value, an index (8 bits among 256 values, 16 among 65,536, or 32) for each kept one, "
+    "or the shorter of the two",
+    choices=("smaller", "bitmap", "index"),
+)
+_PER = Parameter("per", "word", "token", "what the largest are sought in", choices=("token", "sample", "tensor"))
+_DRAWN = Parameter(
+    "per", "word", "token", "places drawn for each token, or channels for all tokens", choices=("token", "channels")
+)
+_SCALES = ("none", "inverse", "rms")
+_SCALE_DOC = "kept values times 1, d/k (right in the mean) or (d/k)**0.5 (the mean square is kept)"
+_TOLD = "share*values + (1 if bitmap else w*share if index else min(1, w*share)) where w = 16 if token else 32"
+
+ROWS: tuple[CodecRow, ...] = (
+    CodecRow(
+        name="topk",
+        forward="testbed.codecs.sparse.sparsifiers:TopK",
+        backward="testbed.codecs.sparse.sparsifiers:TopK",
+        parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
+        summary="the largest magnitudes of each token and where they stand; gradients choose for themselves",
+        bits=_TOLD,
+        state="none",
+        source="top-k of activations: Rudakov et al., arXiv 2401.07788",
+        law="support",
+    ),
+    CodecRow(
+        name="topk-shared",
+        forward="testbed.codecs.sparse.shared_mask:SharedTopK",
+        backward="testbed.codecs.sparse.shared_mask:ForwardMask",
+        parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
+        summary="as topk; gradients go over where the activations did, without places",
+        bits=_TOLD,
+        backward_bits="share*values",
+        state="a bit for each element of a micro-batch, until its gradient has passed",
+        source="re-used forward mask: Rudakov et al., arXiv 2401.07788",
+        law="support",
+        pairs=True,
+    ),
+    CodecRow(
+        name="columns",
+        forward="testbed.codecs.sparse.shared_mask:Columns",
+        backward="testbed.codecs.sparse.shared_mask:ForwardMask",
+        parameters=(_SHARE, _VALUES, _POSITIONS),
+        summary="the channels of the largest norm over the message's tokens, whole; gradients keep the same ones",
+        bits="share*values + 1/bn",
+        backward_bits="share*values",
+        state="a bit for each element of a micro-batch, until its gradient has passed",
+        source='"Beyond Top-K: structured sparsification" (MCDC at ICLR 2025), from a re-implementation',
+        law="support",
+        pairs=True,
+    ),
+    CodecRow(
+        name="randk",
+        forward="testbed.codecs.sparse.sparsifiers:RandK",
+        backward="testbed.codecs.sparse.sparsifiers:RandK",
+        parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "inverse", _SCALE_DOC, choices=_SCALES), _VALUES),
+        summary="random values of each token, scaled up; both ends draw the places from the message key",
+        bits="share*values",
+        state="none",
+        source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
+        law="unbiased",
+    ),
+    CodecRow(
+        name="mask",
+        forward="testbed.codecs.sparse.sparsifiers:KeyedMask",
+        backward="testbed.codecs.sparse.sparsifiers:KeyedMask",
+        parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "none", _SCALE_DOC, choices=_SCALES), _VALUES),
+        summary="one random mask for activations and their gradient, drawn from the message key at both ends",
+        bits="share*values",
+        state="none",
+        source="random masks of 90 and 95 %: arXiv 2609.14339, from a summary",
+        law="support",
+    ),
+)

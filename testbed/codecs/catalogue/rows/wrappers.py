@@ -1,0 +1,56 @@
+"""Wrappers around any other codec. No torch here."""
+
+from __future__ import annotations
+
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+
+_SPLIT = Parameter(
+    "split", "word", "auto", "16 and 32-bit values into byte planes, or never", choices=("auto", "whole")
+)
+_ANY = Parameter("inner", "codec", REQUIRED, "the codec whose payload is packed")
+
+ROWS: tuple[CodecRow, ...] = (
+    CodecRow(
+        name="zstd",
+        forward="testbed.codecs.lossless:Zstd",
+        backward="testbed.codecs.lossless:Zstd",
+        parameters=(_ANY, Parameter("level", "int", 1, "zstd's: 1 is fast", least=1, most=19), _SPLIT),
+        summary="the inner payload packed by zstd, byte planes of 16 and 32-bit values apart",
+        bits="inner",
+        size_note="at most this and 20 to 44 bytes a message: it depends on the values",
+        state="the inner codec's",
+        source="zstd (RFC 8878); byte split: BloomBee, arXiv 2604.21072",
+        law="lossless",
+    ),
+    CodecRow(
+        name="entropy",
+        forward="testbed.codecs.lossless:Entropy",
+        backward="testbed.codecs.lossless:Entropy",
+        parameters=(_ANY, _SPLIT),
+        summary="the inner payload as Huffman codes of its bytes: what their distribution alone is worth",
+        bits="inner",
+        size_note="at most this and 20 to 44 bytes a message: it depends on the values",
+        state="the inner codec's",
+        source="zstd's Huffman coder (RFC 8878), all but without its matches",
+        law="lossless",
+    ),
+    CodecRow(
+        name="adaptive",
+        forward="testbed.codecs.adaptive:Adaptive",
+        backward="testbed.codecs.adaptive:Adaptive",
+        parameters=(
+            Parameter("within_ms", "float", REQUIRED, "the time that a message may take on the link", least=0),
+            Parameter("mild", "codec", "bf16", "for links that have time for it"),
+            Parameter("middle", "codec", "int8", "for those that have not"),
+            Parameter("strong", "codec", "int4(group=64)", "for the slowest"),
+        ),
+        summary="the mildest of three codecs for which the link, as measured while it sends, has time",
+        example="adaptive(50)",
+        bits="mild",
+        size_note="or those of the codec chosen, and 4 bytes a message",
+        state="those of the three; sender: the measured rate",
+        source="after FusionLLM's AdaTopK, arXiv 2410.12707: the slowest link compresses most",
+        law="none",
+        measures=True,
+    ),
+)
