@@ -87,13 +87,13 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
     for arm, found in seeds.groupby("arm"):
         every, first = runs[runs.arm == arm], found.iloc[0]
         shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
-        parts = [part.entry for recipe in placement.parse_placement(first.codec).specs() for part in recipe.parts()]
+        rows_of_parts = [part.row for spec in placement.parse_placement(first.codec).specs() for part in spec.parts()]
         row = {
             "arm": arm,
             "codec": first.codec,
             "training_sequences": first["workload.training_sequences"],
             "negative_control": placement.parse_placement(first.codec).control,
-            "changes_model": any(entry.hook for entry in parts),
+            "changes_model": any(part.hook for part in rows_of_parts),
             "learning_rate": rate,
             "end_of_list": len(tried) > 1 and rate in (tried[0], tried[-1]),
             "seeds": len(found),
