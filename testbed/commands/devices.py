@@ -9,9 +9,9 @@ import typer
 
 from testbed import devices, units
 from testbed.commands.console import out, table
-from testbed.devices import machine
 from testbed.devices import record as recording
-from testbed.devices.model import Precision
+from testbed.devices import this_machine
+from testbed.devices.device import Precision
 from testbed.errors import UnknownNameError, UserError
 
 _PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -27,9 +27,9 @@ def list_devices(
 ) -> None:
     """List the devices whose pace stages can be held to, or show one in full, as a file that reads back."""
     if draw_page:
-        from testbed.devices.page import page
+        from testbed.devices.devices_page import draw_devices_page
 
-        typer.echo(page(), nl=False)
+        typer.echo(draw_devices_page(), nl=False)
     elif name is not None:
         shown = devices.load_device(name)
         typer.echo(f"# {shown.name}\n{devices.write_device(shown)}", nl=False)
@@ -68,19 +68,19 @@ def record(
         raise UnknownNameError("precision", precision, _PRECISIONS)
     wanted: Precision = "bf16" if precision == "bf16" else "fp32"
     if host:
-        found = machine.host(wanted, again=True)
+        found = this_machine.host(wanted, again=True)
         speed = found.speed(wanted)
         assert speed is not None
         out.print(
             f"{found.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread", highlight=False
         )
-        out.print(f"kept in {machine.host_file()}", highlight=False, soft_wrap=True)
+        out.print(f"kept in {this_machine.host_file()}", highlight=False, soft_wrap=True)
         return
     if device not in ("cpu", "cuda"):
         raise UnknownNameError("device to record on", device, ("cpu", "cuda"))
     if output is not None and output.suffix != ".toml":
         raise UserError(f"-o {output}: a device file's name ends with .toml")
-    measured = recording.record(
+    measured = recording.record_model(
         model, sequence_length=sequence_length, sequences=sequences, precision=wanted, device=device
     )
     one = measured.recorded
@@ -93,5 +93,5 @@ def record(
         listing.add_row(part, *map(units.format_time, (times.forward_ns, times.backward_ns, times.update_ns)), "")
     out.print(listing)
     if output is not None:
-        recording.keep(output, measured)
+        recording.keep_recording(output, measured)
         out.print(f"kept in {output}; use it with: compute.device = {str(output)!r}", highlight=False, soft_wrap=True)

@@ -15,11 +15,6 @@ from testbed.sweep import conduct
 from testbed.sweep.estimate import Estimator, on_this_machine
 from testbed.sweep.progress import Watch, format_duration
 
-_DILATED = (
-    "dilation: everything in the lab takes so many times as long, and reported times are divided by it. TCP's own constants are "
-    "not stretched: its retransmission timer is never below 200 ms, acknowledgements may wait 40 ms. Nor is the kernel's tick."
-)
-
 
 def watch(folder: Path) -> Callable[[Sequence[Cell]], Watch]:
     """Makes the watch of some runs into `folder`, with an idea of how long each takes."""
@@ -111,5 +106,5 @@ def _show_paced(cells: Sequence[Cell]) -> None:
             lines[text] = lines.get(text, 0) + 1
     for text, count in lines.items():
         out.print(f"paced, {count} cells: {text}", highlight=False, soft_wrap=True)
-    if any(cell.compute.dilation > 1 for cell in cells):
-        out.print(_DILATED, highlight=False, soft_wrap=True)
+    for dilation in sorted({cell.compute.dilation for cell in cells} - {1}):
+        out.print(devices.caveat(dilation), highlight=False, soft_wrap=True)

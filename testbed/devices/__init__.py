@@ -1,26 +1,39 @@
-"""Devices that are emulated: how fast they compute, and so how long each stage's actions take. No torch but in worker.py.
+"""Emulated devices: how long would each stage's actions take on one? Imports no torch, except in worker.py.
 
-model.py is the record of a device, files.py reads and writes device files (*.toml beside this module), flops.py counts what a
-stage needs, durations.py turns both into times, compute.py reads `[cell.compute]`. record.py measures with worker.py, a program
-of its own; machine.py keeps what this machine reaches, and says how busy it would be with a paced cell. page.py draws the README.
+device          the record of a device, and device files (*.toml beside this module)
+flops           what a stage of a model needs
+durations       how long the stages of a model take on a device
+compute         `[cell.compute]` of an experiment file
+record          measure this machine for a device file
+worker          the program that record starts to do so
+this_machine    what this machine reaches, and how busy a paced cell would keep it
+devices_page    the README of the shipped devices
 """
 
 from __future__ import annotations
 
 from testbed.devices.compute import compute_of
-from testbed.devices.files import device_files, load_device, read_device, write_device
-from testbed.devices.machine import caveat, duty, host, needed_dilation
-from testbed.devices.model import Device, Part, Recorded, Speed
+from testbed.devices.device import (
+    ComputeDevice,
+    MatrixSpeed,
+    PartTimes,
+    RecordedTimes,
+    device_files,
+    load_device,
+    read_device,
+    write_device,
+)
+from testbed.devices.this_machine import caveat, cores_needed, host, needed_dilation
 
 __all__ = [
-    "Device",
-    "Part",
-    "Recorded",
-    "Speed",
+    "ComputeDevice",
+    "PartTimes",
+    "RecordedTimes",
+    "MatrixSpeed",
     "caveat",
     "compute_of",
+    "cores_needed",
     "device_files",
-    "duty",
     "host",
     "load_device",
     "needed_dilation",

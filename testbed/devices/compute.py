@@ -1,14 +1,14 @@
-"""What `[cell.compute]` in a file means.
+"""Read `[cell.compute]` of an experiment file.
 
   compute.mode = "measured"                      as fast as this machine
   compute.mode = "paced"                         held to a device's durations, with either
-  compute.forward = "40ms"                       of one micro-batch; or a list, one a stage
+  compute.forward = "40ms"                       of one micro-batch; or a list, one per stage
   compute.backward = "80ms"                      likewise, recomputation included
 or
   compute.device = "t4"                          a name from `testbed devices`, or the path of a file
 and
   compute.update = "2ms"                         from the last gradient to the step's end; else the device's, or none
-  compute.dilation = 4                           everything takes so many times as long in the lab; else 1
+  compute.dilation = 4                           everything takes 4 times as long in the lab; else 1
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed import units
+from testbed.devices.device import load_device
 from testbed.devices.durations import durations
-from testbed.devices.files import load_device
 from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import Measured, Paced, PipelineSpec, WorkloadSpec
 
@@ -30,7 +30,7 @@ _MOST_DILATED = 1000
 def compute_of(
     asked: Mapping[str, Any] | str, workload: WorkloadSpec, pipeline: PipelineSpec, where: str
 ) -> Measured | Paced:
-    """The compute that a table asks for; the text "measured" stands for a table with that mode.
+    """Return the compute that a table asks for; the text "measured" stands for a table with that mode.
 
     SpecError, which starts with `where`, names the key and what is wrong with it.
     """
@@ -57,8 +57,8 @@ def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -
         raise SpecError(f"mode must be 'measured' or 'paced', found {mode!r}")
     stated = [key for key in _STATED if key in asked]
     if ("device" in asked) == bool(stated):
-        found = "both" if stated else "neither"
-        raise SpecError(f"mode 'paced' takes either forward and backward, or a device; found {found}")
+        both = "both" if stated else "neither"
+        raise SpecError(f"mode 'paced' takes either forward and backward, or a device; found {both}")
     dilation = asked.get("dilation", 1)
     if not isinstance(dilation, int) or isinstance(dilation, bool) or not 1 <= dilation <= _MOST_DILATED:
         raise SpecError(f"dilation must be a whole number from 1 to {_MOST_DILATED}, found {dilation!r}")
@@ -89,16 +89,16 @@ def _times(key: str, asked: object, stages: int) -> tuple[int, ...]:
     listed = asked if isinstance(asked, list | tuple) else [asked]
     if len(listed) not in (1, stages):
         raise SpecError(
-            f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one a stage"
+            f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one per stage"
         )
     return tuple(_time(key, one, least=1) for one in listed)
 
 
 def _time(key: str, asked: object, *, least: int) -> int:
     try:
-        found = units.parse_time(asked)
+        duration_ns = units.parse_time(asked)
     except SpecError as error:
         raise SpecError(f"{key}: {error}") from None
-    if found < least:
+    if duration_ns < least:
         raise SpecError(f"{key} is {asked}; an action takes at least 1ns")
-    return found
+    return duration_ns

@@ -1,4 +1,4 @@
-"""How long the stages of a model take on a device: as recorded there, or from FLOPs."""
+"""How long the stages of a model take on a device, as recorded there or from FLOPs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from testbed import units
 from testbed.devices import flops
-from testbed.devices.model import Device, Recorded
+from testbed.devices.device import ComputeDevice, RecordedTimes
 from testbed.errors import SpecError
 from testbed.spec import PipelineSpec, WorkloadSpec
 from testbed.workloads import table
@@ -15,7 +15,7 @@ from testbed.workloads.table import Size
 
 
 class Durations(NamedTuple):
-    """In nanoseconds, one a stage."""
+    """Durations in nanoseconds, one per stage."""
 
     forward_ns: tuple[int, ...]
     """Of one micro-batch."""
@@ -23,28 +23,30 @@ class Durations(NamedTuple):
     """Recomputation included."""
     update_ns: tuple[int, ...]
     source: str
-    """The device, and how its numbers were had."""
+    """The device, and where the durations come from."""
 
 
-def durations(device: Device, workload: WorkloadSpec, pipeline: PipelineSpec) -> Durations:
-    """Recorded ones where the device has them for exactly this model, sequence length, micro-batch and precision; else from
-    FLOPs.
+def durations(device: ComputeDevice, workload: WorkloadSpec, pipeline: PipelineSpec) -> Durations:
+    """Return the durations of the stages on a device.
 
-    SpecError when the device has neither for the precision, or the model cannot be cut so.
+    They are those recorded for exactly this model, sequence length, micro-batch and precision if the device has them,
+    otherwise computed from FLOPs. SpecError when the device has neither for the precision, or when the model cannot be
+    cut like this.
     """
     size = table.checked_size(workload)
     stages = table.split(size.layers, pipeline.stages, pipeline.layers)
     sequences = workload.batch_size // (pipeline.microbatches * pipeline.accumulation)
-    found = device.recording(workload.model, workload.sequence_length, sequences, workload.precision)
-    if found is not None:
-        forward, backward, update = _as_recorded(found, size, stages)
-        source = f"{device.name}: recorded with {found.software}"
+    recorded = device.recording(workload.model, workload.sequence_length, sequences, workload.precision)
+    if recorded is not None:
+        forward, backward, update = _as_recorded(recorded, size, stages)
+        source = f"{device.name}: recorded with {recorded.software}"
     else:
         speed = device.speed(workload.precision)
         if speed is None:
             raise SpecError(
-                f"device {device.name} has no speed in {workload.precision}, and no recording of {workload.model} in it with "
-                f"{sequences} x {workload.sequence_length} tokens; use another precision, or record: python -m testbed record"
+                f"device {device.name} has no speed in {workload.precision}, and no recording of {workload.model} "
+                f"in it with {sequences} x {workload.sequence_length} tokens; use another precision, or record one: "
+                "python -m testbed record"
             )
         counts = [
             flops.stage(size, own, sequence_length=workload.sequence_length, sequences=sequences) for own in stages
@@ -53,20 +55,22 @@ def durations(device: Device, workload: WorkloadSpec, pipeline: PipelineSpec) ->
         backward = [_ns(2 * count / speed.effective_flops) for count in counts]
         update = [_ns(flops.ADAMW_BYTES * flops.parameters(size, own) / device.bandwidth_bytes_per_s) for own in stages]
         source = (
-            f"{device.name}: from FLOPs at {units.write_fraction(speed.utilisation)} of {units.format_flops(speed.peak_flops)} "
-            f"in {speed.format}"
+            f"{device.name}: from FLOPs at {units.write_fraction(speed.utilisation)} of "
+            f"{units.format_flops(speed.peak_flops)} in {speed.format}"
         )
     if pipeline.recompute:
         backward = [once + again for once, again in zip(backward, forward, strict=True)]
     return Durations(tuple(forward), tuple(backward), tuple(update), source)
 
 
-def _as_recorded(found: Recorded, size: Size, stages: tuple[range, ...]) -> tuple[list[int], list[int], list[int]]:
+def _as_recorded(
+    recorded: RecordedTimes, size: Size, stages: tuple[range, ...]
+) -> tuple[list[int], list[int], list[int]]:
     def of(what: str) -> list[int]:
         return [
-            len(own) * getattr(found.layer, what)
-            + (getattr(found.embedding, what) if own.start == 0 else 0)
-            + (getattr(found.head, what) if own.stop == size.layers else 0)
+            len(own) * getattr(recorded.layer, what)
+            + (getattr(recorded.embedding, what) if own.start == 0 else 0)
+            + (getattr(recorded.head, what) if own.stop == size.layers else 0)
             for own in stages
         ]
 

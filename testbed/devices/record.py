@@ -1,4 +1,6 @@
-"""Measure how long the parts of a model take on this machine, and keep that in a device file. The worker does the measuring."""
+"""Measure how long the parts of a model take on this machine, and keep that in a device file. worker.py does the
+measuring.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +15,46 @@ from typing import Any, NamedTuple
 
 from testbed import paths
 from testbed.devices import flops
-from testbed.devices.files import read_device, write_device
-from testbed.devices.model import Device, Part, Precision, Recorded, Speed
+from testbed.devices.device import (
+    ComputeDevice,
+    MatrixSpeed,
+    PartTimes,
+    Precision,
+    RecordedTimes,
+    read_device,
+    write_device,
+)
 from testbed.errors import CapabilityError, SpecError, StageError
 from testbed.workloads import table
 
 _SOURCE = "measured by: python -m testbed record"
 
 
-class Recording(NamedTuple):
-    """What was measured, and on what."""
+class MachineRecording(NamedTuple):
+    """What was measured, and on which machine."""
 
-    recorded: Recorded
+    recorded: RecordedTimes
     machine: str
     """The processor, or the GPU, as it calls itself."""
     memory_bytes: int | None
-    """A GPU's."""
+    """A GPU's memory; None for a processor."""
 
 
-def record(model: str, *, sequence_length: int, sequences: int, precision: Precision, device: str) -> Recording:
-    """Medians of each part's passes and update, here, with one thread; it takes a few seconds. `device` is cpu, or cuda.
+def record_model(
+    model: str, *, sequence_length: int, sequences: int, precision: Precision, device: str
+) -> MachineRecording:
+    """Measure the medians of each part's passes and update here, with one thread; this takes a few seconds.
 
-    SpecError for a model that cannot be had or a length that it cannot read, CapabilityError where there is no such device or
-    no Python for the invoking user, StageError when measuring fails.
+    `device` is cpu or cuda. SpecError for a model that is not available or a length that it cannot read,
+    CapabilityError where there is no such device or no Python for the invoking user, StageError when measuring fails.
     """
     size = table.size_of(model)
     if not 2 <= sequence_length <= size.context or sequences < 1:
         raise SpecError(
-            f"cannot record {sequences} sequences of {sequence_length} tokens; at least one, of 2 to {size.context} tokens: "
-            f"{model} reads no more at once"
+            f"cannot record {sequences} sequences of {sequence_length} tokens; {model} needs at least one sequence, of 2 "
+            f"to {size.context} tokens"
         )
-    found = _ask(
+    answer = _ask(
         {
             "parent": os.getpid(),
             "model": model,
@@ -53,17 +64,17 @@ def record(model: str, *, sequence_length: int, sequences: int, precision: Preci
             "device": device,
         }
     )
-    recorded = Recorded(
+    recorded = RecordedTimes(
         model=model,
         sequence_length=sequence_length,
         sequences=sequences,
         precision=precision,
-        software=f"torch {found['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}",
-        embedding=Part(**found["embedding"]),
-        layer=Part(**found["layer"]),
-        head=Part(**found["head"]),
+        software=f"torch {answer['torch']}, one thread, {datetime.now(UTC):%Y-%m-%d}",
+        embedding=PartTimes(**answer["embedding"]),
+        layer=PartTimes(**answer["layer"]),
+        head=PartTimes(**answer["head"]),
     )
-    return Recording(recorded, found["machine"] or cpu_model(), found["memory_bytes"])
+    return MachineRecording(recorded, answer["machine"] or cpu_model(), answer["memory_bytes"])
 
 
 def _ask(asked: dict[str, Any]) -> dict[str, Any]:
@@ -80,33 +91,36 @@ def _ask(asked: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise CapabilityError(f"cannot record: cannot start {sys.executable}: {error.strerror}") from None
     try:
-        found: dict[str, Any] = json.loads(done.stdout)
+        answer: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
         ended = f"its process ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
         raise StageError(f"recording {asked['model']} on {asked['device']} failed: {ended}") from None
-    if refused := found.get("refused"):
+    if refused := answer.get("refused"):
         raise SpecError(f"cannot record {asked['model']}: {refused['message']}")
-    recorded: dict[str, Any] = found["recorded"]
+    recorded: dict[str, Any] = answer["recorded"]
     return recorded
 
 
-def with_recording(device: Device | None, name: str, found: Recording, *, anew: bool = False) -> Device:
-    """The device with one recording more, which takes the place of one for the same. None: a new device, whose bandwidth is what
-    was measured. So is its speed in the recording's precision, where that was not known or is to be found `anew`.
+def with_recording(
+    device: ComputeDevice | None, name: str, recording: MachineRecording, *, anew: bool = False
+) -> ComputeDevice:
+    """Add a recording to a device, in place of an earlier one for the same model, shape and precision.
+
+    `device` None makes a new device, whose bandwidth is the measured one. So is the speed in the recording's precision,
+    where it was unknown or is to be measured `anew`.
     """
-    recorded = found.recorded
-    known = device or Device(
+    recorded = recording.recorded
+    known = device or ComputeDevice(
         name=name,
-        summary=f"{found.machine}, as recorded",
+        summary=f"{recording.machine}, as recorded",
         source=f"{_SOURCE}; {recorded.software}",
-        memory_bytes=found.memory_bytes,
+        memory_bytes=recording.memory_bytes,
         bandwidth_bytes_per_s=_bandwidth(recorded),
     )
-    key = (recorded.model, recorded.sequence_length, recorded.sequences, recorded.precision)
-    others = [r for r in known.recorded if (r.model, r.sequence_length, r.sequences, r.precision) != key]
+    others = [other for other in known.recorded if other.key != recorded.key]
     changes: dict[str, Any] = {"recorded": (*others, recorded)}
     if anew or known.speed(recorded.precision) is None:
-        changes["fp32" if recorded.precision == "fp32" else "half"] = Speed(
+        changes["fp32" if recorded.precision == "fp32" else "half"] = MatrixSpeed(
             peak_flops=_reached(recorded),
             format=recorded.precision,
             derived="what training reached, not what the device could do at most",
@@ -116,17 +130,18 @@ def with_recording(device: Device | None, name: str, found: Recording, *, anew: 
     return known.model_copy(update=changes)
 
 
-def keep(path: Path, found: Recording) -> Device:
-    """Write a recording to a device file, into the one that is there where there is one. SpecError when that is none, or the
-    file cannot be written.
+def keep_recording(path: Path, recording: MachineRecording) -> ComputeDevice:
+    """Write a recording into a device file, which is made where there is none.
+
+    SpecError when an existing file is not a device file, or when it cannot be written.
     """
-    device = with_recording(read_device(path) if path.exists() else None, path.stem, found)
-    write(path, device)
+    device = with_recording(read_device(path) if path.exists() else None, path.stem, recording)
+    save_device(path, device)
     return device
 
 
-def write(path: Path, device: Device) -> None:
-    """Put a device file there, for the person behind sudo. SpecError when that cannot be done."""
+def save_device(path: Path, device: ComputeDevice) -> None:
+    """Write a device file that belongs to the person behind sudo. SpecError when that cannot be done."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(write_device(device), encoding="utf8")
@@ -136,24 +151,24 @@ def write(path: Path, device: Device) -> None:
 
 
 def cpu_model() -> str:
-    """As /proc/cpuinfo calls it; where it does not, the architecture."""
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf8"), re.MULTILINE)
-    return found[1].strip() if found else os.uname().machine
+    """Return the processor's name in /proc/cpuinfo, or the architecture where it has none."""
+    name = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf8"), re.MULTILINE)
+    return name[1].strip() if name else os.uname().machine
 
 
-def _reached(found: Recorded) -> int:
-    """FLOPs of a whole model's two passes over the time that they took, in FLOP/s."""
-    size = table.size_of(found.model)
+def _reached(recorded: RecordedTimes) -> int:
+    """Return the FLOPs of a whole model's two passes over the time that they took, in FLOP/s."""
+    size = table.size_of(recorded.model)
     counted = 3 * flops.stage(
-        size, range(size.layers), sequence_length=found.sequence_length, sequences=found.sequences
+        size, range(size.layers), sequence_length=recorded.sequence_length, sequences=recorded.sequences
     )
-    took_ns = sum(part.forward_ns + part.backward_ns for part in (found.embedding, found.head))
-    took_ns += size.layers * (found.layer.forward_ns + found.layer.backward_ns)
+    took_ns = sum(part.forward_ns + part.backward_ns for part in (recorded.embedding, recorded.head))
+    took_ns += size.layers * (recorded.layer.forward_ns + recorded.layer.backward_ns)
     return round(counted * 1e9 / took_ns)
 
 
-def _bandwidth(found: Recorded) -> int:
-    """Of memory, from the optimiser's update, in bytes per second."""
-    size = table.size_of(found.model)
-    took_ns = found.embedding.update_ns + found.head.update_ns + size.layers * found.layer.update_ns
+def _bandwidth(recorded: RecordedTimes) -> int:
+    """Return the memory bandwidth that the optimiser's update reached, in bytes per second."""
+    size = table.size_of(recorded.model)
+    took_ns = recorded.embedding.update_ns + recorded.head.update_ns + size.layers * recorded.layer.update_ns
     return round(flops.ADAMW_BYTES * flops.parameters(size, range(size.layers)) * 1e9 / took_ns)

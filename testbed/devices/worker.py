@@ -1,6 +1,6 @@
-"""Times the parts of a model here: `python -m testbed.devices.worker ASKED`. What is asked, and the answer, are JSON.
+"""Time the parts of a model on this machine: `python -m testbed.devices.worker REQUEST`. Request and answer are JSON.
 
-A program of its own, so that torch has one thread from the start and is gone afterwards.
+It is a program of its own, so that torch has one thread from the start and is gone afterwards.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from testbed.workloads.model import StageModel
 
 _WARM_UP = 3
 _FEWEST, _MOST = 5, 200
-"""Repeats of one part."""
+"""How often one part is repeated."""
 _PART_S = 1.0
-"""How long it is repeated."""
+"""How long one part is repeated."""
 
 
 class _Times(NamedTuple):
@@ -36,18 +36,18 @@ class _Times(NamedTuple):
 
 
 class _Stopwatch:
-    """Times what is done on the device, all of it."""
+    """Times work on the device, until all of it is done."""
 
     def __init__(self, device: str) -> None:
         self._cuda = device.startswith("cuda")
 
     def time(self, work: Callable[[], Any]) -> tuple[int, Any]:
-        """Nanoseconds, and what `work` returned."""
+        """Return the nanoseconds that `work` took, and what it returned."""
         self._wait()
         begin = time.monotonic_ns()
-        found = work()
+        result = work()
         self._wait()
-        return time.monotonic_ns() - begin, found
+        return time.monotonic_ns() - begin, result
 
     def _wait(self) -> None:
         if self._cuda:
@@ -55,7 +55,7 @@ class _Stopwatch:
 
 
 def _repeat(once: Callable[[], None]) -> None:
-    """Until enough is seen: at least _FEWEST times and then for _PART_S, after warming up."""
+    """Repeat at least _FEWEST times and then for _PART_S, after warming up."""
     for _ in range(_WARM_UP):
         once()
     end = time.monotonic() + _PART_S
@@ -66,38 +66,38 @@ def _repeat(once: Callable[[], None]) -> None:
 
 
 def _passes(watch: _Stopwatch, forward: Callable[[], Tensor]) -> _Times:
-    """Forward and backward of one part; `forward` returns what is differentiated."""
-    found = _Times([], [])
+    """Time forward and backward of one part; `forward` returns what is differentiated."""
+    times = _Times([], [])
 
     def once() -> None:
         took, outputs = watch.time(forward)
         gradient = torch.ones_like(outputs)
-        found.forward_ns.append(took)
-        found.backward_ns.append(watch.time(lambda: outputs.backward(gradient))[0])
+        times.forward_ns.append(took)
+        times.backward_ns.append(watch.time(lambda: outputs.backward(gradient))[0])
 
     _repeat(once)
-    return found
+    return times
 
 
 def _updates(watch: _Stopwatch, parameters: Iterable[nn.Parameter]) -> list[int]:
-    """One step of AdamW as torch does it there by default, the norm that gradients are clipped to included."""
+    """Time one step of AdamW as torch does it there by default, with clipping."""
     own = list(parameters)
     adamw = torch.optim.AdamW(own)
-    found: list[int] = []
+    updates_ns: list[int] = []
 
     def step() -> None:
         nn.utils.clip_grad_norm_(own, 1.0)
         adamw.step()
 
     def once() -> None:
-        found.append(watch.time(step)[0])
+        updates_ns.append(watch.time(step)[0])
 
     _repeat(once)
-    return found
+    return updates_ns
 
 
 def _part(times: _Times, updates: list[int], share: int = 1) -> dict[str, int]:
-    """Medians, of one of `share` equal layers. What came first was warming up."""
+    """Return the medians for one of `share` equal layers, without the warm-up at the start."""
     return {
         name: max(1, round(statistics.median(seen[_WARM_UP:]) / share))
         for name, seen in (("forward_ns", times.forward_ns), ("backward_ns", times.backward_ns), ("update_ns", updates))
@@ -105,7 +105,9 @@ def _part(times: _Times, updates: list[int], share: int = 1) -> dict[str, int]:
 
 
 def _parameters(model: StageModel) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Of the embedding, of all layers, of the head: those that a stage in the first place, the middle or the last would have."""
+    """Return the parameters of the embedding, of all layers and of the head, as a first, middle and last stage has
+    them.
+    """
     first: list[nn.Parameter] = []
     layers: list[nn.Parameter] = []
     last: list[nn.Parameter] = []
@@ -118,8 +120,8 @@ def _parameters(model: StageModel) -> tuple[list[nn.Parameter], list[nn.Paramete
     return first, layers, last
 
 
-def record(asked: dict[str, Any]) -> dict[str, Any]:
-    """What was asked as `record.py` writes it; times in nanoseconds. CapabilityError where there is no such device."""
+def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request of `record.py`; times are in nanoseconds. CapabilityError where there is no such device."""
     device, sequences, length = asked["device"], asked["sequences"], asked["sequence_length"]
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise CapabilityError(
@@ -138,7 +140,7 @@ def record(asked: dict[str, Any]) -> dict[str, Any]:
     )
     watch = _Stopwatch(device)
     model = build(spec, stage=0, stages=1, seed=1, vocabulary=size.vocabulary).to(device)
-    with torch.device(device):  # positions are made there too
+    with torch.device(device):  # the model makes positions where its default device is
         generator = torch.Generator(device).manual_seed(1)
         ids = torch.randint(size.vocabulary, (sequences, length), generator=generator)
         hidden = torch.randn((sequences, length, size.width), generator=generator, requires_grad=True)
@@ -152,10 +154,10 @@ def record(asked: dict[str, Any]) -> dict[str, Any]:
 
         def layers() -> Tensor:
             with autocast():
-                found = hidden
+                outputs = hidden
                 for block in model.blocks(hidden):
-                    found = block(found)
-                return found.float()
+                    outputs = block(outputs)
+                return outputs.float()
 
         def head() -> Tensor:
             with autocast():
@@ -183,10 +185,10 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="utf8")
     os.dup2(2, 1)
     try:
-        found = {"recorded": record(asked)}
+        reply = {"recorded": time_parts(asked)}
     except UserError as error:
-        found = {"refused": {"message": str(error)}}
-    answer.write(json.dumps(found) + "\n")
+        reply = {"refused": {"message": str(error)}}
+    answer.write(json.dumps(reply) + "\n")
     answer.close()
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from testbed import devices, results
 from testbed.codecs.catalogue import placement as codecs
+from testbed.devices.device import Precision
 from testbed.devices.durations import durations
-from testbed.devices.model import Precision
 from testbed.errors import TestbedError
 from testbed.metrics.closed_form import unshaped_step_s
 from testbed.results import Run
@@ -50,7 +50,7 @@ class _Past(NamedTuple):
 class Estimator:
     """Reads a result folder once, then answers for any cell."""
 
-    def __init__(self, folder: Path, host: Callable[[Precision], devices.Device] | None) -> None:
+    def __init__(self, folder: Path, host: Callable[[Precision], devices.ComputeDevice] | None) -> None:
         """`host` says how fast this machine computes; it is asked only where the model needs it. None: that is not known."""
         self._host = host
         self._past: list[_Past] = []
@@ -137,10 +137,10 @@ def _read(run: Run) -> _Past | None:
     return _Past(run.cell, seconds, summary.step_s * summary.dilation)
 
 
-def on_this_machine(cell: Cell, host: devices.Device) -> str:
+def on_this_machine(cell: Cell, host: devices.ComputeDevice) -> str:
     """What this machine means for a paced cell, in one sentence."""
     assert isinstance(cell.compute, Paced)
-    duty, needed = devices.duty(cell, host) / cell.compute.dilation, devices.needed_dilation(cell, host)
+    duty, needed = devices.cores_needed(cell, host) / cell.compute.dilation, devices.needed_dilation(cell, host)
     at = f" at dilation {cell.compute.dilation}" if cell.compute.dilation > 1 else ""
     text = f"durations: {cell.compute.source}; the real maths of all stages keeps {duty:.2f} cores busy meanwhile{at}"
     if needed > cell.compute.dilation:

@@ -86,7 +86,7 @@ def test_a_devices_durations_say_where_they_come_from() -> None:
         ({"mode": "paced", "forward": "1ms", "backward": "0ms"}, "backward is 0ms; an action takes at least 1ns"),
         (
             {"mode": "paced", "forward": ["1ms", "2ms"], "backward": "1ms"},
-            "forward has 2 durations for 3 stages; state one for all of them, or one a stage",
+            "forward has 2 durations for 3 stages; state one for all of them, or one per stage",
         ),
         ({"mode": "paced", "forward": [], "backward": "1ms"}, "forward has 0 durations for 3 stages"),
         ({"mode": "paced", "device": 4}, "device must be a name or the path of a file, found 4"),

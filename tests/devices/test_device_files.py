@@ -1,4 +1,4 @@
-"""Device files: what is shipped, what is refused, and that what is written reads back."""
+"""ComputeDevice files: what is shipped, what is refused, and that what is written reads back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed import devices
-from testbed.devices import Device, Part, Recorded, Speed
-from testbed.devices.files import SHIPPED
-from testbed.devices.page import page
+from testbed.devices import ComputeDevice, MatrixSpeed, PartTimes, RecordedTimes
+from testbed.devices.device import SHIPPED
+from testbed.devices.devices_page import draw_devices_page
 from testbed.errors import SpecError, UnknownNameError
 
 FILES = sorted(SHIPPED.glob("*.toml"))
@@ -42,12 +42,12 @@ head = { forward = "1ms", backward = "2ms", update = "3us" }
 
 texts = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1)
 durations = st.integers(1, 10**12)
-parts = st.builds(Part, forward_ns=durations, backward_ns=durations, update_ns=durations)
+parts = st.builds(PartTimes, forward_ns=durations, backward_ns=durations, update_ns=durations)
 
 
-def speeds(*formats: str) -> st.SearchStrategy[Speed]:
+def speeds(*formats: str) -> st.SearchStrategy[MatrixSpeed]:
     return st.builds(
-        Speed,
+        MatrixSpeed,
         peak_flops=st.integers(1, 10**16),
         format=st.sampled_from(formats),
         derived=st.none() | texts,
@@ -57,7 +57,7 @@ def speeds(*formats: str) -> st.SearchStrategy[Speed]:
 
 
 known = st.builds(
-    Device,
+    ComputeDevice,
     name=st.just("some"),
     summary=texts,
     source=texts,
@@ -67,7 +67,7 @@ known = st.builds(
     half=st.none() | speeds("bf16", "fp16"),
     recorded=st.lists(
         st.builds(
-            Recorded,
+            RecordedTimes,
             model=texts,
             sequence_length=st.integers(2, 10**6),
             sequences=st.integers(1, 10**4),
@@ -83,7 +83,7 @@ known = st.builds(
 
 
 @given(known)
-def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, device: Device) -> None:
+def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, device: ComputeDevice) -> None:
     path = tmp_path_factory.mktemp("devices") / "some.toml"
     path.write_text(devices.write_device(device), encoding="utf8")
     assert devices.read_device(path) == device
@@ -105,7 +105,7 @@ def test_the_devices_that_people_have_are_there() -> None:
 
 
 def test_the_readme_is_drawn_from_the_files() -> None:
-    drawn = page()
+    drawn = draw_devices_page()
     assert (SHIPPED / "README.md").read_text(encoding="utf8") == drawn, (
         "python -m testbed devices --page > testbed/devices/README.md"
     )

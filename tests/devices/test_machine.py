@@ -14,7 +14,7 @@ from synthetic import cell
 from typer.testing import CliRunner
 
 from testbed import cli, devices
-from testbed.devices import Device, record
+from testbed.devices import ComputeDevice, record
 from testbed.errors import SpecError
 from testbed.spec import Cell, Paced
 
@@ -33,25 +33,25 @@ def test_the_dilation_is_the_smallest_that_leaves_half_of_the_cores(
     forward_ns: int, backward_ns: int, stages: int, cores: int
 ) -> None:
     host, what = devices.load_device("laptop-cpu"), paced(forward_ns, backward_ns, stages)
-    needed, duty = devices.needed_dilation(what, host, cores), devices.duty(what, host)
+    needed, duty = devices.needed_dilation(what, host, cores), devices.cores_needed(what, host)
     assert duty / needed <= cores / 2 * (1 + 1e-6)
     assert needed == 1 or duty / (needed - 1) > cores / 2
 
 
 def test_duty_is_real_time_by_emulated_time() -> None:
     host = devices.load_device("laptop-cpu")
-    once = devices.duty(paced(10**7, 10**7, 4), host)
-    assert devices.duty(paced(10**6, 10**6, 4), host) == pytest.approx(10 * once)
+    once = devices.cores_needed(paced(10**7, 10**7, 4), host)
+    assert devices.cores_needed(paced(10**6, 10**6, 4), host) == pytest.approx(10 * once)
     assert host.fp32 is not None
     faster = host.model_copy(update={"fp32": host.fp32.model_copy(update={"peak_flops": 2 * host.fp32.peak_flops})})
-    assert devices.duty(paced(10**7, 10**7, 4), faster) == pytest.approx(once / 2, rel=1e-5)
+    assert devices.cores_needed(paced(10**7, 10**7, 4), faster) == pytest.approx(once / 2, rel=1e-5)
 
 
 def test_stages_as_fast_as_this_machine_need_no_dilation() -> None:
     what = paced(1, 1, 4)
     measured = what.model_copy(update={"compute": devices.compute_of("measured", what.workload, what.pipeline, "")})
     assert devices.needed_dilation(measured, devices.load_device("laptop-cpu"), 1) == 1
-    assert 1 <= devices.duty(measured, devices.load_device("laptop-cpu")) <= 4
+    assert 1 <= devices.cores_needed(measured, devices.load_device("laptop-cpu")) <= 4
 
 
 def test_a_dilation_says_what_it_does_not_stretch() -> None:
@@ -64,11 +64,11 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked: list[str] = []
 
-    def pretend(model: str, **shape: Any) -> record.Recording:
+    def pretend(model: str, **shape: Any) -> record.MachineRecording:
         asked.append(shape["precision"])
-        return record.Recording(recorded(model=model, precision=shape["precision"]), "Example CPU", None)
+        return record.MachineRecording(recorded(model=model, precision=shape["precision"]), "Example CPU", None)
 
-    monkeypatch.setattr(record, "record", pretend)
+    monkeypatch.setattr(record, "record_model", pretend)
     first = devices.host()
     assert devices.host() == first
     assert asked == ["fp32"]
@@ -87,7 +87,7 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_was_reached_gives_back_what_was_recorded() -> None:
     """The speed of a new device and FLOPs give the time of the recording that it was had from."""
-    found = record.with_recording(None, "new", record.Recording(recorded(), "Example CPU", None))
+    found = record.with_recording(None, "new", record.MachineRecording(recorded(), "Example CPU", None))
     what = cell(stages=1)
     workload = what.workload.model_copy(update={"model": "gpt2-mini", "batch_size": 4})
     alone = what.pipeline.model_copy(update={"microbatches": 1})
@@ -101,16 +101,16 @@ def test_what_was_reached_gives_back_what_was_recorded() -> None:
 def test_a_recording_takes_the_place_of_the_same_and_of_no_other(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "mine.toml"
     kept = devices.load_device("t4")
-    other = record.Recording(recorded(sequences=8), "Example GPU", 10**9)
-    slower = record.Recording(recorded(software="later"), "Example GPU", 10**9)
-    for found in (record.Recording(recorded(), "Example GPU", 10**9), other, slower):
-        device = record.keep(path, found)
+    other = record.MachineRecording(recorded(sequences=8), "Example GPU", 10**9)
+    slower = record.MachineRecording(recorded(software="later"), "Example GPU", 10**9)
+    for found in (record.MachineRecording(recorded(), "Example GPU", 10**9), other, slower):
+        device = record.keep_recording(path, found)
         assert devices.read_device(path) == device
     assert [(r.sequences, r.software) for r in device.recorded] == [(8, "torch"), (4, "later")]
     extended = record.with_recording(kept, "t4", slower)
     assert extended.model_copy(update={"recorded": ()}) == kept
     with pytest.raises(SpecError, match=r"cannot write .*below.toml: File exists"):
-        record.keep(path / "below.toml", slower)
+        record.keep_recording(path / "below.toml", slower)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_devices_are_listed_and_shown() -> None:
 
 
 def test_a_device_without_a_speed_is_only_what_was_recorded() -> None:
-    bare = Device(name="bare", summary="s", source="s", bandwidth_bytes_per_s=1, recorded=(recorded(),))
+    bare = ComputeDevice(name="bare", summary="s", source="s", bandwidth_bytes_per_s=1, recorded=(recorded(),))
     what = cell(stages=1)
     with pytest.raises(SpecError, match="device bare has no speed in fp32"):
         devices.durations.durations(

@@ -1,4 +1,4 @@
-"""The README of the shipped devices, in Markdown, drawn from their files."""
+"""Draw the README of the shipped devices, in Markdown, from their files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 import jinja2
 
 from testbed import units
+from testbed.devices.device import SHIPPED, ComputeDevice, MatrixSpeed, read_device
 from testbed.devices.durations import durations
-from testbed.devices.files import SHIPPED, read_device
-from testbed.devices.machine import SHARE_OF_CORES
-from testbed.devices.model import Device, Speed
+from testbed.devices.this_machine import SHARE_OF_CORES
 from testbed.spec import PipelineSpec, WorkloadSpec
 
-_TEMPLATE = Path(__file__).with_name("page.md.j2")
+_TEMPLATE = Path(__file__).with_name("devices_page.md.j2")
 _TOKENS = 1024
 
 
-def page() -> str:
-    """The README. SpecError where a device cannot be read."""
+def draw_devices_page() -> str:
+    """Draw the README. SpecError where a device cannot be read."""
     devices = [read_device(path) for path in sorted(SHIPPED.glob("*.toml"))]
     return (
         jinja2.Environment(
@@ -35,7 +34,7 @@ def page() -> str:
     )
 
 
-def _row(device: Device) -> tuple[str, ...]:
+def _row(device: ComputeDevice) -> tuple[str, ...]:
     return (
         device.name,
         device.summary,
@@ -49,12 +48,12 @@ def _row(device: Device) -> tuple[str, ...]:
     )
 
 
-def _speeds(device: Device) -> dict[str, Speed | None]:
+def _speeds(device: ComputeDevice) -> dict[str, MatrixSpeed | None]:
     return {"fp32": device.fp32, "bf16": device.half}
 
 
-def _pass_ms(device: Device, precision: str) -> float:
-    """Forward and backward of GPT-2 124M, one sequence, the whole model as one stage."""
+def _pass_ms(device: ComputeDevice, precision: str) -> float:
+    """Return how long forward and backward of GPT-2 124M take: one sequence, the whole model as one stage."""
     workload = WorkloadSpec.model_validate(
         {
             "family": "gpt2",
@@ -66,21 +65,21 @@ def _pass_ms(device: Device, precision: str) -> float:
             "precision": precision,
         }
     )
-    found = durations(device, workload, PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1))
-    return (found.forward_ns[0] + found.backward_ns[0]) / 1e6
+    took = durations(device, workload, PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1))
+    return (took.forward_ns[0] + took.backward_ns[0]) / 1e6
 
 
-def _notes(devices: list[Device]) -> list[str]:
-    """Where every number comes from: what is said of several devices once."""
-    found: dict[str, list[str]] = {}
+def _notes(devices: list[ComputeDevice]) -> list[str]:
+    """Say where every number comes from; what holds for several devices is said once."""
+    notes: dict[str, list[str]] = {}
     for device in devices:
-        found.setdefault(f"peak and bandwidth: {device.source}", []).append(device.name)
+        notes.setdefault(f"peak and bandwidth: {device.source}", []).append(device.name)
         for name, speed in _speeds(device).items():
             if speed is not None and speed.derived:
-                found.setdefault(f"peak derived: {speed.derived}.", []).append(f"{device.name} {name}")
+                notes.setdefault(f"peak derived: {speed.derived}.", []).append(f"{device.name} {name}")
             if speed is not None:
                 said = f"{speed.utilisation:.0%} reached: {speed.utilisation_source}"
-                found.setdefault(said, []).append(f"{device.name} {name}")
+                notes.setdefault(said, []).append(f"{device.name} {name}")
             if speed is not None and name != speed.format:
-                found.setdefault(f"{speed.format} stands in for {name}, which it lacks.", []).append(device.name)
-    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
+                notes.setdefault(f"{speed.format} stands in for {name}, which it lacks.", []).append(device.name)
+    return [f"{', '.join(names)}: {text}" for text, names in notes.items()]

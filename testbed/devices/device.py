@@ -1,0 +1,230 @@
+"""What a device's data sheet promises, how much of that training reaches, what was measured on it; and the file that
+says so.
+
+`./devices/*.toml` come before the shipped files, which lie beside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, Field, ValidationError
+
+from testbed import units
+from testbed.errors import SpecError, UnknownNameError
+from testbed.frozen import Frozen, Place, dotted, explain, read_toml, toml_text
+from testbed.spec import DurationNs
+
+Precision = Literal["fp32", "bf16"]
+
+
+class MatrixSpeed(Frozen):
+    """The speed of dense matrix products in one precision, with sums in fp32."""
+
+    peak_flops: int = Field(ge=1)
+    """Floating point operations per second."""
+    format: Literal["fp32", "bf16", "fp16"]
+    """The format of the factors: fp16 stands in on a device that lacks bf16."""
+    derived: str | None = None
+    """How the peak follows from what the source states; None: the source states the peak."""
+    utilisation: float = Field(gt=0, le=1)
+    """Share of the peak that training reaches, in FLOPs that the model needs (`devices.flops`): model FLOPs utilisation
+    as in Chowdhery et al., PaLM, 2022, appendix B."""
+    utilisation_source: str = Field(min_length=1)
+
+    @property
+    def effective_flops(self) -> float:
+        """What training reaches, in FLOPs of the model per second."""
+        return self.peak_flops * self.utilisation
+
+
+class PartTimes(Frozen):
+    """How long one part of a model takes."""
+
+    forward_ns: DurationNs
+    """Of one micro-batch."""
+    backward_ns: DurationNs
+    """Without recomputation."""
+    update_ns: DurationNs
+    """The optimiser's, once per step."""
+
+
+class RecordedTimes(Frozen):
+    """What `testbed record` measured: medians, for one model, precision and shape of a micro-batch."""
+
+    model: str
+    sequence_length: int = Field(ge=2, strict=True)
+    sequences: int = Field(ge=1, strict=True)
+    """In one micro-batch."""
+    precision: Precision
+    software: str = Field(min_length=1)
+    """What computed it, and when."""
+    embedding: PartTimes
+    layer: PartTimes
+    """One layer."""
+    head: PartTimes
+    """The last norm, the output layer and the loss."""
+
+    @property
+    def key(self) -> tuple[str, int, int, Precision]:
+        """What it was measured for: model, sequence length, sequences and precision."""
+        return self.model, self.sequence_length, self.sequences, self.precision
+
+
+class ComputeDevice(Frozen):
+    """A device that computes: a GPU or a processor."""
+
+    name: str
+    summary: str = Field(min_length=1)
+    """What it is, in one line."""
+    source: str = Field(min_length=1)
+    """Where the numbers come from."""
+    memory_bytes: int | None = Field(default=None, ge=1)
+    bandwidth_bytes_per_s: int = Field(ge=1)
+    """The bandwidth of its memory, which decides how long an update takes: it computes little and touches much
+    memory."""
+    fp32: MatrixSpeed | None = None
+    """None: unknown."""
+    half: MatrixSpeed | None = None
+    """The speed in a 16-bit format; None: it has none, or it is unknown."""
+    recorded: tuple[RecordedTimes, ...] = ()
+
+    def speed(self, precision: Precision) -> MatrixSpeed | None:
+        """Return the speed in a workload's precision."""
+        return self.fp32 if precision == "fp32" else self.half
+
+    def recording(self, model: str, sequence_length: int, sequences: int, precision: Precision) -> RecordedTimes | None:
+        """Return what was measured for exactly this, or None."""
+        asked = (model, sequence_length, sequences, precision)
+        return next((recorded for recorded in self.recorded if recorded.key == asked), None)
+
+
+SHIPPED = Path(__file__).parent
+
+
+class _Unit(NamedTuple):
+    """A key whose number carries a unit, and the record's field for it."""
+
+    field: str
+    parse: Callable[[object], int | float]
+    write: Callable[[Any], str]
+
+
+_UNITS = {
+    "memory": _Unit("memory_bytes", units.parse_size, units.write_size),
+    "bandwidth": _Unit("bandwidth_bytes_per_s", units.parse_bandwidth, units.write_bandwidth),
+    "peak": _Unit("peak_flops", units.parse_flops, units.write_flops),
+    "utilisation": _Unit("utilisation", units.parse_fraction, units.write_fraction),
+    "forward": _Unit("forward_ns", units.parse_time, units.write_time),
+    "backward": _Unit("backward_ns", units.parse_time, units.write_time),
+    "update": _Unit("update_ns", units.parse_time, units.write_time),
+}
+_KEY_OF = {unit.field: key for key, unit in _UNITS.items()}
+_INNER: dict[str, type[BaseModel]] = {
+    **dict.fromkeys(("fp32", "half"), MatrixSpeed),
+    "recorded": RecordedTimes,
+    **dict.fromkeys(("embedding", "layer", "head"), PartTimes),
+}
+"""Name of a table -> the record that it holds."""
+
+
+def device_files() -> dict[str, Path]:
+    """Return the files of all devices by name."""
+    folders = (SHIPPED, Path.cwd() / "devices")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+def load_device(name: str) -> ComputeDevice:
+    """Load a device by name, or by the path of its file.
+
+    UnknownNameError suggests the nearest name; else as `read_device`.
+    """
+    if name.endswith(".toml"):
+        return read_device(Path(name))
+    files = device_files()
+    if name not in files:
+        raise UnknownNameError("device", name, files)
+    return read_device(files[name])
+
+
+def read_device(path: Path) -> ComputeDevice:
+    """Read one device file. SpecError names the file, the key and what is wrong."""
+    where = f"device {path}"
+    try:
+        content = _fields(read_toml(path), ComputeDevice, ())
+        return ComputeDevice.model_validate(content | {"name": path.stem})
+    except ValidationError as error:
+        raise explain(error, ComputeDevice, where, _file_key) from None
+    except (SpecError, UnknownNameError) as error:
+        raise SpecError(f"{where}: {error}") from None
+
+
+def write_device(device: ComputeDevice) -> str:
+    """Write what `read_device` reads back, except for the name, which is the file's."""
+    return _written(device.model_dump(exclude={"name"}), "").lstrip("\n")
+
+
+def _fields(table: Mapping[str, Any], record: type[BaseModel], place: Place) -> dict[str, Any]:
+    """Return a file's table under the names of the record's fields, numbers parsed."""
+    known = [_KEY_OF.get(field, field) for field in record.model_fields if (field, place) != ("name", ())]
+    fields: dict[str, Any] = {}
+    for key, value in table.items():
+        here = (*place, key)
+        if key not in known:
+            raise UnknownNameError(f"key of {dotted(place)}" if place else "key", key, known)
+        if unit := _UNITS.get(key):
+            try:
+                fields[unit.field] = unit.parse(value)
+            except SpecError as error:
+                raise SpecError(f"{dotted(here)}: {error}") from None
+        elif inner := _INNER.get(key):
+            fields[key] = _inner(value, inner, here)
+        else:
+            fields[key] = value
+    return fields
+
+
+def _inner(value: object, record: type[BaseModel], place: Place) -> Any:
+    if record is RecordedTimes:
+        if not isinstance(value, list):
+            raise SpecError(f"{dotted(place)} must be an array of tables; write [[recorded]]")
+        return [_table(one, record, (*place, number)) for number, one in enumerate(value)]
+    return _table(value, record, place)
+
+
+def _table(value: object, record: type[BaseModel], place: Place) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{dotted(place)} must be a table, found {value!r}")
+    return _fields(value, record, place)
+
+
+def _file_key(place: Place) -> str:
+    return dotted(tuple(_KEY_OF.get(part, part) if isinstance(part, str) else part for part in place))
+
+
+def _written(content: Mapping[str, Any], head: str) -> str:
+    """Write values first, then tables: the order that TOML needs."""
+    lines, tables = [head] if head else [], []
+    for field, value in content.items():
+        key = _KEY_OF.get(field, field)
+        if value is None:
+            continue
+        if isinstance(value, dict) and key in ("fp32", "half"):
+            tables.append(_written(value, f"\n[{key}]\n"))
+        elif isinstance(value, list | tuple):
+            tables.extend(_written(one, f"\n[[{key}]]\n") for one in value)
+        else:
+            lines.append(f"{key} = {_value(key, value)}\n")
+    return "".join(lines + tables)
+
+
+def _value(key: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return (
+            "{ " + ", ".join(f"{_KEY_OF[field]} = {_value(_KEY_OF[field], one)}" for field, one in value.items()) + " }"
+        )
+    if unit := _UNITS.get(key):
+        return toml_text(unit.write(value))
+    return toml_text(value) if isinstance(value, str) else str(value)
