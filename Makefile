@@ -1,5 +1,8 @@
 # make sweep    run the default experiment and write its report     (make sweep ARGS=--quick)
-# make test     test everything that this machine can test          (make test ARGS='-k codecs')
+# make check    test what needs no privilege, no network and little time: two minutes
+# make test     test everything that this machine can test: ten     (make test ARGS='-k codecs')
+#               side by side first, then, alone, what measures on the real clock: that is skipped, with its reason, where
+#               the machine was late (TESTBED_REQUIRE=quiet makes it fail then)
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #
@@ -16,21 +19,29 @@ SHELL := /bin/bash
 # and what Python would leave in the checkout as root's is not written.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/root/.cache/hypothesis \
-  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)')
+  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
 CACHES := $(if $(SUDO),-p no:cacheprovider)
+WORKERS := --numprocesses=logical --maxprocesses=4 --dist=loadgroup
+# The tests' tensors are small and their processes run side by side: one thread each.
+export OMP_NUM_THREADS ?= 1
 CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12)
 BROKEN := $(shell [ ! -e .venv/.python ] || .venv/bin/python -c '' 2>/dev/null || echo yes)
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help sweep test lint clean FORCE
+.PHONY: help sweep check test lint clean FORCE
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 sweep: .venv/.test
 	$(AS_ROOT) .venv/bin/python -m testbed sweep $(ARGS)
 
+check: .venv/.test
+	.venv/bin/python -m pytest $(WORKERS) -m 'not (root or netem or gpu or slow)' $(ARGS)
+
 test: .venv/.test
-	$(AS_ROOT) .venv/bin/python -m pytest $(CACHES) $(ARGS)
+	@$(AS_ROOT) .venv/bin/python -m pytest $(CACHES) $(WORKERS) $(ARGS) || failed=yes; \
+	$(AS_ROOT) .venv/bin/python -m pytest $(CACHES) --alone $(ARGS) || failed=yes; \
+	[ -z "$${failed:-}" ]
 
 lint: .venv/.lint
 	.venv/bin/ruff check .

@@ -1,6 +1,9 @@
-"""What this machine can do is found by trying; a marked test whose need is missing is skipped, or fails where it is required.
+"""What this machine can do is found by trying; a test whose need is missing is skipped, or fails where it is required.
 
-TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
+TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure. `quiet` names
+a host that keeps time: a measurement that shows nothing because the host was late is then a failure.
+
+Tests marked `quiet` run alone: workers of pytest-xdist leave them out, and `--alone` runs nothing else.
 """
 
 from __future__ import annotations
@@ -9,11 +12,12 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import quiet as clock
 from commands import Command, outside
 
 from testbed.errors import TestbedError
@@ -71,14 +75,46 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {need}: {reason}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--alone", action="store_true", help="run the tests marked quiet, and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave quiet tests to a run of their own where tests run side by side, and begin there with what takes longest."""
+    side_by_side = hasattr(config, "workerinput")
+    if side_by_side or config.getoption("--alone"):
+        left_out = [item for item in items if side_by_side == bool(item.get_closest_marker("quiet"))]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+    if side_by_side:
+        items.sort(key=lambda item: not item.get_closest_marker("slow"))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Do not call it a failure that a choice of tests has no quiet ones."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--alone"):
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the quiet tests found, whether they passed or not."""
+    reports = [one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport)]
+    calls = [report for report in reports if report.when == "call"]
+    said = [(report.nodeid, text) for report in calls for name, text in report.user_properties if name == "quiet"]
+    if said:
+        terminalreporter.section("measured on the real clock")
+        for nodeid, text in said:
+            terminalreporter.write_line(f"{nodeid}: {text}")
+
+
 def _children() -> set[int]:
-    found: set[int] = set()
+    children: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         try:
-            found |= {int(pid) for pid in (task / "children").read_text().split()}
+            children |= {int(pid) for pid in (task / "children").read_text().split()}
         except OSError:
             continue
-    return found
+    return children
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +145,25 @@ def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]
     for pid in command.left():  # of a test that failed: the next one must not suffer
         os.kill(pid, signal.SIGKILL)
     assert outside() == before
+
+
+@pytest.fixture
+def quiet(request: pytest.FixtureRequest) -> clock.Quiet:
+    """Measures on the real clock; see quiet.py."""
+    assert request.node.get_closest_marker("quiet"), "a test that measures on the real clock is marked quiet"
+    return clock.Quiet(clock.watch)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Skip a quiet test that could show nothing, unless a host that keeps time is required; keep what it found."""
+    try:
+        return (yield)
+    except clock.Deviates as error:
+        if error.late and "quiet" not in required():
+            pytest.skip(str(error))
+        pytest.fail(str(error), pytrace=False)
+    finally:
+        measuring = getattr(item, "funcargs", {}).get("quiet")
+        if isinstance(measuring, clock.Quiet):
+            item.user_properties += [("quiet", text) for text in measuring.said]

@@ -393,7 +393,7 @@ def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepR
     return pipeline.records
 
 
-def _certificate(what: Cell, verdict: str) -> Certificate:
+def certificate(what: Cell, verdict: str) -> Certificate:
     found = []
     for number, link in enumerate(what.links):
         name = link_name(what, number)
@@ -517,8 +517,8 @@ def write_run(
     run = results.new_run(experiment, what)
     stages = train(pipeline, what, error)
     lab = _lab(what, 1_000_000_000 if pipeline.played_at_ns is None else pipeline.played_at_ns)
-    certificate = _certificate(what, verdict)
-    certificates = RunCertificates(before=certificate, after=None if failure else certificate)
+    made = certificate(what, verdict)
+    certificates = RunCertificates(before=made, after=None if failure else made)
     results.write_json(run.folder / "environment.json", ENVIRONMENT)
     results.write_json(run.folder / "lab.json", lab)
     results.write_json(run.folder / "certificate.json", certificates)

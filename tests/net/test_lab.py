@@ -9,18 +9,20 @@ import struct
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from labs import CASES, SHAPES, lab_spec
 
-from testbed import spec
+from testbed import profiles, spec
 from testbed.counters import DeviceCounters
+from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import CapabilityError, LabError, ShapingError, SpecError, UnknownNameError
 from testbed.net import build, topology
-from testbed.net.kernel import sysctl
+from testbed.net.kernel import qdisc, sysctl
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.lab import Lab, LabLink
+from testbed.net.lab import Lab, LabLink, LabSpec
 from testbed.profiles import LinkProfile
 from testbed.records import LinkCounters, Measurement
 
@@ -154,6 +156,47 @@ def test_the_record_says_what_is_there(shape: str, names: tuple[str, ...], engin
             assert held.settings["near"]["devices"][link.near_device]["congestion_control"] == "reno"
             assert _algorithms(link, 9) == ("reno", "reno")
         assert type(lab.record).model_validate_json(lab.record.model_dump_json()) == lab.record
+
+
+def _of_pipe(held: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the relay holds of a direction: not its seed, which is the link's own, nor what its steps and its trace became."""
+    if held is None:
+        return None
+    names = ("rate_bps", "delay_ns", "buffer_bytes", "jitter_ns", "jitter_reorders", "reorder", "duplicate", "loss")
+    return {name: held[name] for name in names}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param("relay", marks=pytest.mark.root), pytest.param("netem", marks=pytest.mark.netem)],
+)
+@pytest.mark.parametrize("slow_start", [False, True])
+def test_every_shipped_profile_stands_and_is_held_as_it_says(engine: spec.Engine, slow_start: bool) -> None:
+    """All of them are the links of one lab, but for those that differ in what is one setting for all."""
+    shipped = [profiles.load_profile(name) for name in sorted(profiles.profile_files())]
+    each = tuple(profile for profile in shipped if profile.slow_start_after_idle == slow_start)
+    wanted = LabSpec(topology="star", profiles=each, nodes=len(each), engine=engine, engine_reason="a test")
+    with Lab(wanted) as lab:
+        record = lab.record
+        links = lab.links
+    assert [held.profile for held in record.links] == [profile.name for profile in each]
+    for profile, held, link in zip(each, record.links, links, strict=True):
+        assert link.profile == profile
+        device = held.settings["near"]["devices"][link.near_device]
+        assert (device["mtu"], device["congestion_control"]) == (profile.mtu, profile.congestion_control)
+        assert held.shaper == engine or not profile.shaped
+        for direction in LINK_DIRECTIONS:
+            pipe = profile.pipe(direction)
+            if engine == "relay":
+                ports = held.settings.get("relay", {"up": None, "down": None})
+                assert _of_pipe(ports[direction]) == (pipe and _of_pipe(pipe.model_dump()))
+                if pipe and ports[direction]:
+                    assert bool(ports[direction]["steps"]) == bool(pipe.schedule)
+                    assert bool(ports[direction]["trace"]) == bool(pipe.trace)
+            elif pipe:
+                plan = qdisc.plan(pipe, mtu=profile.mtu, layer=profile.layer).describe()
+                qdiscs = [what["qdisc"] for what in held.settings["gateway"]["devices"].values() if "qdisc" in what]
+                assert {**plan, "seed": 0} in [{**one, "seed": 0} for one in qdiscs]
 
 
 @pytest.mark.root
