@@ -18,7 +18,7 @@ from typing import Any
 
 from testbed import export, results
 from testbed.errors import ResultsError, TestbedError, UserError
-from testbed.export import files
+from testbed.export import table_files
 from testbed.results import Run
 
 _PROGRAM = (
@@ -74,7 +74,7 @@ def load(folder: str | Path = "results/default") -> Any:
 
     Columns are described in testbed/export/README.md.
     """
-    return files.frame("runs", _runs(Path(folder)))
+    return table_files.pandas_frame("runs", _runs(Path(folder)))
 
 
 def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> Any:
@@ -83,7 +83,7 @@ def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> 
     A row is a step or an evaluation of the whole pipeline: bytes are sums over the stages, times of activities means over them.
     `by_stage`: a row a stage. Columns are described in testbed/export/README.md.
     """
-    frame = files.frame("steps", _runs(Path(folder)))
+    frame = table_files.pandas_frame("steps", _runs(Path(folder)))
     if by_stage:
         return frame
     how = (
@@ -103,7 +103,7 @@ def _runs(folder: Path) -> Iterable[Run]:
         return [Run(folder)]
     if not folder.is_dir():
         raise ResultsError(f"there is no result folder {folder}")
-    return export.chosen(folder)
+    return export.runs_to_export(folder)
 
 
 def _command(words: list[str], *, quiet: bool) -> None:

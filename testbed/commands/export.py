@@ -10,14 +10,17 @@ import typer
 from testbed.commands.console import out
 from testbed.errors import UserError
 
-_FORMS = "csv, parquet (six tables and columns.csv, which says what they hold), tensorboard (event files), perfetto (timelines)"
+_FORMS = (
+    "csv, parquet (six tables and columns.csv, which describes them), tensorboard (event files), perfetto (timelines)"
+)
 
 
 def export(
     folder: Annotated[Path, typer.Argument(help="An experiment's result folder.")] = Path("results/default"),
     to: Annotated[str, typer.Option(help=f"Format: {_FORMS}.")] = "csv",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder to write to; export/FORMAT in the first.")
+        Path | None,
+        typer.Option("-o", "--output", help="Folder to write to; by default export/FORMAT in the first one."),
     ] = None,
     draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the tables instead.")] = False,
 ) -> None:
@@ -25,7 +28,7 @@ def export(
     from testbed import export as exporting
 
     if draw_page:
-        typer.echo(exporting.page(), nl=False)
+        typer.echo(exporting.draw_export_page(), nl=False)
         return
     if not folder.is_dir():
         raise UserError(f"there is no result folder {folder}; run a sweep first, or name another folder")

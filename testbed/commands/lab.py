@@ -161,12 +161,12 @@ def link(
         certificate = lab.certify("quick" if quick else "full", sizes, pcap)
     out.print(certificate_table(certificate))
     if pcap is not None:
-        from testbed.net.capture.dissect import crossings
+        from testbed.net.capture.transits import transits
 
         rows = table(
             "packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms", right=("sent", "arrived")
         )
-        for found in crossings(pcap):
+        for found in transits(pcap):
             rows.add_row(
                 found.name, str(found.sent), str(found.arrived), *(f"{value:.3f}" for value in found.transit_ms)
             )

@@ -1,8 +1,10 @@
-"""Results for other programs: tables as CSV or Parquet, event files for TensorBoard, timelines for Perfetto. Starts nothing.
+"""Results for other programs: how does a run look in CSV, Parquet, pandas, TensorBoard and Perfetto? Starts nothing.
 
-columns   what the tables hold            rows      a run's files as rows
-files     CSV, Parquet, pandas            board     TensorBoard
-timeline  Perfetto and chrome://tracing    page   README.md, drawn from the columns
+columns       what the tables hold, and the README that is drawn from it
+rows          a run's files as rows of the tables
+table_files   the tables as CSV or Parquet files, and as pandas frames
+event_files   event files for TensorBoard
+perfetto      timelines for Perfetto and chrome://tracing
 """
 
 from __future__ import annotations
@@ -12,38 +14,41 @@ from functools import partial
 from pathlib import Path
 
 from testbed.errors import ResultsError, UnknownNameError
-from testbed.export import board, files, timeline
-from testbed.export.page import page
+from testbed.export import event_files, perfetto, table_files
+from testbed.export.columns import draw_export_page
 from testbed.results import Run, last_sweep, make_folder, runs
 
-__all__ = ["FORMATS", "chosen", "export", "page"]
+__all__ = ["FORMATS", "draw_export_page", "export", "runs_to_export"]
 
 FORMATS: Mapping[str, Callable[[Iterable[Run], Path], list[Path]]] = {
-    "csv": partial(files.write, form="csv"),
-    "parquet": partial(files.write, form="parquet"),
-    "tensorboard": board.write,
-    "perfetto": timeline.write,
+    "csv": partial(table_files.write_tables, form="csv"),
+    "parquet": partial(table_files.write_tables, form="parquet"),
+    "tensorboard": event_files.write_event_files,
+    "perfetto": perfetto.write_timelines,
 }
-"""What results can be written as."""
+"""Name of each format -> what writes it."""
 
 
-def chosen(experiment: Path) -> list[Run]:
-    """Every run of the cells of a folder's last sweep, well ended or not, cell by cell. ResultsError when there is none."""
-    found = [run for cell_id in last_sweep(experiment).cells for run in runs(experiment, cell_id)]
-    if not found:
+def runs_to_export(experiment: Path) -> list[Run]:
+    """Return every run of the cells of a folder's last sweep, also those that failed.
+
+    ResultsError when there is none.
+    """
+    exported = [run for cell_id in last_sweep(experiment).cells for run in runs(experiment, cell_id)]
+    if not exported:
         raise ResultsError(
             f"{experiment} holds no run of its last sweep, so there is nothing to export; run the sweep again"
         )
-    return found
+    return exported
 
 
 def export(experiment: Path, form: str, folder: Path) -> list[Path]:
-    """Write the runs of an experiment's last sweep to `folder`, which is made. Returns what was written.
+    """Write the runs of an experiment's last sweep to `folder`, which is made; return the files or folders written.
 
-    UnknownNameError for a form that is not in FORMATS, ResultsError where there are no results, SpecError where they cannot be
-    written.
+    UnknownNameError for a form that is not in FORMATS, ResultsError where there are no results, SpecError where they
+    cannot be written.
     """
     if form not in FORMATS:
         raise UnknownNameError("format", form, FORMATS)
-    found = chosen(experiment)
-    return FORMATS[form](found, make_folder(folder, "choose another folder with -o"))
+    exported = runs_to_export(experiment)
+    return FORMATS[form](exported, make_folder(folder, "choose another folder with -o"))

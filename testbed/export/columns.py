@@ -1,7 +1,8 @@
-"""The tables of an export, column by column. Units end a name; what a number means is said once, here or at the record's field.
+"""The tables of an export, column by column, and the README drawn from them.
 
-Times are seconds of the emulated world, as in the report; those of a run count from the begin of its first step. Certificates are
-of the links as the lab had them, dilation included.
+Units end a name, and what a number means is said once: here, or at the record's field. Times are seconds of the
+emulated world, as in the report; a run's count from the beginning of its first step. Certificates describe the links as
+the lab had them, dilation included.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from testbed.spec import Cell, Paced
 Kind = Literal["text", "integer", "real", "boolean"]
 _ARROW = {"text": pa.string(), "integer": pa.int64(), "real": pa.float64(), "boolean": pa.bool_()}
 PANDAS = {"text": "str", "integer": "Int64", "real": "float64", "boolean": "boolean"}
-"""The type that pandas gives a column of each kind, so that nothing missing turns a count into a fraction."""
+"""The type of each kind of column in pandas, chosen so that missing values do not turn a count into a float."""
 
 
-class Column(NamedTuple):
-    """One column."""
+class ExportColumn(NamedTuple):
+    """One column of an exported table."""
 
     name: str
     kind: Kind
@@ -31,9 +32,9 @@ class Column(NamedTuple):
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without None and without what pydantic checks."""
+    """Return a type without None and without pydantic's constraints."""
     while get_origin(annotation) in (Union, types.UnionType):
-        annotation = next(one for one in get_args(annotation) if one is not type(None))
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
     return annotation
 
 
@@ -48,8 +49,8 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "real"}
 _PAIR = ("low", "high")
 
 
-def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[Column]:
-    """A column for each field of a record, those of inner records with a dot, pairs of numbers as `.low` and `.high`."""
+def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[ExportColumn]:
+    """Yield a column for each field of a record: inner records' with a dot, pairs of numbers as `.low` and `.high`."""
     for name, field in model.model_fields.items():
         if name in skip:
             continue
@@ -57,140 +58,205 @@ def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from of_record(annotation, prefix=f"{prefix}{name}.")
         elif get_args(annotation) == (float, float):
-            yield from (Column(f"{prefix}{name}.{end}", "real", what) for end in _PAIR)
+            yield from (ExportColumn(f"{prefix}{name}.{end}", "real", what) for end in _PAIR)
         else:
-            yield Column(prefix + name, _kind(annotation), what)
+            yield ExportColumn(prefix + name, _kind(annotation), what)
 
 
 _RUN = (
-    Column("cell_id", "text", "Of the cell; the name of its folder."),
-    Column("run", "integer", "Number of the run of this cell."),
+    ExportColumn("cell_id", "text", "The cell's id, which is the name of its folder."),
+    ExportColumn("run", "integer", "Number of the run among those of its cell."),
 )
 _LAB_TIME = "s since the first step began"
 _AT_STEP = (
-    Column("stage", "integer", "First stage 0."),
-    Column(
+    ExportColumn("stage", "integer", "First stage 0."),
+    ExportColumn(
         "phase",
         "text",
-        "train; evaluation (the codec in place) or uncompressed (the same with fp32 at the boundaries).",
+        "train, evaluation (with the codec in place) or uncompressed (an evaluation with fp32 at the boundaries).",
     ),
-    Column("step", "integer", "Optimiser steps done before this one."),
+    ExportColumn("step", "integer", "Optimiser steps done before this one."),
 )
 _CELL_SKIPPED = frozenset({"schema_version", "profiles", "compute", "codec"})
 _SUMMARY_SKIPPED = frozenset({"cell_id", "engine", "timing", "dilation"})
 
-TABLES: dict[str, tuple[Column, ...]] = {
+TABLES: dict[str, tuple[ExportColumn, ...]] = {
     "runs": (
         *_RUN,
-        Column("folder", "text", "The run's files, below the folder that was exported."),
-        Column("codec", "text", "Its text, as in int8, ef(topk(0.1)) or 'fwd=bf16, bwd=int8'."),
-        Column("network", "text", "Profiles of the links."),
-        Column("up_rate_bps", "integer", "Of the slowest uplink as asked for; missing where none is shaped."),
-        Column("down_rate_bps", "integer", "Of the slowest downlink as asked for; missing where none is shaped."),
-        Column(
-            "round_trip_s", "real", "Delay of a link, both ways, without serialisation; the longest. 0 where unshaped."
+        ExportColumn("folder", "text", "Folder of the run's files, below the folder that was exported."),
+        ExportColumn("codec", "text", "The codec's text, as in int8, ef(topk(0.1)) or 'fwd=bf16, bwd=int8'."),
+        ExportColumn("network", "text", "Profiles of the links."),
+        ExportColumn("up_rate_bps", "integer", "Rate asked for on the slowest uplink; missing where none is shaped."),
+        ExportColumn(
+            "down_rate_bps", "integer", "Rate asked for on the slowest downlink; missing where none is shaped."
+        ),
+        ExportColumn(
+            "round_trip_s",
+            "real",
+            "The longest of the links' delays, both ways, without serialisation; 0 where unshaped.",
         ),
         *of_record(Cell, _CELL_SKIPPED),
-        Column("compute.mode", "text", "measured: as fast as the machine; paced: held to a device's durations."),
+        ExportColumn("compute.mode", "text", "measured: as fast as the machine; paced: held to a device's durations."),
         *of_record(Paced, frozenset({"mode"}), "compute."),
         *of_record(Summary, _SUMMARY_SKIPPED),
-        Column("taken_at", "text", "UTC, ISO 8601: when the run began."),
-        Column("cpu_model", "text", "Of the machine."),
-        Column("cores", "integer", "That the run could use."),
-        Column("kernel", "text", "Release of Linux."),
+        ExportColumn("taken_at", "text", "UTC, ISO 8601: when the run began."),
+        ExportColumn("cpu_model", "text", "The machine's processor."),
+        ExportColumn("cores", "integer", "Cores that the run could use."),
+        ExportColumn("kernel", "text", "Release of Linux."),
     ),
     "steps": (
         *_RUN,
         *_AT_STEP,
-        Column("measured", "boolean", "Whether the step counts in timing statistics: warm-up and evaluations do not."),
-        Column("begin_s", "real", f"When the whole pipeline's step began, {_LAB_TIME}."),
-        Column("step_s", "real", "Duration of the whole pipeline's step, the same at all its stages."),
-        Column("stage_begin_s", "real", f"When this stage began it, {_LAB_TIME}."),
-        Column("stage_end_s", "real", f"When this stage ended it, {_LAB_TIME}."),
-        Column("forward_s", "real", "Forward passes, or evaluation."),
-        Column("backward_s", "real", "Backward passes."),
-        Column("update_s", "real", "Clipping and the optimiser."),
-        Column("encode_s", "real", "Making payloads."),
-        Column("decode_s", "real", "Reading payloads."),
-        Column("wire_s", "real", "Waiting for inputs that were on their way."),
-        Column("wait_s", "real", "Waiting for inputs that had not been sent yet."),
-        Column("synchronise_s", "real", "Waiting for the gradient norm of all stages."),
-        Column(
+        ExportColumn(
+            "measured", "boolean", "Whether the step counts in timing statistics: warm-up and evaluations do not."
+        ),
+        ExportColumn("begin_s", "real", f"When the whole pipeline's step began, {_LAB_TIME}."),
+        ExportColumn("step_s", "real", "Duration of the whole pipeline's step, the same in all its stages' rows."),
+        ExportColumn("stage_begin_s", "real", f"When this stage began it, {_LAB_TIME}."),
+        ExportColumn("stage_end_s", "real", f"When this stage ended it, {_LAB_TIME}."),
+        ExportColumn("forward_s", "real", "Time in forward passes, or evaluation."),
+        ExportColumn("backward_s", "real", "Time in backward passes."),
+        ExportColumn("update_s", "real", "Time in clipping and the optimiser."),
+        ExportColumn("encode_s", "real", "Time spent encoding payloads."),
+        ExportColumn("decode_s", "real", "Time spent decoding payloads."),
+        ExportColumn("wire_s", "real", "Waiting for inputs that were on their way."),
+        ExportColumn("wait_s", "real", "Waiting for inputs that had not been sent yet."),
+        ExportColumn("synchronise_s", "real", "Waiting for the gradient norm of all stages."),
+        ExportColumn(
             "overruns", "integer", "Actions whose maths took longer than on the device; missing where nothing is paced."
         ),
-        Column("loss", "real", "Nats per token; at the last stage only."),
-        Column("gradient_norm", "real", "Over all stages, before it is clipped."),
-        Column("learning_rate", "real", "That the step was made with."),
-        Column("tokens", "integer", "Of the step."),
-        Column("sent_frames", "integer", "By this stage."),
-        Column("sent_raw_bytes", "integer", "Its tensors as fp32."),
-        Column("sent_payload_bytes", "integer", "What the codec made of them."),
-        Column("sent_frame_bytes", "integer", "Payloads and our headers."),
-        Column(
+        ExportColumn("loss", "real", "Nats per token; known at the last stage only."),
+        ExportColumn("gradient_norm", "real", "Over all stages, before it is clipped."),
+        ExportColumn("learning_rate", "real", "The learning rate of this step."),
+        ExportColumn("tokens", "integer", "Tokens in the step's batch."),
+        ExportColumn("sent_frames", "integer", "Frames that this stage sent."),
+        ExportColumn("sent_raw_bytes", "integer", "Size of its tensors as fp32."),
+        ExportColumn("sent_payload_bytes", "integer", "Size of their payloads."),
+        ExportColumn("sent_frame_bytes", "integer", "Size of the frames: payloads and our headers."),
+        ExportColumn(
             "sent_wire_bytes", "integer", "IP packets that left the stage's interface since the record before this one."
         ),
-        Column("retransmits", "integer", "Segments that its sockets sent again, since they were opened."),
+        ExportColumn("retransmits", "integer", "Segments that its sockets retransmitted since they were opened."),
     ),
     "frames": (
         *_RUN,
-        Column("phase", "text", "As in steps."),
-        Column("step", "integer", "Optimiser steps done before this one."),
-        Column("sender", "integer", "Stage."),
-        Column("receiver", "integer", "Stage."),
-        Column("direction", "text", "forward: activations; backward: their gradients."),
-        Column("microbatch", "integer", "First 0, running on through the passes of a step."),
-        Column("raw_bytes", "integer", "The tensor as fp32."),
-        Column("payload_bytes", "integer", "What the codec made of it."),
-        Column("frame_bytes", "integer", "Payload and our header."),
-        Column("queued_s", "real", f"Handed to the send thread, {_LAB_TIME}."),
-        Column("first_byte_s", "real", f"Just before its first byte was handed to the kernel, {_LAB_TIME}."),
-        Column("sent_s", "real", f"When the sender's kernel had taken its last byte, {_LAB_TIME}."),
-        Column("received_s", "real", f"When the receiver had its last byte, {_LAB_TIME}."),
+        ExportColumn("phase", "text", "As in steps."),
+        ExportColumn("step", "integer", "Optimiser steps done before this one."),
+        ExportColumn("sender", "integer", "Stage."),
+        ExportColumn("receiver", "integer", "Stage."),
+        ExportColumn("direction", "text", "forward: activations; backward: their gradients."),
+        ExportColumn("microbatch", "integer", "From 0, counted through all passes of a step."),
+        ExportColumn("raw_bytes", "integer", "Size of the tensor as fp32."),
+        ExportColumn("payload_bytes", "integer", "Size of the payload."),
+        ExportColumn("frame_bytes", "integer", "Size of the frame: payload and our header."),
+        ExportColumn("queued_s", "real", f"When it was handed to the send thread, {_LAB_TIME}."),
+        ExportColumn("first_byte_s", "real", f"Just before its first byte was handed to the kernel, {_LAB_TIME}."),
+        ExportColumn("sent_s", "real", f"When the sender's kernel had taken its last byte, {_LAB_TIME}."),
+        ExportColumn("received_s", "real", f"When the receiver had its last byte, {_LAB_TIME}."),
     ),
     "losses": (
         *_RUN,
-        Column("phase", "text", "As in steps."),
-        Column("step", "integer", "Optimiser steps done before the loss was taken."),
-        Column("training_s", "real", "Time spent in training steps until then; evaluations are left out."),
-        Column("loss", "real", "Nats per token."),
+        ExportColumn("phase", "text", "As in steps."),
+        ExportColumn("step", "integer", "Optimiser steps done before the loss was taken."),
+        ExportColumn("training_s", "real", "Time spent in training steps until then; evaluations are left out."),
+        ExportColumn("loss", "real", "Nats per token."),
     ),
     "links": (
         *_RUN,
-        Column("at_s", "real", f"{_LAB_TIME}; below 0 while the stages connect."),
-        Column("link", "text", "node-0 in a star, boundary-0 in a line."),
-        Column("direction", "text", "up or down: away from the stage, or, in a line, towards the last stage."),
-        Column("packets", "integer", "Carried since the lab was built."),
-        Column("bytes", "integer", "Of IP packets carried since the lab was built."),
-        Column("rate_bps", "real", "Of IP packets, since the sample before this one."),
-        Column(
+        ExportColumn("at_s", "real", f"{_LAB_TIME}; negative while the stages connect."),
+        ExportColumn("link", "text", "node-0 in a star, boundary-0 in a line."),
+        ExportColumn("direction", "text", "up or down: away from the stage, or, in a line, towards the last stage."),
+        ExportColumn("packets", "integer", "IP packets carried since the lab was built."),
+        ExportColumn("bytes", "integer", "Size of the IP packets carried since the lab was built."),
+        ExportColumn("rate_bps", "real", "Rate in IP packets since the sample before this one."),
+        ExportColumn(
             "dropped_buffer",
             "integer",
-            "Packets, since the lab was built; all drops where the kernel tells no reasons.",
+            "Packets that the buffer dropped since the lab was built; all drops where the kernel gives no reasons.",
         ),
-        Column("dropped_loss", "integer", "Packets, by the loss model, since the lab was built."),
-        Column("backlog_bytes", "integer", "Held at this moment."),
+        ExportColumn("dropped_loss", "integer", "Packets that the loss model dropped since the lab was built."),
+        ExportColumn("backlog_bytes", "integer", "Bytes held at this moment."),
     ),
     "certificates": (
         *_RUN,
-        Column("when", "text", "before or after the run."),
-        Column("taken_at", "text", "UTC, ISO 8601."),
-        Column("counts", "boolean", "No: of a first attempt that failed and was repeated."),
-        Column("link", "text", "node-0 in a star, boundary-0 in a line."),
-        Column("direction", "text", "up, down or both."),
-        Column("quantity", "text", "What was measured."),
-        Column("detail", "text", "For example the message size."),
-        Column("unit", "text", "Of the next three columns."),
-        Column("expected", "real", "Missing where nothing was asked."),
-        Column("measured", "real", "What was found; missing where nothing could be."),
-        Column("tolerance", "real", "Largest accepted |measured - expected|."),
-        Column("samples", "integer", "Single observations behind it."),
-        Column("verdict", "text", "PASS or FAIL."),
-        Column("note", "text", "Why it failed, or what must be known about it."),
+        ExportColumn("when", "text", "before or after (the run)."),
+        ExportColumn("taken_at", "text", "UTC, ISO 8601."),
+        ExportColumn("counts", "boolean", "False: it belongs to a first attempt that failed and was repeated."),
+        ExportColumn("link", "text", "node-0 in a star, boundary-0 in a line."),
+        ExportColumn("direction", "text", "up, down or both."),
+        ExportColumn("quantity", "text", "What was measured."),
+        ExportColumn("detail", "text", "For example the size of the message."),
+        ExportColumn("unit", "text", "Unit of the next three columns."),
+        ExportColumn("expected", "real", "Missing where nothing was asked."),
+        ExportColumn("measured", "real", "What was measured; missing where that was impossible."),
+        ExportColumn("tolerance", "real", "Largest accepted |measured - expected|."),
+        ExportColumn("samples", "integer", "Number of observations."),
+        ExportColumn("verdict", "text", "PASS or FAIL."),
+        ExportColumn("note", "text", "Why it failed, or what must be known about it."),
     ),
 }
 """Name of each table -> its columns."""
 
 
 def schema(table: str) -> Any:
-    """The pyarrow schema of a table; what a column means is in its metadata."""
-    return pa.schema([pa.field(one.name, _ARROW[one.kind], metadata={"what": one.what}) for one in TABLES[table]])
+    """Return the pyarrow schema of a table; what a column means is in its metadata."""
+    return pa.schema(
+        [pa.field(column.name, _ARROW[column.kind], metadata={"what": column.what}) for column in TABLES[table]]
+    )
+
+
+_HEAD = """# Results for other programs
+
+Printed by `python -m testbed export --page`.
+
+```
+python -m testbed export results/default --to csv          # or parquet: six tables; columns.csv describes them
+python -m testbed export results/default --to tensorboard  # needs pip install 'testbed[tensorboard]'
+python -m testbed export results/default --to perfetto     # one timeline per run, for https://ui.perfetto.dev
+```
+
+Files go to `results/default/export/FORMAT`, or where `-o` says. All runs of the last sweep's cells are there, also
+those that failed: see `status`.
+
+In Python:
+
+```python
+import testbed
+
+steps = testbed.run_cell(codec="int8", profile="cable", fields={"training.steps": 20})
+steps[steps.phase == "train"].plot(x="end_s", y="loss")
+steps.attrs["summary"]["efficiency"]
+
+runs = testbed.load("results/default")
+runs.pivot_table(index="network", columns="codec", values="step_s", aggfunc="median")
+testbed.steps("results/default").groupby(["cell_id", "phase"]).step_s.median()
+```
+
+A CSV file reads back with its types:
+
+```python
+import pandas
+
+columns = pandas.read_csv("export/csv/columns.csv").set_index(["table", "column"]).type
+pandas.read_csv("export/csv/steps.csv", dtype=columns["steps"].to_dict())
+```
+
+Times are seconds of the emulated world, as in the report: where the lab was dilated, measured times are divided by
+`compute.dilation`. Certificates describe the links as the lab had them. What is unknown is missing, never 0.
+
+In a timeline each stage has a track with its actions and waits; each directed boundary has a track with the frames in
+flight, tied by arrows to the actions that sent and used them; each link and direction has a counter with the rate that
+it carried.
+"""
+
+
+def draw_export_page() -> str:
+    """Draw the README of the tables, in Markdown."""
+    parts = [_HEAD]
+    for name, columns in TABLES.items():
+        rows = "".join(
+            f"| `{column.name}` | {PANDAS[column.kind]} | {column.what.replace('|', chr(92) + '|')} |\n"
+            for column in columns
+        )
+        parts.append(f"## {name}\n\n| column | type | what it is |\n| --- | --- | --- |\n{rows}")
+    return "\n".join(parts)

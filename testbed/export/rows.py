@@ -1,4 +1,4 @@
-"""A run's files as rows of tables: see columns for what stands in them."""
+"""Turn a run's files into rows of the tables; columns.py says what they mean."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Row = dict[str, Any]
 ACTIVITIES = ("forward", "backward", "update", "encode", "decode", "wire", "wait", "synchronise")
 
 
-class Recorded:
-    """One run, its files read once each, when they are needed."""
+class RecordedRun:
+    """One run, whose files are read once each, when they are needed."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -43,11 +43,11 @@ class Recorded:
         return self.steps[0].begin_ns if self.steps else None
 
     def seconds(self, duration_ns: float) -> float:
-        """A duration in the lab as seconds of the emulated world."""
+        """Convert a duration in the lab to seconds of the emulated world."""
         return duration_ns / (self.cell.compute.dilation * 1e9)
 
     def moment(self, at_ns: int) -> float:
-        """A moment in the lab as seconds of the emulated world since the first step began."""
+        """Convert a moment in the lab to seconds of the emulated world since the first step began."""
         return self.seconds(at_ns - (self.origin_ns or 0))
 
     @property
@@ -59,20 +59,20 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
-    elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(one, float) for one in value):
+    elif isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(recorded, float) for recorded in value):
         yield from zip((f"{prefix}.low", f"{prefix}.high"), value, strict=True)
     else:
         yield prefix, json.dumps(value) if isinstance(value, tuple | list) else value
 
 
-def runs(one: Recorded) -> Iterator[Row]:
-    """One row: the cell, what came out, the machine."""
-    cell, summary, environment = one.cell, one.run.summary, one.run.environment
+def run_rows(recorded: RecordedRun) -> Iterator[Row]:
+    """Yield one row: the cell, its results, the machine."""
+    cell, summary, environment = recorded.cell, recorded.run.summary, recorded.run.environment
     pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.profiles]
     row: Row = {
         **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles"}))),
         "compute.dilation": cell.compute.dilation,
-        "folder": f"{one.run.folder.parent.name}/{one.run.folder.name}",
+        "folder": f"{recorded.run.folder.parent.name}/{recorded.run.folder.name}",
         "network": cell.network,
         "up_rate_bps": min((link.up.rate_bps for link in cell.profiles if link.up), default=None),
         "down_rate_bps": min((link.down.rate_bps for link in cell.profiles if link.down), default=None),
@@ -82,31 +82,31 @@ def runs(one: Recorded) -> Iterator[Row]:
     }
     if summary is not None:
         row |= dict(_flat(summary.model_dump(exclude={"cell_id", "engine", "timing", "dilation"})))
-    yield row | one.key
+    yield row | recorded.key
 
 
-def steps(one: Recorded) -> Iterator[Row]:
-    """A row a step and stage, evaluations too."""
-    summary, paced = one.run.summary, one.cell.compute.mode == "paced"
+def step_rows(recorded: RecordedRun) -> Iterator[Row]:
+    """Yield one row per step and stage; evaluations are steps too."""
+    summary, paced = recorded.run.summary, recorded.cell.compute.mode == "paced"
     first = summary.first_measured_step if summary is not None else None
-    counted = {step.number for step in measured(one.steps) if first is None or step.number >= first}
-    for step in one.steps:
+    counted = {step.number for step in measured(recorded.steps) if first is None or step.number >= first}
+    for step in recorded.steps:
         for stage, record in enumerate(step.records):
             before = None if step.before is None else step.before[stage].counters
             spent = dict.fromkeys(ACTIVITIES, 0)
             for span in spans(record):
                 spent[span.activity] += span.end_ns - span.begin_ns
             overruns = sum(bool(overran(action)) for action in record.actions)
-            yield one.key | {
+            yield recorded.key | {
                 "stage": stage,
                 "phase": step.phase,
                 "step": step.number,
                 "measured": step.phase == "train" and step.number in counted,
-                "begin_s": one.moment(step.begin_ns),
-                "step_s": one.seconds(step.end_ns - step.begin_ns),
-                "stage_begin_s": one.moment(record.start_ns),
-                "stage_end_s": one.moment(record.end_ns),
-                **{f"{activity}_s": one.seconds(duration) for activity, duration in spent.items()},
+                "begin_s": recorded.moment(step.begin_ns),
+                "step_s": recorded.seconds(step.end_ns - step.begin_ns),
+                "stage_begin_s": recorded.moment(record.start_ns),
+                "stage_end_s": recorded.moment(record.end_ns),
+                **{f"{activity}_s": recorded.seconds(duration) for activity, duration in spent.items()},
                 "overruns": overruns if paced else None,
                 "loss": record.loss,
                 "gradient_norm": record.gradient_norm,
@@ -123,12 +123,12 @@ def steps(one: Recorded) -> Iterator[Row]:
             }
 
 
-def frames(one: Recorded) -> Iterator[Row]:
-    """A row a frame, in the order in which they were sent, stage by stage."""
-    for step in one.steps:
+def frame_rows(recorded: RecordedRun) -> Iterator[Row]:
+    """Yield one row per frame, in the order in which they were sent, stage by stage."""
+    for step in recorded.steps:
         for flight in flights(step.records):
             sent, received = flight.sent, flight.received
-            yield one.key | {
+            yield recorded.key | {
                 "phase": step.phase,
                 "step": step.number,
                 "sender": flight.sender,
@@ -138,31 +138,31 @@ def frames(one: Recorded) -> Iterator[Row]:
                 "raw_bytes": sent.raw_bytes,
                 "payload_bytes": sent.payload_bytes,
                 "frame_bytes": sent.frame_bytes,
-                "queued_s": one.moment(sent.queued_ns),
-                "first_byte_s": one.moment(sent.first_byte_ns),
-                "sent_s": one.moment(sent.last_byte_ns),
-                "received_s": None if received is None else one.moment(received.last_byte_ns),
+                "queued_s": recorded.moment(sent.queued_ns),
+                "first_byte_s": recorded.moment(sent.first_byte_ns),
+                "sent_s": recorded.moment(sent.last_byte_ns),
+                "received_s": None if received is None else recorded.moment(received.last_byte_ns),
             }
 
 
-def losses(one: Recorded) -> Iterator[Row]:
-    """A row a point of a loss curve."""
+def loss_rows(recorded: RecordedRun) -> Iterator[Row]:
+    """Yield one row per point of a loss curve."""
     curves = {"train": loss_curve, "evaluation": validation_curve, "uncompressed": uncompressed_curve}
     for phase, curve in curves.items():
-        for point in curve(one.cell, one.stages):
-            yield one.key | {"phase": phase, "step": point.step, "training_s": point.seconds, "loss": point.loss}
+        for point in curve(recorded.cell, recorded.stages):
+            yield recorded.key | {"phase": phase, "step": point.step, "training_s": point.seconds, "loss": point.loss}
 
 
-def links(one: Recorded) -> Iterator[Row]:
-    """A row a sample, link and direction, from the lab's counters."""
+def link_rows(recorded: RecordedRun) -> Iterator[Row]:
+    """Yield one row per sample, link and direction, from the lab's counters."""
     before = None
-    for sample in one.run.samples():
-        interval_s = 0.0 if before is None else one.seconds(sample.at_ns - before.at_ns)
+    for sample in recorded.run.samples():
+        interval_s = 0.0 if before is None else recorded.seconds(sample.at_ns - before.at_ns)
         for link, directions in sample.links.items():
             for direction, count in directions.items():
                 carried = 0 if before is None else count.bytes - before.links[link][direction].bytes
-                yield one.key | {
-                    "at_s": None if one.origin_ns is None else one.moment(sample.at_ns),
+                yield recorded.key | {
+                    "at_s": None if recorded.origin_ns is None else recorded.moment(sample.at_ns),
                     "link": link,
                     "direction": direction,
                     **count.model_dump(),
@@ -171,29 +171,29 @@ def links(one: Recorded) -> Iterator[Row]:
         before = sample
 
 
-def certificates(one: Recorded) -> Iterator[Row]:
-    """A row a quantity that was measured."""
-    if not (one.run.folder / "certificate.json").exists():
+def certificate_rows(recorded: RecordedRun) -> Iterator[Row]:
+    """Yield one row per measured quantity."""
+    if not (recorded.run.folder / "certificate.json").exists():
         return
-    found = one.run.certificates
-    for when, certificate in (("before", found.before), ("after", found.after)):
+    both = recorded.run.certificates
+    for when, certificate in (("before", both.before), ("after", both.after)):
         if certificate is not None:
-            yield from (one.key | {"when": when} | row for row in _measurements(certificate))
+            yield from (recorded.key | {"when": when} | row for row in _measurements(certificate))
 
 
 def _measurements(certificate: Certificate) -> Iterator[Row]:
     for counts, several in ((False, certificate.rejected), (True, certificate.measurements)):
-        for one in several:
-            row = {"taken_at": certificate.taken_at, "counts": counts, **one.model_dump()}
-            yield row | {"detail": one.detail or None, "note": one.note or None}
+        for recorded in several:
+            row = {"taken_at": certificate.taken_at, "counts": counts, **recorded.model_dump()}
+            yield row | {"detail": recorded.detail or None, "note": recorded.note or None}
 
 
 MAKERS = {
-    "runs": runs,
-    "steps": steps,
-    "frames": frames,
-    "losses": losses,
-    "links": links,
-    "certificates": certificates,
+    "runs": run_rows,
+    "steps": step_rows,
+    "frames": frame_rows,
+    "losses": loss_rows,
+    "links": link_rows,
+    "certificates": certificate_rows,
 }
-"""Name of each table -> its rows of one run."""
+"""Name of each table -> what makes its rows of one run."""

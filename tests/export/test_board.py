@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import CapabilityError
-from testbed.export import chosen, export
+from testbed.export import export, runs_to_export
 from testbed.metrics import loss_curve, validation_curve
 
 
@@ -16,7 +16,7 @@ def test_tensorboard_reads_what_the_records_hold(experiment: Path, tmp_path: Pat
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for _ in range(2):  # a second export replaces the first
         folders = export(experiment, "tensorboard", tmp_path)
-    runs = chosen(experiment)
+    runs = runs_to_export(experiment)
     assert len(folders) == len(runs)
     for run, folder in zip(runs, folders, strict=True):
         assert len(list(folder.iterdir())) == 1

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from testbed import results
 from testbed.cli import app
 from testbed.errors import ResultsError, SpecError, UnknownNameError
-from testbed.export import FORMATS, chosen, columns, export, files, page, rows
+from testbed.export import FORMATS, columns, draw_export_page, export, rows, runs_to_export, table_files
 from testbed.metrics import loss_curve, validation_curve
 
 TABLES = pytest.mark.parametrize("table", columns.TABLES)
@@ -30,7 +30,12 @@ def test_every_table_can_be_made(experiment: Path) -> None:
     for table, described in columns.TABLES.items():
         names = [column.name for column in described]
         assert len(names) == len(set(names))
-        found = {name for run in chosen(experiment) for row in rows.MAKERS[table](rows.Recorded(run)) for name in row}
+        found = {
+            name
+            for run in runs_to_export(experiment)
+            for row in rows.MAKERS[table](rows.RecordedRun(run))
+            for name in row
+        }
         assert found <= set(names), f"{table} makes values that no column holds: {found - set(names)}"
         known = {"compute.forward_ns", "compute.backward_ns", "compute.update_ns", "compute.source"}  # of paced cells
         assert set(names) - found <= known
@@ -39,9 +44,9 @@ def test_every_table_can_be_made(experiment: Path) -> None:
 @TABLES
 def test_files_read_back_as_the_frame(experiment: Path, written: Path, table: str) -> None:
     """CSV and Parquet hold the same numbers, to the last bit, in columns of the types that columns.csv states."""
-    frame = files.frame(table, chosen(experiment))
+    frame = table_files.pandas_frame(table, runs_to_export(experiment))
     assert len(frame) > 0
-    stated = pandas.read_csv(written / files.DICTIONARY).set_index(["table", "column"]).type
+    stated = pandas.read_csv(written / table_files.DICTIONARY).set_index(["table", "column"]).type
     types = stated[table].to_dict()
     assert list(types) == list(frame.columns)
     read = pandas.read_csv(written / f"{table}.csv", dtype=types)
@@ -49,14 +54,14 @@ def test_files_read_back_as_the_frame(experiment: Path, written: Path, table: st
     assert {name: str(kind) for name, kind in frame.dtypes.items()} == types
     parquet = pyarrow.parquet.read_table(written / f"{table}.parquet")
     assert parquet.schema.equals(columns.schema(table))
-    assert_frame_equal(parquet.to_pandas(types_mapper=files.pandas_type), frame, check_exact=True)
+    assert_frame_equal(parquet.to_pandas(types_mapper=table_files.pandas_type), frame, check_exact=True)
 
 
 def test_runs_hold_their_summaries(experiment: Path) -> None:
-    frame = files.frame("runs", chosen(experiment)).set_index(["cell_id", "run"])
+    frame = table_files.pandas_frame("runs", runs_to_export(experiment)).set_index(["cell_id", "run"])
     assert len(frame) == 5
     assert sorted(frame.status) == ["failed", "ok", "ok", "ok", "ok"]
-    for run in chosen(experiment):
+    for run in runs_to_export(experiment):
         summary, row = run.summary, frame.loc[(run.folder.parent.name, run.number)]
         assert summary is not None
         assert row.step_s == summary.step_s
@@ -69,9 +74,11 @@ def test_runs_hold_their_summaries(experiment: Path) -> None:
 
 
 def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> None:
-    run = next(run for run in chosen(experiment) if (summary := run.summary) is not None and summary.status == "ok")
+    run = next(
+        run for run in runs_to_export(experiment) if (summary := run.summary) is not None and summary.status == "ok"
+    )
     stages = [run.steps(stage) for stage in range(run.cell.pipeline.stages)]
-    steps, frames, losses = (files.frame(table, [run]) for table in ("steps", "frames", "losses"))
+    steps, frames, losses = (table_files.pandas_frame(table, [run]) for table in ("steps", "frames", "losses"))
     assert len(steps) == sum(len(records) for records in stages)
     activities = [name for name in steps.columns if name.removesuffix("_s") in rows.ACTIVITIES]
     spent = steps[activities].sum(axis=1)
@@ -95,8 +102,8 @@ def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> N
 
 
 def test_links_carry_what_the_counters_say(experiment: Path) -> None:
-    run = chosen(experiment)[0]
-    frame, samples = files.frame("links", [run]), list(run.samples())
+    run = runs_to_export(experiment)[0]
+    frame, samples = table_files.pandas_frame("links", [run]), list(run.samples())
     assert len(frame) == sum(len(ways) for sample in samples for ways in sample.links.values())
     for (link, way), one in frame.groupby(["link", "direction"]):
         seconds = one.at_s.diff()
@@ -106,7 +113,7 @@ def test_links_carry_what_the_counters_say(experiment: Path) -> None:
 
 def test_the_page_describes_the_tables() -> None:
     shipped = Path(columns.__file__).with_name("README.md").read_text(encoding="utf8")
-    assert shipped == page(), "print it again: python -m testbed export --page > testbed/export/README.md"
+    assert shipped == draw_export_page(), "print it again: python -m testbed export --page > testbed/export/README.md"
 
 
 def test_what_cannot_be_exported_is_said(experiment: Path, tmp_path: Path) -> None:

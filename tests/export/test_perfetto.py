@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from testbed.export import chosen, export
+from testbed.export import export, runs_to_export
 from testbed.results import Run
 
 REQUIRED = {
@@ -22,7 +22,7 @@ REQUIRED |= {phase: {"name", "cat", "id", "ts", "pid", "tid"} for phase in "besf
 def traces(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("perfetto")
     written = export(experiment, "perfetto", folder)
-    assert len(written) == len(chosen(experiment))
+    assert len(written) == len(runs_to_export(experiment))
     return {path.stem: json.loads(path.read_text()) for path in written}
 
 

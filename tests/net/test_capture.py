@@ -14,10 +14,10 @@ from scapy.layers.l2 import Ether
 from scapy.utils import rdpcap
 
 from testbed.errors import LabError, SpecError
-from testbed.net.capture.dissect import crossings
-from testbed.net.capture.pcapng import INBOUND, LINKTYPE_ETHERNET, LINKTYPE_RAW, OUTBOUND, Writer
-from testbed.net.capture.recorder import Capture, Point
+from testbed.net.capture.capture import Capture, CapturePoint
+from testbed.net.capture.pcapng import INBOUND, LINKTYPE_ETHERNET, LINKTYPE_RAW, OUTBOUND, PcapngWriter
 from testbed.net.capture.ring import KEPT_BYTES
+from testbed.net.capture.transits import transits
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.lab import Lab, LabSpec
@@ -30,7 +30,7 @@ START_NS = 1_700_000_000_123_456_789
 def test_what_is_written_is_what_scapy_reads(tmp_path_factory, packets):
     path = tmp_path_factory.mktemp("pcapng") / "a.pcapng"
     with path.open("wb") as file:
-        writer = Writer(file, "a test")
+        writer = PcapngWriter(file, "a test")
         plain = writer.interface("a near wan0", LINKTYPE_RAW, KEPT_BYTES)
         framed = writer.interface("a far hub0", LINKTYPE_ETHERNET, KEPT_BYTES)
         for after, payload_bytes in packets:
@@ -52,7 +52,7 @@ def test_what_is_written_is_what_scapy_reads(tmp_path_factory, packets):
 def written(path, packets, *, link_type=LINKTYPE_RAW):
     """A capture of (interface, nanoseconds, packet)."""
     with path.open("wb") as file:
-        writer = Writer(file, "a test")
+        writer = PcapngWriter(file, "a test")
         numbers = {
             name: writer.interface(name, link_type, KEPT_BYTES)
             for name in dict.fromkeys(name for name, _, _ in packets)
@@ -76,7 +76,7 @@ def test_packets_are_matched_from_end_to_end_although_a_router_counts_their_hops
             packets.append((far, n * 1000 + 5_000_000 + n, ping(n, ttl=62)))
         packets.append((far, 10**9 + n, ping(n, "10.77.0.1", "10.77.1.2")))
         packets.append((near, 10**9 + n + 7_000_000, ping(n, "10.77.0.1", "10.77.1.2", ttl=62)))
-    up, down = crossings(written(tmp_path / "a.pcapng", packets))
+    up, down = transits(written(tmp_path / "a.pcapng", packets))
     assert (up.name, up.sent, up.arrived) == ("node-0 up", 10, 9)
     assert (down.name, down.sent, down.arrived) == ("node-0 down", 10, 10)
     assert up.transit_ms[1] == pytest.approx(5, rel=0.001)
@@ -103,7 +103,7 @@ def test_every_packet_of_a_device_is_kept_with_its_length_and_its_first_bytes(tm
     with Namespace("a") as space:
         with Netlink(space) as netlink:
             netlink.set_up("lo")
-        with Capture(path, [Point("a near lo", space.fd, "lo")]) as capture:
+        with Capture(path, [CapturePoint("a near lo", space.fd, "lo")]) as capture:
             send(space, 500)
         assert "0 lost" in capture.story
     found = [packet for packet in rdpcap(str(path)) if UDP in packet and packet[UDP].dport == 9]
@@ -119,9 +119,9 @@ def test_every_packet_of_a_device_is_kept_with_its_length_and_its_first_bytes(tm
 def test_a_capture_that_cannot_be_made_says_why_and_leaves_nothing_open(tmp_path):
     before = set(Path("/proc/self/fd").iterdir())
     with Namespace("a") as space, pytest.raises(LabError, match=r"cannot capture into .*No such device"):
-        Capture(tmp_path / "a.pcapng", [Point("a near gone0", space.fd, "gone0")])
+        Capture(tmp_path / "a.pcapng", [CapturePoint("a near gone0", space.fd, "gone0")])
     with Namespace("a") as space, pytest.raises(SpecError, match="cannot write the capture"):
-        Capture(tmp_path / "no" / "folder", [Point("a near lo", space.fd, "lo")])
+        Capture(tmp_path / "no" / "folder", [CapturePoint("a near lo", space.fd, "lo")])
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
@@ -133,7 +133,7 @@ def test_a_certificate_with_a_capture_shows_the_delay_of_its_link(tmp_path):
         certificate = lab.certify("quick", [20_000], path)
     (host,) = (m for m in certificate.measurements if m.link == "host")
     assert "lost by the capture itself" in host.note
-    up, down = crossings(path)
+    up, down = transits(path)
     assert up.transit_ms[0] == pytest.approx(30, abs=3)
     assert down.transit_ms[0] == pytest.approx(10, abs=3)
     assert up.sent >= up.arrived > 1000

@@ -1,4 +1,4 @@
-"""Planning a certificate, and certifying real links. Accuracy is what a certificate judges; the bounds here are wide."""
+"""Planning a certificate and certifying real links. A certificate judges accuracy; the bounds here are wide."""
 
 import os
 import signal

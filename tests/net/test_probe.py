@@ -29,9 +29,8 @@ WORDS = st.integers(0, 0xFFFF)
 
 
 def test_the_probe_s_process_imports_no_library_that_is_slow_to_import():
-    request = json.dumps({"parent": os.getpid(), "jobs": []})
-    command = [sys.executable, "-X", "importtime", "-m", "testbed.net.probe"]
-    ended = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-X", "importtime", "-m", "testbed.process", str(os.getpid()), "testbed.net.probe"]
+    ended = subprocess.run(command, input='{"jobs": []}\n', capture_output=True, text=True, check=True)
     imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
     assert json.loads(ended.stdout) == []
     assert {"json", "testbed"} <= imported

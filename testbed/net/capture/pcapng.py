@@ -1,4 +1,4 @@
-"""The pcapng file format, as far as we write it: one section, several interfaces, nanoseconds (draft-ietf-opsawg-pcapng)."""
+"""Write pcapng files: one section, several interfaces, nanoseconds (draft-ietf-opsawg-pcapng)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _block(kind: int, body: bytes) -> bytes:
     return struct.pack("<I", kind) + length + body + length
 
 
-class Writer:
-    """Appends blocks to a file."""
+class PcapngWriter:
+    """A capture file that grows block by block."""
 
     def __init__(self, file: BinaryIO, application: str) -> None:
         """Begin the section; `application` is who wrote it."""
@@ -34,14 +34,14 @@ class Writer:
         file.write(_block(_SECTION, struct.pack("<IHHq", _BYTE_ORDER, 1, 0, -1) + options))
 
     def interface(self, name: str, link_type: int, most_bytes: int) -> int:
-        """Describe one more interface, of which `most_bytes` of each packet are kept; its number."""
+        """Describe one more interface, of which `most_bytes` of each packet are kept; return its number."""
         options = _option(_NAME, name.encode()) + _option(_RESOLUTION, _NANOSECONDS) + _option(_END, b"")
         self._file.write(_block(_INTERFACE, struct.pack("<HHI", link_type, 0, most_bytes) + options))
         self._interfaces += 1
         return self._interfaces - 1
 
     def packet(self, interface: int, at_ns: int, content: bytes, length: int, direction: int) -> None:
-        """`content` is the start of a packet of `length` bytes, at `at_ns` of CLOCK_REALTIME."""
+        """Append a packet of `length` bytes that begins with `content`, seen at `at_ns` of CLOCK_REALTIME."""
         padded = content + bytes(-len(content) % 4)
         total = 28 + len(padded) + 12 + 4
         self._file.write(
@@ -52,7 +52,7 @@ class Writer:
         )
 
     def statistics(self, interface: int, at_ns: int, received: int, dropped: int) -> None:
-        """How many packets the interface's capture saw, and how many of them it could not keep."""
+        """Append the number of packets that the interface's capture saw, and of those that it could not keep."""
         options = (
             _option(_RECEIVED, struct.pack("<Q", received))
             + _option(_DROPPED, struct.pack("<Q", dropped))

@@ -1,6 +1,6 @@
-"""Packets of one device as the kernel saw them: an AF_PACKET socket with a ring in shared memory (TPACKET_V3, packet(7)).
+"""Read the packets of a device as the kernel saw them, from a ring in shared memory (AF_PACKET, TPACKET_V3, packet(7)).
 
-Blocks of packets come at a time, stamped by the kernel, so reading keeps up where one system call a packet would not.
+Packets come in blocks, stamped by the kernel, so reading keeps up where one system call per packet would not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ctypes import addressof, c_char
 from typing import NamedTuple
 
 KEPT_BYTES = 128
-"""Of each packet: all headers, and the start of what it carries."""
+"""The bytes kept of each packet: all headers, and the start of what it carries."""
 _SOL_PACKET = 263
 _RX_RING, _STATISTICS, _VERSION = 5, 6, 10
 _TPACKET_V3 = 2
@@ -24,14 +24,13 @@ _BLOCK_BYTES, _BLOCKS, _FRAME_BYTES = 1 << 19, 16, 2048
 _RETIRE_MS = 20
 _TO_USER = 1
 _BLOCK = struct.Struct("=8xIIII")  # status, packets, offset to the first, length
-_FRAME = struct.Struct(
-    "=IIIIII H H"
-)  # next, seconds, nanoseconds, kept, length, status, offset of the packet, of its network header
+# next, seconds, nanoseconds, kept, length, status, offset of the packet, of its network header
+_FRAME = struct.Struct("=IIIIII H H")
 _ADDRESS_AT = 48  # a sockaddr_ll stands behind the frame's header, its packet type at 10
 _OUTGOING = 4
 
 
-class Packet(NamedTuple):
+class CapturedPacket(NamedTuple):
     """One packet at one device."""
 
     at_ns: int
@@ -42,14 +41,14 @@ class Packet(NamedTuple):
     outgoing: bool
 
 
-class Ring:
+class PacketRing:
     """A capture of one device of the calling thread's namespace, from now on; a context manager."""
 
     def __init__(self, device: str) -> None:
-        """OSError when the kernel refuses."""
+        """Begin to capture. OSError when the kernel refuses."""
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
-            # A filter of one instruction: keep so much of every packet.
+            # A filter of one instruction: keep the first bytes of every packet.
             program = bytearray(struct.pack("=HBBI", _RETURN, 0, 0, KEPT_BYTES))
             buffer = (c_char * len(program)).from_buffer(program)
             attached = struct.pack("@HP", 1, addressof(buffer))
@@ -71,8 +70,8 @@ class Ring:
         """Readable when a block is full, or a moment after its first packet."""
         return self._socket.fileno()
 
-    def read(self) -> Iterator[Packet]:
-        """Every packet of the blocks that are ready."""
+    def ready_packets(self) -> Iterator[CapturedPacket]:
+        """Yield every packet of the blocks that are ready."""
         memory = self._memory
         while True:
             base = self._next * _BLOCK_BYTES
@@ -84,7 +83,7 @@ class Ring:
                 following, seconds, nanoseconds, kept, length, _, at, _ = _FRAME.unpack_from(memory, place)
                 content = memory[place + at : place + at + kept]
                 outgoing = memory[place + _ADDRESS_AT + 10] == _OUTGOING
-                yield Packet(seconds * 1_000_000_000 + nanoseconds, content, length, outgoing)
+                yield CapturedPacket(seconds * 1_000_000_000 + nanoseconds, content, length, outgoing)
                 place += following
             struct.pack_into("=I", memory, base + 8, 0)  # the kernel's again
             self._next = (self._next + 1) % _BLOCKS

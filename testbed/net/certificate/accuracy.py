@@ -8,17 +8,15 @@ compared.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from testbed import units
 from testbed.errors import LabError
 from testbed.frozen import Frozen
 from testbed.net.lab import Lab, LabSpec
+from testbed.process import ROOT, start_program
 from testbed.profiles import Bernoulli, GilbertElliott, LinkProfile, Loss, Pipe
 from testbed.records import Certificate, Measurement
 from testbed.spec import Engine
@@ -43,10 +41,6 @@ _LOSSES: tuple[Loss, ...] = (
     GilbertElliott(enter_bad=0.005, leave_bad=0.25, lost_in_bad=1, lost_in_good=0),
 )
 _LEAST_BUFFER_NS = 50 * _MS
-_BUSY_LOOP = (
-    "import os, sys; from testbed.process import die_with_parent; die_with_parent(int(sys.argv[1]))\nwhile True: pass"
-)
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class GridPoint(Frozen):
@@ -129,7 +123,7 @@ class Accuracy(Frozen):
 
 
 def grid(engine: Engine, *, quick: bool = False, busy: bool = False) -> tuple[GridPoint, ...]:
-    """List the points; with `busy`, each once more on busy processors. Only netem has rates above what Python carries."""
+    """List the points; with `busy`, each once more on busy processors. Only netem gets rates beyond Python's."""
     pairs: Sequence[tuple[int, int]] = _QUICK
     if not quick:
         rates = (*_RATES, _NETEM_RATE) if engine == "netem" else _RATES
@@ -147,10 +141,9 @@ def _busy_processors() -> Iterator[None]:
     """Run a program that never sleeps on every processor that this process may use."""
     with ExitStack() as stack:
         for _ in os.sched_getaffinity(0):
-            command = [sys.executable, "-c", _BUSY_LOOP, str(os.getpid())]
-            process = subprocess.Popen(command, cwd=_ROOT, start_new_session=True)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
+            busy = start_program("timeit", "-n", str(10**18), "pass", attempt="keep the processors busy", cwd=ROOT)
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
         yield
 
 

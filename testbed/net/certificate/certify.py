@@ -1,24 +1,19 @@
-"""The certificate: measure every link of a lab, all at once, and hold what is found against what was asked for.
+"""Certify a lab: measure all of its links at once and compare what they show with what was asked for.
 
-The measuring is done by a program of its own (`testbed.net.probe`), the judging by judge.py; this starts the one and
-asks the other.
+A program of its own measures (`testbed.net.probe`) and judge.py compares; this starts the one and asks the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from testbed import process
 from testbed.errors import LabError
-from testbed.net.capture.recorder import Capture, Point
+from testbed.net.capture.capture import Capture, CapturePoint
 from testbed.net.certificate.effort import Form, follow_s, limit_s, plan
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import Fitness, Lateness
@@ -29,32 +24,17 @@ from testbed.net.relay import Relay, lateness_percentile
 from testbed.records import Measurement
 from testbed.spec import Engine
 
-_ROOT = Path(__file__).resolve().parents[2]
-
 
 def _probe(jobs: Sequence[ProbeJob], limit_s: float) -> list[Readings]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "testbed.net.probe"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=sorted({fd for job in jobs for fd in (job.near_fd, job.far_fd)}),
-        cwd=_ROOT,
-        start_new_session=True,
+    answers = process.ask(
+        "testbed.net.probe",
+        {"jobs": [job.as_dict() for job in jobs]},
+        attempt=f"certify {len(jobs)} links",
+        failure=LabError,
+        timeout_s=limit_s,
+        fds=[fd for job in jobs for fd in (job.near_fd, job.far_fd)],
     )
-    asked = {"parent": os.getpid(), "jobs": [job.as_dict() for job in jobs]}
-    try:
-        found, errors = process.communicate(json.dumps(asked).encode(), timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise LabError(f"cannot certify {len(jobs)} links: the probe was not done after {limit_s:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()  # its children die with it
-        process.wait()
-    if process.returncode:
-        why = errors.decode(errors="replace").strip() or "it left no message"
-        raise LabError(f"cannot certify {len(jobs)} links: the probe ended with status {process.returncode}: {why}")
-    return [Readings.from_dict(table) for table in json.loads(found)]
+    return [Readings.from_dict(answer) for answer in answers]
 
 
 class _Host(NamedTuple):
@@ -121,7 +101,6 @@ def certify(
     `play()`, which returns its CLOCK_MONOTONIC ns, to `hold()`. `capture` is a file for the packets at both ends of
     every link. A quantity that could not be measured is a failed Measurement, not an error.
     """
-    assert threading.current_thread() is threading.main_thread()
     engine: Engine = "relay" if relay else "netem"
     jobs = [plan(link, form, message_bytes, engine) for link in links]
     watched = _Watched.begin(relay)
@@ -151,10 +130,10 @@ def certify(
     return tuple(found)
 
 
-def _ends(links: Sequence[LabLink]) -> list[Point]:
+def _ends(links: Sequence[LabLink]) -> list[CapturePoint]:
     """Where to capture: links may share an end."""
-    found: dict[tuple[int, str], Point] = {}
+    found: dict[tuple[int, str], CapturePoint] = {}
     for link in links:
         for space, device, end in ((link.near, link.near_device, "near"), (link.far, link.far_device, "far")):
-            found.setdefault((space.fd, device), Point(f"{link.name} {end} {device}", space.fd, device))
+            found.setdefault((space.fd, device), CapturePoint(f"{link.name} {end} {device}", space.fd, device))
     return list(found.values())

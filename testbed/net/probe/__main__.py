@@ -1,4 +1,4 @@
-"""The probe program: jobs as JSON on standard input, readings as JSON on standard output, one forked process per link.
+"""The probe program: it is asked for jobs and answers with readings, from one forked process per link.
 
 Started by `testbed.net.certificate.certify`. It imports little, for every certificate waits for it to start.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
 from testbed.net.probe.session import measure_link
-from testbed.process import die_with_parent
+from testbed.process import Parent, die_with_parent
 
 _FAST_BPS = 150_000_000
 
@@ -74,13 +74,12 @@ def _finish(job: ProbeJob, pid: int, reader: int) -> Readings:
 
 def main() -> None:
     """Measure all links at once, taking turns where CPUs are few."""
-    asked = json.load(sys.stdin)
-    die_with_parent(asked["parent"])
-    jobs = [ProbeJob.from_dict(job) for job in asked["jobs"]]
+    parent = Parent()
+    jobs = [ProbeJob.from_dict(job) for job in parent.request["jobs"]]
     turns = Turns(_at_once(jobs, len(os.sched_getaffinity(0))))
     started = [_start(job, turns) for job in jobs]
     readings = [_finish(job, *child) for job, child in zip(jobs, started, strict=True)]
-    json.dump([reading.as_dict() for reading in readings], sys.stdout)
+    parent.answer([reading.as_dict() for reading in readings])
 
 
 if __name__ == "__main__":

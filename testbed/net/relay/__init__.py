@@ -8,27 +8,20 @@ devices.
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
-import os
-import subprocess
-import sys
 import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import LabError, SpecError
 from testbed.net.relay.pipe import COUNTERS
+from testbed.process import Child
 
 if TYPE_CHECKING:  # the relay process imports this module too, and needs no pydantic
     from testbed.profiles import Pipe
-
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +84,11 @@ class Relay:
 
         LabError when it does not start, or two ports share a name or an address; SpecError for a pipe that it cannot carry out.
         """
-        assert threading.current_thread() is threading.main_thread()
         assert all(port.name != "process" for port in ports)  # the counters' key for the relay itself
         for what in ("name", "address"):
             if len({getattr(port, what) for port in ports}) < len(ports):
                 raise LabError(f"cannot start the relay: two of its {len(ports)} ports have the same {what}")
         wanted = {
-            "parent": os.getpid(),
             "traces": _traces(pipe for port in ports for pipe in (port.up, port.down)),
             "ports": [
                 {
@@ -113,39 +104,19 @@ class Relay:
         }
         self._names = [port.name for port in ports]
         self._speaking = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.net.relay"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=[port.tun_fd for port in ports],
-            cwd=_ROOT,
-            start_new_session=True,
+        self._process = Child(
+            "testbed.net.relay",
+            wanted,
+            attempt="start the relay",
+            failure=LabError,
+            fds=[port.tun_fd for port in ports],
         )
-        self.settings = self._ask(wanted, "start the relay")
+        self.settings = self._process.answer()
 
     def _ask(self, request: dict[str, Any], attempt: str) -> dict[str, Any]:
         with self._speaking:  # a sampler asks for counters while the main thread plays and changes
-            return self._converse((json.dumps(request, separators=(",", ":")) + "\n").encode(), attempt)
-
-    def _converse(self, request: bytes, attempt: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(request)
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = b""
-        if not answer:
-            assert self._process.stderr is not None
-            last_words = self._process.stderr.read().decode(errors="replace").strip()
-            self.close()
-            raise LabError(
-                f"cannot {attempt}: its process ended with status {self._process.returncode}: {last_words or 'no message'}"
-            )
-        found: dict[str, Any] = json.loads(answer)
-        return found
+            answer: dict[str, Any] = self._process.ask(request, attempt)
+            return answer
 
     @property
     def pid(self) -> int:
@@ -191,15 +162,7 @@ class Relay:
 
     def close(self) -> None:
         """End it, by the end of its input. Packets under way are lost."""
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):  # it died before: its end is what is wanted
-                stream.close()
-        try:
-            self._process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close()
 
     def __enter__(self) -> Relay:
         return self

@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
-import sys
 from typing import Any
 
 from testbed.net.relay.control import Control
-from testbed.process import die_with_parent
+from testbed.process import Parent
 
 PRIORITY = 50
 _MCL_CURRENT_AND_FUTURE = 3
@@ -46,21 +44,10 @@ def become_real_time() -> dict[str, Any]:
     }
 
 
-def _first_line(fd: int) -> bytes:
-    """Nothing follows it before it is answered."""
-    parts: list[bytes] = []
-    while not parts or not parts[-1].endswith(b"\n"):
-        parts.append(os.read(fd, 1 << 20))
-        if not parts[-1]:
-            sys.exit("the input ended before the ports were named")
-    return b"".join(parts)
-
-
 def main() -> None:
     """One relay, from its first line of input to the end of its input."""
-    asked = json.loads(_first_line(0))
-    die_with_parent(asked["parent"])
-    control = Control(asked, requests_fd=0, answers_fd=sys.stdout.fileno())
+    parent = Parent()
+    control = Control(parent.request, requests_fd=parent.requests_fd, answers_fd=parent.answers_fd)
     gc.disable()  # the loop makes no cycles, and a collection would be felt as lateness
     gc.freeze()
     control.answer({**become_real_time(), **control.settings()})

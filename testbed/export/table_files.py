@@ -1,4 +1,4 @@
-"""Tables as CSV or Parquet files, and as pandas frames."""
+"""Write the tables as CSV or Parquet files, or make pandas frames of them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pyarrow.parquet
 from testbed import paths
 from testbed.errors import SpecError
 from testbed.export.columns import PANDAS, TABLES, schema
-from testbed.export.rows import MAKERS, Recorded
+from testbed.export.rows import MAKERS, RecordedRun
 from testbed.results import Run
 
 Format = Literal["csv", "parquet"]
 DICTIONARY = "columns.csv"
-"""Beside the tables: table, column, pandas' type, what it means."""
+"""The file beside the tables that describes their columns: table, column, pandas' type, meaning."""
 
 
-def _batch(table: str, one: Recorded) -> Any:
-    return pa.RecordBatch.from_pylist(list(MAKERS[table](one)), schema=schema(table))
+def _batch(table: str, recorded: RecordedRun) -> Any:
+    return pa.RecordBatch.from_pylist(list(MAKERS[table](recorded)), schema=schema(table))
 
 
 def _writer(path: Path, table: str, form: Format) -> Any:
@@ -32,20 +32,19 @@ def _writer(path: Path, table: str, form: Format) -> Any:
     return pa.parquet.ParquetWriter(path, schema(table), compression="zstd")
 
 
-def write(runs: Iterable[Run], folder: Path, form: Format) -> list[Path]:
-    """Every table into an existing folder, a file each, and what their columns mean. Returns the files. SpecError when one
-    cannot be written.
+def write_tables(runs: Iterable[Run], folder: Path, form: Format) -> list[Path]:
+    """Write one file per table, and a description of their columns, into an existing folder; return the files.
 
-    A run at a time is held in memory.
+    One run at a time is held in memory. SpecError when a file cannot be written.
     """
     files = {table: folder / f"{table}.{form}" for table in TABLES}
     dictionary = folder / DICTIONARY
     try:
         with ExitStack() as stack:
             writers = {table: stack.enter_context(_writer(path, table, form)) for table, path in files.items()}
-            for one in map(Recorded, runs):
+            for recorded in map(RecordedRun, runs):
                 for table, writer in writers.items():
-                    batch = _batch(table, one)
+                    batch = _batch(table, recorded)
                     if batch.num_rows:
                         writer.write_batch(batch)
         pa.csv.write_csv(pa.table(_dictionary()), dictionary)
@@ -66,14 +65,17 @@ def _dictionary() -> dict[str, list[str]]:
     }
 
 
-def frame(table: str, runs: Iterable[Run]) -> Any:
-    """One table as a pandas.DataFrame. Counts and truth values that can be missing stay what they are."""
-    batches = [_batch(table, one) for one in map(Recorded, runs)]
+def pandas_frame(table: str, runs: Iterable[Run]) -> Any:
+    """Return one table as a pandas.DataFrame.
+
+    Missing values do not turn counts into floats or truth values into objects.
+    """
+    batches = [_batch(table, recorded) for recorded in map(RecordedRun, runs)]
     return pa.Table.from_batches(batches, schema=schema(table)).to_pandas(types_mapper=pandas_type)
 
 
 def pandas_type(kind: Any) -> Any:
-    """Of a pyarrow type the pandas type that can miss values; None: as pyarrow has it."""
+    """Return the pandas type for a pyarrow type that may have missing values; None: pyarrow's own choice."""
     import pandas
 
     return {pa.int64(): pandas.Int64Dtype(), pa.bool_(): pandas.BooleanDtype()}.get(kind)

@@ -1,8 +1,8 @@
-"""A run's timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+"""Write a run's timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
-A track a stage with its actions and waits; a track a directed boundary with the frames under way, each tied by an arrow to the
-actions that sent and used it; a counter a link and direction with the rate that it carried. Times are microseconds of the
-emulated world since the first step began.
+Each stage has a track with its actions and waits; each directed boundary a track with the frames in flight, tied by
+arrows to the actions that sent and used them; each link and direction a counter with the rate that it carried. Times
+are microseconds of the emulated world since the first step began.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from testbed import paths
 from testbed.export import rows
-from testbed.export.rows import Recorded
+from testbed.export.rows import RecordedRun
 from testbed.metrics import Step
 from testbed.metrics.pace import overran
 from testbed.metrics.spans import flights, spans
@@ -23,16 +23,18 @@ from testbed.results import Run
 
 Event = dict[str, Any]
 STAGES, BOUNDARIES, LINKS = 1, 2, 3
-"""Process ids: groups of tracks."""
+"""Process ids, which group the tracks."""
 _GROUPS = {STAGES: "stages", BOUNDARIES: "boundaries", LINKS: "links"}
 
 
-def _us(one: Recorded, at_ns: int) -> float:
-    return round(one.moment(at_ns) * 1e6, 3)
+def _us(recorded: RecordedRun, at_ns: int) -> float:
+    return round(recorded.moment(at_ns) * 1e6, 3)
 
 
-def _slice(one: Recorded, name: str, category: str, thread: int, begin_ns: int, end_ns: int, **args: Any) -> Event:
-    begin, end = _us(one, begin_ns), _us(one, end_ns)
+def _slice(
+    recorded: RecordedRun, name: str, category: str, thread: int, begin_ns: int, end_ns: int, **args: Any
+) -> Event:
+    begin, end = _us(recorded, begin_ns), _us(recorded, end_ns)
     event = {
         "ph": "X",
         "name": name,
@@ -57,72 +59,78 @@ def _names(stages: int, boundaries: Mapping[tuple[int, int], int]) -> Iterator[E
     )
 
 
-def _stages(one: Recorded, step: Step) -> Iterator[Event]:
+def _stages(recorded: RecordedRun, step: Step) -> Iterator[Event]:
     title = f"step {step.number}" if step.phase == "train" else f"{step.phase} after step {step.number}"
     for stage, record in enumerate(step.records):
         yield _slice(
-            one, title, step.phase, stage, record.start_ns, record.end_ns, step=step.number, warmup=step.warmup
+            recorded, title, step.phase, stage, record.start_ns, record.end_ns, step=step.number, warmup=step.warmup
         )
         for action in record.actions:
             name = f"{action.kind}{action.microbatch}"
             late = {"overrun": True} if overran(action) else {}
-            yield _slice(one, name, "action", stage, action.input_ns, action.encoded_ns, **late)
+            yield _slice(recorded, name, "action", stage, action.input_ns, action.encoded_ns, **late)
         for span in spans(record):
             name = span.activity if span.microbatch is None else f"{span.activity} {span.microbatch}"
-            yield _slice(one, name, span.activity, stage, span.begin_ns, span.end_ns)
+            yield _slice(recorded, name, span.activity, stage, span.begin_ns, span.end_ns)
 
 
-def _boundaries(one: Recorded, step: Step, threads: Mapping[tuple[int, int], int], first: int) -> Iterator[Event]:
-    """Frames overlap, so they are asynchronous events; `first` is the id of the step's first."""
+def _boundaries(
+    recorded: RecordedRun, step: Step, threads: Mapping[tuple[int, int], int], first: int
+) -> Iterator[Event]:
+    """Yield the frames of a step. They overlap, so they are asynchronous events; `first` is the id of the first one."""
     used: list[dict[tuple[str, int], ActionRecord]]
     used = [{(action.kind, action.microbatch): action for action in record.actions} for record in step.records]
     for number, flight in enumerate(flights(step.records), start=first):
         sent, name = flight.sent, f"{flight.direction} {flight.sent.microbatch}"
         about: Event = {"name": name, "cat": "frame", "pid": BOUNDARIES, "tid": threads[flight.sender, flight.receiver]}
         sizes = {"raw_bytes": sent.raw_bytes, "payload_bytes": sent.payload_bytes, "frame_bytes": sent.frame_bytes}
-        yield about | {"ph": "b", "id": number, "ts": _us(one, sent.first_byte_ns), "args": sizes}
-        yield about | {"ph": "e", "id": number, "ts": _us(one, flight.end_ns)}
+        yield about | {"ph": "b", "id": number, "ts": _us(recorded, sent.first_byte_ns), "args": sizes}
+        yield about | {"ph": "e", "id": number, "ts": _us(recorded, flight.end_ns)}
         key = ("F" if flight.direction == "forward" else "B", sent.microbatch)
         source, target = used[flight.sender].get(key), used[flight.receiver].get(key)
         if source is not None and target is not None and source.input_ns < source.encoded_ns:
             arrow = {"name": name, "cat": "flow", "pid": STAGES, "id": number}
-            # An arrow starts inside the slice that it leaves: its end is not.
-            yield arrow | {"ph": "s", "tid": flight.sender, "ts": _us(one, source.computed_ns)}
-            yield arrow | {"ph": "f", "bp": "e", "tid": flight.receiver, "ts": _us(one, target.input_ns)}
+            # An arrow must start inside the slice that it leaves, and a slice's end is not inside.
+            yield arrow | {"ph": "s", "tid": flight.sender, "ts": _us(recorded, source.computed_ns)}
+            yield arrow | {"ph": "f", "bp": "e", "tid": flight.receiver, "ts": _us(recorded, target.input_ns)}
 
 
-def _counters(one: Recorded) -> Iterator[Event]:
-    for row in rows.links(one):
+def _counters(recorded: RecordedRun) -> Iterator[Event]:
+    for row in rows.link_rows(recorded):
         if row["rate_bps"] is not None and row["at_s"] is not None:
             name = f"{row['link']} {row['direction']}"
             at, rate = round(row["at_s"] * 1e6, 3), round(row["rate_bps"] / 1e6, 3)
             yield {"ph": "C", "name": name, "pid": LINKS, "tid": 0, "ts": at, "args": {"Mbit/s": rate}}
 
 
-def events(one: Recorded) -> list[Event]:
-    """All events of a run: names first, then by time."""
-    stages = one.cell.pipeline.stages
+def events(recorded: RecordedRun) -> list[Event]:
+    """Return all events of a run: names first, then by time."""
+    stages = recorded.cell.pipeline.stages
     pairs = [pair for left in range(stages - 1) for pair in ((left, left + 1), (left + 1, left))]
     threads = {pair: number for number, pair in enumerate(pairs)}
-    found: list[Event] = []
+    timed: list[Event] = []
     frames = 0
-    for step in one.steps:
-        found += _stages(one, step)
-        found += _boundaries(one, step, threads, frames)
+    for step in recorded.steps:
+        timed += _stages(recorded, step)
+        timed += _boundaries(recorded, step, threads, frames)
         frames += sum(len(record.sent) for record in step.records)
-    found += _counters(one)
-    # What lasts longer comes first, so that an inner slice follows the one around it.
-    found.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    return [*_names(stages, threads), *found]
+    timed += _counters(recorded)
+    # Longer slices come first, so that an inner slice follows the one around it.
+    timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    return [*_names(stages, threads), *timed]
 
 
-def write(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """A file a run, CELL-run-K.json, into an existing folder. Returns the files."""
+def write_timelines(runs: Iterable[Run], folder: Path) -> list[Path]:
+    """Write one file per run, CELL-run-K.json, into an existing folder; return the files."""
     made = []
-    for one in map(Recorded, runs):
-        about = {"cell": one.run.folder.parent.name, "timing": one.cell.timing, "dilation": one.cell.compute.dilation}
-        content = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events(one)}
-        path = folder / f"{one.run.folder.parent.name}-{one.run.folder.name}.json"
+    for recorded in map(RecordedRun, runs):
+        about = {
+            "cell": recorded.run.folder.parent.name,
+            "timing": recorded.cell.timing,
+            "dilation": recorded.cell.compute.dilation,
+        }
+        content = {"displayTimeUnit": "ms", "otherData": about, "traceEvents": events(recorded)}
+        path = folder / f"{recorded.run.folder.parent.name}-{recorded.run.folder.name}.json"
         path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf8")
         paths.give_to_user(path)
         made.append(path)

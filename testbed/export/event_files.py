@@ -1,4 +1,4 @@
-"""Runs as event files that TensorBoard shows: a folder a run, losses and step times by step."""
+"""Write runs as event files that TensorBoard shows: one folder per run, with losses and step times by step."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from typing import NamedTuple
 
 from testbed import paths, results
 from testbed.errors import CapabilityError
-from testbed.export.rows import Recorded
+from testbed.export.rows import RecordedRun
 from testbed.results import Run
 
 
-class Point(NamedTuple):
+class Scalar(NamedTuple):
     """One number at one step."""
 
     tag: str
     step: int
     value: float
     seconds: float
-    """Since the first step began, in the emulated world."""
+    """Seconds of the emulated world since the first step began."""
 
 
 _LOSSES = {"train": "loss/train", "evaluation": "loss/validation", "uncompressed": "loss/validation, uncompressed"}
 
 
-def points(one: Recorded) -> Iterator[Point]:
-    """Everything of a run that is a number a step."""
-    for step in one.steps:
-        at = one.moment(step.end_ns)
+def scalars(recorded: RecordedRun) -> Iterator[Scalar]:
+    """Yield every number of a run that has a value per step."""
+    for step in recorded.steps:
+        at = recorded.moment(step.end_ns)
         numbers: dict[str, float | None] = {_LOSSES[step.phase]: step.loss}
         if step.phase == "train":
             frames = [frame for record in step.records for frame in record.sent]
             last = step.records[-1]
             numbers |= {
-                "step/seconds": one.seconds(step.end_ns - step.begin_ns),
+                "step/seconds": recorded.seconds(step.end_ns - step.begin_ns),
                 "step/payload bytes": sum(frame.payload_bytes for frame in frames),
                 "step/raw bytes": sum(frame.raw_bytes for frame in frames),
                 "optimiser/learning rate": last.learning_rate,
                 "optimiser/gradient norm": last.gradient_norm,
             }
-        yield from (Point(tag, step.number, value, at) for tag, value in numbers.items() if value is not None)
+        yield from (Scalar(tag, step.number, value, at) for tag, value in numbers.items() if value is not None)
 
 
-def write(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """A folder of event files a run, below an existing folder; those of an earlier export are replaced. Returns the folders.
+def write_event_files(runs: Iterable[Run], folder: Path) -> list[Path]:
+    """Write one folder of event files per run below an existing folder; return these folders.
+
+    Earlier exports are replaced.
 
     CapabilityError where the package tensorboard is not installed.
     """
@@ -59,18 +61,18 @@ def write(runs: Iterable[Run], folder: Path) -> list[Path]:
             "pip install 'testbed[tensorboard]'"
         ) from None
     made = []
-    for one in map(Recorded, runs):
+    for recorded in map(RecordedRun, runs):
         place = results.make_folder(
-            folder / one.run.folder.parent.name / one.run.folder.name, "choose another folder with -o"
+            folder / recorded.run.folder.parent.name / recorded.run.folder.name, "choose another folder with -o"
         )
         for old in place.glob("events.out.tfevents.*"):
             old.unlink()
-        began = one.run.environment.get("taken_at")
+        began = recorded.run.environment.get("taken_at")
         zero = datetime.fromisoformat(began).timestamp() if began else 0.0
         writer = EventFileWriter(str(place))
-        for point in points(one):
-            value = Summary(value=[Summary.Value(tag=point.tag, simple_value=point.value)])
-            writer.add_event(Event(wall_time=zero + point.seconds, step=point.step, summary=value))
+        for scalar in scalars(recorded):
+            value = Summary(value=[Summary.Value(tag=scalar.tag, simple_value=scalar.value)])
+            writer.add_event(Event(wall_time=zero + scalar.seconds, step=scalar.step, summary=value))
         writer.close()
         for file in place.iterdir():
             paths.give_to_user(file)

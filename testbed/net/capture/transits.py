@@ -1,4 +1,4 @@
-"""What a capture says about the links it was taken on: packets found at both ends, matched one by one. Offline, with scapy."""
+"""Tell from a capture how packets crossed its links: match those seen at both ends. Offline, with scapy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _ETHERNET_BYTES = 14
 _TTL_AND_CHECKSUM = ((8, 9), (10, 12))  # of the IPv4 header: a router rewrites them
 
 
-class Crossing(NamedTuple):
-    """One direction of one link."""
+class Transit(NamedTuple):
+    """The packets of one direction of one link."""
 
     name: str
     """`node-0 up`"""
     sent: int
     """Packets seen leaving the one end."""
     arrived: int
-    """Those of them, copies not counted, that were seen at the other."""
+    """Packets among them that were seen at the other, without copies."""
     transit_ms: tuple[float, float, float]
     """1st, 50th and 99th percentile of the time from end to end."""
 
@@ -33,7 +33,7 @@ class _Seen(NamedTuple):
 
 
 def _key(content: bytes) -> bytes | None:
-    """What stays the same from end to end and differs from packet to packet; None: not IPv4."""
+    """The bytes that stay the same from end to end and differ from packet to packet; None: not IPv4."""
     if len(content) < 20 or content[0] >> 4 != 4:
         return None
     masked = bytearray(content)
@@ -42,27 +42,27 @@ def _key(content: bytes) -> bytes | None:
     return bytes(masked)
 
 
-def _read(path: Path) -> dict[str, list[_Seen]]:
-    """Every IPv4 packet by the interface's name."""
-    found: dict[str, list[_Seen]] = {}
+def _read_packets(path: Path) -> dict[str, list[_Seen]]:
+    """Read every IPv4 packet, by the interface's name."""
+    seen: dict[str, list[_Seen]] = {}
     with RawPcapNgReader(str(path)) as reader:
         for content, about in reader:
             name = about.ifname.decode() if isinstance(about.ifname, bytes) else about.ifname
             skip = _ETHERNET_BYTES if about.linktype == LINKTYPE_ETHERNET else 0
             at_ns = round(((about.tshigh << 32) + about.tslow) * 1e9 / about.tsresol)
             if (key := _key(content[skip:])) is not None:
-                found.setdefault(name, []).append(_Seen(at_ns, key))
-    return found
+                seen.setdefault(name, []).append(_Seen(at_ns, key))
+    return seen
 
 
-def crossings(path: Path) -> list[Crossing]:
-    """Of every link whose two ends are in the file: `up` from the near end to the far, then `down`.
+def transits(path: Path) -> list[Transit]:
+    """Match the packets of every link whose two ends are in the file: `up` from the near end to the far, then `down`.
 
     Where links share their far end, a packet belongs to the link at whose near end it was seen.
     """
-    seen = _read(path)
+    seen = _read_packets(path)
     far_names = [name for name in seen if " far " in name]
-    found = []
+    links = []
     for near in (name for name in seen if " near " in name):
         link = near.split(" near ")[0]
         far = next((name for name in far_names if name.startswith(f"{link} ")), far_names[0] if far_names else None)
@@ -73,10 +73,10 @@ def crossings(path: Path) -> list[Crossing]:
         gone_up = {key for key in at_near if key not in at_far or at_near[key] <= at_far[key]}
         up = [at_far[key] - at_near[key] for key in both if key in gone_up]
         down = [at_near[key] - at_far[key] for key in both if key not in gone_up]
-        found.append(_crossing(f"{link} up", len(gone_up), up))
+        links.append(_transit(f"{link} up", len(gone_up), up))
         if len(far_names) == len(seen) - len(far_names):  # what left a shared end may have gone down another link
-            found.append(_crossing(f"{link} down", len(at_far) - len(up), down))
-    return found
+            links.append(_transit(f"{link} down", len(at_far) - len(up), down))
+    return links
 
 
 def _first(packets: list[_Seen]) -> dict[bytes, int]:
@@ -86,8 +86,8 @@ def _first(packets: list[_Seen]) -> dict[bytes, int]:
     return first
 
 
-def _crossing(name: str, sent: int, transit_ns: list[int]) -> Crossing:
+def _transit(name: str, sent: int, transit_ns: list[int]) -> Transit:
     if len(transit_ns) < 2:
-        return Crossing(name, sent, len(transit_ns), (float("nan"),) * 3)
+        return Transit(name, sent, len(transit_ns), (float("nan"),) * 3)
     cut = quantiles(transit_ns, n=100, method="inclusive")
-    return Crossing(name, sent, len(transit_ns), (cut[0] / 1e6, cut[49] / 1e6, cut[98] / 1e6))
+    return Transit(name, sent, len(transit_ns), (cut[0] / 1e6, cut[49] / 1e6, cut[98] / 1e6))

@@ -1,0 +1,72 @@
+"""Capture the packets at the ends of links in one pcapng file: one interface per end, nanoseconds, first bytes only.
+
+What could not be kept is counted, in the file and in `Capture.story`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from testbed.errors import LabError, SpecError
+from testbed.process import Child
+
+_PATIENCE_S = 30
+
+
+class CapturePoint(NamedTuple):
+    """Where to capture."""
+
+    name: str
+    """The interface's name in the file."""
+    namespace_fd: int
+    device: str
+
+
+class Capture:
+    """A running capture, started from the main thread; a context manager that ends it."""
+
+    story: str
+    """What it kept and lost, in words, once it has ended."""
+
+    def __init__(self, path: Path, points: Sequence[CapturePoint]) -> None:
+        """Start it, and return when packets are being kept.
+
+        LabError when it cannot capture; SpecError for a file that cannot be written.
+        """
+        self._path, self.story = path, ""
+        try:
+            file = path.open("wb")
+        except OSError as error:
+            raise SpecError(f"cannot write the capture {path}: {error.strerror}") from None
+        with file:
+            self._process = Child(
+                "testbed.net.capture",
+                {"file": file.fileno(), "points": [point._asdict() for point in points]},
+                attempt=f"capture into {path}",
+                failure=LabError,
+                fds=[file.fileno(), *(point.namespace_fd for point in points)],
+            )
+        self._process.answer()
+
+    def close(self) -> None:
+        """Keep what has been seen so far, and end."""
+        try:
+            counts = self._process.last_answer(_PATIENCE_S)
+            self.story = (
+                f"captured {counts['kept']} packets in {self._path.name}, {counts['lost']} lost by the capture itself"
+            )
+        except LabError:
+            self.story = f"the capture {self._path.name} ended too early"
+        finally:
+            self._process.close()
+
+    def __enter__(self) -> Capture:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

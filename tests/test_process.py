@@ -1,0 +1,172 @@
+"""Starting programs of ours: what they are told and answer, how they end, and what is said when they fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import process
+from testbed.errors import CapabilityError, LabError, SpecError, StageError, TestbedError
+from testbed.process import READABLE, ROOT, Child, run_program, start_program
+
+PROGRAM = "tests.child_program"
+
+
+def child(do: str, failure: type[TestbedError] = LabError, **request: Any) -> Child:
+    return Child(PROGRAM, {"do": do, **request}, attempt="try it", failure=failure)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def test_a_child_answers_in_turn_whatever_it_prints_and_ends_with_its_input() -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with child("answer", numbers=[1, 2.5], text="ü") as asked:
+        first = asked.answer()
+        assert first | {"pid": 0} == {
+            "do": "answer",
+            "numbers": [1, 2.5],
+            "text": "ü",
+            "pid": 0,
+            "arguments": [],
+            "folder": str(ROOT),
+        }
+        assert first["pid"] == asked.pid
+        assert asked.ask({"more": True}, "try more") == '{"more":true}'
+        assert asked.last_answer(30) == "the last answer"
+    assert not alive(first["pid"])
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_request_larger_than_a_pipe_arrives_whole() -> None:
+    text = "0123456789" * 30_000
+    with child("answer", text=text) as asked:
+        assert asked.answer()["text"] == text
+
+
+def test_what_a_child_writes_to_standard_error_never_halts_it() -> None:
+    with child("chatter") as asked:
+        assert asked.answer() == "done"
+
+
+@pytest.mark.parametrize(
+    ("do", "kind", "message"),
+    [
+        ("refuse", SpecError, r"^cannot try it: a reason$"),
+        ("fail", StageError, r"^cannot try it: its process ended with status 1: a reason$"),
+        (
+            "crash",
+            StageError,
+            r"^cannot try it: its process ended with status 1: Traceback[\s\S]*RuntimeError: a reason$",
+        ),
+        ("die", StageError, r"^cannot try it: its process ended with status -9: no message$"),
+    ],
+)
+def test_the_end_of_a_child_is_an_error_that_says_why(do: str, kind: type[Exception], message: str) -> None:
+    before = set(Path("/proc/self/fd").iterdir())
+    with child(do, StageError, why="a reason") as asked:
+        for _ in range(2):  # whoever asks again is told the same
+            with pytest.raises(kind, match=message):
+                asked.answer()
+        with pytest.raises(kind, match=message.replace("try it", "try again")):
+            asked.ask({}, "try again")
+    with pytest.raises(kind, match=message):
+        process.ask(PROGRAM, {"do": do, "why": "a reason"}, attempt="try it", failure=StageError)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_child_that_takes_too_long_is_killed() -> None:
+    with child("sleep") as asked:
+        asked.answer()
+        with pytest.raises(LabError, match=r"^cannot try it: its process was not done after 0 s$"):
+            asked.last_answer(0.1)
+    assert not alive(asked.pid)
+
+
+def test_a_child_that_does_not_end_with_its_input_is_killed_when_it_is_closed() -> None:
+    with child("sleep") as asked:
+        asked.answer()
+    assert not alive(asked.pid)
+
+
+def test_a_child_dies_with_a_killed_parent() -> None:
+    code = "import time; from testbed.process import *; from testbed.errors import LabError\n"
+    code += f"asked = Child({PROGRAM!r}, {{'do': 'sleep'}}, attempt='sleep', failure=LabError)\n"
+    code += "print(asked.pid, asked.answer(), flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline().split()[0])
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(pid)
+
+
+def test_a_program_whose_parent_is_gone_does_not_begin() -> None:
+    command = [sys.executable, "-m", "testbed.process", "1", PROGRAM]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input='{"do":"chatter"}\n', check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "process 1, which started this one, is gone" in ended.stderr
+
+
+def test_a_program_is_run_with_its_arguments_and_its_lines_are_returned(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"a": [1]}', encoding="utf8")
+    assert run_program("json.tool", "--indent", "0", str(file), attempt="format it", failure=LabError) == [
+        "{", '"a": [', "1", "]", "}",
+    ]  # fmt: skip
+    file.write_text("{", encoding="utf8")
+    with pytest.raises(LabError, match=r"^cannot format it: its process ended with status 1: Expecting property name"):
+        run_program("json.tool", str(file), attempt="format it", failure=LabError)
+    with pytest.raises(SpecError, match=r"^cannot format it: usage: .*"):
+        run_program("json.tool", "--indent", "x", attempt="format it", failure=LabError)
+
+
+def test_programs_are_started_from_the_main_thread_with_which_they_die() -> None:
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            start_program(PROGRAM, attempt="try it")
+        except AssertionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            PermissionError(13, "Permission denied"),
+            f"cannot try it: cannot start {sys.executable}: Permission denied; {READABLE}",
+        ),
+        (
+            OSError(12, "Cannot allocate memory"),
+            f"cannot try it: cannot start {sys.executable}: Cannot allocate memory",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_started_says_why_and_what_to_do(error: OSError, message: str) -> None:
+    def refuse(*_: object, **__: object) -> subprocess.Popen[bytes]:
+        raise error
+
+    before = set(Path("/proc/self/fd").iterdir())
+    with pytest.raises(CapabilityError) as raised:
+        Child(PROGRAM, {}, attempt="try it", failure=LabError, popen=refuse)
+    assert str(raised.value) == message
+    assert set(Path("/proc/self/fd").iterdir()) == before
