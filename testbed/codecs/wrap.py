@@ -20,7 +20,7 @@ from testbed.codecs.contract import Codec, Hook, MessageKey, Payload, Stateful
 from testbed.errors import CodecError
 from testbed.message_key import Side
 
-Kind = TypeVar("Kind")
+Capability = TypeVar("Capability")
 
 
 def parts_of(codec: object) -> Mapping[str, Codec]:
@@ -39,7 +39,7 @@ def walk(codec: object) -> Iterator[object]:
         yield from walk(part)
 
 
-def capability(codec: object, kind: type[Kind]) -> Kind | None:
+def capability(codec: object, kind: type[Capability]) -> Capability | None:
     """Find what has the methods of `kind`, an optional protocol of `contract`: the codec, or what it wraps. None: nothing has.
 
     A codec that has them answers for all that it wraps; otherwise its parts that have them answer together, as `Joint` says. Ask
@@ -51,7 +51,7 @@ def capability(codec: object, kind: type[Kind]) -> Kind | None:
     return Joint(able) if able else None  # type: ignore[return-value]  # with the methods that all of `able` have
 
 
-def parts_with(parts: Mapping[str, Codec], kind: type[Kind]) -> dict[str, Kind]:
+def parts_with(parts: Mapping[str, Codec], kind: type[Capability]) -> dict[str, Capability]:
     """Return what `capability` finds in each part, without the parts in which it finds nothing."""
     return {name: able for name, part in parts.items() if (able := capability(part, kind)) is not None}
 

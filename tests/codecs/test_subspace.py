@@ -14,10 +14,10 @@ from torch import Tensor
 
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.contract import Context, MessageKey
-from testbed.codecs.in_model import bases, constrain, subspace
-from testbed.codecs.in_model.inner import Carrying
+from testbed.codecs.in_model import bases, constrained_stage, subspace
+from testbed.codecs.in_model.constrained_stage import ConstrainedStage
+from testbed.codecs.in_model.model_codec import Carrying
 from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
-from testbed.codecs.in_model.subspace_stage import StageSubspace
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.optimise import RowwiseAdamW
@@ -98,7 +98,7 @@ def gradients(stages: list[Any], basis: Tensor, *, projected: bool) -> dict[str,
         for name, parameter in stage.named_parameters():
             gradient = parameter.grad.clone()
             if id(parameter) in constrained:
-                constrain.project_(gradient, basis, constrained[id(parameter)])
+                constrained_stage.project_(gradient, basis, constrained[id(parameter)])
             found[f"{index}.{name}"] = gradient
     return found
 
@@ -179,7 +179,7 @@ def test_weights_stay_in_the_subspace_for_a_hundred_steps(keep: str) -> None:
     for part in (*stage.tables(), *stage.writers()):
         if keep == "reparametrised":
             continue
-        assert constrain.outside(part.module.weight, basis) < 1e-5
+        assert constrained_stage.outside(part.module.weight, basis) < 1e-5
     hidden = stage(ids()).detach()
     back = hook.receive(hook.send(hidden, ids()), ids())
     assert float((back - hidden).abs().max() / hidden.abs().max()) < 1e-5
@@ -194,7 +194,7 @@ def test_row_wise_second_moments_keep_an_update_in_the_span_and_element_wise_one
         for step in range(50):
             weight.grad = bases.normal(f"g {step}", 40, 3) @ basis.T
             steps.step(0.01) if rowwise else steps.step()
-        shares.append(constrain.outside(weight, basis))
+        shares.append(constrained_stage.outside(weight, basis))
     assert shares[0] < 1e-5
     assert shares[1] > 1e-2
 
@@ -279,7 +279,7 @@ def moving_ends() -> tuple[Any, Any]:
 
 def test_a_basis_is_carried_once_and_hostile_ones_are_refused() -> None:
     sender, receiver = moving_ends()
-    stage: StageSubspace = sender._load._stage
+    stage: ConstrainedStage = sender._matrix._stage
     new = bases.drawn("another", 64, 8).to(torch.bfloat16)
     gradient = torch.randn(2, 16, 8)
     plain = bytes(sender.encode(gradient, KEY))
@@ -290,7 +290,7 @@ def test_a_basis_is_carried_once_and_hostile_ones_are_refused() -> None:
     broken = [carrying[:20], carrying[:-1], carrying + b"\0", b"\x50\x02\0\0" + carrying[4:], b"\x50\x01" + plain[2:]]
     broken += [carrying[:4] + bytes(2 * new.numel()) + carrying[4 + 2 * new.numel() :]]  # no basis
     broken += [carrying[:4] + b"\x80\x7f" + carrying[6:]]  # infinity
-    received: StageSubspace = receiver._load._stage
+    received: ConstrainedStage = receiver._matrix._stage
     for payload in broken:
         with pytest.raises(CodecError):
             receiver.decode(payload, KEY)

@@ -13,7 +13,7 @@ from test_stage import TOKENS, Result, ToyBatch, ToyData, a_cell, train
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue import table as codecs
 from testbed.codecs.contract import Codec, Context
-from testbed.codecs.in_model.constrain import outside
+from testbed.codecs.in_model.constrained_stage import outside
 from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import SpecError
@@ -191,7 +191,7 @@ def test_mapl_s_ends_hold_the_same_basis_which_costs_its_bytes_once_a_step() -> 
     made: list[Codec] = []
     found = run("mapl(4, rate=1)", cell_of(2, steps=6, evaluate_every=3), made)
     assert found.errors == [None, None]
-    ends = [hook for codec in made if (hook := getattr(codec, "own_load", None)) is not None]
+    ends = [hook for codec in made if (hook := getattr(codec, "own_matrix", None)) is not None]
     one, other = (end.basis.detach() for end in ends)
     sender = next(end for end in ends if end._sends)
     assert torch.equal(one, other)

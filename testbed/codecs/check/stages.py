@@ -68,11 +68,11 @@ class Stage(nn.Module):
                 self.output = nn.Linear(width, vocabulary)
 
     def tables(self) -> tuple[_Part, ...]:
-        """See `stage_model`."""
+        """See `model_codec.ChangeableStage`."""
         return (_Part(self, "tokens"), _Part(self, "positions")) if self.first else ()
 
     def writers(self) -> tuple[_Part, ...]:
-        """See `stage_model`."""
+        """See `model_codec.ChangeableStage`."""
         return (_Part(self, "outside"),)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -14,14 +14,17 @@ from torch import Tensor
 from testbed import keyed
 
 _CHUNK = 1 << 22
-_ORTHONORMAL = 1e-3
-"""How far from the identity the product of a basis with itself may be: bf16 rounding leaves more, fp32 makes of it far less."""
+_SKEW = 0.05
+"""How far from the identity the product of a basis with itself may be: bf16 rounding leaves less."""
 _NO_RANK = 1e-12
 """The square of a singular value that is fp32's rounding, as a share of the largest one's."""
 
 
 def normal(purpose: str, *shape: int) -> Tensor:
-    """fp32 numbers of mean 0 and variance 1 that depend on `purpose` alone (Box and Muller 1958, on 32-bit words of Philox)."""
+    """Draw fp32 numbers of mean 0 and variance 1 that depend on `purpose` alone.
+
+    Box and Muller (1958), on 32-bit words of Philox.
+    """
     count = math.prod(shape)
     numbers = torch.empty(count)
     stream = np.random.Philox(key=keyed.key(purpose))
@@ -36,9 +39,9 @@ def normal(purpose: str, *shape: int) -> Tensor:
 
 
 def orthonormal(matrix: Tensor) -> Tensor:
-    """(d, k), k <= d, of full rank: an orthonormal basis of its columns, fp32.
+    """Return an orthonormal basis, fp32, of the columns of a matrix (d, k), k <= d, of full rank.
 
-    Of all such it is the Q of QR whose R has a positive diagonal: a small change of `matrix` is a small change of the basis.
+    It is the Q of the QR whose R has a positive diagonal: then a small change of `matrix` is a small change of the basis.
     """
     q, r = torch.linalg.qr(matrix)
     basis: Tensor = q * r.diagonal().sign()
@@ -46,15 +49,15 @@ def orthonormal(matrix: Tensor) -> Tensor:
 
 
 def drawn(purpose: str, width: int, rank: int) -> Tensor:
-    """A basis (d, k) of a subspace that is uniformly random: orthonormalised isotropic noise."""
+    """Draw a basis (d, k) of a subspace that is uniformly random: orthonormalised isotropic noise."""
     return orthonormal(normal(purpose, width, rank))
 
 
 def polar(matrix: Tensor) -> Tensor:
-    """(d, k): M (M^T M)^(-1/2) in fp32, of full rank the nearest matrix with orthonormal columns. Where the rank is lower, the
-    singular values that are not there stay 0.
+    """Return M (M^T M)^(-1/2) of a matrix (d, k), fp32: for full rank, the nearest matrix with orthonormal columns.
 
-    It is what iterations such as Newton and Schulz's (or Polar Express) tend to; k is small enough to compute it outright.
+    Where the rank is lower, the singular values that are not there stay 0. Iterations such as Newton and Schulz's (or Polar
+    Express) tend to the same; k is small enough to compute it outright.
     """
     matrix = matrix.double()  # squaring doubles the digits that are needed
     values, vectors = torch.linalg.eigh(matrix.T @ matrix)
@@ -66,12 +69,12 @@ def polar(matrix: Tensor) -> Tensor:
     return nearest.float().contiguous()
 
 
-def is_basis(matrix: Tensor) -> bool:
-    """Whether the columns are orthonormal, but for rounding."""
-    product = matrix.T @ matrix
-    return bool((product - torch.eye(matrix.shape[1])).abs().max() <= _ORTHONORMAL)
+def fault_of(matrix: Tensor) -> str | None:
+    """Say what is wrong with a basis that crossed as bf16; None where its columns are orthonormal, but for rounding."""
+    skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1])).abs().max()
+    return None if float(skew) <= _SKEW else "is no basis: its columns are not orthonormal"
 
 
 def rank_of(width: int, ratio: float) -> int:
-    """k for a hidden size d and a ratio d/k: the nearest whole number, at least 1 and at most d."""
+    """Return k for a hidden size d and a ratio d/k: the nearest whole number, at least 1 and at most d."""
     return max(1, min(width, round(width / ratio)))

@@ -1,7 +1,7 @@
 """Learned bottlenecks: an encoder at the boundary's upper end and a decoder at the lower, trained with the model.
 
-They change what is learned, and are there in every evaluation, with and without the wire's codec. With m = d/ratio values a token
-crossing, bits per element are the inner codec's divided by `ratio`. Parameters start from the seed and the boundary.
+They change what is learned, and are there in every evaluation, with and without the wire's codec. As m = d/ratio values per token
+cross, bits per element are the inner codec's divided by `ratio`. Parameters start from the seed and the boundary.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from torch import Tensor, nn
 from testbed import keyed
 from testbed.codecs.contract import Codec, Context
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.inner import Inner
-from testbed.codecs.in_model.stage_model import known
+from testbed.codecs.in_model.model_codec import InModel, changeable
 from testbed.message_key import Side
 
-Kind = Literal["linear", "maxout"]
+Squeeze = Literal["linear", "maxout"]
+"""What maps d channels to m in SWARM's encoder."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """torch's layers begin with numbers of the process's one generator: stages in threads would draw from each other's seed."""
 
 
 class BottleneckHook:
-    """One end of a bottleneck in a stage's model; see `base.Hook`."""
+    """One end of a bottleneck in a stage's model, as `contract.Hook` says."""
 
     def __init__(self, module: nn.Module) -> None:
         """`module` maps (..., d) to (..., m) at the upper end, and back at the lower."""
         self.module = module
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """This end's."""
+        """Return this end's."""
         return self.module.parameters()
 
     def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """None."""
+        """Return none."""
         return {}
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, m)."""
+        """Map hidden states (b, n, d) to (b, n, m)."""
         return self.module(hidden)  # type: ignore[no-any-return]
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
-        """(b, n, m) to (b, n, d)."""
+        """Map (b, n, m) to hidden states (b, n, d)."""
         return self.module(coded)  # type: ignore[no-any-return]
 
     def begin(self, step: int, microbatches: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def after_step(self, step: int, rate: float) -> None:
-        """Nothing: the optimiser does it all."""
+        """Do nothing: the optimiser does it all."""
 
 
-class _Bottleneck(Inner):
+class _Bottleneck(InModel):
     """What the kinds have in common."""
 
     def __init__(self, context: Context, *, inner: Codec, ratio: float) -> None:
@@ -64,8 +64,8 @@ class _Bottleneck(Inner):
         self._ratio = ratio
 
     def hook(self, model: nn.Module, side: Side) -> BottleneckHook:
-        """A fresh end: the same numbers whenever seed, boundary and end are. SpecError for a model whose width is not known."""
-        width = known(model, "bottleneck").width
+        """Make a fresh end, with the same numbers for the same seed, boundary and end. SpecError for a model of unknown width."""
+        width = changeable(model, "bottleneck").width
         sends = side == "downstream"
         end = "encoder" if sends else "decoder"
         name = f"{type(self).__name__} {self._context.seed} {self._context.boundary} {end}"
@@ -74,15 +74,15 @@ class _Bottleneck(Inner):
             return BottleneckHook(self.encoder(width) if sends else self.decoder(width))
 
     def narrow(self, width: int) -> int:
-        """m for a hidden size d."""
+        """Return m for a hidden size d."""
         return bases.rank_of(width, self._ratio)
 
     def encoder(self, width: int) -> nn.Module:
-        """(..., d) to (..., m)."""
+        """Make the layers that map (..., d) to (..., m)."""
         raise NotImplementedError
 
     def decoder(self, width: int) -> nn.Module:
-        """(..., m) to (..., d)."""
+        """Make the layers that map (..., m) to (..., d)."""
         raise NotImplementedError
 
 
@@ -91,12 +91,12 @@ class Swarm(_Bottleneck):
     group of `ratio` neighbouring values. Both as in SWARM (Ryabinin et al., ICML 2023), whose wire is 8 bits.
     """
 
-    def __init__(self, context: Context, *, ratio: int, inner: Codec, kind: Kind = "linear") -> None:
+    def __init__(self, context: Context, *, ratio: int, inner: Codec, kind: Squeeze = "linear") -> None:
         super().__init__(context, inner=inner, ratio=ratio)
         self._kind, self._group = kind, ratio
 
     def narrow(self, width: int) -> int:
-        """Groups, the last of them perhaps smaller."""
+        """Return the number of groups, the last of which may be smaller."""
         return -(-width // self._group)
 
     def encoder(self, width: int) -> nn.Module:
@@ -114,7 +114,7 @@ class _Maxout(nn.Module):
         self._group = group
 
     def forward(self, values: Tensor) -> Tensor:
-        """(..., d) to (..., d / group), d padded to a multiple where it is none."""
+        """Map (..., d) to (..., d / group), with d padded to a multiple of the group where it is none."""
         if lacking := -values.shape[-1] % self._group:
             values = nn.functional.pad(values, (0, lacking), value=-torch.inf)
         return values.view(*values.shape[:-1], -1, self._group).amax(-1)
@@ -171,5 +171,5 @@ class _BesideIdentity(nn.Module):
         self._more = outputs - inputs
 
     def forward(self, values: Tensor) -> Tensor:
-        """(..., inputs) to (..., outputs)."""
+        """Map (..., inputs) to (..., outputs)."""
         return self.layers(values) + nn.functional.pad(values, (0, self._more))  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""MAPL: a basis of its own for each boundary, learned on the Stiefel manifold, around a small token embedding at every stage.
+"""MAPL: each boundary has its own basis, learned on the Stiefel manifold, around a small token embedding at every stage.
 
-Boundary p has A_p (d, r) with orthonormal columns, a stage E (v, r), learned, and all stages R (r, d), fixed, with orthonormal
+Boundary p has A_p (d, r) with orthonormal columns, each stage E (v, r), learned, and all stages R (r, d), fixed, with orthonormal
 rows. The first stage's token embedding is E R; the others learn copies of E that start alike (the sources do not say what the
 first stage's embedding is; so at the first step a token's embedding crosses exactly). With Y = X - E[token] R at the sender:
 
@@ -12,12 +12,12 @@ part is not stated; here it is, r d numbers with the step's last gradients, and 
 
   g_R = g - A sym(A^T g);  m <- beta m + (1 - beta) g_R;  A <- polar(A - alpha polar(m))
 
-so A turns by about alpha a step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1 in the
-paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, as Adam's, 0.1 is a smaller step.
+so A turns by about alpha per step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1 in the
+paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, such as Adam's, 0.1 is a smaller step.
 
 Bits per element: the inner codec's, times r/d. Sources: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method, at second
 hand; Yang and Lai, "Manifold constrained steepest descent" (arXiv 2601.21487), for SPEL. Derived, because not stated: beta = 0.9,
-and one R for all stages (with one a stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
+and one R for all stages (with one per stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
 """
 
 from __future__ import annotations
@@ -30,18 +30,16 @@ from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.inner import Carrying
-from testbed.codecs.in_model.stage_model import StageModel, known
+from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, changeable
 from testbed.errors import SpecError
 from testbed.message_key import Direction, Phase, Side
 
 BETA = 0.9
 SPREAD = 0.02
 """Standard deviation of a token's first embedding, value by value."""
-_SKEW = 0.05
 
 
-class Settings(NamedTuple):
+class MaplSettings(NamedTuple):
     """What all boundaries of a model must agree on."""
 
     seed: int
@@ -50,9 +48,9 @@ class Settings(NamedTuple):
 
 
 class StageEmbedding(nn.Module):
-    """E R: a low-rank token embedding, one a stage, that the hooks at both its boundaries work with."""
+    """E R: a low-rank token embedding, one per stage, that the hooks at both its boundaries work with."""
 
-    def __init__(self, model: StageModel, settings: Settings) -> None:
+    def __init__(self, model: ChangeableStage, settings: MaplSettings) -> None:
         super().__init__()
         self.settings = settings
         rank = bases.rank_of(model.width, settings.ratio)
@@ -63,14 +61,14 @@ class StageEmbedding(nn.Module):
         self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(b, n) int64 to (b, n, d)."""
+        """Map ids (b, n) int64 to rows (b, n, d)."""
         small = nn.functional.embedding(ids, self.weight)
         rows: Tensor = nn.functional.linear(small, self.get_buffer("columns"))
         return rows
 
 
 class MaplHook:
-    """One boundary's part in a stage's model; see `base.Hook`."""
+    """One boundary's part in a stage's model, as `contract.Hook` says."""
 
     def __init__(self, embedding: StageEmbedding, width: int, *, boundary: int, sends: bool) -> None:
         settings = embedding.settings
@@ -85,32 +83,32 @@ class MaplHook:
         self.basis = self._on_the_wire()
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """The stage's E, which both its hooks name. A is updated here, not by the optimiser."""
+        """Return the stage's E, which both its hooks name. A is updated here, not by the optimiser."""
         return (self._embedding.weight,)
 
     def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """None."""
+        """Return none."""
         return {}
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, r)."""
+        """Map hidden states (b, n, d) to (b, n, r)."""
         # (E R) A as E (R A): r x r numbers in place of the rows of a whole table
         small = nn.functional.embedding(inputs, self._embedding.weight)
         coded: Tensor = hidden @ self.basis - small @ (self._embedding.get_buffer("columns").T @ self.basis)
         return coded
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
-        """(b, n, r) to (b, n, d)."""
+        """Map (b, n, r) to hidden states (b, n, d)."""
         hidden: Tensor = coded @ self.basis.T + self._embedding(inputs)
         return hidden
 
     def begin(self, step: int, microbatches: int) -> None:
-        """So that the last of the step's gradients is known when it goes."""
+        """Count the step's gradients, so that the last of them is known when it goes."""
         self._microbatches, self._gradients, self._returned = microbatches, 0, None
         self.basis.grad = None
 
     def after_step(self, step: int, rate: float) -> None:
-        """The sender's A moves. SpecError where the receiver's part of its gradient did not come."""
+        """Move the sender's A. SpecError where the receiver's part of its gradient did not come."""
         if not self._sends:
             return
         if self._returned is None:
@@ -130,12 +128,12 @@ class MaplHook:
         self.basis = self._on_the_wire()
 
     def agreed(self) -> Mapping[str, Tensor]:
-        """What both ends must hold alike once a message has crossed: see `check.claims`."""
+        """Return what both ends must hold alike once a message has crossed: see `check.claims`."""
         return {"basis": self.basis, "rows of the embedding": self._embedding.get_buffer("columns")}
 
     # ---------------------------------------------------------------- what the codecs carry
     def outgoing(self, key: MessageKey) -> Tensor | None:
-        """Forward: A, if it is not the one of this phase's last message. Backward: the receiver's gradient, with the last."""
+        """Return A, if this phase's last message had another one; backward, the receiver's gradient, with the step's last message."""
         if self._sends:
             return None if self._told.get(key.phase, 0) == self._version else self._master.to(torch.bfloat16)
         if self._gradients + 1 < self._microbatches:
@@ -144,35 +142,32 @@ class MaplHook:
         return (torch.zeros_like(self._master) if gradient is None else gradient).to(torch.bfloat16)
 
     def sent(self, key: MessageKey, matrix: Tensor | None) -> None:
-        """This phase knows A; or another gradient has gone."""
+        """Note that this phase knows A, or that another gradient has gone."""
         if self._sends:
             self._told[key.phase] = self._version
         else:
             self._gradients += 1
 
     def visit(self, direction: Direction) -> int:
-        """Of A: after 255 comes 1. Gradients have none: one that is missing ends the step."""
+        """Return A's number, which is 1 after 255. Gradients have none: one that is missing ends the step."""
         if direction == "backward":
             return 0
         return (self._version - 1) % 255 + 1 if self._version else 0
 
     def reset(self) -> None:
-        """A goes with the next message of each phase."""
+        """Send A with the next message of each phase."""
         self._told = dict.fromkeys(self._told, -1)
 
     def expected(self, key: MessageKey) -> tuple[int, int] | None:
-        """A, or its gradient."""
+        """Return the shape of A and of its gradient."""
         return (self._master.shape[0], self._master.shape[1])
 
     def check(self, matrix: Tensor, key: MessageKey) -> str | None:
-        """A must be orthonormal, but for bf16; a gradient may be anything."""
-        if self._sends:
-            return None
-        skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1])).abs().max()
-        return None if float(skew) <= _SKEW else "is no basis: its columns are not orthonormal"
+        """Accept only a basis for A; a gradient may be anything."""
+        return None if self._sends else bases.fault_of(matrix)
 
     def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
-        """A from upstream, or from downstream its gradient."""
+        """Take A from upstream, or its gradient from downstream."""
         if self._sends:
             self._returned = matrix
         else:
@@ -180,20 +175,20 @@ class MaplHook:
             self.basis = self._on_the_wire()
 
     def _on_the_wire(self) -> Tensor:
-        """What both ends make of the bytes; apart from the sender's own A, whose small steps bf16 would swallow."""
+        """Return what both ends make of the bytes. The sender's own A is kept beside it: bf16 would swallow its small steps."""
         return bases.polar(self._master.to(torch.bfloat16).float()).requires_grad_()
 
 
 class Mapl(Carrying):
-    """Both directions. `ratio` is d/r; `rate` is A's learning rate as a share of the model's."""
+    """The codec of both directions. `ratio` is d/r; `rate` is A's learning rate as a share of the model's."""
 
     def __init__(self, context: Context, *, ratio: float, inner: Codec, rate: float = 0.1) -> None:
         super().__init__(context, inner=inner)
-        self._settings = Settings(context.seed, ratio, rate)
+        self._settings = MaplSettings(context.seed, ratio, rate)
 
     def hook(self, model: nn.Module, side: Side) -> MaplHook:
-        """The first stage's token embedding becomes E R. SpecError for a model without what is needed, or with two ratios."""
-        stage = known(model, "mapl")
+        """Make E R the first stage's token embedding. SpecError for a model without what is needed, or with two ratios."""
+        stage = changeable(model, "mapl")
         embedding = stage.kept.get("mapl")
         if embedding is None:
             embedding = stage.kept["mapl"] = StageEmbedding(stage, self._settings)
@@ -206,5 +201,5 @@ class Mapl(Carrying):
             )
         boundary = self._context.boundary
         hook = MaplHook(embedding, stage.width, boundary=boundary, sends=side == "downstream")
-        self.own_load = hook
+        self.own_matrix = hook
         return hook

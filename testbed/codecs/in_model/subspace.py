@@ -1,14 +1,14 @@
 """Subspace networks (Protocol Models): a model whose hidden states lie in a k-dimensional subspace but for a part that every
-stage knows, so that k coordinates a token cross instead of d values, and nothing is lost.
+stage knows, so that k coordinates per token cross instead of d values, and nothing is lost.
 
 With U (d, k) orthonormal and F a fixed table, the same at all stages: X = F[token] + P[position] + residual branches, and every
 layer that writes into X writes within span(U). Then C = (X - F - P) U crosses, and C U^T + F + P is X again, to within rounding.
 The gradient of C is G U, which is all of G that anything upstream of the boundary depends on. F, P and U are drawn from the seed
-and token ids derived from the order of the data, so neither costs a byte. Bits per element: the inner codec's, times k/d.
+and token ids follow from the order of the data, so neither costs a byte. Bits per element: the inner codec's, times k/d.
 
 How the weights are kept there (`keep`), the variants B, C, A and D of the reference:
   projected       ordinary AdamW, then W <- W U U^T after each step: the authors' released code
-  reparametrised  W = Z U^T with Z learned, so nothing need be done; fewer parameters are learned
+  reparametrised  W = Z U^T with Z learned, so nothing needs to be done; fewer parameters are learned
   grassmann       one second moment for each row (an update then stays in the span), and the basis itself moves: every `every`
                   steps U <- qr(U + rate * D / l) with D = (I - U U^T) G^T G U from gradients G sampled at the last boundary,
                   l the largest eigenvalue of U^T G^T G U. The paper's objective and step size are not published: this is
@@ -34,24 +34,21 @@ from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.in_model import bases
-from testbed.codecs.in_model.inner import Carrying
-from testbed.codecs.in_model.stage_model import StageModel, known
-from testbed.codecs.in_model.subspace_stage import Keep, Settings, StageSubspace
+from testbed.codecs.in_model.constrained_stage import ConstrainedStage, Keep, SubspaceSettings
+from testbed.codecs.in_model.model_codec import Carrying, ChangeableStage, changeable
 from testbed.errors import SpecError
 from testbed.message_key import Direction, Side
 
 _OUTSIDE = 0.1
 """The share of the hidden states' norm that may lie outside: bf16 arithmetic leaves a few thousandths."""
 _SAMPLED_STEPS = 8
-"""Before the basis moves: one micro-batch's gradient of each is looked at."""
-_SKEW = 0.05
-"""How far from orthonormal a basis may come out of bf16."""
+"""The steps before the basis moves, of each of which one micro-batch's gradient is sampled."""
 
 
 class SubspaceHook:
-    """One boundary's part in a stage's model; see `base.Hook`."""
+    """One boundary's part in a stage's model, as `contract.Hook` says."""
 
-    def __init__(self, stage: StageSubspace, model: StageModel, *, boundary: int, sends: bool) -> None:
+    def __init__(self, stage: ConstrainedStage, model: ChangeableStage, *, boundary: int, sends: bool) -> None:
         self._stage, self._model, self._boundary, self._sends = stage, model, boundary, sends
         self._moves = stage.settings.keep == "grassmann"
         self._unchecked = stage.settings.keep != "free"
@@ -59,15 +56,15 @@ class SubspaceHook:
         self._sampling = False
 
     def parameters(self) -> Iterable[nn.Parameter]:
-        """None of its own: the constrained ones are the model's."""
+        """Return none: the constrained parameters are the model's."""
         return ()
 
     def rowwise(self) -> Mapping[nn.Parameter, int]:
-        """Those of the stage, where it is constrained and its basis moves."""
+        """Return the stage's, where it is constrained and its basis moves."""
         return self._stage.rowwise() if self._sends else {}
 
     def send(self, hidden: Tensor, inputs: Tensor) -> Tensor:
-        """Coordinates (b, n, k). SpecError when the first hidden states do not lie in the subspace."""
+        """Return coordinates (b, n, k). SpecError when the first hidden states do not lie in the subspace."""
         coded = self._stage.coordinates(hidden, inputs)
         if self._unchecked:
             self._unchecked = False
@@ -75,19 +72,19 @@ class SubspaceHook:
         return coded
 
     def receive(self, coded: Tensor, inputs: Tensor) -> Tensor:
-        """Hidden states (b, n, d), exact to within rounding where the sender is constrained."""
+        """Return hidden states (b, n, d), exact to within rounding where the sender is constrained."""
         hidden = self._stage.hidden(coded, inputs)
         if self._sampling and hidden.requires_grad:
             hidden.register_hook(self._sample)  # type: ignore[no-untyped-call]
         return hidden
 
     def begin(self, step: int, microbatches: int) -> None:
-        """Whether to look at this step's gradients."""
+        """Decide whether to sample this step's gradients."""
         every = self._stage.settings.every
         self._sampling = self._moves and not self._sends and self._model.last and step % every >= every - _SAMPLED_STEPS
 
     def after_step(self, step: int, rate: float) -> None:
-        """Projection, and where it is time the way to another basis."""
+        """Project the weights, and where it is time begin to move the basis."""
         if self._sends or self._model.last:  # of two hooks of a stage one does it
             self._stage.change_over()
         if self._sends:
@@ -98,41 +95,40 @@ class SubspaceHook:
             self._sampled = None
 
     def agreed(self) -> Mapping[str, Tensor]:
-        """What every stage must hold alike: see `check.claims`."""
+        """Return what every stage must hold alike: see `check.claims`."""
         return {"basis": self._stage.basis, **{f"fixed {name}": table for name, table in self._stage.fixed.items()}}
 
     def outside(self) -> float | None:
-        """Of the stage, at the end that is constrained: see `check.claims`."""
+        """Return the stage's share, at the end that is constrained: see `check.claims`."""
         return self._stage.outside() if self._sends else None
 
     # ---------------------------------------------------------------- what the gradients' codec carries
     def outgoing(self, key: MessageKey) -> Tensor | None:
-        """The basis that is coming, once, with the first gradients that go upstream."""
+        """Return the next basis, once, with the first gradients that go upstream."""
         return self._stage.coming if key.phase == "train" and not self._stage.passed_on else None
 
     def sent(self, key: MessageKey, matrix: Tensor | None) -> None:
-        """It goes once."""
+        """Remember that the basis has gone."""
         self._stage.passed_on |= matrix is not None
 
     def visit(self, direction: Direction) -> int:
-        """Bases are counted nowhere: a stage that lacks one ends the run."""
+        """Return 0: bases are not counted, because a stage that lacks one ends the run."""
         return 0
 
     def reset(self) -> None:
-        """Nothing: the hook's basis is not the stream's state."""
+        """Do nothing: the hook's basis is not the stream's state."""
 
     def expected(self, key: MessageKey) -> tuple[int, int] | None:
-        """A basis, if it moves, and only from downstream."""
+        """Return a basis's shape, if the basis moves, and only from downstream."""
         basis = self._stage.basis
         return (basis.shape[0], basis.shape[1]) if self._moves and self._sends else None
 
     def check(self, matrix: Tensor, key: MessageKey) -> str | None:
-        """Orthonormal, but for bf16."""
-        skew = (matrix.float().T @ matrix.float() - torch.eye(matrix.shape[1])).abs().max()
-        return None if float(skew) <= _SKEW else "is no basis: its columns are not orthonormal"
+        """Accept only a basis."""
+        return bases.fault_of(matrix)
 
     def incoming(self, matrix: Tensor, key: MessageKey, visit: int) -> None:
-        """For the end of this step."""
+        """Keep the next basis for the end of this step."""
         self._stage.coming, self._stage.passed_on = matrix, False
 
     def _sample(self, gradient: Tensor) -> None:
@@ -140,8 +136,8 @@ class SubspaceHook:
             return
         self._sampling = False  # the step's first micro-batch, whatever the schedule has in flight by then
         rows, basis = gradient.reshape(-1, gradient.shape[-1]), self._stage.basis
-        found = rows.T @ (rows @ basis)
-        self._sampled = found if self._sampled is None else self._sampled + found
+        product = rows.T @ (rows @ basis)
+        self._sampled = product if self._sampled is None else self._sampled + product
 
     def _check(self, hidden: Tensor, back: Tensor) -> None:
         share = float((hidden - back).norm() / hidden.norm().clamp_min(torch.finfo(torch.float32).tiny))
@@ -154,7 +150,7 @@ class SubspaceHook:
 
 
 def moved(basis: Tensor, sampled: Tensor, rate: float) -> Tensor:
-    """The basis (d, k) after one step of gradient descent on the Grassmann manifold for ||G (I - U U^T)||^2.
+    """Return the basis (d, k) after one step of gradient descent on the Grassmann manifold for ||G (I - U U^T)||^2.
 
     `sampled` is G^T G U summed over the samples; a rate of 1 is about one step of subspace iteration.
     """
@@ -166,7 +162,7 @@ def moved(basis: Tensor, sampled: Tensor, rate: float) -> Tensor:
 
 
 class Subspace(Carrying):
-    """Both directions: (b, n, k) coordinates through the inner codec.
+    """The codec of both directions: coordinates (b, n, k) through the inner codec.
 
     `ratio` is d/k; `every` and `rate` are for keep=grassmann, whose gradients alone carry a basis and have a header for it.
     """
@@ -183,15 +179,15 @@ class Subspace(Carrying):
         spread: float = 0.02,
     ) -> None:
         super().__init__(context, inner=inner)
-        self._settings = Settings(context.seed, ratio, keep, every, rate, spread)
+        self._settings = SubspaceSettings(context.seed, ratio, keep, every, rate, spread)
         self._carries = keep == "grassmann" and context.direction == "backward"
 
     def hook(self, model: nn.Module, side: Side) -> SubspaceHook:
-        """The stage that sends is constrained. SpecError for a model that cannot be, or with another subspace elsewhere."""
-        stage_model = known(model, "subspace")
+        """Constrain the stage, if it sends. SpecError for a model that cannot be, or with another subspace elsewhere."""
+        stage_model = changeable(model, "subspace")
         stage = stage_model.kept.get("subspace")
         if stage is None:
-            stage = stage_model.kept["subspace"] = StageSubspace(stage_model, self._settings)
+            stage = stage_model.kept["subspace"] = ConstrainedStage(stage_model, self._settings)
         if stage.settings != self._settings:
             raise SpecError(
                 f"codec subspace: two boundaries of one stage have {stage.settings} and {self._settings}; all boundaries of a "
@@ -200,15 +196,15 @@ class Subspace(Carrying):
         if side == "downstream":
             stage.constrain()
         hook = SubspaceHook(stage, stage_model, boundary=self._context.boundary, sends=side == "downstream")
-        self.own_load = hook
+        self.own_matrix = hook
         return hook
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """The inner codec's payload; gradients with a header, and now and then a basis, where the basis moves."""
+        """Encode with the inner codec; where the basis moves, gradients have a header, and now and then a basis."""
         return super().encode(tensor, key) if self._carries else self.inner.encode(tensor, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """As the inner codec."""
+        """Decode with the inner codec."""
         return super().decode(payload, key) if self._carries else self.inner.decode(payload, key)
 
 
