@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from typing import NamedTuple
 
@@ -34,13 +35,18 @@ class TcpInfo(NamedTuple):
     bytes_retransmitted: int
 
 
-def parse(found: bytes) -> TcpInfo:
-    """CapabilityError for a kernel whose TCP_INFO is too short (before 4.19)."""
-    if len(found) < _LAYOUT.size:
+def read_tcp_info(sock: socket.socket) -> TcpInfo:
+    """Read TCP_INFO of a connected socket. CapabilityError as `parse_tcp_info`."""
+    return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))
+
+
+def parse_tcp_info(data: bytes) -> TcpInfo:
+    """Parse a struct tcp_info. CapabilityError for a kernel whose TCP_INFO is too short (before 4.19)."""
+    if len(data) < _LAYOUT.size:
         raise CapabilityError(
-            f"TCP_INFO of this kernel has {len(found)} bytes, not {_LAYOUT.size}; use Linux 4.19 or newer"
+            f"TCP_INFO of this kernel has {len(data)} bytes, not {_LAYOUT.size}; use Linux 4.19 or newer"
         )
-    field = _LAYOUT.unpack_from(found)
+    field = _LAYOUT.unpack_from(data)
     return TcpInfo(
         unacked_packets=field[12],
         rtt_us=field[23],

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from testbed import tcp_info
 from testbed.errors import CapabilityError
-from testbed.pipeline import sockinfo
 
 # <linux/net_tstamp.h>, <linux/errqueue.h>; the socket module does not have them.
 _SO_TIMESTAMPING = 37
@@ -32,7 +32,7 @@ _LEFT_PACKETS = 2
 """After the first part at least so many follow: the second full packet that is not acknowledged yet is so at once."""
 
 
-class _Frame(NamedTuple):
+class _FirstPart(NamedTuple):
     """A frame that was sent and whose first part is not acknowledged yet."""
 
     end: int
@@ -40,6 +40,11 @@ class _Frame(NamedTuple):
     first_bytes: int
     frame_bytes: int
     sent_ns: int
+
+
+def least_round_trip_ns(sock: socket.socket) -> int:
+    """Return the least round-trip time that the kernel has seen. CapabilityError on a kernel before 4.19."""
+    return 1000 * tcp_info.read_tcp_info(sock).min_rtt_us
 
 
 class Carried:
@@ -60,7 +65,7 @@ class Carried:
         (before,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
         self._before = int(before)
         self._counted = self._end = 0
-        self._frames: deque[_Frame] = deque()
+        self._frames: deque[_FirstPart] = deque()
         self._free_ns = 0
 
     def sending(self, frame_bytes: int, sent_ns: int) -> int:
@@ -70,7 +75,7 @@ class Carried:
         packet = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         first = max(0, frame_bytes // packet - _LEFT_PACKETS) * packet
         if first:
-            self._frames.append(_Frame(self._end + first, first, frame_bytes, sent_ns))
+            self._frames.append(_FirstPart(self._end + first, first, frame_bytes, sent_ns))
         self._end += frame_bytes
         return first
 
@@ -88,7 +93,7 @@ class Carried:
                 frame = self._frames.popleft()
                 if frame.end < end:  # its own stamp was lost
                     continue
-                rtt_ns = sockinfo.least_round_trip_ns(self._socket) if rtt_ns is None else rtt_ns
+                rtt_ns = least_round_trip_ns(self._socket) if rtt_ns is None else rtt_ns
                 took_ns = max(0, stamped_ns - max(frame.sent_ns + rtt_ns, self._free_ns))
                 self._free_ns = stamped_ns + took_ns * (frame.frame_bytes - frame.first_bytes) // frame.first_bytes
                 carried += frame.first_bytes

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -42,18 +41,12 @@ class Start(Frozen):
 
 
 class Finish(Frozen):
-    """End the job that runs, if one does, after its running step or evaluation; it then says `Done`.
+    """End the job that runs, if one does, after its running step or evaluation; it then says `JobDone`.
 
     One stage that is told is enough: all stages end after the same step.
     """
 
     kind: Literal["finish"] = "finish"
-
-
-class Stop(Frozen):
-    """Kill the job that runs, if one does; the answer is `Stopped`."""
-
-    kind: Literal["stop"] = "stop"
 
 
 # ------------------------------------------------------------------ host -> controller
@@ -67,7 +60,7 @@ class Ready(Frozen):
     """From the start of the program."""
 
 
-class Step(Frozen):
+class StepDone(Frozen):
     """A training step is done; from the last stage only."""
 
     kind: Literal["step"] = "step"
@@ -77,7 +70,7 @@ class Step(Frozen):
     tokens: int
 
 
-class Evaluated(Frozen):
+class EvaluationDone(Frozen):
     """An evaluation is done; from the last stage only."""
 
     kind: Literal["evaluated"] = "evaluated"
@@ -88,14 +81,14 @@ class Evaluated(Frozen):
     seconds: float
 
 
-class Done(Frozen):
+class JobDone(Frozen):
     """The job ended well."""
 
     kind: Literal["done"] = "done"
     ended: Ended = "steps"
 
 
-class Failed(Frozen):
+class JobFailed(Frozen):
     """The job ended badly; the host is ready for the next."""
 
     kind: Literal["failed"] = "failed"
@@ -106,25 +99,19 @@ class Failed(Frozen):
     """Empty when the process was killed."""
 
 
-class Stopped(Frozen):
-    """Answer to `Stop`: no job runs."""
-
-    kind: Literal["stopped"] = "stopped"
-
-
-Order = Annotated[Start | Finish | Stop, Field(discriminator="kind")]
-Message = Annotated[Ready | Step | Evaluated | Done | Failed | Stopped, Field(discriminator="kind")]
-_ORDER: TypeAdapter[Start | Finish | Stop] = TypeAdapter(Order)
-_MESSAGE: TypeAdapter[Ready | Step | Evaluated | Done | Failed | Stopped] = TypeAdapter(Message)
+Order = Annotated[Start | Finish, Field(discriminator="kind")]
+Message = Annotated[Ready | StepDone | EvaluationDone | JobDone | JobFailed, Field(discriminator="kind")]
+_ORDER: TypeAdapter[Start | Finish] = TypeAdapter(Order)
+_MESSAGE: TypeAdapter[Ready | StepDone | EvaluationDone | JobDone | JobFailed] = TypeAdapter(Message)
 
 
 def send(channel: socket.socket, message: Frozen, sockets: Sequence[socket.socket] = ()) -> None:
-    """One message, and sockets with it. OSError when the other end is gone."""
+    """Send one message, and sockets with it. OSError when the other end is gone."""
     socket.send_fds(channel, [message.model_dump_json().encode()], [sock.fileno() for sock in sockets])
 
 
-def receive_order(channel: socket.socket) -> tuple[Start | Finish | Stop, list[socket.socket]] | None:
-    """The host's end: one order and its sockets; None when the controller is gone."""
+def receive_order(channel: socket.socket) -> tuple[Start | Finish, list[socket.socket]] | None:
+    """Receive one order and its sockets, at the host's end; None when the controller is gone."""
     data, fds, _, _ = socket.recv_fds(channel, LARGEST_BYTES, _MOST_SOCKETS)
     return (_ORDER.validate_json(data), [socket.socket(fileno=fd) for fd in fds]) if data else None
 
@@ -148,7 +135,7 @@ class Host:
                 [sys.executable, "-m", "testbed.pipeline.host", "--control-fd", number, "--parent", str(os.getpid())]
                 + ["--light"] * light,
                 pass_fds=(theirs.fileno(),),
-                env=environment(),
+                env=host_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -184,24 +171,15 @@ class Host:
             for sock in sockets:
                 sock.close()
 
-    def messages(self) -> Iterator[Ready | Step | Evaluated | Done | Failed | Stopped]:
-        """What has come in, without waiting. StageError when the host is gone."""
+    def messages(self) -> Iterator[Ready | StepDone | EvaluationDone | JobDone | JobFailed]:
+        """Yield what has come in, without waiting. StageError when the host is gone."""
         while (message := self._next(0)) is not None:
             yield message
 
     def finish(self) -> None:
-        """Have the job end after its running step, if one runs; its last word is then `Done`. See `Finish`."""
+        """Have the job end after its running step, if one runs; its last word is then `JobDone`. See `Finish`."""
         with contextlib.suppress(OSError):  # a host that is gone is found by whoever reads its messages
             send(self._channel, Finish())
-
-    def stop_job(self, timeout_s: float) -> None:
-        """Kill the job that runs, if one does; messages that it left are dropped. StageError when the host does not answer."""
-        with contextlib.suppress(OSError):  # a host that is gone is found by the reading below
-            send(self._channel, Stop())
-        deadline = time.monotonic() + timeout_s
-        while not isinstance(message := self._next(max(0.0, deadline - time.monotonic())), Stopped):
-            if message is None:
-                raise StageError(f"{self.name}: the host did not stop its job within {timeout_s:g} s")
 
     def close(self) -> None:
         """End the host, and with it its job. Safe to call twice."""
@@ -219,7 +197,7 @@ class Host:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _next(self, timeout_s: float) -> Ready | Step | Evaluated | Done | Failed | Stopped | None:
+    def _next(self, timeout_s: float) -> Ready | StepDone | EvaluationDone | JobDone | JobFailed | None:
         if not select.select([self._channel], [], [], timeout_s)[0]:
             return None
         try:
@@ -234,7 +212,7 @@ class Host:
             raise StageError(f"{self.name}: a message that cannot be read: {error}") from None
 
     def _words(self) -> str:
-        """How the host ended and the last lines that it wrote."""
+        """Say how the host ended and what it wrote last."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(0.2)
         status = self.process.returncode
@@ -243,8 +221,8 @@ class Host:
         return f"{ended}; it wrote: {text[-2000:] or 'nothing'}"
 
 
-def environment() -> dict[str, str]:
-    """The controller's environment, with one thread a process: two on two cores are many times slower, and sums would differ."""
+def host_environment() -> dict[str, str]:
+    """Return the controller's environment with one thread per process: two on two cores are many times slower, and sums would differ."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # else glibc hands the memory of each tensor back and has it zeroed again: thousands of page faults a micro-batch
     memory = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}

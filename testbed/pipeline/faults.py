@@ -1,4 +1,4 @@
-"""What can go wrong with a stage's maths and memory, in words that say what to try. No torch."""
+"""Explain what can go wrong with a stage's maths and memory, in words that say what to try. No torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MEMORY = (
 
 
 def diverged(stage: int, what: str, value: float, where: str) -> StageError:
-    """A loss or a gradient is no number."""
+    """Return the error for a loss or a gradient that is NaN or infinite; `where` is, for example, `at train step 3`."""
     return StageError(
-        f"stage {stage}: the {what} is {value} at {where}: training has diverged; try a lower optimiser.learning_rate, a longer "
+        f"stage {stage}: the {what} is {value} {where}: training has diverged; try a lower optimiser.learning_rate, a longer "
         f"learning_rate_warmup or a smaller clip_norm, and if only this codec does it, a milder one"
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory could not be had."""
+    """Say whether an exception means that memory could not be had."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or (
@@ -33,21 +33,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(stage: int, where: str, error: BaseException) -> StageError:
-    """Memory was refused to a stage."""
+    """Return the error for memory that was refused to a stage."""
     lines = str(error).strip().splitlines()
-    found = f" ({lines[0]})" if lines else ""
-    return StageError(f"stage {stage}: out of memory {where}{found}; {_MEMORY}")
+    said = f" ({lines[0]})" if lines else ""
+    return StageError(f"stage {stage}: out of memory {where}{said}; {_MEMORY}")
 
 
 def killed(stage: int, how: str, where: str, *, by_kernel: bool) -> StageError:
-    """A stage's process came to an end that was not its own; `by_kernel`: while the kernel ended processes for want of memory."""
+    """Return the error for a stage's process that was ended by something else.
+
+    `by_kernel`: it was, while the kernel was ending processes for want of memory.
+    """
     if by_kernel:
         return StageError(f"stage {stage}: out of memory {where}: the kernel killed its process; {_MEMORY}")
     return StageError(f"the process of stage {stage} {how} {where}")
 
 
 def oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory since it started; 0 where it does not count them."""
+    """Count the processes that the kernel has killed for want of memory since it started; 0 where it does not count them."""
     try:
         fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     except OSError:

@@ -7,7 +7,7 @@ import zlib
 from typing import NamedTuple
 
 from testbed.errors import TransportError
-from testbed.message_key import Direction, Phase
+from testbed.message_key import Direction, MessageKey, Phase
 
 _MAGIC = b"TBFR"
 _VERSION = 1
@@ -19,37 +19,29 @@ _PHASES: tuple[Phase, ...] = ("train", "evaluation", "uncompressed")
 _FIELDS = struct.Struct("!4sBBBx16sIIQQI")
 _CHECK = struct.Struct("!I")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
-TOKEN_BYTES = 16
 
 
-class Key(NamedTuple):
-    """What a frame is: within a run no two frames have the same key."""
+class FrameHeader(NamedTuple):
+    """A frame's header, checked. Within a run no two frames have the same direction and key."""
 
-    phase: Phase
-    step: int
     direction: Direction
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.direction} tensor of {self.phase} step {self.step}, micro-batch {self.microbatch}"
-
-
-class Header(NamedTuple):
-    """A frame's header, checked."""
-
-    key: Key
+    key: MessageKey
+    """Without the sample ids: both ends derive them from the order of the data."""
     payload_bytes: int
     first_byte_ns: int
     """CLOCK_MONOTONIC of the sender, just before it handed the frame to the kernel."""
     payload_crc: int
 
+    def __str__(self) -> str:
+        return f"{self.direction} tensor of {self.key}"
 
-def pack(header: Header, token: bytes) -> bytes:
-    """HEADER_BYTES bytes."""
+
+def pack_frame_header(header: FrameHeader, token: bytes) -> bytes:
+    """Return the HEADER_BYTES bytes of a header, with the run's token of 16 bytes."""
     fields = _FIELDS.pack(
         _MAGIC,
         _VERSION,
-        _DIRECTIONS.index(header.key.direction),
+        _DIRECTIONS.index(header.direction),
         _PHASES.index(header.key.phase),
         token,
         header.key.step,
@@ -61,21 +53,24 @@ def pack(header: Header, token: bytes) -> bytes:
     return fields + _CHECK.pack(zlib.crc32(fields))
 
 
-def parse(data: bytes | bytearray, *, token: bytes, max_payload_bytes: int) -> Header:
-    """HEADER_BYTES bytes to a header. TransportError for anything but a header of this run with a payload that is allowed."""
-    magic, version, direction, phase, found, step, microbatch, payload_bytes, first_byte_ns, crc = _FIELDS.unpack_from(
-        data
-    )
+def parse_frame_header(data: bytes | bytearray, *, token: bytes, max_payload_bytes: int) -> FrameHeader:
+    """Check HEADER_BYTES bytes and return their header.
+
+    TransportError for anything but a header of this run that announces at most `max_payload_bytes`.
+    """
+    fields = _FIELDS.unpack_from(data)
+    magic, version, direction, phase, sent_token, step, microbatch, payload_bytes, first_byte_ns, crc = fields
     if magic != _MAGIC or version != _VERSION:
         raise TransportError(f"expected a frame ({_MAGIC!r}, version {_VERSION}), found {magic!r}, version {version}")
     if _CHECK.unpack_from(data, _FIELDS.size)[0] != zlib.crc32(bytes(data[: _FIELDS.size])):
         raise TransportError("a frame's header is damaged: its CRC does not match")
-    if found != token:
+    if sent_token != token:
         raise TransportError(
-            f"a frame carries the run token {found.hex()}, this run has {token.hex()}: another run sent it"
+            f"a frame carries the run token {sent_token.hex()}, this run has {token.hex()}: another run sent it"
         )
     if direction >= len(_DIRECTIONS) or phase >= len(_PHASES):
         raise TransportError(f"a frame has direction {direction} and phase {phase}, which do not exist")
     if payload_bytes > max_payload_bytes:
         raise TransportError(f"a frame announces {payload_bytes} bytes; this job takes {max_payload_bytes} at most")
-    return Header(Key(_PHASES[phase], step, _DIRECTIONS[direction], microbatch), payload_bytes, first_byte_ns, crc)
+    key = MessageKey(_PHASES[phase], step, microbatch, ())
+    return FrameHeader(_DIRECTIONS[direction], key, payload_bytes, first_byte_ns, crc)

@@ -1,6 +1,8 @@
-"""All-gather of a few numbers between the stages of a job, over Unix sockets: it uses no shaped link. Stage 0 is the hub.
+"""Meet the other stages at the end of a step, and decide alike when training ends. No torch.
 
-It is also what ends a step: nobody leaves `exchange` before everybody has entered it.
+`Gather` is an all-gather of a few numbers over Unix sockets, which uses no shaped link; stage 0 is the hub. It also ends a step:
+nobody leaves `exchange` before everybody has entered it. `Stops` decides from what all stages then know alike, so all of them
+end after the same step.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from testbed.errors import TransportError
+from testbed.pipeline.control import Ended
+from testbed.spec import TrainingSpec
 
 _LARGEST_BYTES = 128 * 1024  # fits a Unix socket's default buffer (208 KiB)
 
 
 def make_sockets(stages: int) -> tuple[tuple[socket.socket, ...], ...]:
-    """The sockets that each stage needs, by stage: stage 0 one to every other, in order; the others one to stage 0."""
+    """Make the sockets that each stage needs, by stage: stage 0 has one to every other, in order; the others have one to stage 0."""
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, stages)]
     return (tuple(hub for hub, _ in pairs), *((rim,) for _, rim in pairs))
 
@@ -47,7 +51,7 @@ class Gather:
             sock.settimeout(timeout_s)
 
     def exchange(self, values: Sequence[float]) -> list[float]:
-        """The values of all stages, by stage. TransportError when a stage is lost or does not come in time."""
+        """Exchange values; returns those of all stages, by stage. TransportError when a stage is lost or does not come in time."""
         mine = struct.pack(f"{len(values)}d", *values)
         if self._stage == 0:
             parts = [mine, *(self._receive(peer + 1, sock) for peer, sock in enumerate(self._sockets))]
@@ -78,11 +82,11 @@ class Gather:
         lines, lefts, asks, losses = [], [], [], []
         norms: list[float] = []
         for line in rest:
-            left, ask, found, count = itertools.islice(rest, 4)
+            left, ask, stage_loss, count = itertools.islice(rest, 4)
             lines.append(line)
             lefts.append(left)
             asks.append(ask)
-            losses.append(found)
+            losses.append(stage_loss)
             norms.extend(itertools.islice(rest, int(count)))
         return Met(int(max(lines)), int(max(lefts)), any(asks), losses[-1], global_norm(norms))
 
@@ -115,5 +119,40 @@ class Gather:
 
 
 def global_norm(squares: Sequence[float]) -> float:
-    """Root of the sum of squared norms, summed without rounding: the same for every order, hence for every split."""
+    """Return the root of the sum of squared norms, summed without rounding: the same for every order, hence for every split."""
     return math.sqrt(math.fsum(squares))
+
+
+class Stops:
+    """Decides when training ends. To be told of every step and evaluation, in order."""
+
+    def __init__(self, training: TrainingSpec, *, dilation: int, start_ns: int) -> None:
+        """Training begins at `start_ns`; in the lab everything takes `dilation` times as long as in the budget's world."""
+        self._training = training
+        self._budget_ns = None if training.budget_s is None else training.budget_s * 1e9 * dilation
+        self._spent_ns = 0
+        self._counted_ns = start_ns
+        self._updating = False
+
+    def after_step(self, done: int, met: Met) -> Ended | None:
+        """Say why training ends with the step that is number `done`, counted from 1; None: it goes on."""
+        self._spent_ns += met.line_ns - self._counted_ns
+        self._counted_ns, self._updating = met.line_ns, True
+        if met.asked:
+            return "asked"
+        if done == self._training.steps:
+            return "steps"
+        return "budget" if self._budget_ns is not None and self._spent_ns >= self._budget_ns else None
+
+    def evaluation_due(self, done: int) -> bool:
+        """Say whether an evaluation follows that step, though training goes on."""
+        return self._training.evaluate_every > 0 and done % self._training.evaluate_every == 0
+
+    def after_evaluation(self, met: Met) -> Ended | None:
+        """Say why training ends with an evaluation; None: it goes on."""
+        if self._updating:  # which `after_step` could not count
+            self._spent_ns += max(0, met.left_ns - self._counted_ns)
+        self._counted_ns, self._updating = met.line_ns, False
+        if self._training.target_loss is not None and met.loss <= self._training.target_loss:
+            return "target"
+        return "asked" if met.asked else None

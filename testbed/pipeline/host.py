@@ -1,6 +1,6 @@
-"""The stage host, `python -m testbed.pipeline.host`: lives in a stage's namespace without privileges, with torch loaded (not so
-with --light, for replays), and forks one child per job, so that a job starts in milliseconds and takes nothing but itself along
-when it crashes.
+"""The stage host, `python -m testbed.pipeline.host`: it lives in a stage's namespace without privileges and with torch loaded
+(without torch under --light, for replays). It forks one child per job, so that a job starts in milliseconds and takes nothing
+but itself along when it crashes.
 
 The controller starts one per stage and speaks to it through `control.Host`; when the controller goes, so do host and child.
 """
@@ -24,11 +24,11 @@ from typing import NoReturn
 from testbed.codecs.catalogue import table
 from testbed.errors import StageError
 from testbed.pipeline import faults
-from testbed.pipeline.control import Done, Failed, Finish, Ready, Start, Stopped, receive_order, send
+from testbed.pipeline.control import JobDone, JobFailed, Ready, Start, receive_order, send
 from testbed.pipeline.job import StageJob
 from testbed.process import die_with_parent, drop_capabilities
 
-_PRELOADED = ("testbed.pipeline.run", *table.codec_modules())
+_PRELOADED = ("testbed.pipeline.train", *table.codec_modules())
 _LIGHT = ("testbed.pipeline.replay",)
 _LONGEST_TEXT = 8_000
 
@@ -49,20 +49,20 @@ class _Child:
             _work(job, sockets, channel, theirs, self._asked, host)
         os.close(theirs)
 
-    def read(self) -> Done | Failed | None:
-        """Called when the pipe has something. The outcome once the child is gone, None before."""
+    def read(self) -> JobDone | JobFailed | None:
+        """Read what the pipe has. Returns the outcome once the child is gone, None before."""
         if part := os.read(self.pipe, 1 << 16):
             self._text += part
             return None
         status = self._reap()
         if status == 0:
-            return Done.model_validate_json(self._text)
+            return JobDone.model_validate_json(self._text)
         if self._text:
-            return Failed.model_validate_json(self._text)
+            return JobFailed.model_validate_json(self._text)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         by_kernel = status == -signal.SIGKILL and faults.oom_kills() > self._kills
         error = faults.killed(self._job.stage, how, f"after {self._recorded()} recorded steps", by_kernel=by_kernel)
-        return Failed(error=type(error).__name__, message=str(error), traceback="")
+        return JobFailed(error=type(error).__name__, message=str(error), traceback="")
 
     def finish(self) -> None:
         """Ask it to end after its running step."""
@@ -74,7 +74,7 @@ class _Child:
         self._reap()
 
     def _recorded(self) -> int:
-        """Steps and evaluations that it has written down."""
+        """Count the steps and evaluations that it has written down."""
         try:
             return (Path(self._job.folder) / f"steps-{self._job.stage}.jsonl").read_bytes().count(b"\n")
         except OSError:
@@ -89,7 +89,7 @@ class _Child:
 def _work(
     job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int
 ) -> NoReturn:
-    """In the child: do the job, say on the pipe how it ended, and never return into the host's code."""
+    """Do the job in the child, say on the pipe how it ended, and never return into the host's code."""
     status = 1
     try:
         die_with_parent(host)
@@ -97,18 +97,18 @@ def _work(
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
         if job.replay is None:
-            from testbed.pipeline.run import run
+            from testbed.pipeline.train import train_job as do
         else:
-            from testbed.pipeline.replay import run
-        ended = run(
+            from testbed.pipeline.replay import replay_job as do
+        ended = do(
             job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0])
         )
-        os.write(pipe, Done(ended=ended).model_dump_json().encode())
+        os.write(pipe, JobDone(ended=ended).model_dump_json().encode())
         status = 0
     except BaseException as error:
         traceback.print_exc()
         text = "".join(traceback.format_exception(error))[-_LONGEST_TEXT:]
-        failed = Failed(error=type(error).__name__, message=str(error)[:_LONGEST_TEXT], traceback=text)
+        failed = JobFailed(error=type(error).__name__, message=str(error)[:_LONGEST_TEXT], traceback=text)
         os.write(pipe, failed.model_dump_json().encode())
     finally:
         sys.stdout.flush()
@@ -138,14 +138,8 @@ def serve(channel: socket.socket) -> None:
             child = _Child(order.job, sockets, channel)
             for sock in sockets:
                 sock.close()
-        elif isinstance(order, Finish):
-            if child is not None:
-                child.finish()
-        else:
-            if child is not None:
-                child.kill()
-                child = None
-            send(channel, Stopped())
+        elif child is not None:
+            child.finish()
 
 
 def main() -> None:

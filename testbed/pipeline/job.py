@@ -60,6 +60,11 @@ class StageJob(Frozen):
     limits: Limits
 
     @property
+    def microbatches(self) -> int:
+        """Micro-batches in a step: those of every round of the schedule."""
+        return self.pipeline.microbatches * self.pipeline.accumulation
+
+    @property
     def prompt(self) -> bool:
         """Whether the stage is to do things at given moments, and not only as soon as it can: see `pacing.prefer`."""
         return isinstance(self.compute, Paced) or self.replay is not None

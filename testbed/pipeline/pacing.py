@@ -1,4 +1,5 @@
-"""When a stage's actions begin and end: as long as this machine takes (`Watch`), or as long as the emulated device (`Pacer`).
+"""When a stage's actions begin and end: as long as this machine takes (`Stopwatch`), or as long as the emulated device
+does (`Pacer`).
 
 A paced action is real maths, and then nothing until it is due. Due times come from a line of the emulated device's time, not from
 when a process woke up, so that lateness is made up for by the next action and does not add up. What the line does know is when
@@ -25,7 +26,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 def wait_until(moment_ns: int) -> int:
-    """Returns at that moment of CLOCK_MONOTONIC or a little later, with what the clock then says."""
+    """Return at that moment of CLOCK_MONOTONIC or a little later, with what the clock then says."""
     while (left_ns := moment_ns - time.monotonic_ns()) > 0:
         time.sleep(left_ns * 1e-9)  # an absolute clock_nanosleep, which a signal does not cut short
     return time.monotonic_ns()
@@ -62,7 +63,7 @@ class Clock(Protocol):
         ...
 
     def wait_until(self, moment_ns: int) -> int:
-        """Returns at that moment or a little later, with what the clock then says."""
+        """Return at that moment or a little later, with what the clock then says."""
         ...
 
 
@@ -76,63 +77,74 @@ class SystemClock:
         return wait_until(moment_ns)
 
 
-class Watch:
-    """Takes the times of a stage's steps and actions as they are. To be called in the order of its methods."""
+class Stopwatch:
+    """Takes the times of a stage's steps and actions as they are.
+
+    A step or evaluation is `start`, then its actions, then `end`, `synchronised`, `leave`. An action is `ask`, `received` where
+    its input crossed a link, `begin`, `done`, `encoded` and `queued` where its output will cross one, `record`.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._asked_ns = self._input_ns = self._decoded_ns = self._computed_ns = 0
+        self._kind: Kind = "F"
+        self._microbatch = 0
+        self._asked_ns = self._input_ns = self._decoded_ns = self._computed_ns = self._encoded_ns = 0
 
     def start(self) -> int:
-        """A step or evaluation begins. Returns when."""
+        """Begin a step or evaluation. Returns when it began."""
         return self._clock.now()
 
-    def ask(self) -> None:
-        """An action begins with waiting for its input."""
+    def ask(self, kind: Kind, microbatch: int) -> None:
+        """Begin an action, by waiting for its input. `microbatch` is its number in the record."""
+        self._kind, self._microbatch = kind, microbatch
         self._asked_ns = self._input_ns = self._decoded_ns = self._clock.now()
 
     def received(self, arrived_ns: int, input_ns: int, decoded_ns: int) -> None:
-        """When the input's last byte was there, when the stage had it, when it was a tensor again. Not called for local input."""
+        """Note when the input's last byte was there, when the stage had it, and when it was a tensor again."""
         self._input_ns, self._decoded_ns = input_ns, decoded_ns
 
-    def begin(self, kind: Kind) -> None:
-        """The maths begins."""
+    def begin(self) -> None:
+        """Begin the maths."""
 
     def done(self) -> None:
-        """The maths is done."""
-        self._computed_ns = self._clock.now()
+        """Note that the maths is done."""
+        self._computed_ns = self._encoded_ns = self._clock.now()
 
     def encoded(self) -> int:
-        """The output is a payload. Returns when it may be sent at the earliest. Not called where there is no output."""
+        """Note that the output is a payload. Returns when it may be sent at the earliest."""
         return 0
 
-    def record(self, kind: Kind, microbatch: int, encoded_ns: int | None) -> ActionRecord:
-        """The action's times; None: it had no output."""
+    def queued(self, encoded_ns: int) -> None:
+        """Note when the payload was handed over and free to go."""
+        self._encoded_ns = encoded_ns
+
+    def record(self) -> ActionRecord:
+        """Return the action's times."""
         return ActionRecord(
-            kind=kind,
-            microbatch=microbatch,
+            kind=self._kind,
+            microbatch=self._microbatch,
             asked_ns=self._asked_ns,
             input_ns=self._input_ns,
             decoded_ns=self._decoded_ns,
             computed_ns=self._computed_ns,
-            encoded_ns=self._computed_ns if encoded_ns is None else encoded_ns,
+            encoded_ns=self._encoded_ns,
         )
 
     def end(self) -> tuple[int, int]:
-        """The last action is done: when, and when for the other stages to build on."""
+        """End the last action. Returns when it ended, and the moment that the other stages build on."""
         now = self._clock.now()
         return now, now
 
     def synchronised(self, line_ns: int) -> int:
-        """All stages have done their last action, the last of them at `line_ns`. Returns when this stage knew."""
+        """Note that all stages have done their last action, the last of them at `line_ns`. Returns when this stage knew."""
         return self._clock.now()
 
     def leave(self, update: bool) -> int:
-        """The step is over, or (`update` is false) the evaluation. Returns when."""
+        """End the step, or (`update` is false) the evaluation. Returns when it ended."""
         return self._clock.now()
 
 
-class Pacer(Watch):
+class Pacer(Stopwatch):
     """Holds actions to the emulated device's durations.
 
     An action is due at `max(line, arrival) + decode + duration`, and its output encoded that much later; there the line goes on.
@@ -157,37 +169,37 @@ class Pacer(Watch):
     def start(self) -> int:
         return self._recorded_ns
 
-    def ask(self) -> None:
+    def ask(self, kind: Kind, microbatch: int) -> None:
         self._clock.wait_until(self._line_ns)  # maths done ahead of time would take the processor from another stage's
-        super().ask()
+        super().ask(kind, microbatch)
         self._arrived_ns = self._line_ns
 
     def received(self, arrived_ns: int, input_ns: int, decoded_ns: int) -> None:
         super().received(arrived_ns, input_ns, decoded_ns)
         self._arrived_ns = arrived_ns
 
-    def begin(self, kind: Kind) -> None:
+    def begin(self) -> None:
         decode_ns = (self._decoded_ns - self._input_ns) * self._dilation
         self._asked_ns = max(self._line_ns, self._recorded_ns)
         self._input_ns = max(self._asked_ns, self._arrived_ns)
         self._decoded_ns = self._input_ns + decode_ns
-        self._due_ns = max(self._line_ns, self._arrived_ns) + decode_ns + self._durations_ns[kind]
+        self._due_ns = max(self._line_ns, self._arrived_ns) + decode_ns + self._durations_ns[self._kind]
         self._began_ns = self._clock.now()
 
     def done(self) -> None:
         self._maths_ns = self._clock.now()
-        self._computed_ns = max(self._maths_ns, self._due_ns)
+        self._computed_ns = self._encoded_ns = max(self._maths_ns, self._due_ns)
         self._line_ns = self._due_ns
 
     def encoded(self) -> int:
         self._line_ns += (self._clock.now() - self._maths_ns) * self._dilation
         return self._line_ns
 
-    def record(self, kind: Kind, microbatch: int, encoded_ns: int | None) -> ActionRecord:
+    def record(self) -> ActionRecord:
         # An action that began late because of an overrun before it may have made up for more than its decoding took.
         self._decoded_ns = min(self._decoded_ns, self._computed_ns)
         self._input_ns = min(self._input_ns, self._decoded_ns)
-        record = super().record(kind, microbatch, encoded_ns)
+        record = super().record()
         self._recorded_ns = record.encoded_ns
         times = {"began_ns": self._began_ns, "maths_ns": self._maths_ns, "due_ns": self._due_ns}
         return record.model_copy(update=times)
@@ -207,6 +219,6 @@ class Pacer(Watch):
         return self._recorded_ns
 
 
-def watch_for(compute: Measured | Paced, stage: int) -> Watch:
-    """What takes a stage's times."""
-    return Pacer(compute, stage) if isinstance(compute, Paced) else Watch()
+def stopwatch_for(compute: Measured | Paced, stage: int) -> Stopwatch:
+    """Return what takes a stage's times."""
+    return Pacer(compute, stage) if isinstance(compute, Paced) else Stopwatch()

@@ -1,8 +1,9 @@
 """Framed TCP between two neighbouring stages: one duplex connection, a thread that sends and a thread that receives.
 
 The receiving thread takes what arrives at once, so the link never waits for the maths; it blocks inside the kernel
-(MSG_WAITALL), where it needs no interpreter lock. A connection that fails is done for: whoever waits on it gets a
-TransportError at once, and so does everyone after.
+(MSG_WAITALL), where it needs no interpreter lock. A connection that fails stays failed: whoever waits on it gets a
+TransportError at once, and so does everyone after. Every frame that was sent or taken is noted here, with its times, and
+`step_log` turns the notes into records after the step.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from types import TracebackType
 from typing import NamedTuple
 
 from testbed.errors import TransportError
-from testbed.message_key import Direction
+from testbed.message_key import MessageKey, Side, incoming, outgoing
 from testbed.pipeline.carried import Carried
-from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack, parse
+from testbed.pipeline.frame import HEADER_BYTES, FrameHeader, pack_frame_header, parse_frame_header
 from testbed.pipeline.pacing import wait_until
 
 Payload = bytes | bytearray | memoryview
 _EXACT_S = 0.005
-"""So long before a frame is free to go its thread begins to sleep, which is more exact than waiting for a condition."""
+"""A frame's thread begins to sleep this long before the frame may go; a sleep is more exact than waiting for a condition."""
 
 
 class Arrival(NamedTuple):
@@ -38,18 +39,43 @@ class Arrival(NamedTuple):
     last_byte_ns: int
 
 
-class Departure(NamedTuple):
-    """A frame sent."""
+class TakenFrame(NamedTuple):
+    """What is noted of a frame that was taken."""
 
-    key: Key
+    key: MessageKey
+    payload_bytes: int
+    first_byte_ns: int
+    last_byte_ns: int
+
+
+class SentFrame(NamedTuple):
+    """What is noted of a frame that was sent."""
+
+    key: MessageKey
+    raw_bytes: int
+    choice: str | None
     payload_bytes: int
     queued_ns: int
     first_byte_ns: int
     last_byte_ns: int
 
 
+class _Queued(NamedTuple):
+    """A frame that waits for the send thread."""
+
+    key: MessageKey
+    payload: memoryview
+    raw_bytes: int
+    choice: str | None
+    queued_ns: int
+
+
 class Connection:
-    """Frames to and from one neighbour. Leave it with `close` when all is well, with `abort` when it is not."""
+    """Frames to and from one neighbour. Leave it with `close` when all is well, with `abort` when it is not.
+
+    Keys are compared without their sample ids, which cross no link. Outgoing and incoming frames have opposite directions,
+    so one key may name a frame of each.
+    """
 
     def __init__(
         self,
@@ -57,25 +83,27 @@ class Connection:
         *,
         name: str,
         token: bytes,
-        incoming: Direction,
+        side: Side,
         max_payload_bytes: int,
         max_frames: int,
     ) -> None:
-        """Own a connected blocking socket. `name` is for messages: who talks to whom.
+        """Own a connected blocking socket. `name` is for messages: who talks to whom. `side` is where the neighbour is.
 
         `max_frames` bounds what waits unsent and what waits untaken: past it `send` blocks, and the receiving thread leaves
         the rest to the kernel, so that TCP holds the sender back. A step must fit: its micro-batches, or more.
         """
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket = sock
-        self._name, self._token, self._incoming = name, token, incoming
+        self.socket, self.side = sock, side
+        self._name, self._token = name, token
+        self._outgoing, self._incoming = outgoing(side), incoming(side)
         self._max_payload_bytes, self._max_frames = max_payload_bytes, max_frames
         self._changed = threading.Condition()
-        self._outbox: SimpleQueue[tuple[Key, memoryview, int] | None] = SimpleQueue()
+        self._outbox: SimpleQueue[_Queued | None] = SimpleQueue()
         self._unsent = 0
-        self._departures: list[Departure] = []
-        self._inbox: dict[Key, Arrival] = {}
+        self._sent: list[SentFrame] = []
+        self._inbox: dict[MessageKey, Arrival] = {}
+        self._taken: list[TakenFrame] = []
         self._carried: Carried | None = None
         self._failure: TransportError | None = None
         self._ended = False
@@ -87,26 +115,32 @@ class Connection:
             thread.start()
 
     # -------------------------------------------------------------- for the stage
-    def send(self, key: Key, payload: Payload, not_before_ns: int = 0) -> int:
+    def send(
+        self, key: MessageKey, payload: Payload, *, raw_bytes: int, choice: str | None = None, not_before_ns: int = 0
+    ) -> int:
         """Queue a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of queueing, or
         `not_before_ns` where that is later: the moment until which the payload, and all behind it, is then kept back.
+
+        `raw_bytes` and `choice` are noted for the records: see `SentRecord`.
         """
         view = memoryview(payload)
         view = view.cast("B") if view.nbytes else memoryview(b"")
         if view.nbytes > self._max_payload_bytes:
             raise TransportError(
-                f"{self._name}: the {key} has {view.nbytes} bytes; this job takes {self._max_payload_bytes} at most"
+                f"{self._name}: the {self._outgoing} tensor of {key} has {view.nbytes} bytes; "
+                f"this job takes {self._max_payload_bytes} at most"
             )
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._unsent < self._max_frames)
-            self._raise_failure(f"cannot send the {key}")
+            self._raise_failure(f"cannot send the {self._outgoing} tensor of {key}")
             self._unsent += 1
         queued_ns = max(time.monotonic_ns(), not_before_ns)
-        self._outbox.put((key, view, queued_ns))
+        self._outbox.put(_Queued(_bare(key), view, raw_bytes, choice, queued_ns))
         return queued_ns
 
-    def take(self, key: Key, timeout_s: float) -> Arrival:
+    def take(self, key: MessageKey, timeout_s: float) -> Arrival:
         """Wait for one frame. TransportError when the peer is lost, sends something else, or `timeout_s` pass."""
+        key = _bare(key)
         with self._changed:
             self._changed.wait_for(
                 lambda: key in self._inbox or self._failure or self._ended or len(self._inbox) >= self._max_frames,
@@ -114,29 +148,37 @@ class Connection:
             )
             if key in self._inbox:
                 arrival = self._inbox.pop(key)
+                self._taken.append(TakenFrame(key, arrival.payload.nbytes, arrival.first_byte_ns, arrival.last_byte_ns))
                 self._changed.notify_all()
                 return arrival
-            self._raise_failure(f"waiting for the {key}")
+            wanted = f"the {self._incoming} tensor of {key}"
+            self._raise_failure(f"waiting for {wanted}")
             if self._ended:
-                raise TransportError(f"{self._name}: the peer closed the connection before it sent the {key}")
+                raise TransportError(f"{self._name}: the peer closed the connection before it sent {wanted}")
             if self._inbox:
                 raise TransportError(
-                    f"{self._name}: waited for the {key}, but the peer sent the {next(iter(self._inbox))}"
+                    f"{self._name}: waited for {wanted}, but the peer sent the {self._incoming} tensor of "
+                    f"{next(iter(self._inbox))}"
                 )
-            raise TransportError(f"{self._name}: waited {timeout_s:g} s for the {key} and nothing came")
+            raise TransportError(f"{self._name}: waited {timeout_s:g} s for {wanted} and nothing came")
 
-    def departures(self, timeout_s: float) -> list[Departure]:
-        """All frames sent since the last call, in order, once nothing waits unsent. TransportError after `timeout_s`."""
+    def sent_frames(self, timeout_s: float) -> list[SentFrame]:
+        """Return all frames sent since the last call, in order, once nothing waits unsent. TransportError after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._unsent == 0, timeout_s)
             self._raise_failure("waiting for the last frame to be sent")
             if self._unsent:
                 raise TransportError(f"{self._name}: {self._unsent} frames were still unsent after {timeout_s:g} s")
-            done, self._departures = self._departures, []
-            return done
+            sent, self._sent = self._sent, []
+            return sent
+
+    def taken_frames(self) -> list[TakenFrame]:
+        """Return all frames taken since the last call, in order."""
+        taken, self._taken = self._taken, []
+        return taken
 
     def measure(self) -> Carried:
-        """From now on, how long the link takes for frames. CapabilityError where the kernel cannot tell."""
+        """Measure from now on how long the link takes for frames. CapabilityError where the kernel cannot tell."""
         self._carried = Carried(self.socket)
         return self._carried
 
@@ -200,10 +242,12 @@ class Connection:
 
     def _send_all(self) -> None:
         while (item := self._outbox.get()) is not None:
-            key, payload, queued_ns = item
+            payload = item.payload
             crc = zlib.crc32(payload)
-            first_byte_ns = self._hold(queued_ns)
-            header = pack(Header(key, payload.nbytes, first_byte_ns, crc), self._token)
+            first_byte_ns = self._hold(item.queued_ns)
+            header = pack_frame_header(
+                FrameHeader(self._outgoing, item.key, payload.nbytes, first_byte_ns, crc), self._token
+            )
             frame = [memoryview(header), payload]
             first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + payload.nbytes, first_byte_ns)
             if first > HEADER_BYTES:
@@ -212,21 +256,29 @@ class Connection:
                 )  # nothing is added to its last packet
                 frame = [payload[first - HEADER_BYTES :]]
             self._write(frame)
-            departure = Departure(key, payload.nbytes, queued_ns, first_byte_ns, time.monotonic_ns())
+            sent = SentFrame(
+                key=item.key,
+                raw_bytes=item.raw_bytes,
+                choice=item.choice,
+                payload_bytes=payload.nbytes,
+                queued_ns=item.queued_ns,
+                first_byte_ns=first_byte_ns,
+                last_byte_ns=time.monotonic_ns(),
+            )
             with self._changed:
-                self._departures.append(departure)
+                self._sent.append(sent)
                 self._unsent -= 1
                 self._changed.notify_all()
         self.socket.shutdown(socket.SHUT_WR)
 
     def _write(self, rest: list[memoryview], flags: int = 0) -> None:
-        """All of it: a blocking call may still be cut short."""
+        """Write all of it: a blocking call may still be cut short."""
         while rest:
-            done = self.socket.sendmsg(rest, [], flags)
-            while rest and done >= rest[0].nbytes:
-                done -= rest.pop(0).nbytes
+            written = self.socket.sendmsg(rest, [], flags)
+            while rest and written >= rest[0].nbytes:
+                written -= rest.pop(0).nbytes
             if rest:
-                rest[0] = rest[0][done:]
+                rest[0] = rest[0][written:]
 
     def _hold(self, moment_ns: int) -> int:
         """Wait until then, or until the connection has failed. Returns the time."""
@@ -237,24 +289,24 @@ class Connection:
         return wait_until(moment_ns)
 
     def _receive_all(self) -> None:
-        header = bytearray(HEADER_BYTES)
-        while self._fill(memoryview(header), may_end=True):
-            found = parse(header, token=self._token, max_payload_bytes=self._max_payload_bytes)
-            if found.key.direction != self._incoming:
-                raise TransportError(f"the peer sent the {found.key}; from there come {self._incoming} tensors only")
+        data = bytearray(HEADER_BYTES)
+        while self._fill(memoryview(data), may_end=True):
+            header = parse_frame_header(data, token=self._token, max_payload_bytes=self._max_payload_bytes)
+            if header.direction != self._incoming:
+                raise TransportError(f"the peer sent the {header}; from there come {self._incoming} tensors only")
             # fresh each time: it costs less than the copy out of a shared buffer would
-            payload = memoryview(bytearray(found.payload_bytes))
+            payload = memoryview(bytearray(header.payload_bytes))
             self._fill(payload, may_end=False)
             last_byte_ns = time.monotonic_ns()
-            if zlib.crc32(payload) != found.payload_crc:
-                raise TransportError(f"the payload of the {found.key} is damaged: its CRC does not match")
+            if zlib.crc32(payload) != header.payload_crc:
+                raise TransportError(f"the payload of the {header} is damaged: its CRC does not match")
             with self._changed:
                 self._changed.wait_for(lambda: self._failure or len(self._inbox) < self._max_frames)
                 if self._failure:
                     return
-                if found.key in self._inbox:
-                    raise TransportError(f"the peer sent the {found.key} twice")
-                self._inbox[found.key] = Arrival(payload, found.first_byte_ns, last_byte_ns)
+                if header.key in self._inbox:
+                    raise TransportError(f"the peer sent the {header} twice")
+                self._inbox[header.key] = Arrival(payload, header.first_byte_ns, last_byte_ns)
                 self._changed.notify_all()
         with self._changed:
             self._ended = True
@@ -271,3 +323,8 @@ class Connection:
                 raise TransportError(f"the peer closed the connection after {done} of {buffer.nbytes} bytes")
             done += count
         return True
+
+
+def _bare(key: MessageKey) -> MessageKey:
+    """Return the key as a frame bears it."""
+    return key._replace(samples=())

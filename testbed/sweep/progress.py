@@ -12,7 +12,7 @@ from typing import Literal
 from rich.console import Console
 
 from testbed.directions import LinkDirection
-from testbed.pipeline.control import Evaluated, Step
+from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import Sample, Summary
 from testbed.spec import Cell
 
@@ -109,14 +109,14 @@ class Watch:
         """What the cell is doing now."""
         self._turn.phase = text
 
-    def step(self, message: Step) -> None:
+    def step(self, message: StepDone) -> None:
         """A training step has ended."""
         turn, dilation = self._turn, self._turn.cell.compute.dilation
         turn.phase = "training"
         turn.done, turn.loss, turn.step_s = message.step + 1, message.loss, message.seconds / dilation
         turn.tokens_per_s = message.tokens / turn.step_s if turn.step_s else None
 
-    def evaluated(self, message: Evaluated) -> None:
+    def evaluated(self, message: EvaluationDone) -> None:
         """An evaluation has ended."""
         if message.phase == "evaluation":
             self._turn.validation_loss = message.loss

@@ -18,7 +18,7 @@ from testbed import paths
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
-from testbed.pipeline.control import Done, Ended, Evaluated, Failed, Host, Step
+from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import Pipe
@@ -44,10 +44,10 @@ _GRACE_S = 2.0
 class Observer(Protocol):
     """Who is told what happens while a cell trains. Times are the lab's."""
 
-    def step(self, message: Step) -> None:
+    def step(self, message: StepDone) -> None:
         """A training step has ended."""
 
-    def evaluated(self, message: Evaluated) -> None:
+    def evaluated(self, message: EvaluationDone) -> None:
         """An evaluation has ended."""
 
     def carried(self, sample: Sample) -> None:
@@ -136,7 +136,7 @@ class Session:
         running = set(range(len(work)))
         told = False
         ended: Ended = "steps"
-        failures: dict[int, Failed] = {}
+        failures: dict[int, JobFailed] = {}
         deadline = time.monotonic() + _LOADING_S + patience_s
         with selectors.DefaultSelector() as selector:
             for stage, host in enumerate(self.hosts):
@@ -153,16 +153,16 @@ class Session:
                 for key, _ in ready:
                     for message in self.hosts[key.data].messages():
                         match message:
-                            case Step():
+                            case StepDone():
                                 observer.step(message)
                                 deadline = time.monotonic() + patience_s
-                            case Evaluated():
+                            case EvaluationDone():
                                 observer.evaluated(message)
                                 deadline = time.monotonic() + patience_s
-                            case Done():
+                            case JobDone():
                                 running.discard(key.data)
                                 ended = message.ended
-                            case Failed():
+                            case JobFailed():
                                 failures[key.data] = message
                                 deadline = min(deadline, time.monotonic() + _GRACE_S)
                 if time.monotonic() > deadline:
@@ -214,7 +214,7 @@ def _computing_s(cell: Cell) -> float:
     return parts * stages * action_ns * cell.compute.dilation / 1e9
 
 
-def _cause(failures: dict[int, Failed]) -> StageError | SpecError:
+def _cause(failures: dict[int, JobFailed]) -> StageError | SpecError:
     """The failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
     stage, failed = next(
         ((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -372,11 +373,10 @@ def test_masks_go_on_from_a_saved_state() -> None:
 @pytest.mark.parametrize("side", ["upstream", "downstream"])
 def test_a_boundary_pairs_its_two_codecs(side: Any) -> None:
     end = Boundary(
-        side,
+        cast(Any, SimpleNamespace(side=side)),
         index=0,
         seed=7,
         make=lambda context: make("topk-shared(0.1)", context),
-        connection=cast(Any, None),
         timeout_s=1,
     )
     forward, backward = (end._encoder, end._decoder) if side == "downstream" else (end._decoder, end._encoder)

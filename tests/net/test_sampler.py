@@ -54,13 +54,13 @@ def test_a_connection_is_read_among_attributes_that_are_not_known(
     head += socket.inet_aton(local) + bytes(12) + socket.inet_aton(remote) + bytes(12)
     answer = head.ljust(72, b"\0") + b"".join(_attribute(*one) for one in attributes)
     found = sock_diag.parse(answer)
-    assert found == (f"{local}:{local_port}", f"{remote}:{remote_port}", "cubic", tcp_info.parse(info))
+    assert found == (f"{local}:{local_port}", f"{remote}:{remote_port}", "cubic", tcp_info.parse_tcp_info(info))
     assert sock_diag.parse(head.ljust(72, b"\0") + _attribute(4, b"cubic\0")) is None
 
 
 def test_a_kernel_that_tells_too_little_is_refused() -> None:
     with pytest.raises(CapabilityError, match=r"has 100 bytes.*4\.19"):
-        tcp_info.parse(bytes(100))
+        tcp_info.parse_tcp_info(bytes(100))
 
 
 def _connect(near: Namespace, address: str, far: Namespace) -> tuple[socket.socket, socket.socket]:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from labs import lab_spec
 
 from testbed.errors import CapabilityError
+from testbed.message_key import MessageKey
 from testbed.net.lab import Lab
-from testbed.pipeline import carried, sockinfo
+from testbed.pipeline import carried
 from testbed.pipeline.carried import Carried
-from testbed.pipeline.frame import Key
 from testbed.pipeline.transport import Connection
 from testbed.spec import Engine
 
@@ -25,14 +25,14 @@ MS = 10**6
 PACKET = 1448
 
 
-def key(microbatch: int) -> Key:
-    return Key("train", 0, "forward", microbatch)
+def key(microbatch: int) -> MessageKey:
+    return MessageKey("train", 0, microbatch, ())
 
 
 def connections(stack: ExitStack, early: socket.socket, late: socket.socket) -> tuple[Connection, Connection]:
     made = [
-        Connection(sock, name=name, token=TOKEN, incoming=incoming, max_payload_bytes=1 << 22, max_frames=64)
-        for sock, name, incoming in ((early, "0 <-> 1", "backward"), (late, "1 <-> 0", "forward"))  # type: ignore[arg-type]
+        Connection(sock, name=name, token=TOKEN, side=side, max_payload_bytes=1 << 22, max_frames=64)
+        for sock, name, side in ((early, "0 <-> 1", "downstream"), (late, "1 <-> 0", "upstream"))  # type: ignore[arg-type]
     ]
     return stack.enter_context(made[0]), stack.enter_context(made[1])
 
@@ -70,7 +70,7 @@ class Wire:
         with socket.socket(type=socket.SOCK_DGRAM) as sock:  # one that is not connected and yet takes the option
             self.measure = Carried(sock)
         monkeypatch.setattr(self.measure, "_socket", self)
-        monkeypatch.setattr(sockinfo, "least_round_trip_ns", lambda _: rtt_ns)
+        monkeypatch.setattr(carried, "least_round_trip_ns", lambda _: rtt_ns)
         monkeypatch.setattr(self.measure, "_stamps", self._told)
 
     def getsockopt(self, level: int, option: int) -> int:
@@ -144,7 +144,7 @@ def test_a_real_connection_carries_frames_whole_and_tells_of_them(unread: int) -
             bytes([n]) * size for n, size in enumerate((0, 100, 3 * packet, 10 * packet + 7, 2 * packet, 6 * packet))
         ]
         for number, payload in enumerate(payloads):
-            sender.send(key(number), payload)
+            sender.send(key(number), payload, raw_bytes=0)
         assert [bytes(receiver.take(key(number), 20).payload) for number in range(len(payloads))] == payloads
         found, seconds = read_until(measure, sum(first))
         assert found == sum(first) > 0
@@ -172,7 +172,7 @@ def test_a_links_rate_is_found_though_frames_come_seldom(engine: Engine) -> None
         sender, receiver = connections(stack, early, listener.accept()[0])
         measure, rates = sender.measure(), []
         for number in range(40):
-            sender.send(key(number), bytes(40_000))
+            sender.send(key(number), bytes(40_000), raw_bytes=0)
             time.sleep(0.015)
             carried_bytes, seconds = measure.read()
             if seconds:

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from testbed.errors import StageError
-from testbed.pipeline.control import Done, Evaluated, Failed, Host, Ready, Start, Step
+from testbed.pipeline.control import EvaluationDone, Host, JobDone, JobFailed, Ready, Start, StepDone
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import load_profile
@@ -114,7 +114,7 @@ def finish(hosts: list[Host]) -> list[list[Any]]:
     heard: list[list[Any]] = [[] for _ in hosts]
     deadline = time.monotonic() + SOON_S
     while open_ := [
-        h for h, said in zip(hosts, heard, strict=True) if not said or not isinstance(said[-1], Done | Failed)
+        h for h, said in zip(hosts, heard, strict=True) if not said or not isinstance(said[-1], JobDone | JobFailed)
     ]:
         ready = select.select(open_, [], [], max(0.0, deadline - time.monotonic()))[0]
         assert ready, f"silence from {[host.name for host in open_]}; heard {heard}"
@@ -151,9 +151,9 @@ def wait_for_step(host: Host) -> None:
     while time.monotonic() < deadline:
         select.select([host], [], [], 1)
         for message in host.messages():
-            if isinstance(message, Step):
+            if isinstance(message, StepDone):
                 return
-            assert isinstance(message, Evaluated), message
+            assert isinstance(message, EvaluationDone), message
     raise AssertionError("no step was done")
 
 
@@ -214,9 +214,9 @@ def test_every_cut_and_schedule_is_the_unsplit_model(
         folder.mkdir()
         start(started, jobs_of(a_cell(stages, schedule, in_flight), folder, tokens))
         heard = finish(started[:stages])
-        assert [said[-1] for said in heard] == [Done()] * stages
+        assert [said[-1] for said in heard] == [JobDone()] * stages
         kinds = [type(message) for message in heard[-1]]
-        assert kinds == [Step, Step, Evaluated, Step, Step, Evaluated, Done]
+        assert kinds == [StepDone, StepDone, EvaluationDone, StepDone, StepDone, EvaluationDone, JobDone]
         last = read(folder, stages - 1)
         assert [(r.loss, r.gradient_norm) for r in last if r.phase == "train"] == unsplit
         evaluations.append([r.loss for r in last if r.phase == "evaluation"])
@@ -254,7 +254,7 @@ def test_a_job_that_cannot_be_done_says_why_and_the_host_goes_on(
     assert "np.load" in said[-1].traceback
     assert "Traceback" in (tmp_path / "stage-0.log").read_text()
     start(started, jobs_of(a_cell(1), tmp_path, tokens))
-    assert finish(started)[0][-1] == Done()
+    assert finish(started)[0][-1] == JobDone()
 
 
 def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(
@@ -271,7 +271,7 @@ def test_a_killed_stage_is_reported_and_its_neighbours_stop_at_once(
     assert [heard[stage][-1].error for stage in (0, 2)] == ["TransportError"] * 2
     (tmp_path / "again").mkdir()
     start(started, jobs_of(a_cell(3), tmp_path / "again", tokens))
-    assert [said[-1] for said in finish(started)] == [Done()] * 3
+    assert [said[-1] for said in finish(started)] == [JobDone()] * 3
 
 
 def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_finish_ends_every_stage_after_the_same_step(shared: list[Host], tokens:
     wait_for_step(started[2])
     started[1].finish()
     heard = finish(started)
-    assert [said[-1] for said in heard] == [Done(ended="asked")] * 3
+    assert [said[-1] for said in heard] == [JobDone(ended="asked")] * 3
     written = [[(record.phase, record.step) for record in read(tmp_path, stage)] for stage in range(3)]
     assert written[0] == written[1] == written[2] == [("train", step) for step in range(len(written[0]))]
     assert 0 < len(written[0]) < 100_000
@@ -291,7 +291,7 @@ def test_a_paced_stage_says_how_it_was_scheduled(shared: list[Host], tokens: Pat
     compute = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")
     cell = a_cell(2).model_copy(update={"compute": compute})
     start(shared[:2], jobs_of(cell, tmp_path, tokens))
-    assert [said[-1] for said in finish(shared[:2])] == [Done()] * 2
+    assert [said[-1] for said in finish(shared[:2])] == [JobDone()] * 2
     for stage in range(2):
         assert re.match(f"stage {stage} works with SCHED_(RR|OTHER)", (tmp_path / f"stage-{stage}.log").read_text())
     policies = []
@@ -299,7 +299,7 @@ def test_a_paced_stage_says_how_it_was_scheduled(shared: list[Host], tokens: Pat
         (tmp_path / f"{host.name}").mkdir()
         start([host], jobs_of(a_cell(1), tmp_path / f"{host.name}", tokens))
         policies.append(os.sched_getscheduler(host.process.pid))
-        assert finish([host])[0][-1] == Done()
+        assert finish([host])[0][-1] == JobDone()
     assert policies == [os.SCHED_OTHER] * 2, "a job that is not paced runs as usual again"
 
 
@@ -328,20 +328,6 @@ def test_a_training_that_diverges_says_what_to_try(shared: list[Host], tokens: P
         r"the (loss|gradient norm) is (nan|inf) at train step \d+.*lower optimiser.learning_rate", failed[0].message
     )
     assert [children(host.process.pid) for host in shared[:2]] == [[], []]
-
-
-def test_stop_kills_the_job_and_not_the_host(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
-    host = shared[0]
-    host.stop_job(SOON_S)
-    start([host], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
-    wait_for_step(host)
-    (child,) = children(host.process.pid)
-    host.stop_job(SOON_S)
-    assert is_gone(child)
-    assert list(host.messages()) == []
-    (tmp_path / "again").mkdir()
-    start([host], jobs_of(a_cell(1), tmp_path / "again", tokens))
-    assert finish([host])[0][-1] == Done()
 
 
 def test_a_host_that_is_killed_takes_its_job_along(own: Host, tokens: Path, tmp_path: Path) -> None:
@@ -382,10 +368,13 @@ def test_when_the_controller_is_killed_nothing_remains() -> None:
     assert is_gone(pid)
 
 
-def test_ctrl_c_is_the_controller_s_business_and_privileges_are_gone(shared: list[Host]) -> None:
+def test_ctrl_c_is_the_controller_s_business_and_privileges_are_gone(
+    shared: list[Host], tokens: Path, tmp_path: Path
+) -> None:
     host = shared[0]
     os.kill(host.process.pid, signal.SIGINT)
-    host.stop_job(SOON_S)
+    start([host], jobs_of(a_cell(1), tmp_path, tokens))
+    assert finish([host])[0][-1] == JobDone()
     status = Path(f"/proc/{host.process.pid}/status").read_text()
     fields = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("Cap", "NoNew", "Threads")))
     assert {int(value, 16) for name, value in fields.items() if name in ("CapPrm", "CapEff", "CapBnd", "CapInh")} == {0}

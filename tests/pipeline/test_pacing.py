@@ -19,7 +19,7 @@ from test_host import SOON_S, VOCABULARY, a_cell, a_host, finish, jobs_of, read,
 from testbed.metrics.closed_form import unshaped_step_s
 from testbed.metrics.pace import duty, overrun_share
 from testbed.metrics.steps import Step, align, measured
-from testbed.pipeline.control import Done, Host
+from testbed.pipeline.control import Host, JobDone
 from testbed.pipeline.pacing import Kind, Pacer
 from testbed.pipeline.schedule import Action, actions
 from testbed.records import ActionRecord
@@ -56,17 +56,18 @@ def act(
     pacer: Pacer, clock: FakeClock, action: Action, *, maths: int, codec: int = 0, frame: int | None = None
 ) -> ActionRecord:
     """One action, with input that arrives at `frame` (None: it needs none) and an output."""
-    pacer.ask()
+    pacer.ask(action.kind, action.microbatch)
     if frame is not None:
         got = clock.wait_until(frame)
         clock.ns += codec
         pacer.received(frame, got, clock.ns)
-    pacer.begin(action.kind)
+    pacer.begin()
     clock.ns += maths
     pacer.done()
     clock.ns += codec
     free = pacer.encoded()
-    return pacer.record(action.kind, action.microbatch, max(free, clock.ns))
+    pacer.queued(max(free, clock.ns))
+    return pacer.record()
 
 
 # ------------------------------------------------------------------ one stage
@@ -234,7 +235,7 @@ def steps_of(hosts: list[Host], cell: Cell, folder: Path, tokens: Path) -> list[
     folder.mkdir()
     stages = cell.pipeline.stages
     start(hosts[:stages], jobs_of(cell, folder, tokens))
-    assert [said[-1] for said in finish(hosts[:stages])] == [Done()] * stages
+    assert [said[-1] for said in finish(hosts[:stages])] == [JobDone()] * stages
     return measured(align([read(folder, stage) for stage in range(stages)]))
 
 

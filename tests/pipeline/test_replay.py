@@ -19,9 +19,9 @@ from test_host import finish, popen, read, start
 
 from testbed import results
 from testbed.metrics.steps import align, measured
-from testbed.pipeline import recording
-from testbed.pipeline.control import Done, Evaluated, Failed, Host, Step
+from testbed.pipeline.control import EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.job import Endpoint, Limits, StageJob, jobs
+from testbed.pipeline.replay import recorded_work
 from testbed.records import StepRecord
 from testbed.spec import Cell
 
@@ -76,7 +76,7 @@ def jobs_of(cell: Cell, recorded: Path, folder: Path) -> tuple[StageJob, ...]:
 
 def replay(hosts: list[Host], work: Sequence[StageJob]) -> list[list[StepRecord]]:
     heard = begin(hosts, work)
-    assert all(isinstance(said[-1], Done) for said in heard), heard
+    assert all(isinstance(said[-1], JobDone) for said in heard), heard
     return [read(Path(job.folder), job.stage) for job in work]
 
 
@@ -116,7 +116,7 @@ def test_sizes_order_and_losses_are_those_of_the_recording(
         asked = run.steps(stage)
         assert [told(one) for one in found] == [told(one) for one in asked]
         for new, old in zip(found, asked, strict=True):
-            works = recording.works(old, cell.compute.dilation)
+            works = recorded_work(old, cell.compute.dilation)
             for action, work in zip(new.actions, works, strict=True):
                 assert (
                     action.encoded_ns >= action.computed_ns >= action.decoded_ns >= action.input_ns >= action.asked_ns
@@ -206,20 +206,20 @@ def test_frames_are_waited_for(hosts: list[Host], tmp_path: Path) -> None:
 def test_the_last_stage_tells_of_progress(hosts: list[Host], tmp_path: Path) -> None:
     run = record(tmp_path / "recorded", stages=2)
     heard = begin(hosts, jobs_of(run.cell, run.folder, tmp_path / "replayed"))
-    assert heard[0] == [Done(ended="steps")]
+    assert heard[0] == [JobDone(ended="steps")]
     losses = [step.loss for step in run.steps(1)]
-    assert [said.loss for said in heard[1] if isinstance(said, Step | Evaluated)] == losses
+    assert [said.loss for said in heard[1] if isinstance(said, StepDone | EvaluationDone)] == losses
 
 
 def test_asked_to_finish_all_stages_end_after_the_same_step(hosts: list[Host], tmp_path: Path) -> None:
     run = record(tmp_path / "recorded", training={"steps": 500}, stages=2, paced=True, microbatches=2)
     work = jobs_of(run.cell, run.folder, tmp_path / "replayed")
     start(hosts[:2], work)
-    while not any(isinstance(said, Step) for said in hosts[1].messages()):
+    while not any(isinstance(said, StepDone) for said in hosts[1].messages()):
         time.sleep(0.01)
     hosts[0].finish()
     heard = finish(hosts[:2])
-    assert [said[-1] for said in heard] == [Done(ended="asked")] * 2
+    assert [said[-1] for said in heard] == [JobDone(ended="asked")] * 2
     done = [[(one.step, one.phase) for one in read(Path(job.folder), job.stage)] for job in work]
     assert done[0] == done[1]
     assert 0 < len(done[0]) < len(run.steps(0))
@@ -231,7 +231,7 @@ def test_a_budget_is_one_of_the_replays_own_time(hosts: list[Host], tmp_path: Pa
     budget = {"training": run.cell.training.model_copy(update={"budget_s": 2.5 * step})}
     work = jobs_of(run.cell.model_copy(update=budget), run.folder, tmp_path / "replayed")
     heard = begin(hosts, work)
-    assert [said[-1] for said in heard] == [Done(ended="budget")] * 2
+    assert [said[-1] for said in heard] == [JobDone(ended="budget")] * 2
     assert [(one.step, one.phase) for one in read(Path(work[0].folder), 0)] == [
         *((number, "train") for number in range(3)),
         (3, "evaluation"),
@@ -282,7 +282,7 @@ def test_a_recording_that_is_not_whole(hosts: list[Host], tmp_path: Path, harm: 
     work = [job.model_copy(update=limits) for job in jobs_of(run.cell, run.folder, tmp_path / "replayed")]
     heard = begin(hosts, work)
     failures = [said[-1] for said in heard]
-    assert all(isinstance(failed, Failed) for failed in failures), failures
+    assert all(isinstance(failed, JobFailed) for failed in failures), failures
     causes = [failed.message for failed in failures if failed.error == "ResultsError"]
     assert causes
     for cause in causes:

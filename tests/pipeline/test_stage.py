@@ -23,15 +23,16 @@ from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
 from testbed.errors import StageError, TestbedError, TransportError
+from testbed.message_key import Side
 from testbed.pipeline.boundary import Boundary
-from testbed.pipeline.control import Ended, Evaluated, Step
+from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather, make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.pipeline.optimise import learning_rate
-from testbed.pipeline.pacing import watch_for
-from testbed.pipeline.recorder import Recorder
-from testbed.pipeline.stage import Stage
+from testbed.pipeline.pacing import stopwatch_for
+from testbed.pipeline.step_log import StepLog
+from testbed.pipeline.train import StageTrainer
 from testbed.pipeline.transport import Connection
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
@@ -114,7 +115,7 @@ class Plain:
 
 class Result(NamedTuple):
     records: list[list[StepRecord]]
-    told: list[Step | Evaluated]
+    told: list[StepDone | EvaluationDone]
     parameters: list[Tensor]
     errors: list[BaseException | None]
     ended: list[Ended | None]
@@ -147,7 +148,7 @@ def train(
 ) -> Result:
     """Run every stage of a cell in a thread of its own, connected over loopback; `model` makes a stage's, of how many."""
     stages = cell.pipeline.stages
-    told: list[Step | Evaluated] = []
+    told: list[StepDone | EvaluationDone] = []
     models = [model(stage, stages) for stage in range(stages)]
     outputs = [io.StringIO() for _ in range(stages)]
     errors: list[BaseException | None] = [None] * stages
@@ -167,20 +168,20 @@ def train(
     links = [tcp_pair() for _ in range(stages - 1)]
     gathers = make_sockets(stages)
 
-    def boundary(stack: ExitStack, job: StageJob, side: Any, sock: socket.socket) -> Boundary:
-        incoming: Any = "backward" if side == "downstream" else "forward"
-        connection = stack.enter_context(
+    def connect(stack: ExitStack, job: StageJob, side: Side, sock: socket.socket) -> Connection:
+        return stack.enter_context(
             Connection(
                 sock,
                 name=f"stage {job.stage}",
                 token=bytes(16),
-                incoming=incoming,
+                side=side,
                 max_payload_bytes=1 << 20,
                 max_frames=8,
             )
         )
-        index = job.stage - (side == "upstream")
-        return Boundary(side, index=index, seed=5, make=make, connection=connection, timeout_s=20)
+
+    def boundary(connection: Connection | None, index: int) -> Boundary | None:
+        return connection and Boundary(connection, index=index, seed=5, make=make, timeout_s=20)
 
     def work(job: StageJob) -> None:
         s = job.stage
@@ -189,22 +190,22 @@ def train(
             with ExitStack() as stack:
                 gather = Gather(s, gathers[s], 20)
                 stack.callback(gather.close)
-                upstream = boundary(stack, job, "upstream", links[s - 1][1]) if s > 0 else None
-                downstream = boundary(stack, job, "downstream", links[s][0]) if s < stages - 1 else None
-                ports = [end for end in (upstream, downstream) if end is not None]
-                ended[s] = Stage(
+                upstream = connect(stack, job, "upstream", links[s - 1][1]) if s > 0 else None
+                downstream = connect(stack, job, "downstream", links[s][0]) if s < stages - 1 else None
+                connections = [connection for connection in (upstream, downstream) if connection is not None]
+                ended[s] = StageTrainer(
                     job,
                     model=models[s],
                     data=data(s),
-                    upstream=upstream,
-                    downstream=downstream,
+                    upstream=boundary(upstream, s - 1),
+                    downstream=boundary(downstream, s),
                     gather=gather,
-                    recorder=Recorder(job, outputs[s], ports=ports, counters=None, report=told.append),
-                    watch=watch_for(job.compute, s),
+                    log=StepLog(job, outputs[s], connections=connections, counters=None, report=told.append),
+                    watch=stopwatch_for(job.compute, s),
                     asked=lambda: asked(s),
-                ).run()
-                for end in ports:
-                    end.connection.close(20)
+                ).train()
+                for connection in connections:
+                    connection.close(20)
         except TestbedError as error:
             errors[s] = error
 
@@ -382,7 +383,7 @@ def test_an_evaluation_without_the_codec_is_one_and_leaves_the_training_alone() 
     assert both.losses("uncompressed") != both.losses("evaluation")
     plain = train(a_cell(3, steps=4, evaluate_uncompressed=True))
     assert plain.losses("uncompressed") == plain.losses("evaluation")
-    told = [(m.phase, m.step) for m in both.told if isinstance(m, Evaluated)]
+    told = [(m.phase, m.step) for m in both.told if isinstance(m, EvaluationDone)]
     assert told == [("evaluation", 2), ("uncompressed", 2), ("evaluation", 4), ("uncompressed", 4)]
 
 

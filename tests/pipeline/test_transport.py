@@ -14,18 +14,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import TransportError
-from testbed.pipeline import connect, sockinfo
-from testbed.pipeline.frame import HEADER_BYTES, Header, Key, pack
+from testbed.message_key import Direction, MessageKey
+from testbed.pipeline.frame import HEADER_BYTES, FrameHeader, pack_frame_header
 from testbed.pipeline.job import Endpoint
+from testbed.pipeline.step_log import socket_record
 from testbed.pipeline.transport import Connection
+from testbed.pipeline.wiring import accept_earlier, connect_to_later, listen
 
 TOKEN = b"t" * 16
 SOON_S = 20.0
 LIMIT = 1 << 22
 
 
-def key(microbatch: int, direction: str = "forward", step: int = 0) -> Key:
-    return Key("train", step, direction, microbatch)  # type: ignore[arg-type]
+def key(microbatch: int, samples: tuple[int, ...] = ()) -> MessageKey:
+    return MessageKey("train", 0, microbatch, samples)
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -36,13 +38,13 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 def receiver(sock: socket.socket, frames: int = 64) -> Connection:
     return Connection(
-        sock, name="stage 1 <-> stage 0", token=TOKEN, incoming="forward", max_payload_bytes=LIMIT, max_frames=frames
+        sock, name="stage 1 <-> stage 0", token=TOKEN, side="upstream", max_payload_bytes=LIMIT, max_frames=frames
     )
 
 
 def sender(sock: socket.socket, frames: int = 64) -> Connection:
     return Connection(
-        sock, name="stage 0 <-> stage 1", token=TOKEN, incoming="backward", max_payload_bytes=LIMIT, max_frames=frames
+        sock, name="stage 0 <-> stage 1", token=TOKEN, side="downstream", max_payload_bytes=LIMIT, max_frames=frames
     )
 
 
@@ -65,8 +67,9 @@ def wire(stack: ExitStack) -> tuple[socket.socket, Connection]:
     return stack.enter_context(early), stack.enter_context(receiver(late))
 
 
-def frame(payload: bytes, microbatch: int = 0, *, direction: str = "forward", token: bytes = TOKEN) -> bytes:
-    return pack(Header(key(microbatch, direction), len(payload), 1, zlib.crc32(payload)), token) + payload
+def frame(payload: bytes, microbatch: int = 0, *, direction: Direction = "forward", token: bytes = TOKEN) -> bytes:
+    header = FrameHeader(direction, key(microbatch), len(payload), 1, zlib.crc32(payload))
+    return pack_frame_header(header, token) + payload
 
 
 def close_both(one: Connection, other: Connection) -> None:
@@ -83,7 +86,7 @@ def test_payloads_arrive_whole_whatever_the_order_of_asking(payloads: list[bytes
     one, other = tcp_pair()
     with sender(one) as early, receiver(other) as late:
         for microbatch, payload in enumerate(payloads):
-            early.send(key(microbatch), payload)
+            early.send(key(microbatch), payload, raw_bytes=0)
         order = list(range(len(payloads)))
         random.shuffle(order)  # type: ignore[attr-defined]
         for microbatch in order:
@@ -95,11 +98,11 @@ def test_both_directions_at_once_past_the_kernel_s_buffers(pair: tuple[Connectio
     early, late = pair
     big = bytes(LIMIT)
     for microbatch in range(8):
-        early.send(key(microbatch), big)
-        late.send(key(microbatch, "backward"), big)
+        early.send(key(microbatch), big, raw_bytes=0)
+        late.send(key(microbatch), big, raw_bytes=0)
     for microbatch in range(8):
         assert late.take(key(microbatch), SOON_S).payload == big
-        assert early.take(key(microbatch, "backward"), SOON_S).payload == big
+        assert early.take(key(microbatch), SOON_S).payload == big
 
 
 def test_views_of_any_shape_are_sent_as_their_bytes(pair: tuple[Connection, Connection]) -> None:
@@ -107,34 +110,39 @@ def test_views_of_any_shape_are_sent_as_their_bytes(pair: tuple[Connection, Conn
     for microbatch, view in enumerate(
         [memoryview(b"abcdefgh").cast("i"), memoryview(bytearray(b"ab")), memoryview(b"").cast("B")]
     ):
-        early.send(key(microbatch), view)
+        early.send(key(microbatch), view, raw_bytes=0)
         assert late.take(key(microbatch), SOON_S).payload == view.tobytes()
 
 
 def test_times_and_sizes_are_recorded_in_order(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     before = time.monotonic_ns()
-    queued = early.send(key(3), b"x" * 1000)
+    queued = early.send(key(3, (7, 8)), b"x" * 1000, raw_bytes=4000, choice="mild")
     arrival = late.take(key(3), SOON_S)
-    (departure,) = early.departures(SOON_S)
+    (departure,) = early.sent_frames(SOON_S)
     assert departure.key == key(3)
-    assert departure.payload_bytes == 1000
+    assert (departure.payload_bytes, departure.raw_bytes, departure.choice) == (1000, 4000, "mild")
     assert departure.queued_ns == queued
     assert arrival.first_byte_ns == departure.first_byte_ns
     assert before <= queued <= departure.first_byte_ns <= departure.last_byte_ns
     assert departure.first_byte_ns <= arrival.last_byte_ns <= time.monotonic_ns()
-    assert early.departures(SOON_S) == []
+    assert early.sent_frames(SOON_S) == []
+    (taken,) = late.taken_frames()
+    assert taken == (key(3), 1000, arrival.first_byte_ns, arrival.last_byte_ns)
+    assert late.taken_frames() == []
 
 
 def test_the_kernel_s_count_of_bytes_agrees_with_ours(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     for microbatch in range(5):
-        early.send(key(microbatch), bytes(10_000))
+        early.send(key(microbatch), bytes(10_000), raw_bytes=0)
         late.take(key(microbatch), SOON_S)
-    early.departures(SOON_S)
-    record = sockinfo.read_socket(early.socket, "downstream")
+    early.sent_frames(SOON_S)
+    record = socket_record(early)
     assert record.bytes_sent - record.bytes_retransmitted == 5 * (10_000 + HEADER_BYTES)
-    assert record.congestion_control == sockinfo.congestion_control(early.socket) != ""
+    assert record.congestion_control.encode() in early.socket.getsockopt(6, socket.TCP_CONGESTION, 16)
+    assert record.congestion_control
+    assert record.peer == "downstream"
     assert record.segments_out > 0
     assert record.rtt_us > 0
     assert early.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -143,7 +151,7 @@ def test_the_kernel_s_count_of_bytes_agrees_with_ours(pair: tuple[Connection, Co
 def test_close_delivers_what_was_queued(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     for microbatch in range(4):
-        early.send(key(microbatch), bytes(LIMIT))
+        early.send(key(microbatch), bytes(LIMIT), raw_bytes=0)
     thread = threading.Thread(target=early.close, args=(SOON_S,))
     thread.start()
     for microbatch in range(4):
@@ -157,7 +165,7 @@ def test_send_blocks_when_too_much_waits_and_goes_on_when_it_is_taken(stack: Exi
     early, late = stack.enter_context(sender(one, frames=2)), stack.enter_context(receiver(other, frames=2))
     count, big = 12, bytes(LIMIT)
     sent: list[int] = []
-    thread = threading.Thread(target=lambda: sent.extend(early.send(key(m), big) for m in range(count)))
+    thread = threading.Thread(target=lambda: sent.extend(early.send(key(m), big, raw_bytes=0) for m in range(count)))
     thread.start()
     for microbatch in range(count):
         assert late.take(key(microbatch), SOON_S).payload.nbytes == LIMIT
@@ -174,7 +182,9 @@ def test_send_blocks_when_too_much_waits_and_goes_on_when_it_is_taken(stack: Exi
         pytest.param(frame(b"abc")[:-1] + b"d", "payload .* damaged", id="wrong payload"),
         pytest.param(frame(b"abc", direction="backward"), "forward tensors only", id="wrong direction"),
         pytest.param(frame(b"abc", 1) * 2, "twice", id="same frame twice"),
-        pytest.param(pack(Header(key(0), 2**60, 1, 0), TOKEN), "announces", id="hostile length"),
+        pytest.param(
+            pack_frame_header(FrameHeader("forward", key(0), 2**60, 1, 0), TOKEN), "announces", id="hostile length"
+        ),
     ],
 )
 def test_bytes_that_are_no_frame_of_this_run(wire: tuple[socket.socket, Connection], data: bytes, message: str) -> None:
@@ -189,18 +199,18 @@ def test_bytes_that_are_no_frame_of_this_run(wire: tuple[socket.socket, Connecti
 def test_a_frame_is_kept_back_until_its_moment_and_others_behind_it(pair: tuple[Connection, Connection]) -> None:
     one, other = pair
     moment_ns = time.monotonic_ns() + 50_000_000
-    assert one.send(key(0), b"early", moment_ns) == moment_ns
-    one.send(key(1), b"late")
+    assert one.send(key(0), b"early", raw_bytes=0, not_before_ns=moment_ns) == moment_ns
+    one.send(key(1), b"late", raw_bytes=0)
     arrivals = [other.take(key(m), SOON_S) for m in (0, 1)]
     assert [bytes(arrival.payload) for arrival in arrivals] == [b"early", b"late"]
     assert moment_ns <= arrivals[0].first_byte_ns <= arrivals[0].last_byte_ns <= arrivals[1].last_byte_ns
-    assert one.departures(SOON_S)[0].queued_ns == moment_ns
+    assert one.sent_frames(SOON_S)[0].queued_ns == moment_ns
     close_both(one, other)
 
 
 def test_a_frame_that_is_kept_back_does_not_hold_up_the_end(pair: tuple[Connection, Connection]) -> None:
     one, _ = pair
-    one.send(key(0), b"in an hour", time.monotonic_ns() + 3600 * 10**9)
+    one.send(key(0), b"in an hour", raw_bytes=0, not_before_ns=time.monotonic_ns() + 3600 * 10**9)
     began = time.monotonic()
     one.abort()
     assert time.monotonic() - began < SOON_S
@@ -233,7 +243,7 @@ def test_a_peer_that_is_reset_wakes_a_waiting_taker(wire: tuple[socket.socket, C
         late.take(key(0), SOON_S)
     timer.join()
     with pytest.raises(TransportError, match="cannot send"):
-        late.send(key(0, "backward"), b"x")
+        late.send(key(0), b"x", raw_bytes=0)
 
 
 def test_a_silent_peer(wire: tuple[socket.socket, Connection]) -> None:
@@ -245,14 +255,14 @@ def test_a_peer_that_sends_everything_but_what_is_asked(stack: ExitStack) -> Non
     one, other = tcp_pair()
     early, late = stack.enter_context(sender(one)), stack.enter_context(receiver(other, frames=3))
     for microbatch in range(1, 6):
-        early.send(key(microbatch), b"x")
+        early.send(key(microbatch), b"x", raw_bytes=0)
     with pytest.raises(TransportError, match="but the peer sent the forward tensor"):
         late.take(key(0), SOON_S)
 
 
 def test_a_payload_past_the_limit_is_not_sent(pair: tuple[Connection, Connection]) -> None:
     with pytest.raises(TransportError, match="this job takes"):
-        pair[0].send(key(0), bytes(LIMIT + 1))
+        pair[0].send(key(0), bytes(LIMIT + 1), raw_bytes=0)
 
 
 def test_closing_on_a_peer_that_does_not_close(pair: tuple[Connection, Connection]) -> None:
@@ -263,11 +273,11 @@ def test_closing_on_a_peer_that_does_not_close(pair: tuple[Connection, Connectio
 def test_abort_ends_threads_that_are_blocked(pair: tuple[Connection, Connection]) -> None:
     early, _ = pair
     for microbatch in range(16):
-        early.send(key(microbatch), bytes(LIMIT))
+        early.send(key(microbatch), bytes(LIMIT), raw_bytes=0)
     early.abort()
     early.abort()
     with pytest.raises(TransportError, match="dropped by this stage"):
-        early.take(key(0, "backward"), SOON_S)
+        early.take(key(0), SOON_S)
 
 
 # ------------------------------------------------------------------ connecting
@@ -280,10 +290,10 @@ def free_port() -> int:
 def test_connecting_waits_for_the_listener() -> None:
     endpoint = Endpoint(address="127.0.0.1", port=free_port())
     found: list[socket.socket] = []
-    thread = threading.Thread(target=lambda: found.append(connect.connect(endpoint, "stage 0", SOON_S)))
+    thread = threading.Thread(target=lambda: found.append(connect_to_later(endpoint, "stage 0", SOON_S)))
     thread.start()
     time.sleep(0.1)
-    found.append(connect.accept(connect.listen(endpoint, "stage 1"), "stage 1", SOON_S))
+    found.append(accept_earlier(listen(endpoint, "stage 1"), "stage 1", SOON_S))
     thread.join()
     assert found[0].getpeername() == found[1].getsockname()
     for sock in found:
@@ -293,6 +303,6 @@ def test_connecting_waits_for_the_listener() -> None:
 def test_nobody_listens_nobody_connects() -> None:
     endpoint = Endpoint(address="127.0.0.1", port=free_port())
     with pytest.raises(TransportError, match=rf"stage 0: .*did not listen on 127.0.0.1:{endpoint.port}"):
-        connect.connect(endpoint, "stage 0", 0.1)
+        connect_to_later(endpoint, "stage 0", 0.1)
     with pytest.raises(TransportError, match="did not connect within"):
-        connect.accept(connect.listen(endpoint, "stage 1"), "stage 1", 0.1)
+        accept_earlier(listen(endpoint, "stage 1"), "stage 1", 0.1)

@@ -11,7 +11,7 @@ from rich.console import Console
 from synthetic import Pipeline, cell
 
 from testbed.metrics import summarise
-from testbed.pipeline.control import Evaluated, Step
+from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import LinkCounters, Sample, Summary
 from testbed.spec import Cell, Paced
 from testbed.sweep.live import draw
@@ -63,7 +63,7 @@ def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
     one = paced(dilation)
     watch = Watch(plain()[0], [one])
     watch.begin(one)
-    watch.step(Step(step=0, loss=2.5, seconds=4.0, tokens=1000))
+    watch.step(StepDone(step=0, loss=2.5, seconds=4.0, tokens=1000))
     watch.carried(sample(1, 0))
     watch.carried(sample(1, 0))  # the same again
     watch.carried(sample(2, 1_000_000))
@@ -107,8 +107,8 @@ def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
         watch.begin(one)
         watch.end(one, summary(one))
     watch.begin(cells[40])
-    watch.step(Step(step=4, loss=1.25, seconds=0.5, tokens=100))
-    watch.evaluated(Evaluated(step=5, loss=1.0, seconds=0.1))
+    watch.step(StepDone(step=4, loss=1.25, seconds=0.5, tokens=100))
+    watch.evaluated(EvaluationDone(step=5, loss=1.0, seconds=0.1))
     for at in (0, 1):
         watch.carried(sample(at, at * 250_000))
     lines = shown(watch, 20)

@@ -68,7 +68,7 @@ def parse(answer: bytes) -> Connection | None:
         local=f"{socket.inet_ntoa(source)}:{source_port}",
         remote=f"{socket.inet_ntoa(remote)}:{remote_port}",
         congestion_control=found.get(_CONGESTION, b"").split(b"\0", 1)[0].decode(),
-        info=tcp_info.parse(found[_TCP_INFO]),
+        info=tcp_info.parse_tcp_info(found[_TCP_INFO]),
     )
 
 

@@ -1,0 +1,149 @@
+"""Write down what a stage did: one JSON line per step or evaluation in steps-<stage>.jsonl, and a message to the controller.
+
+It runs between steps. While a step lasts, `pacing` takes the times of actions and `transport` those of frames. No torch.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import IO
+
+from testbed import tcp_info
+from testbed.counters import DeviceCounters
+from testbed.message_key import MessageKey, Phase, incoming, outgoing
+from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.pipeline.frame import HEADER_BYTES
+from testbed.pipeline.job import StageJob
+from testbed.pipeline.transport import Connection
+from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
+
+
+def number_in_record(key: MessageKey, job: StageJob) -> int:
+    """Return the number that a micro-batch has in the record of its step or evaluation.
+
+    The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it remembers
+    of a micro-batch is as old as it is in training; `key.step` therefore goes on from batch to batch and from one evaluation to
+    the next. A record is about the whole evaluation, so it counts the micro-batches of all its batches through.
+    """
+    if key.phase == "train":
+        return key.microbatch
+    return key.step % job.workload.validation_batches * job.microbatches + key.microbatch
+
+
+class StepLog:
+    """The stage's records, in the order of its steps. Owns nothing that must be closed."""
+
+    def __init__(
+        self,
+        job: StageJob,
+        steps: IO[str],
+        *,
+        connections: Sequence[Connection],
+        counters: DeviceCounters | None,
+        report: Callable[[StepDone | EvaluationDone], None],
+    ) -> None:
+        """`report` is told of what has a loss, which is the last stage's."""
+        self._job, self._steps, self._connections = job, steps, connections
+        self._counters, self._report = counters, report
+        self._actions_end_ns = self._synchronised_ns = 0
+        self._crossed: tuple[CountersRecord | None, tuple[SocketRecord, ...]] = None, ()
+
+    def met(self, actions_end_ns: int, synchronised_ns: int) -> None:
+        """Note that the stages have met, and count what has crossed the links until now.
+
+        To be called at once: the other stages' next step will be on the links soon. `actions_end_ns` is when this stage's last
+        action ended, `synchronised_ns` when it knew that all had.
+        """
+        self._actions_end_ns, self._synchronised_ns = actions_end_ns, synchronised_ns
+        counters = self._counters.read() if self._counters is not None else None
+        self._crossed = counters, tuple(socket_record(connection) for connection in self._connections)
+
+    def write(
+        self,
+        step: int,
+        phase: Phase,
+        *,
+        start_ns: int,
+        end_ns: int,
+        actions: Sequence[ActionRecord],
+        loss: float | None,
+        tokens: int,
+        gradient_norm: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Record a step or evaluation, a whole line at a time, so that after a crash only the last line can be cut off."""
+        training = phase == "train"
+        counters, sockets = self._crossed
+        record = StepRecord(
+            step=step,
+            phase=phase,
+            warmup=training and step < self._job.training.warmup_steps,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            optimiser_start_ns=self._actions_end_ns if training else None,
+            synchronised_ns=self._synchronised_ns if training else None,
+            loss=loss,
+            gradient_norm=gradient_norm,
+            learning_rate=learning_rate,
+            tokens=tokens,
+            actions=tuple(actions),
+            sent=tuple(record for connection in self._connections for record in self._sent(connection)),
+            received=tuple(record for connection in self._connections for record in self._received(connection)),
+            counters=counters,
+            sockets=sockets,
+        )
+        self._steps.write(record.model_dump_json() + "\n")
+        self._steps.flush()
+        if record.loss is not None:
+            seconds = (end_ns - start_ns) / 1e9
+            if training:
+                self._report(StepDone(step=step, loss=record.loss, seconds=seconds, tokens=tokens))
+            else:
+                self._report(EvaluationDone(phase=phase, step=step, loss=record.loss, seconds=seconds))
+
+    def _sent(self, connection: Connection) -> list[SentRecord]:
+        return [
+            SentRecord(
+                direction=outgoing(connection.side),
+                microbatch=number_in_record(frame.key, self._job),
+                raw_bytes=frame.raw_bytes,
+                payload_bytes=frame.payload_bytes,
+                frame_bytes=frame.payload_bytes + HEADER_BYTES,
+                queued_ns=frame.queued_ns,
+                first_byte_ns=frame.first_byte_ns,
+                last_byte_ns=frame.last_byte_ns,
+                choice=frame.choice,
+            )
+            for frame in connection.sent_frames(self._job.limits.message_s)
+        ]
+
+    def _received(self, connection: Connection) -> list[ReceivedRecord]:
+        return [
+            ReceivedRecord(
+                direction=incoming(connection.side),
+                microbatch=number_in_record(frame.key, self._job),
+                payload_bytes=frame.payload_bytes,
+                first_byte_ns=frame.first_byte_ns,
+                last_byte_ns=frame.last_byte_ns,
+            )
+            for frame in connection.taken_frames()
+        ]
+
+
+def socket_record(connection: Connection) -> SocketRecord:
+    """Read TCP_INFO of a connection, in a microsecond and without a packet. CapabilityError on a kernel before 4.19."""
+    info = tcp_info.read_tcp_info(connection.socket)
+    algorithm = connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return SocketRecord(
+        peer=connection.side,
+        congestion_control=algorithm.split(b"\0", 1)[0].decode(),
+        rtt_us=info.rtt_us,
+        min_rtt_us=info.min_rtt_us,
+        cwnd_packets=info.cwnd_packets,
+        bytes_sent=info.bytes_sent,
+        bytes_retransmitted=info.bytes_retransmitted,
+        segments_out=info.segments_out,
+        segments_in=info.segments_in,
+        retransmits=info.retransmits,
+    )
