@@ -7,7 +7,6 @@ notebook could not put down again, and Ctrl-C must mean the same as in a termina
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -19,12 +18,9 @@ from typing import Any
 from testbed import export, results
 from testbed.errors import ResultsError, TestbedError, UserError
 from testbed.export import table_files
+from testbed.process import start_program
 from testbed.results import Run
 
-_PROGRAM = (
-    "import sys; from testbed.process import die_with_parent; die_with_parent(int(sys.argv.pop(1))); "
-    "from testbed.cli import main; main()"
-)
 _SUMS = (
     "sent_frames", "sent_raw_bytes", "sent_payload_bytes", "sent_frame_bytes", "sent_wire_bytes", "retransmits", "overruns",
 )  # fmt: skip
@@ -108,19 +104,18 @@ def _runs(folder: Path) -> Iterable[Run]:
 
 def _command(words: list[str], *, quiet: bool) -> None:
     """Run a command of testbed. UserError or TestbedError, with what it printed, where its exit status is not 0."""
-    program = [sys.executable, "-c", _PROGRAM, str(os.getpid()), *words]
     said: list[str] = []
     interrupted = False
     # A session of its own, so that an interrupt reaches it once: from here, and not from the terminal too.
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    with start_program(
+        "testbed", *words, attempt="run the command", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as child:
         while True:
             try:
                 for line in child.stdout or ():
-                    said.append(line)
+                    said.append(line.decode(errors="replace"))
                     if not quiet:
-                        sys.stdout.write(line)
+                        sys.stdout.write(said[-1])
                 status = child.wait()
                 break
             except KeyboardInterrupt:

@@ -47,12 +47,11 @@ def start_program(
     popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m MODULE ARGUMENTS` from the main thread, in a session of its own, out of reach of Ctrl-C.
+    """Start `python -m MODULE ARGUMENTS` in a session of its own, out of reach of Ctrl-C. It dies with the calling thread.
 
     `popen` is called like subprocess.Popen, with `options`; a namespace has one that starts programs inside. `attempt`
     is what this is for, as in "cannot ATTEMPT". CapabilityError when the program cannot be started.
     """
-    assert threading.current_thread() is threading.main_thread()  # the program dies with the thread that started it
     command = [sys.executable, "-m", "testbed.process", str(os.getpid()), module, *arguments]
     try:
         return popen(command, **{"start_new_session": True, **options})
@@ -102,14 +101,13 @@ class Child:
         fds: Sequence[int] = (),
         **options: Any,
     ) -> None:
-        """Start it and send the first request, which it answers when it likes. It inherits `fds` under their numbers.
+        """Start it from the main thread and send the first request. It inherits `fds` under their numbers.
 
         Whatever ends it is a `failure`, or a SpecError as in `run_program`; CapabilityError when it cannot be started.
         """
+        assert threading.current_thread() is threading.main_thread()  # it dies with the thread that started it
         self._attempt, self._failure = attempt, failure
-        self._errors = os.fdopen(
-            os.memfd_create("errors"), "rb"
-        )  # in memory: a pipe could fill up and halt the program
+        self._errors = os.fdopen(os.memfd_create("errors"), "rb")  # a pipe could fill up and halt the program
         try:
             self._process = start_program(
                 module,
@@ -118,8 +116,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 pass_fds=sorted(set(fds)),
-                cwd=ROOT,
-                **options,
+                **{"cwd": ROOT, **options},
             )
         except BaseException:
             self._errors.close()

@@ -13,7 +13,7 @@ import pytest
 
 from testbed import process
 from testbed.errors import CapabilityError, LabError, SpecError, StageError, TestbedError
-from testbed.process import READABLE, ROOT, Child, run_program, start_program
+from testbed.process import READABLE, ROOT, Child, run_program
 
 PROGRAM = "tests.child_program"
 
@@ -133,12 +133,12 @@ def test_a_program_is_run_with_its_arguments_and_its_lines_are_returned(tmp_path
         run_program("json.tool", "--indent", "x", attempt="format it", failure=LabError)
 
 
-def test_programs_are_started_from_the_main_thread_with_which_they_die() -> None:
+def test_children_are_started_from_the_main_thread_with_which_they_die() -> None:
     errors: list[BaseException] = []
 
     def start() -> None:
         try:
-            start_program(PROGRAM, attempt="try it")
+            child("answer").close()
         except AssertionError as error:
             errors.append(error)
 

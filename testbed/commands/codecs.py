@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +10,7 @@ from rich.markup import escape
 
 from testbed import paths
 from testbed.commands.console import out, table
+from testbed.process import start_program
 
 if TYPE_CHECKING:
     from testbed.codecs.catalogue.row import CodecRow, Parameter
@@ -75,9 +74,16 @@ def check(
 ) -> None:
     """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost. Exit status 1 if it fails."""
     # In a process of its own, as the person behind sudo: it runs a stranger's code.
-    command = [sys.executable, "-m", "testbed.codecs.check", text]
-    done = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **paths.as_invoking_user())
-    raise typer.Exit(done.returncode)
+    with start_program(
+        "testbed.codecs.check",
+        text,
+        attempt=f"check {text!r}",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=False,  # a Ctrl-C ends it too
+        **paths.as_invoking_user(),
+    ) as program:
+        status = program.wait()
+    raise typer.Exit(status)
 
 
 def _show(row: CodecRow) -> None:

@@ -4,16 +4,13 @@ measuring.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testbed import paths
+from testbed import paths, process
 from testbed.devices import flops
 from testbed.devices.device import (
     ComputeDevice,
@@ -24,7 +21,7 @@ from testbed.devices.device import (
     read_device,
     write_device,
 )
-from testbed.errors import CapabilityError, SpecError, StageError
+from testbed.errors import SpecError, StageError
 from testbed.workloads import table
 
 _SOURCE = "measured by: python -m testbed record"
@@ -54,15 +51,20 @@ def record_model(
             f"cannot record {sequences} sequences of {sequence_length} tokens; {model} needs at least one sequence, of 2 "
             f"to {size.context} tokens"
         )
-    answer = _ask(
+    answer = process.ask(
+        "testbed.devices.worker",
         {
-            "parent": os.getpid(),
             "model": model,
             "sequence_length": sequence_length,
             "sequences": sequences,
             "precision": precision,
             "device": device,
-        }
+        },
+        attempt=f"record {model} on {device}",
+        failure=StageError,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=None,  # a model may be named by the path of its folder
+        **paths.as_invoking_user(),
     )
     recorded = RecordedTimes(
         model=model,
@@ -75,30 +77,6 @@ def record_model(
         head=PartTimes(**answer["head"]),
     )
     return MachineRecording(recorded, answer["machine"] or cpu_model(), answer["memory_bytes"])
-
-
-def _ask(asked: dict[str, Any]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "testbed.devices.worker", json.dumps(asked)]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            **paths.as_invoking_user(),
-        )
-    except OSError as error:
-        raise CapabilityError(f"cannot record: cannot start {sys.executable}: {error.strerror}") from None
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        ended = f"its process ended with status {done.returncode}: {done.stderr.strip()[-2000:]}"
-        raise StageError(f"recording {asked['model']} on {asked['device']} failed: {ended}") from None
-    if refused := answer.get("refused"):
-        raise SpecError(f"cannot record {asked['model']}: {refused['message']}")
-    recorded: dict[str, Any] = answer["recorded"]
-    return recorded
 
 
 def with_recording(

@@ -1,14 +1,11 @@
-"""Time the parts of a model on this machine: `python -m testbed.devices.worker REQUEST`. Request and answer are JSON.
+"""Time the parts of a model on this machine, as a program that `testbed.devices.record` asks.
 
 It is a program of its own, so that torch has one thread from the start and is gone afterwards.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -16,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from testbed import process
-from testbed.errors import CapabilityError, UserError
+from testbed.errors import CapabilityError
+from testbed.process import Parent
 from testbed.spec import WorkloadSpec
 from testbed.workloads import table
 from testbed.workloads.build import build
@@ -179,17 +176,9 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer on the real standard output, whatever libraries print to theirs."""
-    asked = json.loads(sys.argv[1])
-    process.die_with_parent(asked["parent"])
-    answer = os.fdopen(os.dup(1), "w", encoding="utf8")
-    os.dup2(2, 1)
-    try:
-        reply = {"recorded": time_parts(asked)}
-    except UserError as error:
-        reply = {"refused": {"message": str(error)}}
-    answer.write(json.dumps(reply) + "\n")
-    answer.close()
+    """Answer one request."""
+    parent = Parent()
+    parent.answer(time_parts(parent.request))
 
 
 if __name__ == "__main__":
