@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from testbed import paths, results
-from testbed.codecs.check.measured import BENCHED, Benchmark, Measured
+from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
 from testbed.commands.console import out, table
 from testbed.errors import StageError, UserError
 
@@ -40,42 +40,49 @@ def codecs(
         if file:
             results.make_folder(file.absolute().parent, "name another file")
     tensors = _tensors()
-    about = _run("testbed.codecs.check.about", str(tensors))
     environment = snapshot()
-    lines = [json.loads(line) for line in _run("testbed.codecs.check.bench", str(tensors), *texts)]
-    found = Benchmark(
+    lines = [json.loads(line) for line in _run("testbed.codecs.bench.measure", str(tensors), *texts)]
+    benchmark = CodecBenchmark(
         machine=f"{environment['cpu_model'] or 'unknown processor'}, one thread",
-        tensors=next(about),
-        results=tuple(Measured.model_validate(line) for line in lines if "failed" not in line),
+        tensors=_about(tensors),
+        results=tuple(CodecCost.model_validate(line) for line in lines if "failed" not in line),
         failed={f"{line['codec']}, {line['direction']}": line["failed"] for line in lines if "failed" in line},
     )
-    _print(found)
+    _print(benchmark)
     if output:
-        results.write_json(output, found)
+        results.write_json(output, benchmark)
     if figure:
-        distortion.save(found, figure)
+        distortion.save(benchmark, figure)
     if page:
         picture = os.path.relpath(figure.absolute().with_suffix(".png"), page.absolute().parent) if figure else None
-        page.write_text(codec_costs.page(found, picture), encoding="utf8")
+        page.write_text(codec_costs.page(benchmark, picture), encoding="utf8")
         paths.give_to_user(page)
-    if found.failed:
+    if benchmark.failed:
         raise typer.Exit(1)
 
 
-def _print(found: Benchmark) -> None:
+def _print(benchmark: CodecBenchmark) -> None:
     from testbed.report import codec_costs
 
     rows = table(*codec_costs.HEADINGS, right=codec_costs.NUMBERS)
-    for row in codec_costs.rows(found):
+    for row in codec_costs.rows(benchmark):
         rows.add_row(*map(escape, row))
     out.print(rows)
-    for name, reason in found.failed.items():
+    for name, reason in benchmark.failed.items():
         out.print(f"{name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    out.print(codec_costs.legend(found), highlight=False, soft_wrap=True)
+    out.print(codec_costs.legend(benchmark), highlight=False, soft_wrap=True)
+
+
+def _about(tensors: Path) -> str:
+    import numpy as np
+
+    with np.load(tensors) as file:
+        about = json.loads(str(file["about"]))
+    return f"{about['model']}, {about['text']} text, after {about['steps']} steps (loss {about['loss']})"
 
 
 def _tensors() -> Path:
-    """Made once a machine, by a short training."""
+    """Return the file of tensors, which a short training makes once per machine."""
     target = paths.cache_folder() / "boundary-tensors-1.npz"
     if not target.exists():
         results.make_folder(target.parent, "set XDG_CACHE_HOME to a folder of yours")
@@ -88,7 +95,7 @@ def _tensors() -> Path:
 
 
 def _run(module: str, *arguments: str) -> Iterator[str]:
-    """The lines that a program of ours prints, as the person behind sudo, with one thread. StageError when it fails."""
+    """Yield the lines that a program of ours prints, as the person behind sudo, with one thread. StageError when it fails."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **paths.as_invoking_user(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from testbed.codecs.check.measured import FAST_BPS, SLOW_BPS, Benchmark
+from testbed.codecs.bench.results import FAST_BPS, SLOW_BPS, CodecBenchmark
 from testbed.report import markdown
 
 NUMBERS = ("bits", "error", "encode", "decode", "in model", "GB/s", "80 Mbit/s", "1 Gbit/s", "share", "pays to")
 HEADINGS = ("codec", "of", *NUMBERS, "package")
 
 
-def rows(found: Benchmark) -> list[tuple[str, ...]]:
+def rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
     """Under HEADINGS, a codec and direction each."""
     return [
         (
@@ -31,7 +31,7 @@ def rows(found: Benchmark) -> list[tuple[str, ...]]:
     ]
 
 
-def legend(found: Benchmark) -> str:
+def legend(found: CodecBenchmark) -> str:
     """What was measured, where, and what the columns say."""
     values = found.results[0].values if found.results else 0
     return (
@@ -42,7 +42,7 @@ def legend(found: Benchmark) -> str:
     )
 
 
-def page(found: Benchmark, figure: str | None) -> str:
+def page(found: CodecBenchmark, figure: str | None) -> str:
     """Markdown; `figure`: the picture's path as seen from the page."""
     parts = [
         "# What codecs cost, and how wrong they are\n",

@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from testbed.codecs.bench.results import CodecBenchmark, CodecCost
 from testbed.codecs.catalogue.rows import dense, low_rank, memory, sparse, wrappers
-from testbed.codecs.check.measured import Benchmark, Measured
 from testbed.message_key import Direction
 from testbed.report import figures, style
 from testbed.report.canvas import Drawing, Handle, canvas
@@ -25,7 +25,7 @@ _FLOOR = 1e-5
 """Where a codec without any error is drawn."""
 
 
-def _family(one: Measured) -> tuple[str, str, str]:
+def _family(one: CodecCost) -> tuple[str, str, str]:
     name = one.codec.partition("(")[0]
     for title, (rows, colour, marker) in _FAMILIES.items():
         if not one.package and any(row.name == name for row in rows):
@@ -33,11 +33,11 @@ def _family(one: Measured) -> tuple[str, str, str]:
     return _OTHER
 
 
-def _label(one: Measured) -> str:
+def _label(one: CodecCost) -> str:
     return f"{one.codec} [{one.package}]" if one.package else one.codec
 
 
-def draw(found: Benchmark) -> Drawing:
+def draw(found: CodecBenchmark) -> Drawing:
     """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus bits.
 
     Codecs that change the model are left out: what they lose depends on what the model has learned with them.
@@ -78,7 +78,7 @@ def draw(found: Benchmark) -> Drawing:
     )
 
 
-def _points(panel: Axes, shown: list[Measured], number: dict[str, int]) -> None:
+def _points(panel: Axes, shown: list[CodecCost], number: dict[str, int]) -> None:
     marks = []
     for one in shown:
         _, colour, marker = _family(one)
@@ -88,6 +88,6 @@ def _points(panel: Axes, shown: list[Measured], number: dict[str, int]) -> None:
     label_marks(panel, marks)
 
 
-def save(found: Benchmark, target: Path) -> None:
+def save(found: CodecBenchmark, target: Path) -> None:
     """TARGET.png and TARGET.svg; a suffix that is there is left out."""
     figures.save(draw(found), target.absolute().parent, target.stem)

@@ -15,9 +15,9 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from testbed.codecs.bench import measure, peers
+from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
 from testbed.codecs.catalogue.codec_spec import parse_codec
-from testbed.codecs.check import bench, peers
-from testbed.codecs.check.measured import BENCHED, Benchmark, Measured
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.wire.header import header_bytes
 from testbed.report import codec_costs, distortion
@@ -38,9 +38,9 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_results_are_those_of_the_tensors(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main([str(saved), "fp32", "int8", "topk(0.1)"]) == 0
+    assert measure.main([str(saved), "fp32", "int8", "topk(0.1)"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    found = {(one.codec, one.direction): one for one in map(Measured.model_validate, lines) if not one.package}
+    found = {(one.codec, one.direction): one for one in map(CodecCost.model_validate, lines) if not one.package}
     assert len(found) == 6
     values = int(np.prod(SHAPE))
     header = header_bytes(3)
@@ -56,9 +56,9 @@ def test_results_are_those_of_the_tensors(saved: Path, capsys: pytest.CaptureFix
 
 
 def test_a_codec_in_the_model_is_measured_with_its_layers(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main([str(saved), "subspace(8, fp32)", "bottleneck(8, int8)"]) == 0
+    assert measure.main([str(saved), "subspace(8, fp32)", "bottleneck(8, int8)"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    found = {(one.codec, one.direction): one for one in map(Measured.model_validate, lines) if not one.package}
+    found = {(one.codec, one.direction): one for one in map(CodecCost.model_validate, lines) if not one.package}
     assert len(found) == 4
     assert all(one.layers_s is not None and 0 < one.layers_s < one.codec_s for one in found.values())
     coordinates = header_bytes(3) + 4 * int(np.prod(SHAPE)) // 8
@@ -67,7 +67,7 @@ def test_a_codec_in_the_model_is_measured_with_its_layers(saved: Path, capsys: p
     assert error is not None
     assert error < 1e-5
     assert found["bottleneck(8, int8)", "forward"].relative_error is None
-    benchmark = Benchmark(machine="", tensors="", results=tuple(found.values()), failed={})
+    benchmark = CodecBenchmark(machine="", tensors="", results=tuple(found.values()), failed={})
     assert [row[3] for row in codec_costs.rows(benchmark)].count("-") == 3
     assert not distortion.draw(benchmark).figure.axes[0].texts
 
@@ -75,7 +75,7 @@ def test_a_codec_in_the_model_is_measured_with_its_layers(saved: Path, capsys: p
 def test_a_codec_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "bad.npz"
     np.savez(path, **{way: np.full((2, *SHAPE), np.nan, np.float32) for way in ("forward", "backward")})
-    bench.main([str(path), "int8"])
+    measure.main([str(path), "int8"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if "failed" in line]
     assert [line["direction"] for line in lines] == ["forward", "backward"]
     assert all("NaN" in line["failed"] for line in lines)
@@ -84,7 +84,7 @@ def test_a_codec_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_error_is_over_all_messages() -> None:
     x = [torch.ones(1, 4, 8), torch.zeros(1, 4, 8)]
     subject = subject_of("bf16", "forward")
-    error, bits = bench.fidelity(subject.fresh(), subject.fresh(), x)
+    error, bits = measure.fidelity(subject.fresh(), subject.fresh(), x)
     assert error == 0
     assert bits == 8 * (header_bytes(3) + 64) / 32
 
@@ -123,7 +123,7 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
     assert "int8" in done.stdout
     assert "a model" in done.stdout
-    found = read_json(target, Benchmark)
+    found = read_json(target, CodecBenchmark)
     assert {(one.codec, one.direction) for one in found.results if not one.package} == {
         ("int8", "forward"),
         ("int8", "backward"),
@@ -138,7 +138,7 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
 def test_labels_of_the_figure_cover_no_point_and_no_label() -> None:
     """Of codecs that lie close together, on a line and in a heap."""
     shown = [
-        Measured(
+        CodecCost(
             codec="int8", direction="forward", values=100, encode_s=1e-3, decode_s=1e-3, payload_bytes=100,
             bits_per_value=bits, relative_error=error,
         )

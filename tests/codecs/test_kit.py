@@ -10,7 +10,7 @@ import pytest
 from testbed.codecs.catalogue import table
 from testbed.codecs.catalogue.codec_spec import example
 from testbed.codecs.check.subject import subject_of
-from testbed.codecs.check.suite import CHECKS, ask, check
+from testbed.codecs.check.suite import CHECKS, ask, check_codec
 from testbed.message_key import Direction
 
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -83,7 +83,7 @@ def test_the_example_of_the_readme_passes_the_kit(tmp_path: Path, monkeypatch: p
     (tmp_path / "halves.py").write_text(readme.partition("```python\n")[2].partition("```")[0], encoding="utf8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "halves", raising=False)
-    found = {one.check: one for one in check("halves:Fp16", directions=("forward",)) if one.check != "cost"}
+    found = {one.check: one for one in check_codec("halves:Fp16", directions=("forward",)) if one.check != "cost"}
     sys.modules.pop("halves")
     assert [one for one in found.values() if one.verdict == "FAIL"] == []
     # It claims these, and is held to them.

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from testbed.codecs.catalogue import formula
-from testbed.codecs.check.findings import Finding
-from testbed.codecs.check.same import same
 from testbed.codecs.check.subject import subject_of
-from testbed.codecs.check.suite import CHECKS, ask, check
+from testbed.codecs.check.suite import CHECKS, ask, check_codec
+from testbed.codecs.check.verdicts import CheckResult, same
 
 BROKEN = {
     "LiesAboutItsBytes": "bytes as the formula says",
@@ -71,7 +70,7 @@ BROKEN = {
 }
 
 
-def asked(name: str, which: str) -> Finding:
+def asked(name: str, which: str) -> CheckResult:
     found = next(one for one in CHECKS if one.name == which)
     subject = subject_of(f"strangers:{name}", "forward")
     subject.fresh()  # a class that cannot be made fails every check
@@ -79,7 +78,7 @@ def asked(name: str, which: str) -> Finding:
 
 
 def test_a_stranger_who_keeps_the_rules_passes() -> None:
-    found = list(check("strangers:Good"))
+    found = list(check_codec("strangers:Good"))
     assert [one for one in found if one.verdict == "FAIL"] == []
     assert {one.direction for one in found} == {"forward", "backward"}
     assert sum(one.verdict == "PASS" for one in found) >= 2 * (

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from testbed.codecs.check.measured import SLOW_BPS, Benchmark, Measured
+from testbed.codecs.bench.results import SLOW_BPS, CodecBenchmark, CodecCost
 from testbed.report import distortion
 
 
-def measured(codec: str, bits: float, error: float, direction: str = "forward", package: str = "") -> Measured:
-    return Measured.model_validate(
+def measured(codec: str, bits: float, error: float, direction: str = "forward", package: str = "") -> CodecCost:
+    return CodecCost.model_validate(
         {
             "codec": codec,
             "package": package,
@@ -26,7 +26,7 @@ def measured(codec: str, bits: float, error: float, direction: str = "forward", 
     )
 
 
-FOUND = Benchmark(
+FOUND = CodecBenchmark(
     machine="a machine",
     tensors="some tensors",
     results=tuple(

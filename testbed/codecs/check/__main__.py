@@ -1,6 +1,6 @@
-"""`python -m testbed.codecs.check CODEC`: the table of the kit, and exit status 1 where something failed.
+"""`python -m testbed.codecs.check CODEC` prints the kit's table; its exit status is 1 where a check failed.
 
-A program of its own, so that the command line needs no torch, and torch has one thread.
+It is a program of its own, so that the command line needs no torch, and torch has one thread.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from testbed.codecs.check.findings import Finding
-from testbed.codecs.check.suite import CHECKS, check
+from testbed.codecs.check.suite import CHECKS, check_codec
+from testbed.codecs.check.verdicts import CheckResult
 from testbed.errors import TestbedError
 
 _STYLES = {"FAIL": "red", "-": "dim"}
-_ASKED = {one.name: " ".join((inspect.getdoc(one.ask) or "").split()) for one in CHECKS}
+_ASKED = {check.name: " ".join((inspect.getdoc(check.ask) or "").split()) for check in CHECKS}
 _NAME = max(map(len, _ASKED)) + 2
 _VERDICT = 6
 _HEAD = _NAME + 2 * _VERDICT
@@ -31,12 +31,12 @@ def main(text: str) -> int:
     torch.set_num_threads(1)
     asked = failed = 0
     try:
-        for row in _rows(check(text)):
+        for row in _rows(check_codec(text)):
             if not asked:
                 console.print(
                     Text("check".ljust(_NAME) + "fwd".ljust(_VERDICT) + "bwd".ljust(_VERDICT) + "what was seen", "bold")
                 )
-            verdicts = [one.verdict for one in row]
+            verdicts = [result.verdict for result in row]
             asked += sum(verdict != "-" for verdict in verdicts)
             failed += verdicts.count("FAIL")
             _print(console, row)
@@ -47,10 +47,10 @@ def main(text: str) -> int:
     return 1 if failed else 0
 
 
-def _rows(found: Iterator[Finding]) -> Iterator[list[Finding]]:
-    """Both directions of each check. Neighbours that have nothing to ask, for one reason, and that begin alike are one row."""
-    waiting: list[list[Finding]] = []
-    for _, group in itertools.groupby(found, key=lambda one: one.check):
+def _rows(results: Iterator[CheckResult]) -> Iterator[list[CheckResult]]:
+    """Yield both directions of each check. Neighbours whose names begin alike and that have nothing to ask, for one reason, are one row."""
+    waiting: list[list[CheckResult]] = []
+    for _, group in itertools.groupby(results, key=lambda result: result.check):
         row = list(group)
         if waiting and not (_family(row) and _family(row) == _family(waiting[0])):
             yield _together(waiting)
@@ -63,27 +63,29 @@ def _rows(found: Iterator[Finding]) -> Iterator[list[Finding]]:
         yield _together(waiting)
 
 
-def _family(row: Sequence[Finding]) -> tuple[str, ...] | None:
-    """What rows must have in common to be one; None for one that stands alone."""
+def _family(row: Sequence[CheckResult]) -> tuple[str, ...] | None:
+    """Return what rows must have in common to be one; None for a row that stands alone."""
     name, colon, _ = row[0].check.partition(":")
-    return (name, *(one.detail for one in row)) if colon and all(one.verdict == "-" for one in row) else None
+    return (
+        (name, *(result.detail for result in row)) if colon and all(result.verdict == "-" for result in row) else None
+    )
 
 
-def _together(rows: Sequence[list[Finding]]) -> list[Finding]:
+def _together(rows: Sequence[list[CheckResult]]) -> list[CheckResult]:
     if len(rows) == 1:
         return rows[0]
     name = f"{rows[0][0].check.partition(':')[0]}, {len(rows)} checks"
-    return [one._replace(check=name) for one in rows[0]]
+    return [result._replace(check=name) for result in rows[0]]
 
 
-def _print(console: Console, row: Sequence[Finding]) -> None:
+def _print(console: Console, row: Sequence[CheckResult]) -> None:
     line = Text(row[0].check.ljust(_NAME))
-    for one in row:
-        line.append(one.verdict.ljust(_VERDICT), _STYLES.get(one.verdict, ""))
-    told = [one for one in row if one.verdict != "-"] or row[:1]
-    alike = len({one.detail for one in told}) == 1
-    details = [told[0].detail] if alike else [f"{one.direction}: {one.detail}" for one in told]
-    if any(one.verdict == "FAIL" for one in row):
+    for result in row:
+        line.append(result.verdict.ljust(_VERDICT), _STYLES.get(result.verdict, ""))
+    told = [result for result in row if result.verdict != "-"] or row[:1]
+    alike = len({result.detail for result in told}) == 1
+    details = [told[0].detail] if alike else [f"{result.direction}: {result.detail}" for result in told]
+    if any(result.verdict == "FAIL" for result in row):
         details.append(f"asked: {_ASKED[row[0].check]}")
     wide = max(console.width - _HEAD, 30)
     for part in itertools.chain.from_iterable(Text(detail).wrap(console, wide) for detail in details):

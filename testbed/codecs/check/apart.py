@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from testbed.codecs.check.findings import Broken
+from testbed.codecs.check.verdicts import Broken
 
 _GRACE_S = 5.0
 
 
 def elsewhere(work: Callable[..., Any], *arguments: object, seconds: float) -> Any:
-    """What `work(*arguments)` returns, in a process that descends from another interpreter than this one: with another seed for
+    """Return what `work(*arguments)` returns, computed in a process that descends from another interpreter than this one: with another seed for
     hashes of strings, another folder for temporary files, and no memory in common.
 
     Broken as in `in_child`. `work` is a function of a module, the arguments plain values.
@@ -64,7 +64,7 @@ def _serve_elsewhere(answer: Connection, folder: str, work: Callable[..., Any], 
 
 
 def in_child(work: Callable[[], Any], *, seconds: float = 60.0, memory_bytes: int | None = None) -> Any:
-    """What `work` returns (plain values, bytes, arrays), computed in a fork of this process.
+    """Return what `work` returns (plain values, bytes, arrays), computed in a fork of this process.
 
     Nothing that it leaves in modules or classes comes back. Broken where it takes longer than `seconds`; with `memory_bytes`, an
     allocation beyond that much more than the process has now fails in it.
@@ -80,7 +80,7 @@ def _answer(ours: Connection, child: BaseProcess, seconds: float) -> Any:
     try:
         if not ours.poll(seconds):
             raise Broken(f"not done after {seconds:.0f} s")
-        kind, found = ours.recv()
+        kind, answer = ours.recv()
     except EOFError:
         child.join(_GRACE_S)
         raise Broken(f"the process died of it, exit code {child.exitcode}") from None
@@ -92,8 +92,8 @@ def _answer(ours: Connection, child: BaseProcess, seconds: float) -> Any:
         child.join()
         ours.close()
     if kind == "broken":
-        raise Broken(found)
-    return found
+        raise Broken(answer)
+    return answer
 
 
 def _serve(work: Callable[[], Any], answer: Connection, memory_bytes: int | None) -> None:
@@ -103,7 +103,7 @@ def _serve(work: Callable[[], Any], answer: Connection, memory_bytes: int | None
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (now + memory_bytes, hard))
     try:
-        answer.send(("found", work()))
+        answer.send(("done", work()))
     except Broken as broken:
         answer.send(("broken", str(broken)))
     except BaseException as error:  # a stranger's codec may raise anything

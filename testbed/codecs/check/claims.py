@@ -15,37 +15,37 @@ from testbed.codecs.contract import MessageKey
 
 @runtime_checkable
 class Bounded(Protocol):
-    """Says how wrong a value can be."""
+    """A codec that says how wrong a value can be."""
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest |decoded - tensor| of a message key's first message, for each value: broadcastable to the tensor's shape."""
+        """Return the largest |decoded - tensor| of a message key's first message, for each value: broadcastable to the tensor's shape."""
         ...
 
 
 @runtime_checkable
 class Keeping(Protocol):
-    """Keeps some values, makes the others zero, and says how wrong one that it keeps can be."""
+    """A codec that keeps some values, makes the others zero, and says how wrong a kept value can be."""
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """The largest |decoded - tensor| of a value that is kept: broadcastable to the tensor's shape."""
+        """Return the largest |decoded - tensor| of a value that is kept: broadcastable to the tensor's shape."""
         ...
 
 
 @runtime_checkable
 class Sized(Protocol):
-    """Says how long its payloads are."""
+    """A codec that says how long its payloads are."""
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The length of a payload of a tensor of this shape, header included; of a codec that remembers, a message key's first."""
+        """Return the length of a payload of a tensor of this shape, header included; of a message key's first where the codec remembers."""
         ...
 
 
 @runtime_checkable
 class Owing(Protocol):
-    """Says what it still owes: error feedback."""
+    """A codec that says what it still owes: error feedback."""
 
     def residual(self, key: MessageKey) -> Tensor:
-        """What of the message key's inputs so far has not crossed: sum of decoded + residual == sum of inputs."""
+        """Return what of the message key's inputs so far has not crossed: sum of decoded + residual == sum of inputs."""
         ...
 
 
@@ -54,7 +54,7 @@ class Agreeing(Protocol):
     """A hook that says what the other end of its boundary must hold too."""
 
     def agreed(self) -> Mapping[str, Tensor]:
-        """By name, equal bit for bit at both ends once a message has crossed. Those named 'basis...' have orthonormal columns."""
+        """Return tensors by name, equal bit for bit at both ends once a message has crossed. Those named 'basis...' have orthonormal columns."""
         ...
 
 
@@ -63,16 +63,16 @@ class Constraining(Protocol):
     """A hook that says how well its constraint on the stage's weights holds."""
 
     def outside(self) -> float | None:
-        """The largest share of a weight's norm that lies outside what the codec needs; None where this end constrains nothing."""
+        """Return the largest share of a weight's norm that lies outside what the codec needs; None where this end constrains nothing."""
         ...
 
 
 def law_of(codec: Any) -> str | None:
-    """A class may name its law in an attribute `law`, in the words of `entry.Law`."""
-    found = getattr(codec, "law", None)
-    return found if isinstance(found, str) else None
+    """Return the law that a class or an instance names in an attribute `law`, in the words of `row.Law`; None where it names none."""
+    law = getattr(codec, "law", None)
+    return law if isinstance(law, str) else None
 
 
 def exact_of(codec: Any) -> bool:
-    """A class that changes the model may say, in an attribute `exact`, that nothing of the hidden states is lost."""
+    """Whether a class that changes the model says, in an attribute `exact`, that nothing of the hidden states is lost."""
     return getattr(codec, "exact", False) is True

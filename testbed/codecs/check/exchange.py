@@ -10,11 +10,10 @@ import numpy.typing as npt
 import torch
 
 from testbed.codecs.check.apart import elsewhere
-from testbed.codecs.check.findings import Broken, require
-from testbed.codecs.check.same import difference, same
-from testbed.codecs.check.subject import Subject, subject_of, text_of
+from testbed.codecs.check.subject import Subject, TrialEnd, subject_of
 from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal
-from testbed.codecs.contract import Codec, MessageKey, ObservesLink, Stateful
+from testbed.codecs.check.verdicts import Broken, difference, require, same
+from testbed.codecs.contract import MessageKey, ObservesLink
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 from testbed.message_key import Direction
@@ -24,38 +23,30 @@ STEPS = 40
 Sent = tuple[MessageKey, bytes, npt.NDArray[np.float32]]
 
 
-def observed(encoder: Codec, number: int) -> None:
-    """Before message `number`, tell an encoder that goes by its link of one that is fast for eight messages, then slow for as
-    many.
-    """
-    if (observer := capability(encoder, ObservesLink)) is not None:
+def observed(encoder: TrialEnd, number: int) -> None:
+    """Before message `number`, tell an encoder that adapts to its link of one that is fast for eight messages, then slow for eight."""
+    if (observer := capability(encoder.codec, ObservesLink)) is not None:
         observer.observe(100_000, 1e-4 if number // 8 % 2 == 0 else 10.0)
 
 
 def converse(text: str, direction: Direction, steps: int) -> list[Sent]:
-    """MessageKey, payload and decoded tensor of every message between two instances. Broken where their shared state parts."""
+    """Send messages between two instances and return them. Broken where what the ends share comes to differ."""
     subject = subject_of(text, direction)
     sender, receiver = subject.fresh(), subject.fresh()
-    found = []
+    sent = []
     for number, (key, tensor) in enumerate(messages(steps)):
         observed(sender, number)
         payload = bytes(sender.encode(tensor, key))
         decoded = receiver.decode(payload, key)
-        _agree(sender, receiver, f"after {key}")
-        found.append((key, payload, decoded.numpy().copy()))
-    return found
-
-
-def _agree(sender: Codec, receiver: Codec, when: str) -> None:
-    one, other = capability(sender, Stateful), capability(receiver, Stateful)
-    if one is not None and other is not None:
-        ours, theirs = one.shared(), other.shared()
-        require(same(ours, theirs), f"{when} the ends hold different numbers: {difference(ours, theirs)}")
+        ours, theirs = sender.shared(), receiver.shared()
+        require(same(ours, theirs), f"after {key} the ends hold different numbers: {difference(ours, theirs)}")
+        sent.append((key, payload, decoded.numpy().copy()))
+    return sent
 
 
 def two_instances(subject: Subject) -> str:
     """An encoder in another process, a fresh decoder here: all that it needs is in the bytes, and both ends hold the same."""
-    sent: list[Sent] = elsewhere(converse, text_of(subject), subject.direction, STEPS, seconds=120)
+    sent: list[Sent] = elsewhere(converse, subject.text, subject.direction, STEPS, seconds=120)
     receiver = subject.fresh()
     for key, payload, expected in sent:
         subject.shapes[key] = expected.shape
@@ -65,14 +56,13 @@ def two_instances(subject: Subject) -> str:
             f"{key}: decoded from the bytes alone, in a process of its own, the tensor is another one: "
             "the decoder took something that was not in the payload",
         )
-    memory = capability(receiver, Stateful)
-    if memory is not None and not memory.shared():
+    if receiver.memory is not None and not receiver.shared():
         _needs_nothing(subject, sent)
     return f"{len(sent)} messages in {STEPS} steps"
 
 
 def _needs_nothing(subject: Subject, sent: list[Sent]) -> None:
-    """Of a codec that says that its ends share nothing: a decoder that has seen none of the earlier messages must do."""
+    """Where a codec says that its ends share nothing, a decoder that has seen none of the earlier messages must do."""
     for key, payload, expected in sent[-4:]:
         subject.shapes[key] = expected.shape
         try:
@@ -110,9 +100,9 @@ def deterministic(subject: Subject) -> str:
         random.seed(seed)
         before = _generators()
         sender = subject.fresh(5)
-        found = [bytes(sender.encode(tensor, key)) for key, tensor in messages(12)]
+        payloads = [bytes(sender.encode(tensor, key)) for key, tensor in messages(12)]
         require(same(_generators(), before), "a global random generator was drawn from")
-        return found
+        return payloads
 
     kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
@@ -166,7 +156,7 @@ def untouched(subject: Subject) -> str:
 
 
 def _stay(subject: Subject) -> None:
-    """What was handed over stays as it was through all later messages."""
+    """Require that what was handed over stays as it was through all later messages."""
     sender, receiver = subject.fresh(), subject.fresh()
     payloads, tensors = [], []
     for key, x in messages(8):

@@ -9,25 +9,22 @@ from collections.abc import Iterator
 from types import FrameType
 
 from testbed.codecs.check.apart import in_child
-from testbed.codecs.check.findings import Broken, require
-from testbed.codecs.check.memory import remembered
-from testbed.codecs.check.same import same
-from testbed.codecs.check.subject import Subject
+from testbed.codecs.check.subject import Subject, TrialEnd
 from testbed.codecs.check.tensors import fitting, hidden, key_at
-from testbed.codecs.contract import Codec, Context, MessageKey, Stateful
+from testbed.codecs.check.verdicts import Broken, require, same
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
-from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 
 MEMORY_BYTES = 256 * 2**20
-"""What decoding a message of some kilobytes may take at most, a decompressor's window included."""
+"""The most that decoding a message of some kilobytes may take, a decompressor's window included."""
 SLOWEST_S = 1.0
-"""Of processor time, for one message."""
+"""The most processor time that one message may take."""
 _CLAIMS = (0xFFFFFFFF, 0x7FFFFFFF, 0x10000, 0)
 
 
 def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Truncated, oversized, flipped, overwritten with claims of huge sizes, and random; each with its name."""
+    """Yield payloads that are truncated, oversized, flipped, overwritten with claims of huge sizes, or random, each with its name."""
     draw = random.Random(seed)
     size = len(good)
     for cut in sorted({*range(min(size, 40)), size // 2, max(size - 1, 0)}):
@@ -71,9 +68,9 @@ def _attack(subject: Subject) -> str:
             receiver.decode(bytes(sender.encode(hidden(*shape, seed=step), key)), key)
         key = key_at(9)  # three steps are an epoch: the samples of the first message come again
         good = bytes(sender.encode(hidden(*shape, seed=2), key))
-        before = remembered(receiver)
+        before = receiver.state
         expected = subject.fresh()
-        _restore(expected, before)
+        expected.load(before)
         right = expected.decode(good, key)
         for name, bad in mutations(good, seed):
             if bad == good:
@@ -88,10 +85,10 @@ def _attack(subject: Subject) -> str:
             # of other values nothing can be told, but that bytes are missing or too many shows
             require(error is not None or len(bad) == len(good), f"{name} of {len(good)}: decoded, without an error")
             if error is not None:
-                require(same(remembered(receiver), before), f"{name}: the state changed although it raised {error!r}")
+                require(same(receiver.state, before), f"{name}: the state changed although it raised {error!r}")
             else:
                 receiver = subject.fresh()
-                _restore(receiver, before)
+                receiver.load(before)
         require(same(receiver.decode(good, key), right), "after wrong bytes the right ones decode to another tensor")
     return (
         f"{tried} tried, {refused} refused, the slowest {slowest * 1e3:.0f} ms; the others are tensors of other values"
@@ -102,7 +99,7 @@ def _too_slow(signum: int, frame: FrameType | None) -> None:
     raise Broken(f"{SLOWEST_S:.0f} s of processor time")
 
 
-def _refusal(receiver: Codec, bad: bytes, key: MessageKey, name: str) -> CodecError | None:
+def _refusal(receiver: TrialEnd, bad: bytes, key: MessageKey, name: str) -> CodecError | None:
     try:
         decoded = receiver.decode(bad, key)
     except CodecError as error:
@@ -118,12 +115,6 @@ def _refusal(receiver: Codec, bad: bytes, key: MessageKey, name: str) -> CodecEr
     # A codec of 1 bit in 1000 values may say much with few bytes, but not this much.
     require(decoded.numel() <= 100_000 + 8 * len(bad), f"{name}: {len(bad)} bytes became {decoded.numel()} numbers")
     return None
-
-
-def _restore(codec: Codec, state: object) -> None:
-    if (memory := capability(codec, Stateful)) is not None:
-        assert isinstance(state, dict)
-        memory.load(state)
 
 
 def foreign_payload(subject: Subject) -> str:

@@ -1,124 +1,204 @@
-"""What a codec that changes the model costs at a boundary: its layers there, forward and backward, and its bytes."""
+"""Checks of codecs that change the model, on a model of two small stages."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Iterator
-from typing import NamedTuple
+import dataclasses
+import math
 
 import torch
 from torch import Tensor
 
-from testbed.codecs.catalogue.codec_spec import CodecSpec
-from testbed.codecs.check.stages import Size, Stage, ends_of, hook_of, is_exact
-from testbed.codecs.check.tensors import key_at
-from testbed.codecs.check.timing import LEAST_ROUNDS, one_thread
-from testbed.message_key import Direction
+from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
+from testbed.codecs.check.claims import Agreeing, Constraining
+from testbed.codecs.check.subject import Subject
+from testbed.codecs.check.trial_model import TrialPipeline, TrialStage, changes_model, hook_of, ids_of, is_exact
+from testbed.codecs.check.verdicts import NothingToAsk, difference, require, same
+from testbed.codecs.contract import Context, MessageKey, Stateful
+from testbed.codecs.make import build
+from testbed.codecs.wrap import capability
 
-_VOCABULARY = 4096
-"""Of the bundled tokenizer."""
-_WARM_UP = 2
-
-
-class InModel(NamedTuple):
-    """Of one direction: medians of processor time, for one message."""
-
-    encode_s: float
-    """Hidden states to bytes; backward, the gradient through `receive` and to bytes."""
-    decode_s: float
-    """Bytes to hidden states; backward, bytes to the gradient and through `send`."""
-    bytes_s: float
-    """What of both is making and reading bytes."""
-    layers_s: float
-    """The rest: the codec's part of the model."""
-    payload_bytes: int
-    relative_error: float | None
-    """Of the hidden states that come back; None where that is the training's to find, and for gradients."""
+_STEPS = 40
+_EXACT, _ALIKE, _WITHIN, _ORTHONORMAL = 1e-5, 1e-5, 1e-5, 1e-5
+"""Shares of a norm, and of 1 for a basis: some roundings of fp32."""
 
 
-class _Round(NamedTuple):
-    layers_out_s: float
-    encode_s: float
-    decode_s: float
-    layers_in_s: float
-    payload_bytes: int
-    error: float
+def _asked(subject: Subject) -> CodecSpec:
+    """The codec, if it changes the model."""
+    if subject.direction == "backward":
+        raise NothingToAsk("asked of the forward direction")
+    if not changes_model(subject.spec):
+        raise NothingToAsk("it leaves the model alone")
+    return subject.spec
 
 
-def measure(
-    forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor], seconds: float
-) -> dict[Direction, InModel]:
-    """Messages of gradients' shape (b, n, d), for so many seconds. Hidden states are those of a first stage with random weights:
-    a subspace takes no others.
-    """
-    rounds: dict[Direction, list[_Round]] = {"forward": [], "backward": []}
-    with one_thread():
-        end = time.monotonic() + seconds
-        for number, (there, back) in enumerate(_messages(forward, backward, gradients)):
-            if number >= _WARM_UP:
-                rounds["forward"].append(there)
-                rounds["backward"].append(back)
-            if number >= _WARM_UP + LEAST_ROUNDS and time.monotonic() > end:
-                break
-    exact = is_exact(forward)
-    return {direction: _medians(found, exact and direction == "forward") for direction, found in rounds.items()}
-
-
-def _medians(rounds: list[_Round], exact: bool) -> InModel:
-    def median(of: int, also: int) -> float:
-        return statistics.median(float(one[of]) + float(one[also]) for one in rounds)
-
-    return InModel(
-        encode_s=median(0, 1),
-        decode_s=median(2, 3),
-        bytes_s=median(1, 2),
-        layers_s=median(0, 3),
-        payload_bytes=round(statistics.mean(one.payload_bytes for one in rounds)),
-        relative_error=max(one.error for one in rounds) if exact else None,
-    )
-
-
-def _messages(forward: CodecSpec, backward: CodecSpec, gradients: list[Tensor]) -> Iterator[tuple[_Round, _Round]]:
-    """A micro-batch a step, there and back. Nothing is learned between them, so that all are alike."""
-    batch, tokens, width = gradients[0].shape
-    sender, receiver, taker, giver = ends_of(forward, backward)
-    size = Size(width, _VOCABULARY, tokens)
-    upper, lower = Stage("first", size), Stage("last", size)
-    above, below = hook_of(sender, upper, "downstream"), hook_of(receiver, lower, "upstream")
-    clock = time.process_time
-    step = 0
-    while True:
-        key = key_at(step, batch=batch)
-        ids = torch.randint(_VOCABULARY, (batch, tokens), generator=torch.Generator().manual_seed(step))
-        gradient = gradients[step % len(gradients)]
-        with torch.no_grad():
-            hidden = upper(ids)
-        hidden.requires_grad_()
-        for hook in (above, below):
-            if hook is not None:
-                hook.begin(step, 1)
-        t0 = clock()
-        coded = hidden * 1 if above is None else above.send(hidden, ids)
-        t1 = clock()
-        payload = sender.encode(coded.detach(), key)
-        t2 = clock()
-        crossed = receiver.decode(payload, key).requires_grad_()
-        t3 = clock()
-        restored = crossed * 1 if below is None else below.receive(crossed, ids)
-        t4 = clock()
-        restored.backward(gradient)  # type: ignore[no-untyped-call]
-        t5 = clock()
-        assert crossed.grad is not None
-        back = giver.encode(crossed.grad, key)
-        t6 = clock()
-        decoded = taker.decode(back, key)
-        t7 = clock()
-        coded.backward(decoded)
-        t8 = clock()
-        error = float((restored - hidden).detach().norm() / hidden.detach().norm())
-        yield (
-            _Round(t1 - t0, t2 - t1, t3 - t2, t4 - t3, memoryview(payload).nbytes, error),
-            _Round(t5 - t4, t6 - t5, t7 - t6, t8 - t7, memoryview(back).nbytes, 0.0),
+def _lossless(spec: CodecSpec) -> CodecSpec:
+    """Put fp32 in the place of every codec inside this one that leaves the model alone."""
+    arguments = tuple(
+        (
+            name,
+            (_lossless(value) if _changes(value) else parse_codec("fp32")) if isinstance(value, CodecSpec) else value,
         )
-        step += 1
+        for name, value in spec.arguments
+    )
+    return dataclasses.replace(spec, arguments=arguments)
+
+
+def _changes(spec: CodecSpec) -> bool:
+    return any(part.row.hook is not None for part in spec.parts())
+
+
+def trains(subject: Subject) -> str:
+    """Through bytes, a small model's loss stays finite and falls, and both ends hold the same."""
+    pipeline = TrialPipeline(_asked(subject))
+    losses = [step.loss for step in pipeline.run(_STEPS)]
+    require(all(map(math.isfinite, losses)), f"the loss is no number after {sum(map(math.isfinite, losses))} steps")
+    first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
+    require(last < first, f"the loss does not fall in {_STEPS} steps: {first:.3f} to {last:.3f}")
+    for ours, theirs in ((pipeline.sender, pipeline.receiver), (pipeline.giver, pipeline.taker)):
+        ends = capability(ours, Stateful), capability(theirs, Stateful)
+        if ends[0] is not None and ends[1] is not None:
+            held, other = ends[0].shared(), ends[1].shared()
+            require(same(held, other), f"the ends hold different numbers: {difference(held, other)}")
+    return f"loss {first:.3f} to {last:.3f} in {_STEPS} steps"
+
+
+def shapes(subject: Subject) -> str:
+    """Hidden states of any batch and length come back in their shape, gradients in the shape of what crossed."""
+    pipeline = TrialPipeline(_asked(subject))
+    widths = set()
+    for step, (batch, tokens) in enumerate(((4, 16), (1, 16), (2, 5), (1, 1))):
+        key, inputs = MessageKey("train", step, 0, tuple(range(batch))), ids_of(step)[:batch, :tokens]
+        for hook in pipeline.hooks:
+            hook.begin(step, 1)
+        hidden = pipeline.upper(inputs)
+        coded = hidden if pipeline.above is None else pipeline.above.send(hidden, inputs)
+        what = f"of hidden states {tuple(hidden.shape)}"
+        require(coded.numel() <= hidden.numel(), f"{what} send makes more values, {tuple(coded.shape)}")
+        crossed = pipeline.receiver.decode(bytes(pipeline.sender.encode(coded.detach(), key)), key).requires_grad_()
+        require(
+            crossed.shape == coded.shape, f"{what} {tuple(coded.shape)} are sent and {tuple(crossed.shape)} decoded"
+        )
+        restored = crossed if pipeline.below is None else pipeline.below.receive(crossed, inputs)
+        require(restored.shape == hidden.shape, f"{what} receive makes {tuple(restored.shape)}")
+        restored.square().sum().backward()  # type: ignore[no-untyped-call]
+        require(crossed.grad is not None, f"{what} no gradient reaches what was decoded")
+        coded.backward(crossed.grad)
+        missing = [name for name, one in pipeline.upper.named_parameters() if one.requires_grad and one.grad is None]
+        require(not missing, f"{what} no gradient reaches the stage's {', '.join(missing[:3])}")
+        widths.add(coded.numel() / hidden.numel())
+    return f"4 shapes; {', '.join(f'{width:.3g}' for width in sorted(widths))} of the values cross"
+
+
+def gradients_alike(subject: Subject) -> str:
+    """With fp32 inside, gradients of all parameters are those of the same model without a wire.
+
+    Where nothing of the hidden states is lost they are also those of the constrained model without the codec, but for what the
+    constraint takes from either.
+    """
+    spec = _lossless(_asked(subject))
+    (ours,) = TrialPipeline(spec).run(1)
+    if not ours.intact:
+        raise NothingToAsk("its wire loses something even with fp32 inside, so there is nothing to compare with")
+    (theirs,) = TrialPipeline(spec, "graph").run(1)
+    worst = _apart(ours.gradients, theirs.gradients, "without the wire")
+    if not is_exact(subject.spec):
+        return f"within {worst:.1g}; the codec's own part of the model changes hidden states by {ours.lost:.1g} of their norm"
+    (alone,) = TrialPipeline(spec, "around").run(1)
+    left, expected = (TrialPipeline(spec).constrained(one.gradients) for one in (ours, alone))
+    whole = _apart(left, expected, "of the constrained model without the codec")
+    return f"within {worst:.1g} of those without the wire, {whole:.1g} of those of the constrained model alone"
+
+
+def _apart(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: str) -> float:
+    names = ", ".join(sorted(ours.keys() ^ theirs.keys())[:3])
+    require(not names, f"gradients {what} are of other parameters: {names}")
+    worst = 0.0
+    for name, other in theirs.items():
+        apart = float((ours[name] - other).norm() / other.norm().clamp_min(1e-6))
+        require(apart < _ALIKE, f"the gradient of {name} differs from that {what} by {apart:.2g} of its norm")
+        worst = max(worst, apart)
+    return worst
+
+
+def exact(subject: Subject) -> str:
+    """Where the table says that nothing is lost, hidden states come back to 1e-5 in fp32, after every step of training."""
+    spec = _asked(subject)
+    if not is_exact(subject.spec):
+        raise NothingToAsk("neither the table nor its class says that hidden states come back exactly")
+    lost = [step.lost for step in TrialPipeline(_lossless(spec)).run(_STEPS)]
+    require(max(lost) < _EXACT, f"step {lost.index(max(lost))}: hidden states are off by {max(lost):.2g} of their norm")
+    return f"off by at most {max(lost):.1g} in {_STEPS} steps"
+
+
+def ends_agree(subject: Subject) -> str:
+    """Layers and constants come from seed and boundary, not from a global generator; and what both ends say they hold alike is
+    the same bit for bit in every step, bases orthonormal.
+    """
+    spec = _asked(subject)
+    kept = torch.get_rng_state()
+    try:
+        starts = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            pipeline = TrialPipeline(spec)
+            starts.append({name: one.detach().clone() for name, one in pipeline.parameters().items()})
+            require(same(torch.get_rng_state(), before), "a hook drew from torch's global generator")
+    finally:
+        torch.set_rng_state(kept)
+    require(same(*starts), f"another process would begin with other numbers: {difference(*starts)}")
+    above, below = pipeline.above, pipeline.below
+    if not (isinstance(above, Agreeing) and isinstance(below, Agreeing)):
+        return "the same start every time; it has no method agreed"
+    names: set[str] = set()
+    worst = 0.0
+    for number, _ in enumerate(pipeline.run(_STEPS)):
+        ours, theirs = above.agreed(), below.agreed()
+        require(
+            same(ours, theirs),
+            f"step {number}: when its message has crossed the ends differ in {difference(ours, theirs)}",
+        )
+        names |= ours.keys()
+        for basis in (value.detach().double() for name, value in ours.items() if name.startswith("basis")):
+            worst = max(worst, float((basis.T @ basis - torch.eye(basis.shape[1])).abs().max()))
+            require(worst < _ORTHONORMAL, f"the basis is no longer orthonormal: off by {worst:.2g}")
+    return f"alike in {_STEPS} steps: {', '.join(sorted(names))}" + (f"; orthonormal to {worst:.0g}" if worst else "")
+
+
+def constrained_once(subject: Subject) -> str:
+    """A stage between two boundaries is asked twice, and what is done to its weights twice is done once."""
+    spec = _asked(subject)
+    for place in ("first", "middle"):
+        stage = TrialStage(place)
+        hooks = [hook_of(build(spec, Context(0, 1, "forward")), stage, "downstream")]
+        before = {name: value.clone() for name, value in stage.state_dict().items()}
+        if place == "middle":
+            hooks.append(hook_of(build(spec, Context(0, 0, "forward")), stage, "upstream"))
+        hooks.append(hook_of(build(spec, Context(0, 1, "forward")), stage, "downstream"))
+        after = stage.state_dict()
+        require(same(before, after), f"the {place} stage changed when it was asked again: {difference(before, after)}")
+        for hook in hooks:
+            if isinstance(hook, Constraining) and hook.outside() is not None:
+                for _ in range(2):
+                    before = {name: value.clone() for name, value in stage.state_dict().items()}
+                    hook.after_step(0, 0.0)
+                moved = [name for name, one in stage.state_dict().items() if not _near(one, before[name])]
+                require(not moved, f"the {place} stage's {', '.join(moved[:3])} changed when constrained again")
+    return "the first stage, and one between two boundaries"
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) <= _WITHIN * float(other.norm())
+
+
+def weights_stay(subject: Subject) -> str:
+    """Where a hook says how far its weights lie outside of what it needs, that is nothing but rounding after every step."""
+    pipeline = TrialPipeline(_asked(subject))
+    constraining = [hook for hook in pipeline.hooks if isinstance(hook, Constraining) and hook.outside() is not None]
+    if not constraining:
+        raise NothingToAsk("it has no weights of the model to keep anywhere")
+    worst = max(hook.outside() or 0.0 for hook in constraining)
+    for number, _ in enumerate(pipeline.run(_STEPS)):
+        worst = max([worst, *(hook.outside() or 0.0 for hook in constraining)])
+        require(worst < _WITHIN, f"after {number} steps a weight lies outside with {worst:.2g} of its norm")
+    return f"at most {worst:.1g} of a weight's norm outside, in {_STEPS} steps"

@@ -11,27 +11,26 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.check.claims import Bounded, Keeping, Owing
-from testbed.codecs.check.findings import NothingToAsk, require
-from testbed.codecs.check.same import same
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import fitting, hidden, key_at, messages, normal, odd
+from testbed.codecs.check.verdicts import NothingToAsk, require, same
 from testbed.codecs.contract import MessageKey
 from testbed.errors import CodecError
 
 _TINY = torch.finfo(torch.float32).tiny
 _FP32 = 2.0**-20
-"""Of a value: some roundings in fp32 between the formula and what a codec computes."""
+"""Share of a value that some roundings in fp32 make, between the formula and what a codec computes."""
 _DRAWS = 400
 _SIGMAS = 5.0
 _WORST_SIGMAS = 8.0
-"""Of one value's mean: draws of a value that is rarely kept are far from normal."""
+"""The limit for the mean of one value: draws of a value that is rarely kept are far from normal."""
 _LITTLE_NOISE = 0.3
-"""Of its row's, in the root of the mean of squares: less is not taken for a value's own."""
+"""Share of the noise of a value's row, as a root mean square: less than this is not taken for the value's own."""
 _STEPS = 40
 
 
 def _tried(subject: Subject, *, extreme: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that the law is tried on; without large ones that the codec refuses, which is its right.
+    """Yield tensors that the law is tried on, without large ones that the codec refuses, which is its right.
 
     `extreme`: those too for which squares and sums of fp32 overflow.
     """
@@ -53,7 +52,7 @@ def _tried(subject: Subject, *, extreme: bool = False) -> Iterator[tuple[str, Te
 
 
 def _once(subject: Subject, x: Tensor, key: MessageKey | None = None) -> Tensor:
-    """What a fresh pair makes of a tensor, in fp64."""
+    """Return what a fresh pair makes of a tensor, in fp64."""
     key = key or fitting(x)
     return subject.fresh().decode(bytes(subject.fresh().encode(x, key)), key).double()
 
@@ -91,21 +90,21 @@ def bounded(subject: Subject, *, claimed: bool = False) -> str:
         bound = None if subject.stateful else _bound(subject, x)
         share = _share(x, receiver.decode(bytes(sender.encode(x, key)), key).double(), bound, str(key))
         worst[bound is not None] = max(worst[bound is not None], share)
-    found = [f"{worst[True]:.2f} of its bound"] if worst[True] else []
-    if worst[False] or not found:
-        found.append(f"{worst[False]:.2f} of the tensor's largest value where it has no bound")
-    return "at most " + ", ".join(found)
+    shares = [f"{worst[True]:.2f} of its bound"] if worst[True] else []
+    if worst[False] or not shares:
+        shares.append(f"{worst[False]:.2f} of the tensor's largest value where it has no bound")
+    return "at most " + ", ".join(shares)
 
 
 def _bound(subject: Subject, x: Tensor) -> Tensor | None:
-    """What the codec itself says, in fp64; None where it says nothing, or infinity."""
-    codec = subject.fresh()
+    """Return the bound that the codec itself states, in fp64; None where it states none, or infinity."""
+    codec = subject.fresh().codec
     bound = codec.bound(x).double() if isinstance(codec, Bounded) else torch.tensor(torch.inf)
     return bound if bool(bound.isfinite().all()) else None
 
 
 def _share(x: Tensor, decoded: Tensor, bound: Tensor | None, name: str) -> float:
-    """The largest error as a share of the bound, or of the tensor's largest value. Broken beyond 1."""
+    """Return the largest error as a share of the bound, or of the tensor's largest value. Broken beyond 1."""
     wide = x.double()
     wrong = (decoded - wide).abs()
     if bound is None:
@@ -154,7 +153,7 @@ def support(subject: Subject) -> str:
     """A value is kept, within `kept_bound` (or bf16's rounding), or it is zero; some are kept."""
     shares = []
     for name, x in _tried(subject):
-        codec = subject.fresh()
+        codec = subject.fresh().codec
         wide, decoded = x.double(), _once(subject, x)
         allowed = codec.kept_bound(x).double() if isinstance(codec, Keeping) else 2.0**-8 * wide.abs()
         wrong = (decoded - wide).abs() > allowed * (1 + 2.0**-13) + 1e-40 + 2.0**-20 * wide.abs()
@@ -189,15 +188,15 @@ def residual(subject: Subject) -> str:
             left = given[part] - got[part]
             norms.append(float(x.double().norm()))
             owed.append(float(left.norm()))
-            if isinstance(sender, Owing):
-                _is_owed(sender, key, left, given[part])
+            if isinstance(sender.codec, Owing):
+                _is_owed(sender.codec, key, left, given[part])
     steps = len(owed)
     require(
         max(owed[steps // 2 :]) <= 1.5 * max(owed[: steps // 2]) + 1e-3 * norms[0],
         f"what is owed grows: {max(owed[: steps // 2]) / norms[0]:.2f} inputs in the first half of {steps} messages, "
         f"{max(owed[steps // 2 :]) / norms[0]:.2f} in the second",
     )
-    exact = "exact; " if isinstance(sender, Owing) else "without a method residual, so from outside; "
+    exact = "exact; " if isinstance(sender.codec, Owing) else "without a method residual, so from outside; "
     return f"{exact}it owes at most {max(owed) / norms[0]:.2f} inputs, {owed[-1] / norms[0] / steps:.1%} of the sum after {steps}"
 
 
@@ -207,8 +206,8 @@ def _is_owed(sender: Owing, key: MessageKey, left: Tensor, given: Tensor) -> Non
 
 
 def owes(subject: Subject) -> str:
-    """Of a codec with a method `residual` and another law: payload + residual = input over the messages of a step, after which
-    it may forget.
+    """Where a codec of another law has a method `residual`, payload + residual = input over the messages of a step, after which it
+    may forget.
     """
     sender, receiver = subject.fresh(), subject.fresh()
     for step in range(10):
@@ -217,8 +216,8 @@ def owes(subject: Subject) -> str:
             key, x = key_at(step, part), hidden(2, 8, 64, seed=3 * step + part)
             given += x.double()
             got += receiver.decode(bytes(sender.encode(x, key)), key).double()
-        assert isinstance(sender, Owing)
-        _is_owed(sender, key, given - got, given)
+        assert isinstance(sender.codec, Owing)
+        _is_owed(sender.codec, key, given - got, given)
     return "residual holds over each step's messages"
 
 
@@ -279,11 +278,11 @@ def its_law(subject: Subject) -> str:
     """The law that the table, or the class, names; and `bound` and `residual`, where it has them."""
     law = subject.law
     require(law in LAWS, f"there is no law {law!r}; known: {', '.join(LAWS)}")
-    codec = subject.fresh()
+    codec = subject.fresh().codec
     claims = (
         [bounded(subject, claimed=True)] if isinstance(codec, Bounded) and law not in ("bounded", "support") else []
     )
-    claims = [one for one in claims if one]
+    claims = [claim for claim in claims if claim]
     claims += [owes(subject)] if isinstance(codec, Owing) and law != "residual" else []
     try:
         return "; ".join([f"{law}: {LAWS[law](subject)}", *claims])

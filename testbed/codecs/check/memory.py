@@ -9,31 +9,17 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.check.exchange import observed
-from testbed.codecs.check.findings import Broken, NothingToAsk, require
-from testbed.codecs.check.same import difference, same
-from testbed.codecs.check.subject import Subject
-from testbed.codecs.check.tensors import Message, messages
-from testbed.codecs.contract import Codec, MessageKey, Payload, Stateful
-from testbed.codecs.wrap import capability
+from testbed.codecs.check.subject import Subject, TrialEnd
+from testbed.codecs.check.tensors import TrialMessage, messages
+from testbed.codecs.check.verdicts import Broken, NothingToAsk, difference, require, same
+from testbed.codecs.contract import MessageKey, Payload
 from testbed.errors import CodecError
 
 _BEFORE = 8
 """Steps before something happens."""
 
 
-def remembered(codec: Codec) -> Any:
-    """What a codec holds, as its own `state` tells it; None where it has none."""
-    memory = capability(codec, Stateful)
-    return None if memory is None else memory.state()
-
-
-def _memory(codec: Codec) -> Stateful:
-    memory = capability(codec, Stateful)
-    assert memory is not None, "asked only of a codec that remembers"
-    return memory
-
-
-def _conversation(steps: int = 2 * _BEFORE) -> list[Message]:
+def _conversation(steps: int = 2 * _BEFORE) -> list[TrialMessage]:
     return list(messages(steps))
 
 
@@ -63,8 +49,8 @@ def saved(subject: Subject) -> str:
     sender, receiver = subject.fresh(), subject.fresh()
     for key, tensor in talk[:half]:
         receiver.decode(bytes(sender.encode(tensor, key)), key)
-    kept = _through_file(remembered(sender)), _through_file(remembered(receiver))
-    taken = remembered(sender), remembered(receiver)
+    kept = _through_file(sender.state), _through_file(receiver.state)
+    taken = sender.state, receiver.state
     sender_again, receiver_again = _loaded(subject, kept[0]), _loaded(subject, kept[1])
     size = 0
     for number, (key, tensor) in enumerate(talk[half:]):
@@ -77,27 +63,24 @@ def saved(subject: Subject) -> str:
         )
         decoded = receiver.decode(payload, key)
         require(same(receiver_again.decode(payload, key), decoded), f"{key}: with its state loaded the decoder differs")
-    for found, file in zip(taken, kept, strict=True):
-        require(same(found, file), f"a state that was taken changed with later messages: {difference(found, file)}")
-        size += _bytes(found)
+    for state, file in zip(taken, kept, strict=True):
+        require(same(state, file), f"a state that was taken changed with later messages: {difference(state, file)}")
+        size += _bytes(state)
     for end in (sender, receiver):
         _refuses_others_states(end)
     return f"{size / 2 / 1024:.0f} KiB an end here, as torch.save writes it"
 
 
-def _refuses_others_states(codec: Codec) -> None:
-    """A state that is not one is a CodecError, and changes nothing."""
-    memory = _memory(codec)
-    before = memory.state()
+def _refuses_others_states(end: TrialEnd) -> None:
+    """A state that is not one must be a CodecError, and change nothing."""
+    before = end.state
     if not before:
         return
     for wrong in ({}, {"no codec's": 1}, {**before, "no codec's": 1}):
         try:
-            memory.load(wrong)
+            end.load(wrong)
         except CodecError:
-            require(
-                same(memory.state(), before), f"refusing a state of {sorted(map(str, wrong))} changed what it holds"
-            )
+            require(same(end.state, before), f"refusing a state of {sorted(map(str, wrong))} changed what it holds")
         else:
             raise Broken(f"it loaded a state of {sorted(map(str, wrong))}, which none of its own is")
 
@@ -117,10 +100,10 @@ def _bytes(state: Any) -> int:
     return file.tell()
 
 
-def _loaded(subject: Subject, state: Any) -> Codec:
-    codec = subject.fresh()
-    _memory(codec).load(state)
-    return codec
+def _loaded(subject: Subject, state: dict[str, Any]) -> TrialEnd:
+    end = subject.fresh()
+    end.load(state)
+    return end
 
 
 def lost_frame(subject: Subject) -> str:
@@ -141,7 +124,7 @@ def lost_frame(subject: Subject) -> str:
         payload = bytes(sender.encode(tensor, key))
         expected = whole.decode(payload, key)
         refused += _says_or_is_right(receiver, payload, key, expected)
-    _memory(sender).reset()
+    sender.reset()
     fresh = subject.fresh()
     for key, tensor in talk[len(talk) // 2 :]:
         payload = bytes(sender.encode(tensor, key))
@@ -150,7 +133,7 @@ def lost_frame(subject: Subject) -> str:
             same(fresh.decode(payload, key), decoded),
             f"{key}: after the encoder's reset a stale and a fresh decoder differ",
         )
-    ours, anew, stale = (_memory(end).shared() for end in (sender, fresh, receiver))
+    ours, anew, stale = (end.shared() for end in (sender, fresh, receiver))
     require(
         same(ours, anew),
         f"after a reset the encoder and a fresh decoder hold different numbers: {difference(ours, anew)}",
@@ -164,12 +147,12 @@ def lost_frame(subject: Subject) -> str:
     )
 
 
-def _says_or_is_right(receiver: Codec, payload: Payload, key: MessageKey, expected: Tensor) -> bool:
-    before = remembered(receiver)
+def _says_or_is_right(receiver: TrialEnd, payload: Payload, key: MessageKey, expected: Tensor) -> bool:
+    before = receiver.state
     try:
         decoded = receiver.decode(payload, key)
     except CodecError:
-        require(same(remembered(receiver), before), f"{key}: refusing a message changed the decoder's state")
+        require(same(receiver.state, before), f"{key}: refusing a message changed the decoder's state")
         return True
     if not same(decoded, expected):
         raise Broken(f"{key}: after a lost frame it decodes, without a word, to something else")
@@ -195,10 +178,10 @@ def evaluation_apart(subject: Subject) -> str:
 
     def train(evaluations: bool) -> list[bytes]:
         sender = subject.fresh()
-        found = [
+        sent = [
             (key, bytes(sender.encode(tensor, key))) for key, tensor in messages(2 * _BEFORE, evaluations=evaluations)
         ]
-        return [payload for key, payload in found if key.phase == "train"]
+        return [payload for key, payload in sent if key.phase == "train"]
 
     require(train(True) == train(False), "messages of an evaluation changed the training messages that came after")
     return f"{2 * _BEFORE} steps with and without"
@@ -211,11 +194,11 @@ def unchanged_by_errors(subject: Subject) -> str:
     for number, (key, tensor) in enumerate(talk):
         if number % 3 == 1:
             for unfit in (tensor.to(torch.float64), torch.where(tensor > 1, torch.nan, tensor)):
-                before = remembered(sender)
+                before = sender.state
                 try:
                     sender.encode(unfit, key)
                 except CodecError:
-                    require(same(remembered(sender), before), f"{key}: refusing a tensor changed the encoder's state")
+                    require(same(sender.state, before), f"{key}: refusing a tensor changed the encoder's state")
                 else:
                     # a codec that lets NaN pass has made a message of it; start both again
                     sender, other = subject.fresh(), subject.fresh()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from testbed.codecs.check.findings import Broken, require
-from testbed.codecs.check.same import same
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import LARGEST, fitting, key_at, normal, odd
+from testbed.codecs.check.verdicts import Broken, require, same
 from testbed.errors import CodecError
 
 _NOTHING = 1e-30

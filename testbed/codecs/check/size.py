@@ -8,9 +8,9 @@ import torch
 
 from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.check.claims import Sized
-from testbed.codecs.check.findings import NothingToAsk, require
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import fitting, hidden, key_at, normal
+from testbed.codecs.check.verdicts import NothingToAsk, require
 from testbed.codecs.wire.header import header_bytes
 
 _REAL_SHAPE = (4, 256, 768)
@@ -26,7 +26,7 @@ _OWN_HEADER = 4
 
 
 def _on_the_wire(spec: CodecSpec) -> CodecSpec:
-    """What crosses of a model codec is a tensor of its own, a smaller one, which the codec inside puts on the wire."""
+    """Return the spec of what sends the tensor that crosses: of a codec that changes the model, the codec inside."""
     if spec.row.hook and spec.inner is not None:
         return _on_the_wire(spec.inner)
     arguments = tuple(
@@ -36,8 +36,8 @@ def _on_the_wire(spec: CodecSpec) -> CodecSpec:
 
 
 def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The lengths that the codec's class allows a payload of this shape; none where it states no length."""
-    codec = subject.fresh()
+    """Return the lengths that the codec's class allows a payload of this shape; none where it states no length."""
+    codec = subject.fresh().codec
     if isinstance(codec, Sized):
         return (codec.payload_bytes(shape),)
     if subject.row.hook and subject.alone is not None:
@@ -46,17 +46,17 @@ def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def payload_length(subject: Subject) -> str:
-    """As long as `payload_bytes` says, to the byte, and near the table's formula; at most a tenth over that formula where the
-    length depends on the values.
+    """A payload is as long as `payload_bytes` says, to the byte, and within a tenth of the table's formula; where the length depends
+    on the values, it is at most a tenth over the formula.
     """
     told = []
     spec = _on_the_wire(subject.spec)
     has_formula = all(part.row.bits is not None for part in spec.parts())
     for shape in _SHAPES:
-        x, codec = hidden(*shape, seed=len(shape)), subject.fresh()
-        first = memoryview(codec.encode(x, key_at(0, batch=shape[0]))).nbytes
+        x, end = hidden(*shape, seed=len(shape)), subject.fresh()
+        first = memoryview(end.encode(x, key_at(0, batch=shape[0]))).nbytes
         # The second message of the same examples: the first of a codec that sends differences may be longer.
-        second = memoryview(codec.encode(x + 0.1 * normal(*shape), key_at(3, batch=shape[0]))).nbytes
+        second = memoryview(end.encode(x + 0.1 * normal(*shape), key_at(3, batch=shape[0]))).nbytes
         each = f"{8 * (second - header_bytes(len(shape))) / x.numel():.3g} bits per value"
         stated = _stated_bytes(subject, shape)
         says = f"payload_bytes says {' or '.join(map(str, stated))}"
@@ -78,8 +78,8 @@ def payload_length(subject: Subject) -> str:
                 off <= slack, f"shape {shape}: {second} bytes; the table's formula, {spec.row.size}: {expected:.0f}"
             )
     for odd in _ODD_SHAPES:
-        if isinstance(codec := subject.fresh(), Sized):
-            x = torch.full(odd, 1.5)
-            length, wanted = memoryview(codec.encode(x, fitting(x))).nbytes, codec.payload_bytes(odd)
+        end, x = subject.fresh(), torch.full(odd, 1.5)
+        if isinstance(end.codec, Sized):
+            length, wanted = memoryview(end.encode(x, fitting(x))).nbytes, end.codec.payload_bytes(odd)
             require(length == wanted, f"shape {odd}: {length} bytes, and payload_bytes says {wanted}")
     return told[0]

@@ -18,27 +18,27 @@ _EXAMPLES = 9 * BATCH
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers; the global generator is left alone."""
+    """Draw standard normal numbers; the global generator is left alone."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def hidden(*shape: int, seed: int = 0) -> Tensor:
-    """Like a transformer's hidden states: normal, with one channel in 32 that is 20 times as large."""
-    found = normal(*shape, seed=seed)
+    """Draw something like a transformer's hidden states: normal, with one channel in 32 that is 20 times as large."""
+    states = normal(*shape, seed=seed)
     if shape:
-        found[..., ::32] *= 20
-    return found
+        states[..., ::32] *= 20
+    return states
 
 
-class Message(NamedTuple):
-    """What a stage sends."""
+class TrialMessage(NamedTuple):
+    """A message that a stage might send."""
 
     key: MessageKey
     tensor: Tensor
 
 
 def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = BATCH) -> MessageKey:
-    """The message key of a message, its sample ids those of an epoch of `_EXAMPLES`; those of an evaluation are apart."""
+    """Make a message key whose sample ids are those of an epoch of `_EXAMPLES` sequences; those of an evaluation are apart."""
     first = (step * MICROBATCHES + microbatch) * batch % _EXAMPLES
     offset = 0 if phase == "train" else 1000
     return MessageKey(phase, step, microbatch, tuple(offset + first + i for i in range(batch)))
@@ -46,27 +46,27 @@ def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = 
 
 def messages(
     steps: int, *, seed: int = 0, evaluations: bool = True, dtype: torch.dtype = torch.float32
-) -> Iterator[Message]:
-    """So many steps of three micro-batches, the tensors moving slowly as training's do, an evaluation of two after every tenth.
+) -> Iterator[TrialMessage]:
+    """Yield the messages of `steps` steps of three micro-batches, with an evaluation of two after every tenth step.
 
-    Shape (2, 8, 16). The train messages are the same with and without evaluations.
+    The tensors, of shape (2, 8, 16), move slowly, as training's do. The train messages are the same with and without evaluations.
     """
     states = [hidden(BATCH, TOKENS, WIDTH, seed=seed * 1000 + part) for part in range(MICROBATCHES)]
     for step in range(steps):
         for part in range(MICROBATCHES):
             moved = normal(BATCH, TOKENS, WIDTH, seed=seed * 1_000_000 + step * MICROBATCHES + part + 17)
             states[part] = states[part] + 0.1 * moved
-            yield Message(key_at(step, part), states[part].to(dtype))
+            yield TrialMessage(key_at(step, part), states[part].to(dtype))
         if evaluations and step % 10 == 0:
             for part in range(2):
-                yield Message(
+                yield TrialMessage(
                     key_at(step, part, "evaluation"),
                     hidden(BATCH, TOKENS, WIDTH, seed=seed + 5000 + step + part).to(dtype),
                 )
 
 
 def fitting(tensor: Tensor, step: int = 0) -> MessageKey:
-    """A message key with a sample for each of the tensor's first axis."""
+    """Make a message key with one sample for each entry of the tensor's first axis."""
     return key_at(step, batch=tensor.shape[0] if tensor.ndim else 1)
 
 
@@ -74,7 +74,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def odd() -> dict[str, Tensor]:
-    """Tensors that are easily forgotten, by name. All of them are finite."""
+    """Make tensors that are easily forgotten, by name. All of them are finite."""
     return {
         "a scalar": torch.tensor(-3.25),
         "empty, three axes": torch.empty(2, 0, 5),

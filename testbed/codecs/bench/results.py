@@ -1,4 +1,4 @@
-"""What a benchmark of codecs found, and what it measures unless told otherwise. No torch here: `check.bench` measures."""
+"""The results of a benchmark of codecs, and the codecs that it measures unless told otherwise. No torch here."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BENCHED = (
 )  # fmt: skip
 
 
-class Measured(Frozen):
+class CodecCost(Frozen):
     """One codec on one direction's saved tensors, with one thread; sizes and times are of one message."""
 
     codec: str
     package: str = ""
-    """Whose, with its version; empty for ours."""
+    """The package that it is of, with its version; empty for ours."""
     direction: Direction
     values: int
     encode_s: float
@@ -32,7 +32,7 @@ class Measured(Frozen):
     decode_s: float
     payload_bytes: int
     bits_per_value: float
-    """Of all messages, headers too."""
+    """The mean over all messages, headers included."""
     relative_error: float | None
     """|decoded - x| / |x| over all messages. None where the codec changes the model: it is for the training to find."""
     layers_s: float | None = None
@@ -40,35 +40,35 @@ class Measured(Frozen):
 
     @property
     def codec_s(self) -> float:
-        """Encode and decode."""
+        """Processor time of encode and decode together."""
         return self.encode_s + self.decode_s
 
     @property
     def bytes_per_s(self) -> float:
-        """fp32 bytes through encode and decode."""
+        """Bytes of the fp32 tensor per second of encode and decode."""
         return 4 * self.values / self.codec_s
 
     def wire_s(self, rate_bps: float) -> float:
-        """Time of the payload on a link of that rate."""
+        """Return the time that the payload takes on a link of that rate."""
         return 8 * self.payload_bytes / rate_bps
 
     @property
     def share_of_wire(self) -> float:
-        """Codec time over the time that the tensor takes as bf16 at 80 Mbit/s: 0.1 at most is the rule."""
+        """Codec time over the time that the tensor takes as bf16 at 80 Mbit/s; the rule is 0.1 at most."""
         return self.codec_s / (16 * self.values / SLOW_BPS)
 
     @property
     def break_even_bps(self) -> float:
-        """The rate at which the time on the wire that is saved is the codec's: above it bf16 is faster. 0: it saves nothing."""
+        """The rate at which the codec takes the time that it saves on the wire; above it bf16 is faster. 0 where it saves nothing."""
         return max(0.0, 16 * self.values - 8 * self.payload_bytes) / self.codec_s
 
 
-class Benchmark(Frozen):
+class CodecBenchmark(Frozen):
     """One run of the benchmark."""
 
     machine: str
     tensors: str
-    """What was sent."""
-    results: tuple[Measured, ...]
+    """Where the tensors come from."""
+    results: tuple[CodecCost, ...]
     failed: dict[str, str]
     """Codecs that could not be measured, and why."""

@@ -1,18 +1,46 @@
-"""Are two states, or two lists of results, the same to the bit?"""
+"""How a check says what it saw, and when two values are the same to the bit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from testbed.message_key import Direction
+
+Verdict = Literal["PASS", "FAIL", "-"]
+
+
+class CheckResult(NamedTuple):
+    """What one check found of one direction of a codec."""
+
+    check: str
+    direction: Direction
+    verdict: Verdict
+    """'-': the check has nothing to ask of this codec; the detail says why."""
+    detail: str
+
+
+class Broken(Exception):
+    """Raised by a check: what was asked and what was seen instead."""
+
+
+class NothingToAsk(Exception):
+    """Raised by a check that does not apply; says why."""
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """Raise Broken unless the condition holds."""
+    if not condition:
+        raise Broken(otherwise)
+
 
 def same(a: Any, b: Any) -> bool:
-    """Tensors and arrays by type, shape and bytes (so NaN equals itself and 0.0 is not -0.0), containers by what they hold."""
+    """Compare tensors and arrays by type, shape and bytes (so NaN equals itself and 0.0 is not -0.0), containers by what they hold."""
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and _same_tensor(a, b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
@@ -38,6 +66,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Which names two states differ in, for a message."""
+    """Return the names in which two states differ, for a message."""
     names = sorted(str(key) for key in a.keys() | b.keys() if key not in a or key not in b or not same(a[key], b[key]))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,10 +1,12 @@
-"""Measures codecs on saved tensors: `python -m testbed.codecs.check.bench FILE CODEC ...`, one line of JSON a result.
+"""Measure codecs on saved tensors: `python -m testbed.codecs.bench.measure FILE CODEC ...` prints one line of JSON per result.
 
-FILE is what `python -m testbed.workloads.capture` writes. A program of its own, with one thread.
+FILE is what `python -m testbed.workloads.capture` writes. This is a program of its own, so that the command line needs no torch,
+and torch has one thread.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -14,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from testbed.codecs.check import in_model, peers
-from testbed.codecs.check.stages import changes_model
-from testbed.codecs.check.subject import Subject, prepare, subject_of
+from testbed.codecs.bench import peers
+from testbed.codecs.check.cost import measure_codec, measure_in_model
+from testbed.codecs.check.subject import Subject, TrialEnd, subject_of
 from testbed.codecs.check.tensors import key_at
-from testbed.codecs.check.timing import measure
-from testbed.codecs.contract import Codec
+from testbed.codecs.check.trial_model import changes_model
 from testbed.errors import TestbedError
 from testbed.message_key import Direction
 
@@ -27,19 +28,17 @@ _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
 def tensors_of(path: str) -> dict[Direction, list[Tensor]]:
-    """The messages of each direction, (b, n, d) fp32."""
+    """Read the messages of each direction, (b, n, d) fp32."""
     with np.load(path) as file:
-        return {direction: [torch.from_numpy(one) for one in file[direction]] for direction in _DIRECTIONS}
+        return {direction: [torch.from_numpy(message) for message in file[direction]] for direction in _DIRECTIONS}
 
 
-def fidelity(sender: Codec, receiver: Codec, tensors: list[Tensor]) -> tuple[float, float]:
-    """Of messages of consecutive steps of one message key: |decoded - x| / |x| over all of them, and bits a value on the wire."""
+def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> tuple[float, float]:
+    """Return |decoded - x| / |x| over messages of consecutive steps of one micro-batch, and bits per value on the wire."""
     wrong = right = 0.0
     bits = count = 0
     for number, x in enumerate(tensors):
         key = key_at(3 * number, batch=x.shape[0])
-        for end in (sender, receiver):
-            prepare(end, key, tuple(x.shape))
         payload = sender.encode(x, key)
         decoded = receiver.decode(payload, key)
         wrong += float((decoded - x).double().square().sum())
@@ -50,44 +49,44 @@ def fidelity(sender: Codec, receiver: Codec, tensors: list[Tensor]) -> tuple[flo
 
 
 def result(
-    text: str, direction: Direction, tensors: list[Tensor], make: Callable[[], Codec], package: str = ""
+    text: str, direction: Direction, tensors: list[Tensor], make: Callable[[], TrialEnd], package: str = ""
 ) -> dict[str, Any]:
-    """One line: what was measured of one codec in one direction."""
+    """Measure one codec in one direction, as the fields of `results.CodecCost`."""
     error, bits = fidelity(make(), make(), tensors)
-    found = measure(make(), make(), tensors, seconds=0.5)
+    taken = measure_codec(make(), make(), tensors, seconds=0.5)
     return {
         "codec": text,
         "package": package,
         "direction": direction,
         "values": tensors[0].numel(),
-        "encode_s": found.encode_s,
-        "decode_s": found.decode_s,
-        "payload_bytes": found.payload_bytes,
+        "encode_s": taken.encode_s,
+        "decode_s": taken.decode_s,
+        "payload_bytes": taken.payload_bytes,
         "bits_per_value": bits,
         "relative_error": error,
     }
 
 
 def results_in_model(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
-    """Both directions' lines of a codec that changes the model."""
+    """Measure a codec that changes the model, in both directions."""
     backward = subject_of(text, "backward")
-    for direction, found in in_model.measure(forward.spec, backward.spec, gradients, seconds=1.0).items():
+    for direction, taken in measure_in_model(forward.spec, backward.spec, gradients, seconds=1.0).items():
         values = gradients[0].numel()
         yield {
             "codec": text,
             "direction": direction,
             "values": values,
-            "encode_s": found.encode_s,
-            "decode_s": found.decode_s,
-            "layers_s": found.layers_s,
-            "payload_bytes": found.payload_bytes,
-            "bits_per_value": 8 * found.payload_bytes / values,
-            "relative_error": found.relative_error,
+            "encode_s": taken.encode_s,
+            "decode_s": taken.decode_s,
+            "layers_s": taken.layers_s,
+            "payload_bytes": taken.payload_bytes,
+            "bits_per_value": 8 * taken.payload_bytes / values,
+            "relative_error": taken.relative_error,
         }
 
 
 def main(arguments: list[str]) -> int:
-    """Each codec in both directions, then the peers that are installed. A codec that fails is a line with `failed`."""
+    """Print each codec in both directions, then the peers that are installed. A codec that fails is a line with `failed`."""
     path, *texts = arguments
     torch.set_num_threads(1)
     tensors = tensors_of(path)
@@ -96,9 +95,14 @@ def main(arguments: list[str]) -> int:
             print(json.dumps(line), flush=True)  # noqa: T201
     for peer in peers.installed():
         for direction in _DIRECTIONS:
-            line = result(peer.codec, direction, tensors[direction], peer.make, package=peer.package)
+            make = functools.partial(_peer_end, peer)
+            line = result(peer.codec, direction, tensors[direction], make, package=peer.package)
             print(json.dumps(line), flush=True)  # noqa: T201
     return 0
+
+
+def _peer_end(peer: peers.PeerCodec) -> TrialEnd:
+    return TrialEnd(peer.make())
 
 
 def _lines(text: str, tensors: dict[Direction, list[Tensor]]) -> Iterator[dict[str, Any]]:

@@ -19,23 +19,23 @@ from testbed.message_key import Side
 VOCABULARY, TOKENS, BATCH = 61, 16, 4
 RATE = 0.1
 
-Place = Literal["first", "middle", "last"]
+StagePlace = Literal["first", "middle", "last"]
 Way = Literal["bytes", "graph", "around"]
 """How hidden states go from one stage to the next: as payloads, through the codec's part of the model alone, or as they are."""
 
 
-class Size(NamedTuple):
-    """Of a stage."""
+class StageSize(NamedTuple):
+    """The dimensions of a stage."""
 
     width: int = 64
     vocabulary: int = VOCABULARY
     context: int = TOKENS
 
 
-_SMALL = Size()
+_SMALL = StageSize()
 
 
-class _Part(NamedTuple):
+class _StagePart(NamedTuple):
     owner: nn.Module
     name: str
 
@@ -47,13 +47,13 @@ class _Part(NamedTuple):
         setattr(self.owner, self.name, module)
 
 
-class Stage(nn.Module):
+class TrialStage(nn.Module):
     """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer behind it."""
 
     learned_positions = True
 
-    def __init__(self, place: Place, size: Size = _SMALL) -> None:
-        """Numbers from a seed."""
+    def __init__(self, place: StagePlace, size: StageSize = _SMALL) -> None:
+        """Draw the weights, each stage's from a seed of its own."""
         super().__init__()
         width, vocabulary, context = size
         self.width, self.vocabulary, self.context = size
@@ -67,22 +67,22 @@ class Stage(nn.Module):
             if self.last:
                 self.output = nn.Linear(width, vocabulary)
 
-    def tables(self) -> tuple[_Part, ...]:
-        """See `model_codec.ChangeableStage`."""
-        return (_Part(self, "tokens"), _Part(self, "positions")) if self.first else ()
+    def tables(self) -> tuple[_StagePart, ...]:
+        """Return what `model_codec.ChangeableStage` asks for."""
+        return (_StagePart(self, "tokens"), _StagePart(self, "positions")) if self.first else ()
 
-    def writers(self) -> tuple[_Part, ...]:
-        """See `model_codec.ChangeableStage`."""
-        return (_Part(self, "outside"),)
+    def writers(self) -> tuple[_StagePart, ...]:
+        """Return what `model_codec.ChangeableStage` asks for."""
+        return (_StagePart(self, "outside"),)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Token ids (b, n), or hidden states (b, n, d); logits at the last stage."""
+        """Map token ids (b, n), or hidden states (b, n, d), to hidden states; to logits at the last stage."""
         hidden: Tensor = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1])) if self.first else inputs
         hidden = hidden + self.outside(nn.functional.gelu(self.inside(self.norm(hidden))))
         return self.output(hidden) if self.last else hidden
 
 
-class Step(NamedTuple):
+class TrialStep(NamedTuple):
     """What one step of training came to."""
 
     loss: float
@@ -91,7 +91,7 @@ class Step(NamedTuple):
     intact: bool
     """Whether what was decoded is what was encoded, bit for bit."""
     gradients: dict[str, Tensor]
-    """Of both stages' parameters, and of those that the codec has brought."""
+    """Those of both stages' parameters, and of the parameters that the codec has brought."""
 
 
 def ids_of(step: int) -> Tensor:
@@ -100,14 +100,14 @@ def ids_of(step: int) -> Tensor:
     return (start + 7 * torch.arange(TOKENS + 1)) % VOCABULARY
 
 
-class Pipeline:
-    """Both stages with a codec between them."""
+class TrialPipeline:
+    """Both stages, with a codec between them."""
 
     def __init__(self, spec: CodecSpec, way: Way = "bytes") -> None:
-        """Four instances, as four ends of a boundary get them."""
+        """Make four instances, as the four ends of a boundary get them."""
         self.sender, self.receiver, self.taker, self.giver = ends_of(spec, spec)
         self._way = way
-        self.upper, self.lower = Stage("first"), Stage("last")
+        self.upper, self.lower = TrialStage("first"), TrialStage("last")
         self.above, self.below = (
             hook_of(self.sender, self.upper, "downstream"),
             hook_of(self.receiver, self.lower, "upstream"),
@@ -115,7 +115,7 @@ class Pipeline:
         self.hooks = [hook for hook in (self.above, self.below) if hook is not None]
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All that is learned, by name. One that a hook names and a stage has is there once."""
+        """Return all that is learned, by name. A parameter that a hook names and a stage has is there once."""
         named = itertools.chain(
             ((f"first stage, {name}", one) for name, one in self.upper.named_parameters()),
             ((f"last stage, {name}", one) for name, one in self.lower.named_parameters()),
@@ -130,8 +130,8 @@ class Pipeline:
             seen.setdefault(id(parameter), (name, parameter))
         return dict(seen.values())
 
-    def run(self, steps: int) -> Iterator[Step]:
-        """Train with plain gradient descent, each step told of before its update. Without the bytes, which may carry what a codec
+    def run(self, steps: int) -> Iterator[TrialStep]:
+        """Train with plain gradient descent, and tell of each step before its update. Without the bytes, which may carry what a codec
         learns from, only the first step is the same; the weights are then left as they are.
         """
         parameters = self.parameters()
@@ -153,18 +153,17 @@ class Pipeline:
             if self._way == "bytes":
                 assert crossed.grad is not None
                 coded.backward(self.taker.decode(bytes(self.giver.encode(crossed.grad, key)), key))
-            found = Step(
+            yield TrialStep(
                 loss=float(loss.detach()),
                 lost=float((restored - hidden).detach().norm() / hidden.detach().norm()),
                 intact=torch.equal(crossed.detach(), coded.detach()),
                 gradients={name: one.grad.clone() for name, one in parameters.items() if one.grad is not None},
             )
-            yield found
             if self._way == "bytes":
                 self._update(step, parameters)
 
     def constrained(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the codec's constraint leaves of an update by these numbers. The parameters are lost by it."""
+        """Return what the codec's constraint leaves of an update by these numbers. The parameters are overwritten by it."""
         parameters = self.parameters()
         with torch.no_grad():
             for name, gradient in gradients.items():
@@ -184,7 +183,7 @@ class Pipeline:
 
 
 def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Codec, Codec]:
-    """Instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and giver, paired with them."""
+    """Make the instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and giver, paired with them."""
     sender, receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
     taker, giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
     for codec, other in ((taker, sender), (giver, receiver)):
@@ -194,17 +193,19 @@ def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Code
 
 
 def changes_model(spec: CodecSpec) -> bool:
-    """Has the codec a part in a model, at either end?"""
-    ends: tuple[tuple[Place, Side], ...] = (("first", "downstream"), ("last", "upstream"))
-    return any(hook_of(build(spec, Context(0, 0, "forward")), Stage(place), side) is not None for place, side in ends)
+    """Whether the codec has a part in a model, at either end."""
+    ends: tuple[tuple[StagePlace, Side], ...] = (("first", "downstream"), ("last", "upstream"))
+    return any(
+        hook_of(build(spec, Context(0, 0, "forward")), TrialStage(place), side) is not None for place, side in ends
+    )
 
 
 def is_exact(spec: CodecSpec) -> bool:
-    """Does the table, or its class, say that with a lossless codec inside hidden states come back as they were?"""
+    """Whether the table, or its class, says that with a lossless codec inside hidden states come back as they were."""
     return any(part.row.exact for part in spec.parts()) or exact_of(build(spec, Context(0, 0, "forward")))
 
 
-def hook_of(codec: Codec, model: Stage, side: Side) -> Hook | None:
-    """A codec's part in a stage; None where it has none."""
+def hook_of(codec: Codec, model: TrialStage, side: Side) -> Hook | None:
+    """Return a codec's part in a stage; None where it has none."""
     model_codec = capability(codec, ModelCodec)
     return None if model_codec is None else model_codec.hook(model, side)

@@ -1,4 +1,4 @@
-"""The same codecs from other packages, where they are installed: what ours are measured beside.
+"""Codecs of other packages, where they are installed, to measure ours beside.
 
 Each packs into one buffer, as a message must, and unpacks from it; nothing else is added to what the package does.
 """
@@ -16,17 +16,17 @@ from torch import Tensor
 from testbed.codecs.contract import Codec, MessageKey, Payload
 
 
-class Peer(NamedTuple):
+class PeerCodec(NamedTuple):
     """A codec of another package."""
 
     codec: str
-    """What it is the same as, in our words."""
+    """The codec of ours that it corresponds to."""
     package: str
     make: Callable[[], Codec]
 
 
-def installed() -> Iterator[Peer]:
-    """Those that can be imported here and work with the versions of what they stand on."""
+def installed() -> Iterator[PeerCodec]:
+    """Yield those that can be imported here and work with the versions of what they depend on."""
     for package, codec, kind in _PEERS:
         if importlib.util.find_spec(package) is None:
             continue
@@ -36,7 +36,7 @@ def installed() -> Iterator[Peer]:
         except Exception:  # a broken installation is as good as none
             continue
         version = getattr(importlib.import_module(package), "__version__", "")
-        yield Peer(codec, f"{package} {version}".strip(), kind)
+        yield PeerCodec(codec, f"{package} {version}".strip(), kind)
 
 
 KEY = MessageKey("train", 0, 0, ())
@@ -54,29 +54,29 @@ class _Bitsandbytes:
         self._functional: Any = importlib.import_module("bitsandbytes.functional")
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Codes and an fp32 absmax a block."""
+        """Return codes and an fp32 absmax per block."""
         codes, state = self._functional.quantize_blockwise(tensor, blocksize=4096)
         _KNOWN["bitsandbytes"] = (tensor.shape, state)
         return _together(codes, state.absmax)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """fp32."""
+        """Return an fp32 tensor."""
         shape, state = _KNOWN["bitsandbytes"]
         data = torch.frombuffer(payload, dtype=torch.uint8)
         scales = 4 * state.absmax.numel()
         state.absmax = data[:scales].view(torch.float32)
-        found: Tensor = self._functional.dequantize_blockwise(data[scales:].view(shape), state)
-        return found
+        decoded: Tensor = self._functional.dequantize_blockwise(data[scales:].view(shape), state)
+        return decoded
 
 
 class _Torchao:
-    """int8, one scale a token, nearest."""
+    """int8 with one scale per token, rounded to nearest."""
 
     def __init__(self) -> None:
         self._primitives: Any = importlib.import_module("torchao.quantization.quant_primitives")
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """An fp32 scale a token, then the codes."""
+        """Return an fp32 scale per token, then the codes."""
         p, x = self._primitives, tensor.reshape(-1, tensor.shape[-1])
         block = (1, x.shape[-1])
         scale, zero = p.choose_qparams_affine(x, p.MappingType.SYMMETRIC, block, torch.int8, -127, 127, 1e-30)
@@ -84,14 +84,14 @@ class _Torchao:
         return _together(p.quantize_affine(x, block, scale, zero, torch.int8, -127, 127), scale)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """fp32."""
+        """Return an fp32 tensor."""
         p, shape = self._primitives, _KNOWN["torchao"]
         rows = int(np.prod(shape[:-1]))
         data = torch.frombuffer(payload, dtype=torch.uint8)
         scale, codes = data[: 4 * rows].view(torch.float32), data[4 * rows :].view(torch.int8).view(rows, shape[-1])
         zero = torch.zeros(rows, dtype=torch.int32)
-        found: Tensor = p.dequantize_affine(codes, (1, shape[-1]), scale, zero, torch.int8, -127, 127)
-        return found.view(shape)
+        decoded: Tensor = p.dequantize_affine(codes, (1, shape[-1]), scale, zero, torch.int8, -127, 127)
+        return decoded.view(shape)
 
 
 class _Hivemind:
@@ -103,20 +103,20 @@ class _Hivemind:
         self._message: Any = importlib.import_module("hivemind.proto.runtime_pb2").Tensor
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """A protocol buffer."""
+        """Return a protocol buffer."""
         payload: bytes = self._compression.compress(
             tensor, self._module.CompressionInfo.from_tensor(tensor)
         ).SerializeToString()
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """fp32."""
-        found: Tensor = self._compression.extract(self._message.FromString(bytes(payload))).float()
-        return found
+        """Return an fp32 tensor."""
+        decoded: Tensor = self._compression.extract(self._message.FromString(bytes(payload))).float()
+        return decoded
 
 
 _KNOWN: dict[str, Any] = {}
-"""What a package's message leaves out."""
+"""What a package's message leaves out, by package."""
 
 _PEERS: tuple[tuple[str, str, Callable[[], Codec]], ...] = (
     ("bitsandbytes", "blockwise-8", _Bitsandbytes),
