@@ -297,7 +297,7 @@ class Summary(Frozen):
     """Median over the measured steps."""
     step_quartiles_s: tuple[float, float] | None
     first_measured_step: int | None = None
-    """Steps before it are warm-up: those that the cell says, and those before the steady state (`metrics.steady`)."""
+    """Steps before it are warm-up: those that the cell says, and those before the steady state (`metrics.steps`)."""
     step_interval_s: tuple[float, float] | None = None
     """95 % interval of the median (`metrics.statistics`)."""
     ideal_step_s: float | None

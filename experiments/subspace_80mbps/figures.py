@@ -24,7 +24,7 @@ from testbed.codecs.contract import Context, ModelCodec
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.time_to_loss import Crossing, crossing
+from testbed.metrics.time_to_loss import TargetCrossing, crossing
 from testbed.report import canvas, experiments, style
 from testbed.results import Run
 from testbed.spec import Cell
@@ -120,12 +120,12 @@ def targets(curves: Any) -> dict[str, float]:
     return {name: float(base[base.step == step].loss.max()) for name, step in zip(TARGETS, steps, strict=True)}
 
 
-def _reached(per_seed: Sequence[list[LossPoint]], target: float, asked: int) -> Crossing | None:
+def _reached(per_seed: Sequence[list[LossPoint]], target: float, asked: int) -> TargetCrossing | None:
     """Mean over the seeds; None unless every one gets there of as many as were asked for."""
     there = [one for one in (crossing(seed, target) for seed in per_seed) if one is not None]
     if len(there) < asked:
         return None
-    return Crossing(mean(one.seconds for one in there), mean(one.steps for one in there))
+    return TargetCrossing(mean(one.seconds for one in there), mean(one.steps for one in there))
 
 
 def summary(results: Path, runs: Any, curves: Any) -> Any:

@@ -110,7 +110,7 @@ def replay(
     ] = Path("results/replay_check"),
 ) -> None:
     """Compare finished replays with the full runs of the same cells: step time, bytes on the wire, losses. Starts nothing."""
-    from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, fidelity
+    from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
     from testbed.sweep import recordings
 
     columns = ("full", "replay", "step time", "wire")
@@ -122,7 +122,7 @@ def replay(
         full, again = ((run.summary, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run in runs)
         assert full[0] is not None
         assert again[0] is not None
-        one = fidelity(full[0], full[1], again[0], again[1])
+        one = compare_replay(full[0], full[1], again[0], again[1])
         found.append(one)
         machines |= {f"{run.environment['cpu_model']}, {run.environment['cores']} processors" for run in runs}
         times = ["-" if s is None else f"{s * 1e3:.1f} ms" for s in (one.full_s, one.replay_s)]

@@ -15,9 +15,8 @@ from typing import Any
 from testbed import paths
 from testbed.export import rows
 from testbed.export.rows import RecordedRun
-from testbed.metrics import Step
-from testbed.metrics.pace import overran
-from testbed.metrics.spans import flights, spans
+from testbed.metrics import PipelineStep
+from testbed.metrics.spans import flights, overran, spans
 from testbed.records import ActionRecord
 from testbed.results import Run
 
@@ -59,7 +58,7 @@ def _names(stages: int, boundaries: Mapping[tuple[int, int], int]) -> Iterator[E
     )
 
 
-def _stages(recorded: RecordedRun, step: Step) -> Iterator[Event]:
+def _stages(recorded: RecordedRun, step: PipelineStep) -> Iterator[Event]:
     title = f"step {step.number}" if step.phase == "train" else f"{step.phase} after step {step.number}"
     for stage, record in enumerate(step.records):
         yield _slice(
@@ -75,7 +74,7 @@ def _stages(recorded: RecordedRun, step: Step) -> Iterator[Event]:
 
 
 def _boundaries(
-    recorded: RecordedRun, step: Step, threads: Mapping[tuple[int, int], int], first: int
+    recorded: RecordedRun, step: PipelineStep, threads: Mapping[tuple[int, int], int], first: int
 ) -> Iterator[Event]:
     """Yield the frames of a step. They overlap, so they are asynchronous events; `first` is the id of the first one."""
     used: list[dict[tuple[str, int], ActionRecord]]

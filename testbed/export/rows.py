@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from testbed.metrics import Step, align, loss_curve, measured, uncompressed_curve, validation_curve
-from testbed.metrics.pace import overran
-from testbed.metrics.spans import flights, spans
+from testbed.metrics import PipelineStep, align, loss_curve, measured, uncompressed_curve, validation_curve
+from testbed.metrics.spans import flights, overran, spans
 from testbed.records import Certificate, StepRecord
 from testbed.results import Run
 from testbed.spec import Cell
@@ -34,7 +33,7 @@ class RecordedRun:
         return [self.run.steps(stage) for stage in range(self.cell.pipeline.stages)]
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[PipelineStep]:
         return align(self.stages)
 
     @cached_property

@@ -1,28 +1,26 @@
-"""Numbers from records: pure functions, nothing is read, written or started here.
+"""Metrics: which numbers follow from a run's records? Pure functions; nothing is read, written or started here.
 
-steps         the stages' records side by side, and where one step ends and the next begins
-steady        which of the measured steps count
-curves        loss curves, of one run and of several seeds
-wires         the links as carriers of bits, constant or varying
-ideal         how long a step would take if the links did exactly what the profile says
-closed_form   how long it takes where links take no time and stages are alike
-pace          whether stages kept to the emulated device's durations
-split         where the time of a step went
+steps         the stages' records aligned into steps of the pipeline, and which of them count
+spans         what each stage did when: frames in flight, shares of the time, overruns
 traffic       what a step moved: raw, payload and wire bytes
+wires         a cell's links as carriers of bits, constant or varying
+ideal         how long a step would take if the links did exactly what the profile says
+curves        loss curves of one run, and of several seeds together
 statistics    how sure a number is
-compare       a codec against a baseline, in time and in loss
-time_to_loss  how long training takes to a target loss
-spans         the timeline of a step: what each stage did, which frame was under way
-fidelity      whether a replay stands for the full run
 summary       one run in numbers
+compare       a codec compared with a baseline, in time and in loss
+time_to_loss  how long training takes to reach a target loss
+fidelity      whether a replay stands for the full run
+
+A new metric is a function here, a field of `records.Summary` that `summary` fills, and a row of
+`report.tables.COLUMNS`. Exports and the combination of several runs follow from the field.
 """
 
 from testbed.metrics.compare import Comparison, RunSteps, compare, run_steps
 from testbed.metrics.curves import Bands, LossPoint, bands, loss_curve, uncompressed_curve, validation_curve
 from testbed.metrics.ideal import ideal_step_s
-from testbed.metrics.split import split_shares
-from testbed.metrics.steady import steady
-from testbed.metrics.steps import Step, align, measured
+from testbed.metrics.spans import split_shares
+from testbed.metrics.steps import PipelineStep, align, measured, steady
 from testbed.metrics.summary import summarise
 from testbed.metrics.time_to_loss import TimeToLoss, default_target, time_to_loss
 from testbed.metrics.traffic import Traffic, traffic
@@ -33,7 +31,7 @@ __all__ = [
     "Comparison",
     "LossPoint",
     "RunSteps",
-    "Step",
+    "PipelineStep",
     "TimeToLoss",
     "Traffic",
     "Wires",

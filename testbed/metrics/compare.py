@@ -1,13 +1,13 @@
-"""A codec against a baseline over the same network: how many times as fast, and what it costs in loss.
+"""Compare a codec with a baseline over the same network: how many times as fast is it, and what does it cost in loss?
 
-Runs are paired: the same seed, and of that seed the first run with the first, the second with the second (in a sweep whose order
-is interleaved these were made close to each other, so that a machine that grows slower weighs on both). What has no partner is
-left out and counted. Steps are not paired: step 7 of one run was not made at the time of step 7 of another.
+Runs of the same seed are paired: the first run with the first, the second with the second. In a sweep whose order is
+interleaved these were made close to each other, so that a machine that becomes slower affects both. Runs without a
+partner are left out and counted. Steps are not paired: step 7 of one run was not made at the time of step 7 of another.
 
-Speed-up: the baseline's median step over the codec's. One pair: both runs' steps are resampled, each on its own. Several pairs:
-Student's t over the logarithms of the pairs' ratios.
-Loss: the codec's validation loss less the baseline's, at the last step at which both were evaluated, one pair a seed (another run
-of a seed has the same losses). One seed has no interval.
+Speed-up: the baseline's median step over the codec's. For one pair the steps of both runs are resampled, each on its
+own; for several pairs the interval is Student's t over the logarithms of the pairs' ratios. Loss: the difference in
+validation loss vs the baseline, at the last step at which both were evaluated, one pair per seed (another run of a seed
+has the same losses). One seed has no interval.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ import numpy as np
 
 from testbed.metrics import statistics
 from testbed.metrics.curves import LossPoint, loss_curve, validation_curve
-from testbed.metrics.statistics import Estimate
-from testbed.metrics.steady import steady
-from testbed.metrics.steps import align
+from testbed.metrics.statistics import IntervalEstimate
+from testbed.metrics.steps import align, steady
 from testbed.records import StepRecord
 from testbed.spec import Cell
 
 RUN_TO_RUN = 0.05
-"""What two runs of one cell may differ by, which a run's own interval does not know: 12 cells of the default sweep, run twice
-in a row on a quiet machine of 2 cores, differed by 1.8 % in the median and by 4.1 % at most."""
+"""How much two runs of one cell may differ, which a run's own interval cannot show: 12 cells of the default sweep, run
+twice in a row on a quiet machine of 2 cores, differed by 1.8 % in the median and by 4.1 % at most."""
 
 
 class RunSteps(NamedTuple):
-    """What a comparison takes from a run. All seconds are the emulated world's."""
+    """What a comparison takes from a run. All times are seconds of the emulated world."""
 
     seed: int
     number: int
-    """k of the folder run-k."""
+    """The k of the folder run-k."""
     seconds: tuple[float, ...]
-    """Of each measured step in the steady state, in order."""
+    """The duration of each measured step in the steady state, in order."""
     train: tuple[LossPoint, ...]
     validation: tuple[LossPoint, ...]
 
 
 def run_steps(cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]]) -> RunSteps:
-    """From the records of a run that ended well. `stages` as for `summarise`."""
+    """Take what a comparison needs from the records of a run that ended well. `stages` as for `summarise`."""
     seconds = tuple(step.seconds / cell.compute.dilation for step in steady(align(stages)))
     return RunSteps(
         cell.training.seed, number, seconds, tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages))
@@ -53,23 +52,23 @@ def run_steps(cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]]) -
 class Comparison(NamedTuple):
     """A codec against a baseline."""
 
-    speed_up: Estimate | None
+    speed_up: IntervalEstimate | None
     """How many times as fast as the baseline; None without a pair of runs that have measured steps."""
     separable: bool
     """Whether the interval of the speed-up excludes 1 (and a single pair differs by more than `RUN_TO_RUN`)."""
-    loss_difference: Estimate | None
-    """Nats per token above the baseline (below: negative); None without a seed that both evaluated at one step."""
+    loss_difference: IntervalEstimate | None
+    """Difference vs the baseline in nats per token; None without a seed that both evaluated at one step."""
     loss_separable: bool
     """Whether its interval excludes 0; one seed never can."""
     pairs: int
     unpaired: int
-    """Runs of either side that have no partner."""
+    """Runs of either side without a partner."""
     rule: str
     """How the pairs were made, for a caption."""
 
 
 def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple[RunSteps, RunSteps]]:
-    """The k-th run of a seed with the k-th of the same seed, by seed."""
+    """Pair the k-th run of a seed with the k-th of the same seed, by seed."""
     pairs: list[tuple[RunSteps, RunSteps]] = []
     for seed in sorted({run.seed for run in ours}):
         first, second = (
@@ -80,7 +79,7 @@ def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple
 
 
 def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> Comparison:
-    """Runs of one codec against runs of another, all over the same network and otherwise the same cell, seeds apart."""
+    """Compare the runs of two codecs over the same network, whose cells differ only in codec and seed."""
     pairs = paired(ours, baseline)
     speed_up, loss = _speed_up(pairs), _loss_difference(pairs)
     separable = speed_up is not None and speed_up.interval is not None and not speed_up.interval.holds(1.0)
@@ -97,19 +96,19 @@ def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> Compariso
     )
 
 
-def _speed_up(pairs: Sequence[tuple[RunSteps, RunSteps]]) -> Estimate | None:
+def _speed_up(pairs: Sequence[tuple[RunSteps, RunSteps]]) -> IntervalEstimate | None:
     timed = [(ours.seconds, base.seconds) for ours, base in pairs if ours.seconds and base.seconds]
     ratios = [float(np.median(base) / np.median(ours)) for ours, base in timed]
     if len(timed) != 1:
         return statistics.of_ratios(ratios, "pair") if timed else None
     [(ours, base)] = timed
     if min(len(ours), len(base)) < 2:
-        return Estimate(ratios[0], None, 1, "1 pair of runs")
+        return IntervalEstimate(ratios[0], None, 1, "1 pair of runs")
     interval = statistics.percentiles(statistics.resampled(base) / statistics.resampled(ours))
-    return Estimate(ratios[0], interval, 1, "1 pair of runs, bootstrap of the steps of each")
+    return IntervalEstimate(ratios[0], interval, 1, "1 pair of runs, bootstrap of the steps of each")
 
 
-def _loss_difference(pairs: Sequence[tuple[RunSteps, RunSteps]]) -> Estimate | None:
+def _loss_difference(pairs: Sequence[tuple[RunSteps, RunSteps]]) -> IntervalEstimate | None:
     differences: dict[int, float] = {}
     for ours, base in pairs:
         theirs = {point.step: point.loss for point in base.validation}

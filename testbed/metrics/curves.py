@@ -1,4 +1,4 @@
-"""Loss curves: of one run, and of several seeds together. Times are the emulated world's seconds."""
+"""Loss curves of one run, and of several seeds together. Times are seconds of the emulated world."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class LossPoint(NamedTuple):
     step: int
     """Optimiser steps done before the loss was taken."""
     seconds: float
-    """Time spent in training steps when the loss was known: evaluations are taken out, warm-up is in."""
+    """Time spent in training steps until the loss was known, with warm-up and without evaluations."""
     loss: float
 
 
 class Bands(NamedTuple):
-    """Several curves as one: at each step that all of them have, over the curves."""
+    """Several curves as one band, at each step that all of them have."""
 
     steps: list[int]
     low: list[float]
-    """The smallest loss: of the few seeds that a sweep has, a quantile would be made up."""
+    """The smallest loss: a sweep has too few seeds for a quantile."""
     median: list[float]
     high: list[float]
     """The largest loss."""
@@ -46,25 +46,28 @@ def _curve(cell: Cell, stages: Sequence[Sequence[StepRecord]], phase: Phase) -> 
 
 
 def loss_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
-    """The training loss of every step."""
+    """Return the training loss of every step."""
     return _curve(cell, stages, "train")
 
 
 def validation_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
-    """The loss of every evaluation, with the codec in place."""
+    """Return the loss of every evaluation, with the codec in place."""
     return _curve(cell, stages, "evaluation")
 
 
 def uncompressed_curve(cell: Cell, stages: Sequence[Sequence[StepRecord]]) -> list[LossPoint]:
-    """The loss of every evaluation that was made once more with fp32 at the boundaries."""
+    """Return the loss of every evaluation that was repeated with fp32 at the boundaries."""
     return _curve(cell, stages, "uncompressed")
 
 
 def bands(curves: Sequence[Sequence[LossPoint]]) -> Bands:
-    """The curves of a cell's seeds as one band. A step that one of them lacks (it ended early) is left out."""
+    """Combine the curves of a cell's seeds into one band.
+
+    A step that one of them lacks, because it ended early, is left out.
+    """
     losses = [{point.step: point.loss for point in curve} for curve in curves]
-    steps = sorted(set.intersection(*(set(one) for one in losses))) if losses else []
-    rows = np.array([[one[step] for step in steps] for one in losses], dtype=np.float64).reshape(
+    steps = sorted(set.intersection(*(set(curve) for curve in losses))) if losses else []
+    rows = np.array([[curve[step] for step in steps] for curve in losses], dtype=np.float64).reshape(
         len(losses), len(steps)
     )
     if not steps:

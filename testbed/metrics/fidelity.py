@@ -1,4 +1,6 @@
-"""Whether a replay stands for the full run: the same losses, bit for bit, in the same time, with as many bytes on the wire."""
+"""Whether a replay stands for the full run: bit for bit the same losses, in the same time, with as many bytes on the
+wire.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from testbed.metrics.steps import align
 from testbed.records import StepRecord, Summary
 
 STEP_TIME = 0.03
-"""By so much of the full run's may a replay's step time be another."""
+"""The largest relative difference between a replay's step time and the full run's."""
 WIRE = 0.01
-"""The same for bytes on the wire: acknowledgements and retransmissions are never twice the same."""
+"""The same for bytes on the wire: acknowledgements and retransmissions vary from run to run."""
 
 
 class Fidelity(NamedTuple):
@@ -23,26 +25,29 @@ class Fidelity(NamedTuple):
     step_time: float | None
     """(replay - full) / full."""
     wire: float | None
-    """The same of the bytes on the wire a step; None where nothing counted them, or there are none."""
+    """The same for wire bytes per step; None where nothing counted them, or there are none."""
     same_losses: bool
-    """Of every step and evaluation, in order."""
+    """Whether the losses of every step and evaluation are the same, in order."""
     certified: bool
     """Whether the links of both runs were certified."""
 
     @property
     def holds(self) -> bool:
-        """Links that failed their certificate may differ, so they prove nothing."""
+        """Whether the replay stands for the full run.
+
+        Links that failed their certificate may differ, so they prove nothing.
+        """
         close = self.step_time is not None and abs(self.step_time) <= STEP_TIME
         return close and (self.wire is None or abs(self.wire) <= WIRE) and self.same_losses and self.certified
 
 
-def fidelity(
+def compare_replay(
     full: Summary,
     full_stages: Sequence[Sequence[StepRecord]],
     replay: Summary,
     replay_stages: Sequence[Sequence[StepRecord]],
 ) -> Fidelity:
-    """From the summaries and records of two runs that ended well; records as for `summarise`."""
+    """Compare two runs that ended well by their summaries and records; records are as for `summarise`."""
     return Fidelity(
         full_s=full.step_s,
         replay_s=replay.step_s,

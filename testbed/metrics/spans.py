@@ -1,26 +1,39 @@
-"""What each stage did when, and which frame was under way between which stages: the timeline of a recorded step."""
+"""What each stage did when in a recorded step, and what follows from that: frames in flight, shares of the time,
+overruns.
+
+The time of a step is divided among four parts, averaged over the stages.
+
+compute  forward, backward, clipping and update
+codec    encode and decode
+wire     waiting for an input while its frame was between the sender's first byte and our last
+wait     the rest: the input's sender was not ready, the other stages had not reached the end of the step (the gradient
+         norm and its exchange included), and the little between two actions: hand-over between threads, writing records
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from testbed.message_key import Direction
-from testbed.records import ReceivedRecord, SentRecord, StepRecord
+from testbed.metrics.steps import PipelineStep
+from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 
 Activity = Literal["wait", "wire", "decode", "forward", "backward", "encode", "synchronise", "update"]
-"""wait: for an input that had not been sent yet; wire: for an input on its way. synchronise: until all stages' gradient norm is
-known; update: clipping and the optimiser."""
+"""wait: for an input that had not been sent yet; wire: for an input in flight; synchronise: until the gradient norm of
+all stages is known; update: clipping and the optimiser."""
 
 
-class Span(NamedTuple):
-    """A stretch of one stage's time."""
+class ActivitySpan(NamedTuple):
+    """A span of one stage's time."""
 
     activity: Activity
     begin_ns: int
     end_ns: int
     microbatch: int | None = None
-    """None at the end of a step, which all micro-batches share."""
+    """None at the end of a step, which belongs to all micro-batches."""
 
 
 class Flight(NamedTuple):
@@ -30,7 +43,7 @@ class Flight(NamedTuple):
     receiver: int
     sent: SentRecord
     received: ReceivedRecord | None
-    """None where the receiver has no record of it: a run that was cut off."""
+    """None where the receiver has no record of it, because the run was cut off."""
 
     @property
     def direction(self) -> Direction:
@@ -38,12 +51,12 @@ class Flight(NamedTuple):
 
     @property
     def end_ns(self) -> int:
-        """When the receiver had it; where that is not known, when the sender's kernel had it."""
+        """When the receiver had it, or, where that is unknown, when the sender's kernel had it."""
         return self.sent.last_byte_ns if self.received is None else self.received.last_byte_ns
 
 
-def spans(record: StepRecord) -> Iterator[Span]:
-    """What one stage did in a step, in order; stretches that took no time are left out."""
+def spans(record: StepRecord) -> Iterator[ActivitySpan]:
+    """Yield what one stage did in a step, in order; spans of no duration are left out."""
     arrivals = {(got.direction, got.microbatch): got for got in record.received}
     for action in record.actions:
         direction: Direction = "forward" if action.kind == "F" else "backward"
@@ -59,18 +72,103 @@ def spans(record: StepRecord) -> Iterator[Span]:
             (direction, action.decoded_ns, action.computed_ns),
             ("encode", action.computed_ns, action.encoded_ns),
         )
-        yield from (Span(activity, start, end, action.microbatch) for activity, start, end in times if end > start)
+        yield from (
+            ActivitySpan(activity, start, end, action.microbatch) for activity, start, end in times if end > start
+        )
     if record.optimiser_start_ns is not None and record.synchronised_ns is not None:
         if record.synchronised_ns > record.optimiser_start_ns:
-            yield Span("synchronise", record.optimiser_start_ns, record.synchronised_ns)
+            yield ActivitySpan("synchronise", record.optimiser_start_ns, record.synchronised_ns)
         if record.end_ns > record.synchronised_ns:
-            yield Span("update", record.synchronised_ns, record.end_ns)
+            yield ActivitySpan("update", record.synchronised_ns, record.end_ns)
 
 
 def flights(records: Sequence[StepRecord]) -> Iterator[Flight]:
-    """Every frame of one step, sender by sender in the order of sending. `records`: one of each stage, first stage first."""
+    """Yield every frame of a step, sender by sender in the order of sending.
+
+    `records`: one per stage, first stage first.
+    """
     arrivals = [{(got.direction, got.microbatch): got for got in record.received} for record in records]
     for sender, record in enumerate(records):
         for sent in record.sent:
             receiver = sender + 1 if sent.direction == "forward" else sender - 1
             yield Flight(sender, receiver, sent, arrivals[receiver].get((sent.direction, sent.microbatch)))
+
+
+_COMPUTE, _CODEC, _WIRE = range(3)
+_PARTS: dict[Activity, int] = {
+    "forward": _COMPUTE,
+    "backward": _COMPUTE,
+    "update": _COMPUTE,
+    "encode": _CODEC,
+    "decode": _CODEC,
+    "wire": _WIRE,
+}
+
+
+class Shares(NamedTuple):
+    """The parts of a step's time, as shares that add up to 1."""
+
+    compute: float
+    codec: float
+    wire: float
+    wait: float
+
+
+def _intervals(record: StepRecord) -> Iterator[tuple[int, int, int]]:
+    """Yield (begin, end, part) in nanoseconds; what no interval covers is wait."""
+    for span in spans(record):
+        if (part := _PARTS.get(span.activity)) is not None:
+            yield span.begin_ns, span.end_ns, part
+
+
+def split_shares(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]) -> Shares | None:
+    """Divide the time of the chosen steps, all steps and stages taken together; None when they took no time.
+
+    `steps` are all aligned steps: a stage that is ahead is already in the next one when the step ends.
+    """
+    windows = [(step.begin_ns, step.end_ns) for step in chosen]
+    total = sum(end - begin for begin, end in windows)
+    if total <= 0:
+        return None
+    stages = len(chosen[0].records)
+    spent = np.zeros(3)
+    for stage in range(stages):
+        intervals = [interval for step in steps for interval in _intervals(step.records[stage])]
+        if not intervals:
+            continue
+        begins, ends, parts = np.array(intervals, dtype=np.int64).T
+        for begin, end in windows:
+            overlap = np.clip(np.minimum(ends, end) - np.maximum(begins, begin), 0, None)
+            spent += np.bincount(parts, weights=overlap, minlength=3)
+    compute, codec, wire = (float(part) / (total * stages) for part in spent)
+    return Shares(compute, codec, wire, 1.0 - compute - codec - wire)
+
+
+def overran(action: ActionRecord) -> bool | None:
+    """Say whether an action's maths ended later than it was to; None where it is not paced."""
+    return None if action.maths_ns is None or action.due_ns is None else action.maths_ns > action.due_ns
+
+
+def overrun_share(steps: Sequence[PipelineStep]) -> float | None:
+    """Return the share of the actions in `steps` that overran; None where no action is paced."""
+    late = [was_late for action in _actions(steps) if (was_late := overran(action)) is not None]
+    return sum(late) / len(late) if late else None
+
+
+def busy_cores(steps: Sequence[PipelineStep]) -> float | None:
+    """Return how many cores the maths of all stages' actions kept busy on average; None where no action is paced.
+
+    That is the sum of its wall-clock times over the duration of `steps`; decoding, encoding and the optimiser are not
+    counted.
+    """
+    busy_ns = [
+        action.maths_ns - action.began_ns
+        for action in _actions(steps)
+        if action.maths_ns is not None and action.began_ns is not None
+    ]
+    whole_ns = sum(step.end_ns - step.begin_ns for step in steps)
+    return sum(busy_ns) / whole_ns if busy_ns and whole_ns > 0 else None
+
+
+def _actions(steps: Sequence[PipelineStep]) -> list[ActionRecord]:
+    return [action for step in steps for record in step.records for action in record.actions]

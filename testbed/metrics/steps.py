@@ -1,26 +1,40 @@
-"""The stages' records side by side, and where one step ends and the next begins.
+"""Align the stages' records into steps of the whole pipeline, and choose the steps that count.
 
-A step ends when its slowest stage ends; it begins where the step or evaluation before it ended. So the times of successive steps
-add up to the wall-clock time without gaps or overlaps, though a fast stage may already be in the next step.
+A step ends when its slowest stage ends; it begins where the step or evaluation before it ended. So the times of
+successive steps add up to the wall-clock time without gaps or overlaps, though a fast stage may already be in the next
+step.
+
+The steady state begins where a change-point test says so. The cell's warm-up steps never count. Of the others the first
+d are left out when they differ from those after them: d is the cut at which the ranks of the steps before and after
+differ most (a maximally selected rank statistic, Miller and Siegmund 1982), and they differ if a Mann-Whitney test says
+so with p < 0.01, divided by the number of possible cuts (Bonferroni). The rule is applied again to what remains. Ranks
+do not see how extreme an outlier is, so no single step is ever left out. A cut behind the middle is not made: a run
+that changes so late never reached a steady state, and all its steps count.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from testbed.errors import ResultsError
 from testbed.message_key import Phase
 from testbed.records import StepRecord
 
+SIGNIFICANCE = 0.01
+"""Of the change-point test."""
 
-class Step(NamedTuple):
+
+class PipelineStep(NamedTuple):
     """One step, or one evaluation, of the whole pipeline."""
 
     records: tuple[StepRecord, ...]
-    """One of each stage, in the order of the stages."""
+    """One record per stage, in the order of the stages."""
     before: tuple[StepRecord, ...] | None
-    """What the stages did just before; None at the first."""
+    """The records of the step or evaluation before; None at the first."""
 
     @property
     def number(self) -> int:
@@ -60,7 +74,7 @@ class Step(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """Of the last stage."""
+        """The last stage's loss; None where it has none."""
         return self.records[-1].loss
 
     @property
@@ -68,23 +82,53 @@ class Step(NamedTuple):
         return self.records[-1].tokens
 
 
-def align(stages: Sequence[Sequence[StepRecord]]) -> list[Step]:
-    """Steps and evaluations that every stage has finished, in order. `stages`: the records of each stage, first stage first.
+def align(stages: Sequence[Sequence[StepRecord]]) -> list[PipelineStep]:
+    """Return the steps and evaluations that every stage has finished, in order.
 
-    What only some stages finished (a run that was cut off) is left out. ResultsError when the stages disagree about the order.
+    `stages` holds the records of each stage, first stage first. What only some stages finished, in a run that was cut
+    off, is left out. ResultsError when the stages disagree about the order.
     """
-    steps: list[Step] = []
+    steps: list[PipelineStep] = []
     for records in zip(*stages, strict=False):
         keys = {(record.phase, record.step) for record in records}
         if len(keys) > 1:
-            found = ", ".join(f"{phase} {step}" for phase, step in sorted(keys))
+            names = ", ".join(f"{phase} {step}" for phase, step in sorted(keys))
             raise ResultsError(
-                f"the stages' records do not belong together: at position {len(steps)} they hold {found}"
+                f"the stages' records do not belong together: at position {len(steps)} they hold {names}"
             )
-        steps.append(Step(records, steps[-1].records if steps else None))
+        steps.append(PipelineStep(records, steps[-1].records if steps else None))
     return steps
 
 
-def measured(steps: Iterable[Step]) -> list[Step]:
-    """The training steps that count: warm-up and evaluations left out."""
+def measured(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
+    """Return the training steps without warm-up; evaluations are left out."""
     return [step for step in steps if step.phase == "train" and not step.warmup]
+
+
+def _cut(seconds: Sequence[float]) -> int:
+    """Return the step before which they change most, and not by chance; 0: they do not change."""
+    from scipy.stats import mannwhitneyu, rankdata
+
+    count = len(seconds)
+    if count < 2:
+        return 0
+    before = np.arange(1, count)
+    excess = np.cumsum(rankdata(seconds))[:-1] - before * (count + 1) / 2
+    cut = int(np.argmax(np.abs(excess) / np.sqrt(before * (count - before)))) + 1
+    chance = float(mannwhitneyu(seconds[:cut], seconds[cut:]).pvalue)
+    # NaN where all values are equal, because the test has nothing to rank.
+    return cut if math.isfinite(chance) and chance * (count - 1) < SIGNIFICANCE else 0
+
+
+def first_steady(seconds: Sequence[float]) -> int:
+    """Return how many of these measured steps lie before the steady state; never more than half of them."""
+    begin = 0
+    while (cut := _cut(seconds[begin:])) and begin + cut <= len(seconds) / 2:
+        begin += cut
+    return begin
+
+
+def steady(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
+    """Return the steps of a run that count for its times."""
+    chosen = measured(steps)
+    return chosen[first_steady([step.seconds for step in chosen]) :]

@@ -1,4 +1,4 @@
-"""One run in numbers."""
+"""Sum up one run in numbers: every field of Summary is computed here, from the functions of the other modules."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from typing import Literal
 import numpy as np
 
 from testbed.message_key import Phase
-from testbed.metrics import pace, statistics
+from testbed.metrics import statistics
 from testbed.metrics.ideal import ideal_step_s
-from testbed.metrics.split import split_shares
-from testbed.metrics.steady import steady
-from testbed.metrics.steps import Step, align
+from testbed.metrics.spans import busy_cores, overrun_share, split_shares
+from testbed.metrics.steps import PipelineStep, align, steady
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StepRecord, Summary
 from testbed.spec import Cell
 
 
-def _last_loss(steps: Sequence[Step], phase: Phase) -> float | None:
+def _last_loss(steps: Sequence[PipelineStep], phase: Phase) -> float | None:
     losses = [step.loss for step in steps if step.phase == phase and step.loss is not None]
     return losses[-1] if losses else None
 
 
-def _ended(cell: Cell, steps: Sequence[Step]) -> Literal["steps", "target", "budget"] | None:
-    """Why a run that ended well did so. A target that is met counts first."""
+def _ended(cell: Cell, steps: Sequence[PipelineStep]) -> Literal["steps", "target", "budget"] | None:
+    """Say why training ended in a run that ended well. A target that is met counts first."""
     reached, target = _last_loss(steps, "evaluation"), cell.training.target_loss
     if target is not None and reached is not None and reached <= target:
         return "target"
@@ -34,8 +33,8 @@ def _ended(cell: Cell, steps: Sequence[Step]) -> Literal["steps", "target", "bud
     return None if cell.training.budget_s is None else "budget"
 
 
-def _split(steps: Sequence[Step], chosen: Sequence[Step], step_s: float) -> Split | None:
-    """The shares of all measured time, laid on the median step."""
+def _split(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep], step_s: float) -> Split | None:
+    """Apply the shares of all measured time to the median step."""
     shares = split_shares(steps, chosen)
     if shares is None:
         return None
@@ -52,12 +51,12 @@ def summarise(
     status: Literal["ok", "failed", "interrupted"],
     error: str | None,
 ) -> Summary:
-    """A run in numbers. `stages` holds the records of each stage, first stage first; records may be few or none (a failed run).
+    """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
-    Times are those of the measured steps (training, warm-up left out, in the steady state: `metrics.steady`), divided by the
-    cell's dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
-    median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. ResultsError when the
-    records do not belong together.
+    Times are those of the measured steps (training, without warm-up, in the steady state), divided by the cell's
+    dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
+    median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. ResultsError
+    when the records do not belong together.
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
@@ -97,7 +96,7 @@ def summarise(
         train_loss=_last_loss(steps, "train"),
         validation_loss=_last_loss(steps, "evaluation"),
         uncompressed_loss=_last_loss(steps, "uncompressed"),
-        overrun_share=pace.overrun_share(chosen),
-        duty=pace.duty(chosen),
+        overrun_share=overrun_share(chosen),
+        duty=busy_cores(chosen),
         wall_s=(train[-1].end_ns - train[0].begin_ns) / 1e9 / dilation if train else None,
     )

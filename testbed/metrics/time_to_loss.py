@@ -1,12 +1,13 @@
-"""How long training takes to a target loss.
+"""How long training takes to reach a target loss.
 
-Taken from the evaluations, not from training losses, whose batches differ. A validation curve may rise again, so what counts is
-the best loss so far. Between the last evaluation above the target and the first that is not, the loss falls in a line; a target
-that the first evaluation meets was reached by then at the latest. Time is that of training steps, evaluations left out, in the
-emulated world's seconds. A run that never gets there has no time, only how long it was tried.
+Evaluations decide, not training losses, whose batches differ. A validation curve may rise again, so what counts is the
+best loss so far. Between the last evaluation above the target and the first that is not, the loss is interpolated
+linearly; a target that the first evaluation meets was reached by then at the latest. Time counts training steps without
+evaluations, in seconds of the emulated world. A run that never reaches the target has no time, only how long it was
+trained.
 
-Interval: over several runs (seeds and repeats) Student's t of the logarithms; of one run a bootstrap of its steps up to there,
-which says how sure the steps' time is, not how sure the loss.
+Over several runs (seeds and repeats) the interval is Student's t of the logarithms; for one run it is a bootstrap of
+its steps up to the crossing, which says how sure the steps' time is, not how sure the loss.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from typing import NamedTuple
 from testbed.metrics import statistics
 from testbed.metrics.compare import RunSteps
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.statistics import Estimate, Interval
+from testbed.metrics.statistics import Interval, IntervalEstimate
 
 
-class Crossing(NamedTuple):
+class TargetCrossing(NamedTuple):
     """Where a curve meets a target."""
 
     seconds: float
@@ -30,20 +31,20 @@ class Crossing(NamedTuple):
 
 
 class TimeToLoss(NamedTuple):
-    """Of one cell, all its runs together."""
+    """The time to the target loss of one cell, all its runs together."""
 
     target: float
     """Nats per token."""
-    seconds: Estimate | None
-    """None unless every run reached it: the mean of the lucky ones would be no time to expect."""
+    seconds: IntervalEstimate | None
+    """None unless every run reached the target: the mean of those that did would be no time to expect."""
     steps: float | None
-    """Optimiser steps up to there, mean of the runs; None as above."""
+    """Optimiser steps up to the crossing, mean of the runs; None as above."""
     runs: int
     reached: int
     at_latest: bool
     """Whether a run met the target at its first evaluation: then the time is an upper bound."""
     tried_s: float
-    """The longest that a run which did not reach it was trained; 0 where all did."""
+    """How long the runs that did not reach the target were trained, at most; 0 where all did."""
 
     @property
     def words(self) -> str:
@@ -55,16 +56,19 @@ class TimeToLoss(NamedTuple):
         return f"{self.reached} of {self.runs} runs, the others not in {self.tried_s:.4g} s"
 
 
-def crossing(points: Sequence[LossPoint], target: float) -> Crossing | None:
-    """Where the best loss so far first is at most the target; None: nowhere. `points` by step."""
+def crossing(points: Sequence[LossPoint], target: float) -> TargetCrossing | None:
+    """Find where the best loss so far first is at most the target; None: nowhere.
+
+    `points` are in the order of steps.
+    """
     lowest = accumulate((point.loss for point in points), min)
     best = [point._replace(loss=loss) for point, loss in zip(points, lowest, strict=True)]
     if best and best[0].loss <= target:
-        return Crossing(best[0].seconds, best[0].step)
+        return TargetCrossing(best[0].seconds, best[0].step)
     for before, after in pairwise(best):
         if after.loss <= target:
             share = (before.loss - target) / (before.loss - after.loss)
-            return Crossing(
+            return TargetCrossing(
                 before.seconds + share * (after.seconds - before.seconds),
                 before.step + share * (after.step - before.step),
             )
@@ -72,21 +76,23 @@ def crossing(points: Sequence[LossPoint], target: float) -> Crossing | None:
 
 
 def default_target(baseline: Sequence[RunSteps]) -> float | None:
-    """The worst of the baseline's last validation losses, so that each of its runs reaches it; None without an evaluation."""
+    """Return the worst of the baseline's last validation losses, which all its runs reach; None without an evaluation."""
     return max((run.validation[-1].loss for run in baseline if run.validation), default=None)
 
 
 def time_to_loss(runs: Sequence[RunSteps], target: float) -> TimeToLoss:
-    """Of the runs of one cell (seeds and repeats)."""
-    found = [crossing(run.validation, target) for run in runs]
-    there = [one for one in found if one is not None]
-    tried = max((_trained_s(run) for run, one in zip(runs, found, strict=True) if one is None), default=0.0)
+    """Return the time to a target loss of the runs of one cell (seeds and repeats)."""
+    crossings = [crossing(run.validation, target) for run in runs]
+    there = [reached for reached in crossings if reached is not None]
+    tried = max((_trained_s(run) for run, reached in zip(runs, crossings, strict=True) if reached is None), default=0.0)
     if not runs or len(there) < len(runs):
         return TimeToLoss(target, None, None, len(runs), len(there), False, tried)
     seconds = (
-        _of_one(runs[0], there[0]) if len(runs) == 1 else statistics.of_ratios([one.seconds for one in there], "run")
+        _of_one(runs[0], there[0])
+        if len(runs) == 1
+        else statistics.of_ratios([reached.seconds for reached in there], "run")
     )
-    steps = sum(one.steps for one in there) / len(there)
+    steps = sum(reached.steps for reached in there) / len(there)
     at_latest = any(run.validation[0].loss <= target for run in runs)
     return TimeToLoss(target, seconds, steps, len(runs), len(there), at_latest, tried)
 
@@ -95,12 +101,12 @@ def _trained_s(run: RunSteps) -> float:
     return max((curve[-1].seconds for curve in (run.train, run.validation) if curve), default=0.0)
 
 
-def _of_one(run: RunSteps, there: Crossing) -> Estimate:
-    """The steps up to the crossing are resampled; their mean, times their number, is the time."""
+def _of_one(run: RunSteps, there: TargetCrossing) -> IntervalEstimate:
+    """Resample the steps up to the crossing; their mean, times their number, is the time."""
     ends = [0.0, *(point.seconds for point in run.train)]
     spent = [after - before for before, after in pairwise(ends)][: math.ceil(there.steps)]
     if len(spent) < 2:
-        return Estimate(there.seconds, None, 1, "1 run")
+        return IntervalEstimate(there.seconds, None, 1, "1 run")
     mean = statistics.of_steps(spent, statistics.mean)
     interval = None if mean.interval is None else Interval(*(there.seconds * end / mean.value for end in mean.interval))
-    return Estimate(there.seconds, interval, 1, f"1 run, {statistics.bootstrap_rule(spent)}")
+    return IntervalEstimate(there.seconds, interval, 1, f"1 run, {statistics.bootstrap_rule(spent)}")

@@ -1,7 +1,7 @@
-"""What a step moved: raw tensors, payloads, and what was counted on the wire.
+"""What a step moved: raw tensors, payloads, and the bytes counted on the wire.
 
-Counters and sockets count from their start, so a step's share is the difference to the record before; a step that has none
-before it is left out of those means. A missing count makes the number None, never 0.
+Counters and sockets count from their start, so a step's share is the difference from the record before; a step without
+one is left out of those means. A missing count makes the number None, never 0.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from testbed.metrics.steps import Step
+from testbed.metrics.steps import PipelineStep
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.records import StepRecord
 
@@ -21,9 +21,10 @@ class Traffic(NamedTuple):
     raw: float | None
     payload: float | None
     wire: float | None
-    """IP packets that the stages sent, by the interface counters."""
+    """IP packets that the stages sent, according to the interface counters."""
     header: float | None
-    """52 bytes for each segment that the sockets count; what selective acknowledgements add after a loss is not in it."""
+    """52 bytes for each segment that the sockets count; selective acknowledgements, which add bytes after a loss, are
+    not counted."""
     retransmitted: float | None
 
 
@@ -39,8 +40,8 @@ def _wire(record: StepRecord, before: StepRecord) -> int | None:
 
 
 def _sockets(record: StepRecord, before: StepRecord, neighbours: int) -> tuple[int, int] | None:
-    """(segments sent, bytes sent again) by all sockets of a stage that has so many neighbours."""
-    old, new = ({socket.peer: socket for socket in one.sockets} for one in (before, record))
+    """Return (segments sent, bytes retransmitted) by all sockets of a stage that has `neighbours`."""
+    old, new = ({socket.peer: socket for socket in sample.sockets} for sample in (before, record))
     if len(new) != neighbours or old.keys() != new.keys():
         return None
     segments = sum(new[peer].segments_out - old[peer].segments_out for peer in new)
@@ -52,8 +53,8 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return None if None in known else sum(value for value in known if value is not None)
 
 
-def traffic(steps: Sequence[Step]) -> Traffic:
-    """Means over these steps."""
+def traffic(steps: Sequence[PipelineStep]) -> Traffic:
+    """Return the means over these steps."""
     sent = [[frame for record in step.records for frame in record.sent] for step in steps]
     wire, header, again = [], [], []
     for step in steps:

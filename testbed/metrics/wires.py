@@ -1,4 +1,4 @@
-"""The links of a cell as carriers of bits: what each frame weighs on a link, and when so many bits have left it.
+"""A cell's links as carriers of bits: how large a frame is on a link, and when a number of bits has left it.
 
 A link that varies is followed along its timeline, from the moment at which the lab was played.
 """
@@ -18,12 +18,12 @@ HEADER_BYTES = 52
 
 
 def wire_bytes(frame_bytes: int, profile: LinkProfile) -> int:
-    """What a frame weighs on the profile's layer: the frame and the headers of its packets."""
+    """Return a frame's size on the profile's layer: the frame and the headers of its packets."""
     packets = -(-frame_bytes // (profile.mtu - HEADER_BYTES))
     return frame_bytes + packets * (HEADER_BYTES + profile.overhead_bytes)
 
 
-class Flow(NamedTuple):
+class ConstantStretch(NamedTuple):
     """A stretch of time in which a wire does not change."""
 
     begin_ns: float
@@ -42,12 +42,12 @@ class Wire:
         self._timeline = timeline(pipe) if played and pipe.varies else None
 
     def bits(self, frame_bytes: int) -> int:
-        """What a frame weighs here."""
+        """Return the size of a frame on this wire, in bits."""
         return 8 * wire_bytes(frame_bytes, self.profile)
 
     @property
     def packet_bits(self) -> int:
-        """What a full packet weighs here."""
+        """The size of a full packet on this wire, in bits."""
         return 8 * (self.profile.mtu + self.profile.overhead_bytes)
 
     def rate_at(self, now_ns: float) -> int:
@@ -57,26 +57,26 @@ class Wire:
         return self._pipe.delay_ns if self._timeline is None else self._timeline.at(int(now_ns)).delay_ns
 
     def carried_at(self, begin_ns: float, bits: float) -> float:
-        """When so many bits, begun at `begin_ns`, have left."""
+        """Return when `bits`, the first of which leaves at `begin_ns`, have all left."""
         if self._timeline is None:
             return begin_ns + bits * 1e9 / self._pipe.rate_bps
         return self._timeline.carried_at(begin_ns, bits)
 
-    def flows(self, begin_ns: float, end_ns: float) -> Iterator[Flow]:
-        """That time cut where the wire changes."""
+    def stretches(self, begin_ns: float, end_ns: float) -> Iterator[ConstantStretch]:
+        """Cut the time from `begin_ns` to `end_ns` where the wire changes."""
         now = begin_ns
         while (
             self._timeline is not None
             and (following := self._timeline.next_after(int(now))) is not None
             and following < end_ns
         ):
-            yield Flow(now, following, self.rate_at(now), self.delay_at(now))
+            yield ConstantStretch(now, following, self.rate_at(now), self.delay_at(now))
             now = float(following)
-        yield Flow(now, end_ns, self.rate_at(now), self.delay_at(now))
+        yield ConstantStretch(now, end_ns, self.rate_at(now), self.delay_at(now))
 
 
 class Wires:
-    """Every wire of a cell's lab. Made once a run: a trace is read from its file."""
+    """Every wire of a cell's lab. Make it once per run, because it reads traces from their files."""
 
     def __init__(self, cell: Cell, played_at_ns: int | None = None) -> None:
         """`played_at_ns` as in the lab's record. SpecError when the file of a trace is gone."""
@@ -89,5 +89,5 @@ class Wires:
                     self._wires[index, side] = Wire((index, side), profile, pipe, played=played_at_ns is not None)
 
     def path(self, sender: int, receiver: int) -> tuple[Wire | None, ...]:
-        """What a frame crosses between two neighbouring stages; None for an unshaped direction."""
+        """Return the wires that a frame crosses between two neighbouring stages; None for an unshaped direction."""
         return tuple(self._wires.get((hop.link, hop.side)) for hop in route(self._cell, sender, receiver))

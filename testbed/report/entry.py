@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 from testbed.errors import ResultsError
 from testbed.message_key import Direction
 from testbed.metrics.compare import RunSteps, run_steps
-from testbed.metrics.statistics import step_time
+from testbed.metrics.statistics import combined_step_time
 from testbed.records import RunCertificates, Split, Summary
 from testbed.report.remarks import remark
 from testbed.results import Run
@@ -185,7 +185,7 @@ class Entry:
         return summaries[0] if len(summaries) == 1 else self._combined(summaries)
 
     def _combined(self, summaries: list[Summary]) -> Summary:
-        step = step_time([run.seconds for run in self.steps])
+        step = combined_step_time([run.seconds for run in self.steps])
         step_s = None if step is None else step.value
         quartiles = [summary.step_quartiles_s for summary in summaries if summary.step_quartiles_s is not None]
         splits = [summary.split for summary in summaries if summary.split is not None]

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from testbed.errors import ResultsError
-from testbed.metrics import Step, align, steady
+from testbed.metrics import PipelineStep, align, steady
 from testbed.metrics.spans import Activity, flights, spans
 from testbed.report.canvas import Drawing, Handle, canvas, group_looks
 from testbed.report.collect import BASELINE, Group
@@ -51,7 +51,7 @@ def _fills(look: Look) -> dict[Activity, str]:
     }
 
 
-def median_step(steps: Sequence[Step]) -> Step | None:
+def median_step(steps: Sequence[PipelineStep]) -> PipelineStep | None:
     """Of the steps that count the one whose duration is nearest to their median; None where there is none."""
     chosen = steady(steps)
     if not chosen:
@@ -74,7 +74,7 @@ def _lanes(times: Sequence[tuple[float, float]]) -> list[int]:
 class _Chart:
     """Bars on a time axis in milliseconds of the emulated world."""
 
-    def __init__(self, axes: Axes, step: Step, dilation: int) -> None:
+    def __init__(self, axes: Axes, step: PipelineStep, dilation: int) -> None:
         self.axes = axes
         self._zero, self._unit = step.begin_ns, 1e6 * dilation
         right = self.at(step.end_ns)
@@ -136,7 +136,7 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     return Drawing(name, title, _caption(result, step), figure)
 
 
-def _frames(chart: _Chart, row: int, step: Step, pair: tuple[int, int], fills: dict[Activity, str]) -> None:
+def _frames(chart: _Chart, row: int, step: PipelineStep, pair: tuple[int, int], fills: dict[Activity, str]) -> None:
     """The frames from one stage to another; several at once lie below each other."""
     found = [flight for flight in flights(step.records) if (flight.sender, flight.receiver) == pair]
     found.sort(key=lambda flight: flight.sent.first_byte_ns)
@@ -151,7 +151,7 @@ def _frames(chart: _Chart, row: int, step: Step, pair: tuple[int, int], fills: d
         chart.bar(y, 0.66 / used, sent.first_byte_ns, flight.end_ns, fills[flight.direction], number, **edge)
 
 
-def _caption(result: Result, step: Step) -> str:
+def _caption(result: Result, step: PipelineStep) -> str:
     seconds = step.seconds / result.cell.compute.dilation
     stands = "" if result.sound else ", which is not to be relied on"
     early = (

@@ -15,7 +15,7 @@ from testbed.codecs.catalogue import placement as codecs
 from testbed.devices.device import Precision
 from testbed.devices.durations import durations
 from testbed.errors import TestbedError
-from testbed.metrics.closed_form import unshaped_step_s
+from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
 from testbed.spec import Cell, Measured, Paced, link_count
 from testbed.sweep.session import network_of

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from synthetic import Pipeline, profile
 
 from testbed.metrics import Wires, align, ideal_step_s
-from testbed.metrics.closed_form import unshaped_step_s
+from testbed.metrics.ideal import unshaped_step_s
 from testbed.spec import PipelineSpec
 
 UNSHAPED = profile("unshaped")

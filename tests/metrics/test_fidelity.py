@@ -8,7 +8,7 @@ import pytest
 import synthetic
 
 from testbed.metrics import summarise
-from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, fidelity
+from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
 from testbed.records import StepRecord, Summary
 
 
@@ -22,7 +22,7 @@ def run() -> tuple[Summary, list[list[StepRecord]]]:
 
 def against(run: tuple[Summary, list[list[StepRecord]]], **changes: Any) -> Fidelity:
     summary, stages = run
-    return fidelity(summary, stages, summary.model_copy(update=changes), stages)
+    return compare_replay(summary, stages, summary.model_copy(update=changes), stages)
 
 
 def test_a_run_stands_for_itself(run: tuple[Summary, list[list[StepRecord]]]) -> None:
@@ -48,7 +48,7 @@ def test_one_other_loss_is_enough(run: tuple[Summary, list[list[StepRecord]]], p
     loss = last[place].loss
     assert loss is not None
     other = [*last[:place], last[place].model_copy(update={"loss": loss * (1 + 1e-15)}), *last[place + 1 :]]
-    one = fidelity(summary, [first, last], summary, [first, other])
+    one = compare_replay(summary, [first, last], summary, [first, other])
     assert not one.same_losses
     assert not one.holds
 
@@ -62,6 +62,6 @@ def test_what_was_not_found_proves_nothing(
 
 def test_without_links_there_is_nothing_on_the_wire_to_compare(run: tuple[Summary, list[list[StepRecord]]]) -> None:
     summary = run[0].model_copy(update={"wire_bytes_per_step": 0.0})
-    one = fidelity(summary, run[1], summary, run[1])
+    one = compare_replay(summary, run[1], summary, run[1])
     assert one.wire is None
     assert one.holds

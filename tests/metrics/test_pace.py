@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Pipeline, profile
 
-from testbed.metrics import align, pace
-from testbed.metrics.steps import Step
+from testbed.metrics import align, spans
+from testbed.metrics.steps import PipelineStep
 from testbed.records import ActionRecord
 
 
-def steps(maths_ns: list[int], slot_ns: int) -> list[Step]:
+def steps(maths_ns: list[int], slot_ns: int) -> list[PipelineStep]:
     """Two steps of a pipeline whose actions take `maths_ns` in turn, and are due after `slot_ns`."""
     pipeline = Pipeline(profile(), stages=2, microbatches=2)
     pipeline.run(0)
@@ -39,20 +39,20 @@ def steps(maths_ns: list[int], slot_ns: int) -> list[Step]:
 def test_the_share_is_that_of_the_actions_done_after_they_were_due(maths_ns: list[int], slot_ns: int) -> None:
     found = steps(maths_ns, slot_ns)
     assert (
-        pace.overrun_share(found) == sum(took > slot_ns for took in maths_ns) / 16
+        spans.overrun_share(found) == sum(took > slot_ns for took in maths_ns) / 16
     )  # 2 stages, 2 steps, F and B of 2 micro-batches
 
 
 @given(st.lists(st.integers(1, 2_000_000), min_size=16, max_size=16))
 def test_duty_is_busy_time_by_the_time_of_the_steps(maths_ns: list[int]) -> None:
     found = steps(maths_ns, 10)
-    assert pace.duty(found) == pytest.approx(sum(maths_ns) / sum(step.end_ns - step.begin_ns for step in found))
+    assert spans.busy_cores(found) == pytest.approx(sum(maths_ns) / sum(step.end_ns - step.begin_ns for step in found))
 
 
 def test_where_nothing_is_paced_there_is_no_share() -> None:
     pipeline = Pipeline(profile())
     pipeline.run(0)
-    assert pace.overrun_share(align(pipeline.records)) is None
-    assert pace.duty(align(pipeline.records)) is None
-    assert pace.overrun_share([]) is None
-    assert pace.duty([]) is None
+    assert spans.overrun_share(align(pipeline.records)) is None
+    assert spans.busy_cores(align(pipeline.records)) is None
+    assert spans.overrun_share([]) is None
+    assert spans.busy_cores([]) is None

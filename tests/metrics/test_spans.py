@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Pipeline, pipe, profile
 
-from testbed.metrics.spans import flights, spans
-from testbed.metrics.split import split_shares
+from testbed.metrics.spans import flights, spans, split_shares
 from testbed.metrics.steps import align, measured
 from testbed.records import ActionRecord, ReceivedRecord, StepRecord
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.metrics import statistics
-from testbed.metrics.statistics import Estimate
+from testbed.metrics.statistics import IntervalEstimate
 
 durations = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60)
 
@@ -22,7 +22,7 @@ def noise(count: int, seed: int, resemblance: float = 0.0) -> list[float]:
     return [math.exp(0.03 * value) for value in values]
 
 
-def coverage(estimates: list[Estimate], truth: float) -> float:
+def coverage(estimates: list[IntervalEstimate], truth: float) -> float:
     return sum(one.interval is not None and one.interval.holds(truth) for one in estimates) / len(estimates)
 
 
@@ -65,8 +65,8 @@ def test_an_outlier_hides_no_resemblance() -> None:
 
 
 def test_a_single_step_has_no_interval() -> None:
-    assert statistics.of_steps([2.0]) == Estimate(2.0, None, 1, "1 step of one run")
-    assert statistics.step_time([[], []]) is None
+    assert statistics.of_steps([2.0]) == IntervalEstimate(2.0, None, 1, "1 step of one run")
+    assert statistics.combined_step_time([[], []]) is None
 
 
 def test_equal_steps_leave_no_doubt() -> None:
@@ -90,7 +90,7 @@ def test_runs_are_the_observations_where_there_are_several(runs: int) -> None:
     for trial in range(300):
         rng = np.random.default_rng(trial)
         cell = [[float(rng.normal(1, 0.001)) * level for _ in range(10)] for level in np.exp(rng.normal(0, 0.02, runs))]
-        one = statistics.step_time(cell)
+        one = statistics.combined_step_time(cell)
         assert one is not None
         found.append(one)
         blind.append(statistics.of_ratios([float(np.median(cell[0]))] * 2, "run"))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from synthetic import Pipeline, cell, profile
 
 from testbed.metrics import align, measured, steady, summarise
-from testbed.metrics.steady import first_steady
+from testbed.metrics.steps import first_steady
 
 
 def noise(count: int, seed: int, outliers: float = 0.05) -> np.ndarray:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from quiet import Quiet
 from test_host import SOON_S, VOCABULARY, a_cell, a_host, finish, jobs_of, read, start
 
-from testbed.metrics.closed_form import unshaped_step_s
-from testbed.metrics.pace import duty, overrun_share
-from testbed.metrics.steps import Step, align, measured
+from testbed.metrics.ideal import unshaped_step_s
+from testbed.metrics.spans import busy_cores, overrun_share
+from testbed.metrics.steps import PipelineStep, align, measured
 from testbed.pipeline.control import Host, JobDone
 from testbed.pipeline.pacing import Kind, Pacer
 from testbed.pipeline.schedule import Action, actions
@@ -231,7 +231,7 @@ def a_paced_cell(stages: int, schedule: str, dilation: int, steps: int, **worklo
     )
 
 
-def steps_of(hosts: list[Host], cell: Cell, folder: Path, tokens: Path) -> list[Step]:
+def steps_of(hosts: list[Host], cell: Cell, folder: Path, tokens: Path) -> list[PipelineStep]:
     folder.mkdir()
     stages = cell.pipeline.stages
     start(hosts[:stages], jobs_of(cell, folder, tokens))
@@ -265,16 +265,16 @@ def test_a_paced_step_is_the_schedule_s_closed_form(
     expected_s = dilation * unshaped_step_s(cell.pipeline, forward_s=0.040, backward_s=0.080)
     attempts = itertools.count()
 
-    def difference(taken: list[Step]) -> float:
+    def difference(taken: list[PipelineStep]) -> float:
         return statistics.median(step.seconds for step in taken) / expected_s - 1
 
-    def overruns(taken: list[Step]) -> float:
+    def overruns(taken: list[PipelineStep]) -> float:
         share = overrun_share(taken)
         assert share is not None
         return share
 
-    def told(taken: list[Step]) -> str:
-        busy = duty(taken)
+    def told(taken: list[PipelineStep]) -> str:
+        busy = busy_cores(taken)
         assert busy is not None
         return f"{difference(taken):+.2%} from {expected_s:g} s, {overruns(taken):.2%} overruns, {busy:.2f} cores busy"
 

@@ -13,7 +13,7 @@ from quiet import Quiet
 
 from testbed import results
 from testbed.errors import StageError
-from testbed.metrics.fidelity import Fidelity, fidelity
+from testbed.metrics.fidelity import Fidelity, compare_replay
 from testbed.profiles import load_profile
 from testbed.records import Summary
 from testbed.results import Run
@@ -155,7 +155,7 @@ def test_bench_replay_tells_and_ends_accordingly(command: Command) -> None:
 def test_a_replay_stands_for_the_full_run(command: Command, quiet: Quiet) -> None:
     def once() -> Fidelity:
         full, replay = _both(command)
-        both = fidelity(full[0], full[1], replay[0], replay[1])
+        both = compare_replay(full[0], full[1], replay[0], replay[1])
         assert both.same_losses
         assert replay[0].timing == "replay"
         assert both.wire is not None
