@@ -1,4 +1,16 @@
-"""Codecs turn a boundary's tensor into bytes and back. They know no sockets and no schedule.
+"""How does a boundary's tensor become bytes, and a tensor again? Codecs know no sockets and no schedule.
 
-`base` is the contract, `table` the list (no torch), `make` builds one; README.md shows how to add one.
+contract   what a codec is, and what it may have besides
+catalogue  the list: names, parameters, sizes; from a text to a class, without torch
+make       from a text to an instance
+dense      every value, with fewer bits: casts and quantisers
+sparse     few values, and where they were
+memory     differences from earlier messages, and error feedback
+in_model   codecs that change the model
+low_rank, coded_low_rank, lossless, adaptive   one codec each, or a small family
+wire       what payloads are made of: headers, bits, noise
+wrap       what a codec around other codecs needs
+check      the kit: does a codec, ours or a stranger's, keep the rules?
+
+README.md shows how to write a codec of one's own.
 """

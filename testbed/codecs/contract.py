@@ -1,9 +1,10 @@
 """The contract of a codec: two methods, bytes that hold all that the receiver needs, and what a codec may have besides.
 
-`Codec` is what every codec has. `Stateful`, `Paired`, `ObservesLink`, `ReportsChoice` and `ModelCodec` are optional; a class has
-them by having their methods, without importing anything. `wrap.capability` finds them, on a codec or on what it wraps, so a
-wrapper that adds nothing to them need not mention them: it shows what it wraps as `inner`, or as `parts`, a mapping of names to
-codecs. One that has the methods itself answers for what it wraps, and passes on what concerns that.
+`Codec` is what every codec has. `Stateful`, `Paired`, `ObservesLink`, `ReportsChoice` and `ModelCodec` are optional; a
+class has them by having their methods, without importing anything. `wrap.capability` finds them, on a codec or on what
+it wraps, so a wrapper that adds nothing to them need not mention them: it shows what it wraps as `inner`, or as
+`parts`, a mapping of names to codecs. One that has the methods itself answers for what it wraps, and passes on what
+concerns that.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 class Codec(Protocol):
     """A codec has one instance per boundary, direction and end, called in the order of the messages.
 
-    The ends share the payload and the message key, nothing else. State advances from decoded values only, so it is bit-identical
-    at both ends; a method that raises leaves it as it was. Randomness comes from `keyed`, never from a global generator.
+    The ends share the payload and the message key, nothing else. State advances from decoded values only, so it is
+    bit-identical at both ends; a method that raises leaves it as it was. Randomness comes from `keyed`, never from a
+    global generator.
     """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
@@ -47,7 +49,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Return a new contiguous fp32 tensor of the shape that was encoded. It belongs to the caller and shares no memory.
+        """Return a new contiguous fp32 tensor of the shape that was encoded. It is the caller's and shares no memory.
 
         CodecError for bytes that no encoder made for this message key, before memory is set aside on their word.
         """
@@ -58,20 +60,23 @@ class Codec(Protocol):
 class Stateful(Protocol):
     """A codec that remembers earlier messages. One that remembers nothing has none of these methods.
 
-    Where a frame was lost, the decoder raises CodecError (the visit number does not follow); the encoder's `reset` heals the
-    stream.
+    Where a frame was lost, the decoder raises CodecError (the visit number does not follow); the encoder's `reset`
+    heals the stream.
     """
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return what both ends hold bit-identically after the same messages, by name, to be read only. It may be empty."""
+        """Return what both ends hold bit-identically after the same messages, by name and read-only; perhaps nothing."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return all that later messages depend on: tensors and plain values, for torch.save. It shares no memory with the codec."""
+        """Return all that later messages depend on: tensors and plain values, for torch.save.
+
+        It shares no memory with the codec.
+        """
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned, here or in another instance of the same context. CodecError for anything else."""
+        """Go on from what `state` of an instance of the same context returned. CodecError for anything else."""
         ...
 
     def reset(self) -> None:
@@ -96,10 +101,10 @@ class ObservesLink(Protocol):
     """An encoder that adapts to what its link carries."""
 
     def observe(self, sent_bytes: int, seconds: float) -> None:
-        """Learn, before `encode`, how many more bytes have arrived since the last call and how long the link worked on them.
+        """Learn, before `encode`, how many bytes have arrived since the last call and how long the link took for them.
 
-        `sent_bytes` counts what goes to the neighbour over this boundary, frame headers included, as far as it was measured. It
-        may be 0, and so may `seconds`, where a link is faster than can be seen.
+        `sent_bytes` counts what goes to the neighbour over this boundary, frame headers included, as far as it was
+        measured. It may be 0, and so may `seconds`, where a link is faster than can be seen.
         """
         ...
 
@@ -110,7 +115,7 @@ class ReportsChoice(Protocol):
 
     @property
     def choice(self) -> str | None:
-        """The name of the parameter whose codec made the last payload; None before the first, or where there is no choice."""
+        """The parameter whose codec made the last payload; None before the first, or where there is no choice."""
         ...
 
 
@@ -118,8 +123,8 @@ class ReportsChoice(Protocol):
 class Hook(Protocol):
     """A model codec's part in one stage's model, at one boundary. `send` and `receive` are in autograd's graph.
 
-    What crosses is `coded`, and the gradient that goes back is that of `coded`. `inputs` are token ids, int64 (b, n): every stage
-    derives them from the order of the data, so they cost no bytes.
+    What crosses is `coded`, and the gradient that goes back is that of `coded`. `inputs` are token ids, int64 (b, n):
+    every stage derives them from the order of the data, so they cost no bytes.
     """
 
     def parameters(self) -> Iterable[Parameter]:
@@ -139,15 +144,17 @@ class Hook(Protocol):
         ...
 
     def rowwise(self) -> Mapping[Parameter, int]:
-        """Return the parameters of the stage's model whose second moment is one number along the given axis. May be empty.
+        """Return the parameters of the stage's model whose second moment is one number along the given axis, if any.
 
         An update then stays within the span of the parameter's vectors; the optimiser sees to it.
         """
         ...
 
     def after_step(self, step: int, rate: float) -> None:
-        """Follow an update of the optimiser at learning rate `rate`: bring the weights back to the codec's constraint, and
-        update what the codec learns in its own way."""
+        """Follow an update of the optimiser, at learning rate `rate`.
+
+        Bring the weights back to the codec's constraint, and update what the codec learns in its own way.
+        """
         ...
 
 
@@ -158,7 +165,7 @@ class ModelCodec(Protocol):
     def hook(self, model: Module, side: Side) -> Hook | None:
         """Return the codec's part in a stage's model, or None where it leaves this model alone.
 
-        `side` is where the boundary lies as seen from the stage. A stage between two boundaries is asked for both, and what
-        would change its weights twice is done once.
+        `side` is where the boundary lies as seen from the stage. A stage between two boundaries is asked for both, and
+        what would change its weights twice is done once.
         """
         ...

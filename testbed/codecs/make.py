@@ -12,22 +12,22 @@ from testbed.errors import SpecError
 
 
 def make(text: str, context: Context) -> Codec:
-    """A fresh instance for one boundary, direction and end: what `text`, a cell's `codec`, chooses for them.
+    """Make a fresh instance for one boundary, direction and end: what `text`, a cell's `codec`, chooses for them.
 
-    UnknownNameError or SpecError for a text that cannot be read or says nothing of the boundary; SpecError when a class cannot be
-    imported or called, or lacks one of the two methods.
+    UnknownNameError or SpecError for a text that cannot be read or says nothing of the boundary; SpecError when a class
+    cannot be imported or called, or lacks one of the two methods.
     """
-    return build(placement.parse_placement(text).at(context.boundary, context.direction), context)
+    return build_codec(placement.parse_placement(text).at(context.boundary, context.direction), context)
 
 
-def build(spec: CodecSpec, context: Context) -> Codec:
-    """An instance of one codec, and of those inside it, for the same context. SpecError as in `make`."""
+def build_codec(spec: CodecSpec, context: Context) -> Codec:
+    """Make an instance of one codec, and of those inside it, for the same context. SpecError as in `make`."""
     row = spec.row
     path = row.forward if context.direction == "forward" else row.backward
     arguments: list[Any] = []
     named: dict[str, Any] = {}
     for name, value in spec.arguments:
-        ready = build(value, context) if isinstance(value, CodecSpec) else value
+        ready = build_codec(value, context) if isinstance(value, CodecSpec) else value
         if name is None:
             arguments.append(ready)
         else:
@@ -42,6 +42,7 @@ def build(spec: CodecSpec, context: Context) -> Codec:
         ) from error
     if missing := [method for method in ("encode", "decode") if not callable(getattr(codec, method, None))]:
         raise SpecError(
-            f"codec {spec.text!r}: {path} has no method {' and no method '.join(missing)}; a codec has encode and decode"
+            f"codec {spec.text!r}: {path} has no method {' and no method '.join(missing)}; "
+            "a codec has encode and decode"
         )
     return codec  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""What codecs around other codecs need: finding what is inside, joining the parts' states, closed loops, and a payload's frame.
+"""What codecs around other codecs need: finding what is inside, joint states, closed loops, and a payload's frame.
 
-A closed loop decodes its own payload at the sender. An inner codec that remembers would move on twice if one instance did both,
-so the loop holds two: one encodes, the other (`twin`) decodes as the receiver's does.
+A closed loop decodes its own payload at the sender. An inner codec that remembers would move on twice if one instance
+did both, so the loop holds two: one encodes, the other (`twin`) decodes as the receiver's does.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def walk(codec: object) -> Iterator[object]:
 
 
 def capability(codec: object, kind: type[Capability]) -> Capability | None:
-    """Find what has the methods of `kind`, an optional protocol of `contract`: the codec, or what it wraps. None: nothing has.
+    """Find what has the methods of `kind`, an optional protocol of `contract`: the codec, what it wraps, or nothing.
 
-    A codec that has them answers for all that it wraps; otherwise its parts that have them answer together, as `Joint` says. Ask
-    once, when an instance is made: the search takes longer than some codecs need for a message.
+    A codec that has them answers for all that it wraps; otherwise its parts that have them answer together, as `Joint`
+    says. Ask once, when an instance is made: the search takes longer than some codecs need for a message.
     """
     if isinstance(codec, kind):
         return codec
@@ -137,7 +137,7 @@ class Wrapper(States):
 
 
 class ClosedLoop(Wrapper):
-    """A codec that decodes its own payloads at the sender, and a memory of what was decoded that both ends have alike."""
+    """A codec that decodes its payloads at the sender too, with a memory of what was decoded, alike at both ends."""
 
     def __init__(self, inner: Codec, memory: Stateful) -> None:
         """`memory` is held beside what the inner codec remembers."""
@@ -177,7 +177,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def frame(code: int, *bodies: Payload, kind: int = 0, visit: int = 0) -> Payload:
-    """Return a wrapper's payload: its body code, a kind of its own, a visit number and a zero byte, then the bodies, copied."""
+    """Return a wrapper's payload: body code, its own kind, visit number and a zero byte, then the bodies, copied."""
     return b"".join((_HEADER.pack(code, kind, visit, 0), *bodies))
 
 
@@ -215,7 +215,7 @@ def law_of_bound(codec: object) -> Literal["bounded", "none"]:
 
 
 def size_of(codec: object) -> Callable[[tuple[int, ...]], int] | None:
-    """Return the codec's own `payload_bytes`; None where it has none, as its payloads' length depends on their values."""
+    """Return the codec's own `payload_bytes`; None where it has none, as its payloads' lengths depend on values."""
     return getattr(codec, "payload_bytes", None)
 
 

@@ -1,4 +1,4 @@
-"""Subspace networks: exact where the weights are constrained, gradients and all; and bytes as in the published table."""
+"""Subspace networks: exact where the weights are constrained, gradients and all; bytes as in the published table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def hooks_of(stages: list[Any], text: str) -> list[tuple[SubspaceHook, SubspaceH
 def through(
     stages: list[Any], hooks: list[tuple[SubspaceHook, SubspaceHook]], *, cut: bool
 ) -> tuple[Tensor, list[float]]:
-    """The loss, its gradients in the stages' parameters, and what each boundary lost; `cut`: through coordinates, detached."""
+    """The loss, its gradients in the stages' parameters, and what each boundary lost; `cut`: through coordinates,
+    detached.
+    """
     hidden, crossings, lost = ids(), [], []
     for stage, (up, down) in zip(stages, hooks, strict=False):
         hidden = stage(hidden)

@@ -14,7 +14,7 @@ from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.trial_model import TrialPipeline, TrialStage, changes_model, hook_of, ids_of, is_exact
 from testbed.codecs.check.verdicts import NothingToAsk, difference, require, same
 from testbed.codecs.contract import Context, MessageKey, Stateful
-from testbed.codecs.make import build
+from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
 
 _STEPS = 40
@@ -170,11 +170,11 @@ def constrained_once(subject: Subject) -> str:
     spec = _asked(subject)
     for place in ("first", "middle"):
         stage = TrialStage(place)
-        hooks = [hook_of(build(spec, Context(0, 1, "forward")), stage, "downstream")]
+        hooks = [hook_of(build_codec(spec, Context(0, 1, "forward")), stage, "downstream")]
         before = {name: value.clone() for name, value in stage.state_dict().items()}
         if place == "middle":
-            hooks.append(hook_of(build(spec, Context(0, 0, "forward")), stage, "upstream"))
-        hooks.append(hook_of(build(spec, Context(0, 1, "forward")), stage, "downstream"))
+            hooks.append(hook_of(build_codec(spec, Context(0, 0, "forward")), stage, "upstream"))
+        hooks.append(hook_of(build_codec(spec, Context(0, 1, "forward")), stage, "downstream"))
         after = stage.state_dict()
         require(same(before, after), f"the {place} stage changed when it was asked again: {difference(before, after)}")
         for hook in hooks:

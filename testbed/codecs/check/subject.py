@@ -15,7 +15,7 @@ from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.check.claims import law_of
 from testbed.codecs.check.tensors import hidden
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired, Payload, Stateful
-from testbed.codecs.make import build
+from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
 from testbed.message_key import Direction
 
@@ -73,7 +73,7 @@ class Activations:
 
     def __init__(self, spec: CodecSpec, context: Context) -> None:
         """Make both ends' instances."""
-        self._sender, self.receiver = build(spec, context), build(spec, context)
+        self._sender, self.receiver = build_codec(spec, context), build_codec(spec, context)
         self._last: object = None
 
     def cross(self, key: MessageKey, shape: tuple[int, ...]) -> None:
@@ -103,7 +103,7 @@ class Subject:
 
     def fresh(self, seed: int = 0) -> TrialEnd:
         """Make one end, with new instances."""
-        codec = build(self.spec, Context(seed, 0, self.direction))
+        codec = build_codec(self.spec, Context(seed, 0, self.direction))
         if self.direction == "forward" or (paired := capability(codec, Paired)) is None:
             return TrialEnd(codec)
         activations = Activations(self.forward, Context(seed, 0, "forward"))

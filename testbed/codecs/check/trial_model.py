@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from testbed.codecs.catalogue.codec_spec import CodecSpec
 from testbed.codecs.check.claims import exact_of
 from testbed.codecs.contract import Codec, Context, Hook, MessageKey, ModelCodec, Paired
-from testbed.codecs.make import build
+from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
 from testbed.message_key import Side
 
@@ -184,8 +184,8 @@ class TrialPipeline:
 
 def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Codec, Codec]:
     """Make the instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and giver, paired with them."""
-    sender, receiver = (build(forward, Context(0, 0, "forward")) for _ in range(2))
-    taker, giver = (build(backward, Context(0, 0, "backward")) for _ in range(2))
+    sender, receiver = (build_codec(forward, Context(0, 0, "forward")) for _ in range(2))
+    taker, giver = (build_codec(backward, Context(0, 0, "backward")) for _ in range(2))
     for codec, other in ((taker, sender), (giver, receiver)):
         if (paired := capability(codec, Paired)) is not None:
             paired.pair(other)
@@ -196,13 +196,13 @@ def changes_model(spec: CodecSpec) -> bool:
     """Whether the codec has a part in a model, at either end."""
     ends: tuple[tuple[StagePlace, Side], ...] = (("first", "downstream"), ("last", "upstream"))
     return any(
-        hook_of(build(spec, Context(0, 0, "forward")), TrialStage(place), side) is not None for place, side in ends
+        hook_of(build_codec(spec, Context(0, 0, "forward")), TrialStage(place), side) is not None for place, side in ends
     )
 
 
 def is_exact(spec: CodecSpec) -> bool:
     """Whether the table, or its class, says that with a lossless codec inside hidden states come back as they were."""
-    return any(part.row.exact for part in spec.parts()) or exact_of(build(spec, Context(0, 0, "forward")))
+    return any(part.row.exact for part in spec.parts()) or exact_of(build_codec(spec, Context(0, 0, "forward")))
 
 
 def hook_of(codec: Codec, model: TrialStage, side: Side) -> Hook | None:

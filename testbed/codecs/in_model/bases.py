@@ -1,4 +1,5 @@
-"""Bases and tables that several stages must hold alike: drawn from a key, made orthonormal in fp32, checked when they cross.
+"""Bases and tables that several stages must hold alike: drawn from a key, made orthonormal in fp32, checked when they
+cross.
 
 Both ends compute them from the same numbers with the same instructions, so they are bit-identical and cost no bytes.
 """
@@ -41,7 +42,7 @@ def normal(purpose: str, *shape: int) -> Tensor:
 def orthonormal(matrix: Tensor) -> Tensor:
     """Return an orthonormal basis, fp32, of the columns of a matrix (d, k), k <= d, of full rank.
 
-    It is the Q of the QR whose R has a positive diagonal: then a small change of `matrix` is a small change of the basis.
+    It is the Q of the QR whose R has a positive diagonal, so that a small change of `matrix` changes the basis little.
     """
     q, r = torch.linalg.qr(matrix)
     basis: Tensor = q * r.diagonal().sign()
@@ -56,8 +57,8 @@ def drawn(purpose: str, width: int, rank: int) -> Tensor:
 def polar(matrix: Tensor) -> Tensor:
     """Return M (M^T M)^(-1/2) of a matrix (d, k), fp32: for full rank, the nearest matrix with orthonormal columns.
 
-    Where the rank is lower, the singular values that are not there stay 0. Iterations such as Newton and Schulz's (or Polar
-    Express) tend to the same; k is small enough to compute it outright.
+    Where the rank is lower, the singular values that are not there stay 0. Iterations such as Newton and Schulz's (or
+    Polar Express) tend to the same; k is small enough to compute it outright.
     """
     matrix = matrix.double()  # squaring doubles the digits that are needed
     values, vectors = torch.linalg.eigh(matrix.T @ matrix)

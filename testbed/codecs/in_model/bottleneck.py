@@ -1,7 +1,8 @@
 """Learned bottlenecks: an encoder at the boundary's upper end and a decoder at the lower, trained with the model.
 
-They change what is learned, and are there in every evaluation, with and without the wire's codec. As m = d/ratio values per token
-cross, bits per element are the inner codec's divided by `ratio`. Parameters start from the seed and the boundary.
+They change what is learned, and are there in every evaluation, with and without the wire's codec. As m = d/ratio values
+per token cross, bits per element are the inner codec's divided by `ratio`. Parameters start from the seed and the
+boundary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Squeeze = Literal["linear", "maxout"]
 """What maps d channels to m in SWARM's encoder."""
 
 _ONE_AT_A_TIME = threading.Lock()
-"""torch's layers begin with numbers of the process's one generator: stages in threads would draw from each other's seed."""
+"""torch's layers begin with numbers of the process's one generator: stages in threads would draw from each other's
+seed.
+"""
 
 
 class BottleneckHook:
@@ -64,7 +67,10 @@ class _Bottleneck(InModel):
         self._ratio = ratio
 
     def hook(self, model: nn.Module, side: Side) -> BottleneckHook:
-        """Make a fresh end, with the same numbers for the same seed, boundary and end. SpecError for a model of unknown width."""
+        """Make a fresh end, with the same numbers for the same seed, boundary and end.
+
+        SpecError for a model of unknown width.
+        """
         width = changeable(model, "bottleneck").width
         sends = side == "downstream"
         end = "encoder" if sends else "decoder"
@@ -87,8 +93,8 @@ class _Bottleneck(InModel):
 
 
 class Swarm(_Bottleneck):
-    """`linear`: LN(d), Linear(d, m), LN(m) | wire | Linear(m, d). `maxout`: in place of the first Linear the largest of each
-    group of `ratio` neighbouring values. Both as in SWARM (Ryabinin et al., ICML 2023), whose wire is 8 bits.
+    """`linear`: LN(d), Linear(d, m), LN(m) | wire | Linear(m, d). `maxout`: in place of the first Linear the largest of
+    each group of `ratio` neighbouring values. Both as in SWARM (Ryabinin et al., ICML 2023), whose wire is 8 bits.
     """
 
     def __init__(self, context: Context, *, ratio: int, inner: Codec, kind: Squeeze = "linear") -> None:
@@ -121,8 +127,9 @@ class _Maxout(nn.Module):
 
 
 class Autoencoder(_Bottleneck):
-    """z = x W_e^T | wire | z W_d^T, without biases, Xavier's initialisation: the learned linear autoencoder of Bian et al. (MLSys
-    2024).
+    """z = x W_e^T | wire | z W_d^T, without biases, with Xavier's initialisation.
+
+    Source: the learned linear autoencoder of Bian et al. (MLSys 2024).
     """
 
     def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:
@@ -142,11 +149,11 @@ def _xavier(inputs: int, outputs: int) -> nn.Linear:
 
 
 class ResBm(_Bottleneck):
-    """Linear, ReLU, Linear, ReLU | wire | Linear, ReLU, each beside an identity path: the first m channels go through as they
-    are, and the receiver pads them with zeros.
+    """Linear, ReLU, Linear, ReLU | wire | Linear, ReLU, each beside an identity path: the first m channels go through
+    as they are, and the receiver pads them with zeros.
 
-    Source: residual bottleneck (Macrocosmos, arXiv 2604.11947 and the IOTA code, as far as they were to be had). The width
-    between the encoder's layers is not stated: it is d here.
+    Source: residual bottleneck (Macrocosmos, arXiv 2604.11947 and the IOTA code, as far as they were to be had). The
+    width between the encoder's layers is not stated: it is d here.
     """
 
     def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:

@@ -1,4 +1,6 @@
-"""One stage of a subspace network: its basis, the fixed tables that every stage knows, and its layers kept within the subspace."""
+"""One stage of a subspace network: its basis, the fixed tables that every stage knows, and its layers kept within the
+subspace.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class SubspaceSettings(NamedTuple):
 
 
 class ConstrainedStage:
-    """One stage's basis and fixed tables, and its constrained layers. The hooks at both its boundaries work with the same one."""
+    """One stage's basis and fixed tables, and its constrained layers.
+
+    The hooks at both its boundaries work with the same one.
+    """
 
     def __init__(self, model: ChangeableStage, settings: SubspaceSettings) -> None:
         self.settings, self._model = settings, model
@@ -91,7 +96,7 @@ class ConstrainedStage:
         return dict(self._kept) if self.settings.keep == "grassmann" else {}
 
     def outside(self) -> float | None:
-        """Return the largest `outside` of a constrained parameter; None where none is kept in the subspace by projection."""
+        """Return the largest `outside` of a constrained parameter; None where none is kept by projection."""
         return max((outside(parameter, self.basis, axis) for parameter, axis in self._kept), default=None)
 
     def coordinates(self, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -114,8 +119,8 @@ class ConstrainedStage:
             return
         if not self.passed_on and not self._model.first:
             raise SpecError(
-                "codec subspace(grassmann): its new basis did not cross the boundary upstream, because the gradients go through "
-                "another codec; name it for both directions"
+                "codec subspace(grassmann): its new basis did not cross the boundary upstream, because the gradients "
+                "go through another codec; name it for both directions"
             )
         self.basis.copy_(bases.orthonormal(self.coming.float()))
         self.coming, self.passed_on = None, False
@@ -147,12 +152,12 @@ def outside(values: Tensor, basis: Tensor, axis: int = -1) -> float:
 
 
 def _hidden_axis(layer: nn.Module) -> int:
-    """Return the axis of a layer's weight that has the hidden size: the first of a Linear, the last of a Conv1D or a table."""
+    """Return the axis of a weight that has the hidden size: the first of a Linear, the last of a Conv1D or a table."""
     return 0 if isinstance(layer, nn.Linear) else -1
 
 
 class SubspaceLinear(nn.Module):
-    """y = (x Z + z) U^T with Z (f, k), z (k) learned: all that a linear layer with outputs in the span of U (d, k) can be."""
+    """y = (x Z + z) U^T with Z (f, k), z (k) learned: any linear layer with outputs in the span of U (d, k)."""
 
     def __init__(self, layer: nn.Module, basis: Tensor) -> None:
         """Begin as the projection of an ordinary layer."""
@@ -173,7 +178,7 @@ class SubspaceLinear(nn.Module):
 
 
 class SubspaceTable(nn.Module):
-    """An embedding: a fixed row, not learned, and a learned row, (v, d) or, where `reparametrised`, its coordinates (v, k)."""
+    """An embedding: a fixed table plus a learned one, (v, d) or, where `reparametrised`, its coordinates (v, k)."""
 
     def __init__(self, table: nn.Module, fixed: Tensor, basis: Tensor, *, reparametrised: bool) -> None:
         """The learned part begins as the rows of an ordinary table, or their coordinates."""

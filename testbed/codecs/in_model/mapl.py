@@ -1,23 +1,27 @@
-"""MAPL: each boundary has its own basis, learned on the Stiefel manifold, around a small token embedding at every stage.
+"""MAPL: a learned basis for each boundary, on the Stiefel manifold, around a small token embedding at every stage.
 
-Boundary p has A_p (d, r) with orthonormal columns, each stage E (v, r), learned, and all stages R (r, d), fixed, with orthonormal
-rows. The first stage's token embedding is E R; the others learn copies of E that start alike (the sources do not say what the
-first stage's embedding is; so at the first step a token's embedding crosses exactly). With Y = X - E[token] R at the sender:
+Boundary p has A_p (d, r) with orthonormal columns, each stage E (v, r), learned, and all stages R (r, d), fixed, with
+orthonormal rows. The first stage's token embedding is E R; the others learn copies of E that start alike (the sources
+do not say what the first stage's embedding is; so at the first step a token's embedding crosses exactly). With
+Y = X - E[token] R at the sender:
 
   Z = Y A crosses;  X^ = Z A^T + E[token] R with the receiver's own E.
 
-A's gradient has a part at each end, Y^T (dX^ A) and dX^^T Z: the derivative of (Y A) A^T. Whether MAPL returns the receiver's
-part is not stated; here it is, r d numbers with the step's last gradients, and the new A goes with the next forward message,
-2 r d bytes each (bf16; both ends take the polar factor of what the bytes say, so they are bit-identical). A's update is SPEL:
+A's gradient has a part at each end, Y^T (dX^ A) and dX^^T Z: the derivative of (Y A) A^T. Whether MAPL returns the
+receiver's part is not stated; here it is, r d numbers with the step's last gradients, and the new A goes with the next
+forward message, 2 r d bytes each (bf16; both ends take the polar factor of what the bytes say, so they are
+bit-identical). A's update is SPEL:
 
   g_R = g - A sym(A^T g);  m <- beta m + (1 - beta) g_R;  A <- polar(A - alpha polar(m))
 
-so A turns by about alpha per step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1 in the
-paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, such as Adam's, 0.1 is a smaller step.
+so A turns by about alpha per step, however small the gradient is. alpha is `rate` times the model's learning rate: 0.1
+in the paper, whose rate is Muon's 0.01 to 0.02, so alpha is 0.001 to 0.002; of a smaller rate, such as Adam's, 0.1 is a
+smaller step.
 
-Bits per element: the inner codec's, times r/d. Sources: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method, at second
-hand; Yang and Lai, "Manifold constrained steepest descent" (arXiv 2601.21487), for SPEL. Derived, because not stated: beta = 0.9,
-and one R for all stages (with one per stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
+Bits per element: the inner codec's, times r/d.
+Sources: Janson, Oyallon, Belilovsky, "MAPL" (arXiv 2606.05484), method, at second hand; Yang and Lai, "Manifold
+constrained steepest descent" (arXiv 2601.21487), for SPEL. Derived, because not stated: beta = 0.9, and one R for all
+stages (with one per stage, copies of E that start alike would not cancel). Its vector quantisation is not built.
 """
 
 from __future__ import annotations
@@ -113,8 +117,8 @@ class MaplHook:
             return
         if self._returned is None:
             raise SpecError(
-                "codec mapl: the receiver's part of the basis's gradient did not come back, because the gradients go through "
-                "another codec; name it for both directions"
+                "codec mapl: the receiver's part of the basis's gradient did not come back, because the gradients go "
+                "through another codec; name it for both directions"
             )
         gradient = self._returned.float()
         if self.basis.grad is not None:
@@ -133,7 +137,7 @@ class MaplHook:
 
     # ---------------------------------------------------------------- what the codecs carry
     def outgoing(self, key: MessageKey) -> Tensor | None:
-        """Return A, if this phase's last message had another one; backward, the receiver's gradient, with the step's last message."""
+        """Return A, if this phase's last message had another; backward, with a step's last message, A's gradient."""
         if self._sends:
             return None if self._told.get(key.phase, 0) == self._version else self._master.to(torch.bfloat16)
         if self._gradients + 1 < self._microbatches:
@@ -175,7 +179,10 @@ class MaplHook:
             self.basis = self._on_the_wire()
 
     def _on_the_wire(self) -> Tensor:
-        """Return what both ends make of the bytes. The sender's own A is kept beside it: bf16 would swallow its small steps."""
+        """Return what both ends make of the bytes.
+
+        The sender's own A is kept beside it: bf16 would swallow its small steps.
+        """
         return bases.polar(self._master.to(torch.bfloat16).float()).requires_grad_()
 
 
@@ -187,7 +194,10 @@ class Mapl(Carrying):
         self._settings = MaplSettings(context.seed, ratio, rate)
 
     def hook(self, model: nn.Module, side: Side) -> MaplHook:
-        """Make E R the first stage's token embedding. SpecError for a model without what is needed, or with two ratios."""
+        """Make E R the first stage's token embedding.
+
+        SpecError for a model without what is needed, or with two ratios.
+        """
         stage = changeable(model, "mapl")
         embedding = stage.kept.get("mapl")
         if embedding is None:
@@ -196,8 +206,8 @@ class Mapl(Carrying):
                 part.replace(embedding)
         if embedding.settings != self._settings:
             raise SpecError(
-                f"codec mapl: two boundaries of one stage have {embedding.settings} and {self._settings}; a stage has one "
-                "embedding"
+                f"codec mapl: two boundaries of one stage have {embedding.settings} and {self._settings}; a stage has "
+                "one embedding"
             )
         boundary = self._context.boundary
         hook = MaplHook(embedding, stage.width, boundary=boundary, sends=side == "downstream")

@@ -1,7 +1,7 @@
 """What codecs that change the model share: what they ask of a stage's model, and what they put on the wire.
 
-On the wire is what another codec makes of what their hook leaves, and now and then a matrix that the hooks at both ends must hold
-alike. `workloads` has stages that can be changed; nothing here knows which.
+On the wire is what another codec makes of what their hook leaves, and now and then a matrix that the hooks at both ends
+must hold alike. `workloads` has stages that can be changed; nothing here knows which.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class ChangeableStage(Protocol):
     """What codecs keep with the stage, by name: its two boundaries find the same."""
 
     def tables(self) -> Sequence[Replaceable]:
-        """Return the embeddings: of tokens, and of positions where they are learned. Empty except at the first stage."""
+        """Return the embeddings: of tokens, and of positions where they are learned.
+
+        Empty except at the first stage.
+        """
         ...
 
     def writers(self) -> Sequence[Replaceable]:
@@ -84,12 +87,16 @@ class InModel:
                 )
 
     def pair(self, forward: Codec) -> None:
-        """Find the same codec in the activations'. SpecError where they go through another one: nothing is in the model then."""
+        """Find the same codec in the activations'.
+
+        SpecError where they go through another one: nothing is in the model then.
+        """
         same = next((part for part in walk(forward) if type(part) is type(self)), None)
         if not isinstance(same, InModel):
             raise SpecError(
-                f"boundary {self._context.boundary}: gradients go through {type(self).__name__}, which changes the model, and "
-                f"activations through {type(forward).__name__}; name it for both directions, or for the activations alone"
+                f"boundary {self._context.boundary}: gradients go through {type(self).__name__}, which changes the "
+                f"model, and activations through {type(forward).__name__}; name it for both directions, or for the "
+                "activations alone"
             )
         self.forward = same
         if (paired := capability(self.inner, Paired)) is not None:
@@ -118,7 +125,7 @@ class CarriedMatrix(Protocol):
     def visit(self, direction: Direction) -> int:
         """Return how many matrices there have been, 0..255.
 
-        A message that carries none must have the last one's number, so that a lost matrix is noticed; 0 where that does not matter.
+        A message without one has the last one's number, so that a lost matrix is noticed; 0 where that does not matter.
         """
         ...
 
@@ -140,9 +147,9 @@ class CarriedMatrix(Protocol):
 
 
 class Carrying(InModel, Wrapper):
-    """Messages that may carry a matrix: a wrapper's header of 4 bytes, the matrix (bf16, padded to 4 bytes), the inner payload.
+    """Messages that may carry a matrix; without a hook they never do.
 
-    Without a hook there is never a matrix.
+    Wire: a wrapper's header of 4 bytes, the matrix if there is one (bf16, padded to 4 bytes), the inner payload.
     """
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
@@ -180,8 +187,8 @@ class Carrying(InModel, Wrapper):
         if not kind:
             if visit != (known := 0 if end is None else end.visit(self._context.direction)):
                 raise CodecError(
-                    f"cannot decode {key}: it goes by matrix {visit} and this end has matrix {known}: a message was lost. "
-                    "Reset the encoder: its next message then carries the matrix again"
+                    f"cannot decode {key}: it goes by matrix {visit} and this end has matrix {known}: a message was "
+                    "lost. Reset the encoder: its next message then carries the matrix again"
                 )
             return self.inner.decode(rest, key)
         shape = None if end is None else end.expected(key)

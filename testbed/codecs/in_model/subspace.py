@@ -1,28 +1,33 @@
-"""Subspace networks (Protocol Models): a model whose hidden states lie in a k-dimensional subspace but for a part that every
-stage knows, so that k coordinates per token cross instead of d values, and nothing is lost.
+"""Subspace networks (Protocol Models): a model whose hidden states lie in a k-dimensional subspace but for a part that
+every stage knows, so that k coordinates per token cross instead of d values, and nothing is lost.
 
-With U (d, k) orthonormal and F a fixed table, the same at all stages: X = F[token] + P[position] + residual branches, and every
-layer that writes into X writes within span(U). Then C = (X - F - P) U crosses, and C U^T + F + P is X again, to within rounding.
-The gradient of C is G U, which is all of G that anything upstream of the boundary depends on. F, P and U are drawn from the seed
-and token ids follow from the order of the data, so neither costs a byte. Bits per element: the inner codec's, times k/d.
+With U (d, k) orthonormal and F a fixed table, the same at all stages: X = F[token] + P[position] + residual branches,
+and every layer that writes into X writes within span(U). Then C = (X - F - P) U crosses, and C U^T + F + P is X again,
+to within rounding. The gradient of C is G U, which is all of G that anything upstream of the boundary depends on. F, P
+and U are drawn from the seed and token ids follow from the order of the data, so neither costs a byte. Bits per
+element: the inner codec's, times k/d.
 
 How the weights are kept there (`keep`), the variants B, C, A and D of the reference:
   projected       ordinary AdamW, then W <- W U U^T after each step: the authors' released code
   reparametrised  W = Z U^T with Z learned, so nothing needs to be done; fewer parameters are learned
-  grassmann       one second moment for each row (an update then stays in the span), and the basis itself moves: every `every`
-                  steps U <- qr(U + rate * D / l) with D = (I - U U^T) G^T G U from gradients G sampled at the last boundary,
-                  l the largest eigenvalue of U^T G^T G U. The paper's objective and step size are not published: this is
-                  derived. The new U (2 d k bytes) goes upstream with the next step's first gradients; all change over at its end
-  free            not kept at all: the negative control; a random projection that loses about 1 - k/d of the energy. In the
-                  reference's D the fixed table is the current embedding, so that a token's embedding at least crosses whole
+  grassmann       one second moment for each row (an update then stays in the span), and the basis itself moves: every
+                  `every` steps U <- qr(U + rate * D / l) with D = (I - U U^T) G^T G U from gradients G sampled at the
+                  last boundary, l the largest eigenvalue of U^T G^T G U. The paper's objective and step size are not
+                  published: this is derived. The new U (2 d k bytes) goes upstream with the next step's first
+                  gradients; all change over at its end
+  free            not kept at all: the negative control; a random projection that loses about 1 - k/d of the energy. In
+                  the reference's D the fixed table is the current embedding, so that a token's embedding at least
+                  crosses whole
 
-F and P have standard deviation `spread`, 0.02 as the initial embeddings of GPT-2 and Llama have. The released code has 1, and 1
-for the embeddings that are learned: the same ratio at first, but an optimiser whose steps are as large as its rate says then
-takes longer to outgrow F, which is all of X that is not of rank k.
+F and P have standard deviation `spread`, 0.02 as the initial embeddings of GPT-2 and Llama have. The released code has
+1, and 1 for the embeddings that are learned: the same ratio at first, but an optimiser whose steps are as large as its
+rate says then takes longer to outgrow F, which is all of X that is not of rank k.
 
-Every stage before a boundary must be constrained, which is checked when the first hidden states are sent; the last stage is free.
-Element-wise dropout of hidden states leaves the subspace, so it must be 0. Source: Ramasinghe et al., "Protocol Models" (arXiv
-2506.01260), sections on subspace constraint; variants B and C as in the code released with it.
+Every stage before a boundary must be constrained, which is checked when the first hidden states are sent; the last
+stage is free. Element-wise dropout of hidden states leaves the subspace, so it must be 0.
+
+Source: Ramasinghe et al., "Protocol Models" (arXiv 2506.01260), sections on subspace constraint; variants B and C as in
+the code released with it.
 """
 
 from __future__ import annotations
@@ -143,9 +148,9 @@ class SubspaceHook:
         share = float((hidden - back).norm() / hidden.norm().clamp_min(torch.finfo(torch.float32).tiny))
         if share > _OUTSIDE:
             raise SpecError(
-                f"codec subspace: at boundary {self._boundary} a share of {share:.0%} of the hidden states lies outside the "
-                "subspace and would be lost; all boundaries before it need the same subspace with a lossless inner codec (fp32, "
-                "bf16), and workload.dropout must be 0"
+                f"codec subspace: at boundary {self._boundary} a share of {share:.0%} of the hidden states lies "
+                "outside the subspace and would be lost; all boundaries before it need the same subspace with a "
+                "lossless inner codec (fp32, bf16), and workload.dropout must be 0"
             )
 
 
@@ -164,7 +169,7 @@ def moved(basis: Tensor, sampled: Tensor, rate: float) -> Tensor:
 class Subspace(Carrying):
     """The codec of both directions: coordinates (b, n, k) through the inner codec.
 
-    `ratio` is d/k; `every` and `rate` are for keep=grassmann, whose gradients alone carry a basis and have a header for it.
+    `ratio` is d/k. `every` and `rate` are for keep=grassmann: its gradients alone carry a basis, and have a header.
     """
 
     def __init__(
@@ -183,15 +188,18 @@ class Subspace(Carrying):
         self._carries = keep == "grassmann" and context.direction == "backward"
 
     def hook(self, model: nn.Module, side: Side) -> SubspaceHook:
-        """Constrain the stage, if it sends. SpecError for a model that cannot be, or with another subspace elsewhere."""
+        """Constrain the stage, if it sends.
+
+        SpecError for a model that cannot be, or with another subspace elsewhere.
+        """
         stage_model = changeable(model, "subspace")
         stage = stage_model.kept.get("subspace")
         if stage is None:
             stage = stage_model.kept["subspace"] = ConstrainedStage(stage_model, self._settings)
         if stage.settings != self._settings:
             raise SpecError(
-                f"codec subspace: two boundaries of one stage have {stage.settings} and {self._settings}; all boundaries of a "
-                "model share one subspace"
+                f"codec subspace: two boundaries of one stage have {stage.settings} and {self._settings}; all "
+                "boundaries of a model share one subspace"
             )
         if side == "downstream":
             stage.constrain()

@@ -1,14 +1,14 @@
 """AQ-SGD: the difference from what the receiver last had of the same training example, an epoch ago.
 
-Both ends hold m(example), a tensor for every example seen: the sender's a goes over in full at the first visit, and as Q(a - m)
-at every later one, after which m <- m + decoded Q at both ends; the receiver goes on with m. The difference is taken from what
-was decoded, so one visit's error is inside the next one's difference. Gradients go over quantised, with neither difference nor
-memory.
-It is worth its bytes where the same examples come back before the weights have moved far; in a single epoch every visit is a
-first one. Evaluation has examples of its own.
-Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees", NeurIPS 2022,
-algorithm 1. Their cache is fp16 and a file; ours is fp32, in memory up to a limit. Their first epoch's gradients are not
-quantised; here they are from the start.
+Both ends hold m(example), a tensor for every example seen: the sender's tensor a goes over in full at the first visit,
+and as Q(a - m) at every later one, after which m <- m + decoded Q at both ends; the receiver goes on with m. The
+difference is taken from what was decoded, so one visit's error is inside the next one's difference. Gradients go over
+quantised, with neither difference nor memory. AQ-SGD is worth its bytes where the same examples come back before the
+weights have moved far; in a single epoch every visit is a first one. Evaluation has examples of its own.
+
+Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees",
+NeurIPS 2022, algorithm 1. Their cache is fp16 and a file; ours is fp32, in memory up to a limit. Their first epoch's
+gradients are not quantised; here they are from the start.
 """
 
 from __future__ import annotations
@@ -21,35 +21,40 @@ from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.memory.delta import CASTS
-from testbed.codecs.memory.examples import Examples, Key
+from testbed.codecs.memory.examples import ExampleKey, Examples
 from testbed.codecs.memory.history import check_follows, following
 from testbed.codecs.wire import header
 from testbed.codecs.wrap import ClosedLoop, bound_of, decode_as, frame, open_frame
 from testbed.errors import CodecError
 
 _EACH, _WHOLE = 0, 1
-"""Kinds of payload: the first axis has an example for each of the message key's ids; or, where it has not, all is one example."""
+"""Kinds of payload: the first axis has an example for each id of the message key, or the whole is one example."""
 _MB = 1e6
 
 
 class AqSgd(ClosedLoop):
-    """Per example. Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of
-    the first part, then two payloads: the new examples in full, and the differences of the others; either may be missing.
+    """New examples in full, and the differences of the others.
 
-    Law: the error is that of the inner codec on the last difference; none at a first visit in fp32. State: at each end, fp32, the
-    size of all examples seen, apart for training and evaluation. A lost message is noticed when its examples come back.
+    Wire: 4 bytes (code, kind, 0, 0), a visit number u8 for each example, zeros to a multiple of 4, u64 length of the
+    first part, then two payloads: the new examples, and the differences; either may be missing.
+    Law: the error is that of the inner codec on the last difference; none at a first visit in fp32.
+    State: at each end, fp32, the size of all examples seen, apart for training and evaluation. A lost message is
+    noticed when its examples come back.
     """
 
     def __init__(
         self, context: Context, inner: Codec, first: str = "fp32", memory_mb: float = 1024.0, **_: Any
     ) -> None:
-        """`first`: the cast of first visits, fp32 or bf16. `memory_mb`: of each end, in 10**6 bytes, before a file is used."""
+        """`first` casts first visits, to fp32 or bf16; each end holds `memory_mb` (10**6 bytes), the rest in a file."""
         self.examples = Examples(memory_mb * _MB)
         super().__init__(inner, self.examples)
         self._first = CASTS[first](context)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """CodecError names the message key when a value or a difference is not finite."""
+        """Encode new examples in full, others as differences.
+
+        CodecError names the message key when a value is not finite.
+        """
         x = header.check_input(tensor).to(torch.float32)
         header.check_finite(x, key, "a difference")
         whole = x.ndim == 0 or not key.samples or x.shape[0] != len(key.samples)
@@ -87,16 +92,19 @@ class AqSgd(ClosedLoop):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """m of the message key's examples after this message. CodecError when an example's visit does not follow its last one."""
+        """Return m of the message's examples after it.
+
+        CodecError when an example's visit does not follow its last one.
+        """
         with self.parts_unchanged_on_error("decoder"):
             return self._advance(payload, key)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """|decoded - x| of first visits, value by value."""
+        """Return |decoded - x| of first visits, value by value."""
         return bound_of(self._first, tensor)
 
     def _advance(self, payload: Payload, key: MessageKey) -> Tensor:
-        """The one path by which either end moves on: from the bytes. The new m of the message key's examples."""
+        """Move on, at either end, from the bytes alone. Return the new m of the message's examples."""
         kind, zero, body = open_frame(payload, header.PER_EXAMPLE)
         if kind not in (_EACH, _WHOLE) or zero or (kind == _EACH and not key.samples):
             raise CodecError(f"cannot decode {key}: a message of kind {kind}, which this encoder does not write")
@@ -110,7 +118,7 @@ class AqSgd(ClosedLoop):
         (full_bytes,) = struct.unpack_from("<Q", body, start)
         full, differences = body[start + 8 :][:full_bytes], body[start + 8 :][full_bytes:]
         known = [visit != 0 for visit in visits]
-        old = [example for example, one in zip(examples, known, strict=True) if one]
+        old = [example for example, seen in zip(examples, known, strict=True) if seen]
         for example, visit in zip(examples, visits, strict=True):
             if visit:
                 check_follows(key, visit, self.examples.visit(example), f"example {example[1]}")
@@ -144,12 +152,12 @@ class AqSgd(ClosedLoop):
         return value[0] if whole else value
 
 
-def _examples_of(key: MessageKey, kind: int) -> list[Key]:
-    return [(key.phase, key.samples)] if kind == _WHOLE else [(key.phase, (one,)) for one in key.samples]
+def _examples_of(key: MessageKey, kind: int) -> list[ExampleKey]:
+    return [(key.phase, key.samples)] if kind == _WHOLE else [(key.phase, (sample,)) for sample in key.samples]
 
 
 def _part(rows: Tensor, chosen: list[bool], whole: bool) -> Tensor:
-    """The chosen rows; without the axis of rows where all of them are one example."""
+    """Return the chosen rows; without the axis of rows where all of them are one example."""
     if whole:
         return rows[0]
     return rows if all(chosen) else rows[torch.tensor(chosen)]

@@ -1,4 +1,5 @@
-"""What both ends of a per-example codec hold: for each example the tensor last decoded, in memory up to a limit, then in a file.
+"""What both ends of a per-example codec hold: each example's last decoded tensor, in memory up to a limit, then in a
+file.
 
 The file has no name, so the system removes it with the process, however that ends. It lies where TMPDIR says.
 """
@@ -19,7 +20,7 @@ from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
 from testbed.message_key import Phase
 
-Key = tuple[Phase, tuple[int, ...]]
+ExampleKey = tuple[Phase, tuple[int, ...]]
 """Phase, and the ids of the sequences that the tensor is of."""
 Shape = tuple[int, ...]
 
@@ -35,38 +36,28 @@ class _Held(NamedTuple):
 
 
 class Examples:
-    """fp32 tensors by key. A method that raises has changed nothing that can be read."""
+    """A store of fp32 tensors by key. A method that raises has changed nothing that can be read."""
 
     def __init__(self, memory_bytes: float) -> None:
-        """`memory_bytes`: how much is held in memory before the file is begun."""
+        """`memory_bytes` are held in memory before the file is begun."""
         self._limit_bytes = memory_bytes
-        self._held: dict[Key, _Held] = {}
+        self._held: dict[ExampleKey, _Held] = {}
         self._memory_bytes = 0
         self._file: IO[bytes] | None = None
         self._file_bytes = 0
 
-    def visit(self, key: Key) -> int | None:
-        """Of the last message; None for an example not seen yet."""
+    def visit(self, key: ExampleKey) -> int | None:
+        """Return the visit number of the last message; None for an example not seen yet."""
         held = self._held.get(key)
         return None if held is None else held.visit
 
-    def shape(self, key: Key) -> Shape | None:
-        """Of what is held."""
+    def shape(self, key: ExampleKey) -> Shape | None:
+        """Return the shape of what is held; None for an example not seen yet."""
         held = self._held.get(key)
         return None if held is None else held.shape
 
-    @property
-    def memory_bytes(self) -> int:
-        """Held in memory."""
-        return self._memory_bytes
-
-    @property
-    def file_bytes(self) -> int:
-        """Length of the file."""
-        return self._file_bytes
-
-    def gather(self, keys: list[Key], shape: Shape) -> Tensor:
-        """What is held for the keys, all of this shape, as a new tensor (keys, *shape)."""
+    def gather(self, keys: list[ExampleKey], shape: Shape) -> Tensor:
+        """Return what is held for the keys, all of this shape, as a new tensor (keys, *shape)."""
         out = torch.empty((len(keys), *shape), dtype=torch.float32)
         for target, key in zip(out, keys, strict=True):
             held = self._held[key]
@@ -76,12 +67,12 @@ class Examples:
                 self._read(target, held.offset)
         return out
 
-    def put(self, keys: list[Key], visits: list[int], values: Tensor) -> None:
+    def put(self, keys: list[ExampleKey], visits: list[int], values: Tensor) -> None:
         """Hold copies of `values` (keys, *shape). CodecError when the file cannot grow, before anything is changed."""
         shape = tuple(values.shape[1:])
         size = _FP32_BYTES * math.prod(shape)
         memory_bytes, file_bytes = self._memory_bytes, self._file_bytes
-        places: dict[Key, int | None] = {}
+        places: dict[ExampleKey, int | None] = {}
         for key in dict.fromkeys(keys):
             held = self._held.get(key)
             if held is not None and held.shape == shape:
@@ -110,26 +101,28 @@ class Examples:
             self._held[key] = _Held(visit, shape, kept, 0)
 
     def shared(self) -> dict[str, Tensor]:
-        """The tensors, from memory and file, and the visit numbers as tensors."""
-        found: dict[str, Tensor] = {}
+        """Return the tensors, from memory and file, and the visit numbers as tensors."""
+        tensors: dict[str, Tensor] = {}
         for key, held in self._held.items():
             name = f"{key[0]}/{','.join(map(str, key[1]))}"
-            found[name] = self.gather([key], held.shape)[0] if held.value is None else held.value
-            found[f"{name}/visit"] = torch.tensor(held.visit)
-        return found
+            tensors[name] = self.gather([key], held.shape)[0] if held.value is None else held.value
+            tensors[f"{name}/visit"] = torch.tensor(held.visit)
+        return tensors
 
     def state(self) -> dict[str, Any]:
-        """All of it: this may be large."""
+        """Return all that is held, which may be large."""
         return {"examples": [(*key, held.visit, self.gather([key], held.shape)[0]) for key, held in self._held.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """CodecError for what `state` does not give."""
+        """Hold what `state` returned. CodecError for anything else."""
         check_keys(state, {"examples"})
         loaded = Examples(self._limit_bytes)
         for row in state["examples"]:
             match row:
                 case ("train" | "evaluation" as phase, tuple() as ids, int(visit), Tensor() as value) if (
-                    0 <= visit <= 255 and value.dtype == torch.float32 and all(isinstance(one, int) for one in ids)
+                    0 <= visit <= 255
+                    and value.dtype == torch.float32
+                    and all(isinstance(number, int) for number in ids)
                 ):
                     loaded.put([(phase, ids)], [visit], value.unsqueeze(0))
                 case _:
@@ -138,7 +131,7 @@ class Examples:
         self.__dict__.update(loaded.__dict__)
 
     def reset(self) -> None:
-        """Hold nothing, and give the file back."""
+        """Forget everything, and give the file back."""
         if self._file is not None:
             self._file.close()
         self._held.clear()
@@ -147,13 +140,13 @@ class Examples:
     def _grow(self, size: int) -> None:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="testbed-examples-", buffering=0)  # noqa: SIM115 lives as long as this
-            # Now, so that a full disk is found out before anything is written.
+                self._file = tempfile.TemporaryFile(prefix="testbed-examples-", buffering=0)  # noqa: SIM115
+            # Set the room aside now, so that a full disk is noticed before anything is written.
             os.posix_fallocate(self._file.fileno(), self._file_bytes, size - self._file_bytes)
         except OSError as error:
             raise CodecError(
-                f"cannot hold {size} bytes of examples in a file in {tempfile.gettempdir()}: {error.strerror}; set TMPDIR to a "
-                "disk with more room, or give the codec more memory"
+                f"cannot hold {size} bytes of examples in a file in {tempfile.gettempdir()}: {error.strerror}; set "
+                "TMPDIR to a disk with more room, or give the codec more memory"
             ) from error
         self._file_bytes = size
 
@@ -164,7 +157,7 @@ class Examples:
         self._move(os.pwritev, value.contiguous().view(-1).view(torch.uint8).numpy(), offset)
 
     def _move(self, call: Any, array: np.ndarray[Any, Any], offset: int) -> None:
-        """All of the array to or from the file: one call may stop early."""
+        """Move all of the array to or from the file: one call may stop early."""
         assert self._file is not None
         done = 0
         while done < array.nbytes:

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.memory.history import MicrobatchKey
 from testbed.codecs.wire import header
 from testbed.codecs.wrap import Wrapper, check_keys, twin
 from testbed.errors import CodecError
-from testbed.message_key import Phase
-
-Key = tuple[Phase, int]
 
 
 class _Owed(NamedTuple):
@@ -24,24 +22,28 @@ class _Owed(NamedTuple):
 
 
 class ErrorFeedback(Wrapper):
-    """C(X + E) goes over, then E <- X + E - what the receiver decodes. The payload is the inner codec's; nothing is added.
+    """Send C(X + E), then set E to X + E minus what the receiver decodes. The payload is the inner codec's.
 
-    One E for each (phase, micro-batch), from step to step. The next step's micro-batch holds other examples, so one example's
-    error is put into another's activations. Only the sender remembers, beside what the inner codec does; a tensor of another
-    shape than the last begins with E = 0.
-    Law: decoded + E = X + previous E, to fp32's rounding. Bits a value: the inner codec's.
+    There is one E for each (phase, micro-batch), from step to step. The next step's micro-batch holds other examples,
+    so one example's error is put into another's activations. Only the sender remembers E; for a tensor of another shape
+    than the last, E is 0.
+
+    Law: decoded + E = X + previous E, to fp32's rounding. Bits per value: the inner codec's.
     Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
     """
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
-        """Nothing in the context matters here."""
+        """Nothing in the context matters here: no number is drawn."""
         self.inner, self._decoder = inner, twin(inner)
         super().__init__(inner=inner, decoder=self._decoder)
-        self._owed: dict[Key, _Owed] = {}
+        self._owed: dict[MicrobatchKey, _Owed] = {}
         self._scratch = torch.empty(0)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """CodecError names the message key where the tensor, or what is left of it, is not finite."""
+        """Encode the tensor and what is owed.
+
+        CodecError names the message key where either, or the new error, is not finite.
+        """
         x = header.check_input(tensor)
         owed = self._of(key, x.shape)
         if owed is None:
@@ -59,29 +61,32 @@ class ErrorFeedback(Wrapper):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """As the inner codec."""
+        """Decode with the inner codec."""
         return self.inner.decode(payload, key)
 
     def residual(self, key: MessageKey) -> Tensor:
-        """E after the message key's last message, at the sender: what of the inputs has not crossed."""
+        """Return E after the last message, at the sender: what of the inputs has not crossed."""
         owed = self._owed.get(self._key(key))
         return torch.zeros(()) if owed is None else owed.value.clone()
 
     def shared(self) -> Mapping[str, Tensor]:
-        """The inner codec's. What decodes at the sender has no counterpart: the receiver decodes with the inner codec itself."""
+        """Return what the inner codec shares.
+
+        The sender's decoder has no counterpart: the receiver decodes with the inner codec itself.
+        """
         return {key: value for key, value in super().shared().items() if not key.startswith("decoder.")}
 
     def state(self) -> dict[str, Any]:
-        """Every E, and the inner codec's state."""
+        """Return every E, and the inner codec's state."""
         return {
             "parts": super().state(),
             "owed": [(*key, owed.step, owed.value.clone()) for key, owed in self._owed.items()],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `base.Stateful`."""
+        """Load what `state` returned. CodecError for anything else."""
         check_keys(state, {"parts", "owed"})
-        loaded: dict[Key, _Owed] = {}
+        loaded: dict[MicrobatchKey, _Owed] = {}
         for row in state["owed"]:
             match row:
                 case ("train" | "evaluation" as phase, int(part), int(step), Tensor() as value) if (
@@ -94,15 +99,15 @@ class ErrorFeedback(Wrapper):
         self._owed = loaded
 
     def reset(self) -> None:
-        """Nothing is owed any more."""
+        """Owe nothing any more."""
         super().reset()
         self._owed = {}
 
-    def _key(self, key: MessageKey) -> Key:
+    def _key(self, key: MessageKey) -> MicrobatchKey:
         return key.phase, key.microbatch
 
     def _lasts(self, owed: _Owed, key: MessageKey) -> bool:
-        """Whether an earlier error is still to be added."""
+        """Say whether an earlier error is still to be added."""
         return True
 
     def _of(self, key: MessageKey, shape: torch.Size) -> Tensor | None:
@@ -111,16 +116,17 @@ class ErrorFeedback(Wrapper):
 
 
 class LazyErrorFeedback(ErrorFeedback):
-    """Lazy error propagation: one E a phase, from a micro-batch to the next of the same step, dropped when the step ends.
+    """Lazy error propagation: one E per phase, passed from micro-batch to micro-batch and dropped at a step's end.
 
-    For gradients, as in `fwd=bf16, bwd=lazy(powersgd(4))`: the optimiser sees the sum over a step's micro-batches, so only the
-    last one's error is lost. Law within a step: the sum of what is decoded + E = the sum of the inputs. Bits a value: the inner
-    codec's.
-    Source: Optimus-CC, Song et al., ASPLOS 2023 (arXiv 2301.09830), of which only the abstract was at hand. It compresses the
-    sends that are exposed at the end of a schedule; this, all of them.
+    It is for gradients, as in `fwd=bf16, bwd=lazy(powersgd(4))`: the optimiser sees the sum over a step's
+    micro-batches, so only the last one's error is lost.
+
+    Law within a step: the sum of what is decoded + E = the sum of the inputs. Bits per value: the inner codec's.
+    Source: Optimus-CC, Song et al., ASPLOS 2023 (arXiv 2301.09830), of which only the abstract was at hand. It
+    compresses the sends that are exposed at the end of a schedule; this class compresses all of them.
     """
 
-    def _key(self, key: MessageKey) -> Key:
+    def _key(self, key: MessageKey) -> MicrobatchKey:
         return key.phase, 0
 
     def _lasts(self, owed: _Owed, key: MessageKey) -> bool:

@@ -1,7 +1,8 @@
-"""What both ends of a difference codec hold: for each message key, the tensor last decoded, and how many messages there were.
+"""What both ends of a difference codec hold: for each micro-batch, the last decoded tensor and a count of messages.
 
-A message's visit number is 0 for a message key's first, then 1..255 and round again without 0. Visit 0 is accepted in any state and
-starts the message key anew; any other must follow the last one, so a lost or repeated message is a CodecError and never a silent drift.
+A message's visit number is 0 for the first of its micro-batch, then 1..255 and round again without 0. Visit 0 is
+accepted in any state and starts the micro-batch anew; any other must follow the last one, so a lost or repeated message
+is a CodecError and never a silent drift.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
 from testbed.message_key import Phase
 
-Key = tuple[Phase, int]
-"""Phase and micro-batch."""
+MicrobatchKey = tuple[Phase, int]
+"""Phase and micro-batch: what comes again in the next step."""
 
 
 class Memory(NamedTuple):
-    """What is held for one message key."""
+    """What is held for one micro-batch."""
 
     value: Tensor
     """P: fp32, the shape of the tensor."""
     visit: int
-    """Of the last message."""
+    """The last message's."""
 
 
 def following(visit: int) -> int:
-    """The visit number after this one."""
+    """Return the visit number after this one."""
     return visit % 255 + 1
 
 
 def check_follows(key: MessageKey, visit: int, last: int | None, what: str) -> None:
-    """CodecError unless `visit` comes after `last`; `what` the message is of."""
+    """Raise CodecError unless `visit` comes after `last`. `what` names what the message is of."""
     if last is None or visit != following(last):
         known = "nothing" if last is None else f"visit {last}"
         raise CodecError(
-            f"cannot decode {key}: visit {visit} of {what} does not follow {known}; a message was lost, repeated or made by "
-            "another encoder. Reset the encoder: its next message then starts anew"
+            f"cannot decode {key}: visit {visit} of {what} does not follow {known}; a message was lost, repeated or "
+            "made by another encoder. Reset the encoder: its next message then starts anew"
         )
 
 
@@ -50,19 +51,22 @@ class History:
     """One tensor per (phase, micro-batch)."""
 
     def __init__(self) -> None:
-        self._memory: dict[Key, Memory] = {}
+        self._memory: dict[MicrobatchKey, Memory] = {}
 
     @property
-    def memory(self) -> Mapping[Key, Memory]:
-        """To be read only."""
+    def memory(self) -> Mapping[MicrobatchKey, Memory]:
+        """What is held, to be read only."""
         return MappingProxyType(self._memory)
 
     def last(self, key: MessageKey) -> Memory | None:
-        """What is held for a message key."""
+        """Return what is held for a message's micro-batch."""
         return self._memory.get((key.phase, key.microbatch))
 
     def follow(self, key: MessageKey, visit: int) -> Memory | None:
-        """What a message of this visit number builds on; None for visit 0. CodecError when it does not follow."""
+        """Return what a message of this visit number builds on; None for visit 0.
+
+        CodecError when it does not follow.
+        """
         if visit == 0:
             return None
         last = self.last(key)
@@ -70,9 +74,8 @@ class History:
         return last
 
     def put(self, key: MessageKey, value: Tensor, visit: int) -> None:
-        """Hold a copy of `value`. In place where the shape is the same: a fresh tensor a message made the allocator give pages
-        back and fetch them again.
-        """
+        """Hold a copy of `value`."""
+        # In place where the shape is the same: a fresh tensor per message made the allocator give its pages back.
         last = self.last(key)
         if last is not None and last.value.shape == value.shape:
             last.value.copy_(value)
@@ -82,20 +85,20 @@ class History:
         self._memory[key.phase, key.microbatch] = Memory(held, visit)
 
     def shared(self) -> dict[str, Tensor]:
-        """The tensors, and the visit numbers as tensors."""
+        """Return the tensors, and the visit numbers as tensors."""
         return {
             **{f"{phase}/{part}": held.value for (phase, part), held in self._memory.items()},
             **{f"{phase}/{part}/visit": torch.tensor(held.visit) for (phase, part), held in self._memory.items()},
         }
 
     def state(self) -> dict[str, Any]:
-        """For torch.save."""
+        """Return what is held, for torch.save."""
         return {"memory": [(*key, held.visit, held.value.clone()) for key, held in self._memory.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """CodecError for what `state` does not give."""
+        """Hold what `state` returned. CodecError for anything else."""
         check_keys(state, {"memory"})
-        loaded: dict[Key, Memory] = {}
+        loaded: dict[MicrobatchKey, Memory] = {}
         for row in state["memory"]:
             match row:
                 case ("train" | "evaluation" as phase, int(part), int(visit), Tensor() as value) if (
@@ -107,5 +110,5 @@ class History:
         self._memory = loaded
 
     def reset(self) -> None:
-        """Hold nothing."""
+        """Forget everything."""
         self._memory.clear()
