@@ -65,7 +65,7 @@ class Stateful(Protocol):
     """
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Return what both ends hold bit-identically after the same messages, by name and read-only; perhaps nothing."""
+        """Return what both ends hold bit-identically after the same messages, by name, read-only; perhaps nothing."""
         ...
 
     def state(self) -> dict[str, Any]:

@@ -196,7 +196,8 @@ def changes_model(spec: CodecSpec) -> bool:
     """Whether the codec has a part in a model, at either end."""
     ends: tuple[tuple[StagePlace, Side], ...] = (("first", "downstream"), ("last", "upstream"))
     return any(
-        hook_of(build_codec(spec, Context(0, 0, "forward")), TrialStage(place), side) is not None for place, side in ends
+        hook_of(build_codec(spec, Context(0, 0, "forward")), TrialStage(place), side) is not None
+        for place, side in ends
     )
 
 
