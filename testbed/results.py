@@ -23,7 +23,7 @@ from testbed.spec import Cell
 
 Record = TypeVar("Record", bound=BaseModel)
 Order = Literal["grouped", "interleaved"]
-"""Of the runs of a sweep; see `sweep.order`."""
+"""Of the runs of a sweep; see `sweep.conduct.arrange_runs`."""
 
 
 def check_folder(path: Path, remedy: str = "choose another with --results") -> None:

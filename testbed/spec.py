@@ -150,7 +150,7 @@ class Cell(Frozen):
     compute: Annotated[Measured | Paced, Field(discriminator="mode")]
     timing: Timing = "full"
     """full: it is trained over its own links. replay: frames of the recorded sizes cross its links, between actions of the
-    recorded durations; both, and the losses, come from the run of `recording(cell)`, because in synchronous training the network
+    recorded durations; both, and the losses, come from the run of `sweep.replays.recording_of`, because in synchronous training the network
     cannot change the maths."""
     workload: WorkloadSpec
     pipeline: PipelineSpec
@@ -217,11 +217,6 @@ class Cell(Frozen):
 def link_count(topology: Topology, nodes: int) -> int:
     """How many shaped links a lab of so many nodes has."""
     return nodes if topology == "star" else nodes - 1
-
-
-def recording(cell: Cell, unshaped: LinkProfile) -> Cell:
-    """The cell whose run is replayed for `cell`: the same, really trained, over links that `unshaped` describes."""
-    return cell.model_copy(update={"timing": "full", "profiles": (unshaped,)})
 
 
 class Hop(NamedTuple):

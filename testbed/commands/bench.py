@@ -38,8 +38,7 @@ def links(
     from testbed import paths, results
     from testbed.net.certificate import accuracy
     from testbed.report import accuracy as drawn
-    from testbed.sweep.environment import snapshot
-    from testbed.sweep.machine import machine
+    from testbed.sweep.environment import describe_machine, hold_machine
 
     other = results.read_json(compare, accuracy.Accuracy) if compare else None
     chosen, reason = resolve(engine)
@@ -47,7 +46,7 @@ def links(
     found = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
     if found is not None and found.engine != chosen:
         raise UserError(f"{output} holds results of the engine {found.engine}, not {chosen}; name another file with -o")
-    found = found or accuracy.Accuracy(engine=chosen, engine_reason=reason, machine=snapshot(), results=())
+    found = found or accuracy.Accuracy(engine=chosen, engine_reason=reason, machine=describe_machine(), results=())
     have = {result.point for result in found.results}
     waiting = [point for point in accuracy.grid(chosen, quick=quick, busy=busy) if point not in have]
     minutes = sum(point.seconds() for point in waiting) / 60
@@ -55,7 +54,7 @@ def links(
     for file in (output, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
-    with machine():
+    with hold_machine():
         for number, point in enumerate(waiting, start=1):
             result = accuracy.measure_point(point, chosen, reason)
             found = found.model_copy(update={"results": (*found.results, result)})
@@ -81,18 +80,17 @@ def lab(
 ) -> None:
     """Measure how fast a star of nodes stands and is gone again, beside Mininet and NeST where they are installed."""
     from testbed.net.machine import lab_speed
-    from testbed.sweep.environment import snapshot
-    from testbed.sweep.machine import machine
+    from testbed.sweep.environment import describe_machine, hold_machine
 
     chosen, reason = resolve(engine)
-    about = snapshot()
+    about = describe_machine()
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     load = f"load {about['load_average'][0]:.2f}"
     out.print(
         f"{about['cpu_model'] or 'unknown processor'}, {about['cores']} processors, Linux {about['kernel']}, {load}"
     )
     rows = table("tool", "nodes", "build", "teardown", "n", "how", right=("nodes", "build", "teardown", "n"))
-    with machine():
+    with hold_machine():
         for count in nodes:
             netem = chosen == "netem"
             found = [lab_speed.ours(count, chosen, repetitions)]
@@ -111,13 +109,13 @@ def replay(
 ) -> None:
     """Compare finished replays with the full runs of the same cells: step time, bytes on the wire, losses. Starts nothing."""
     from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
-    from testbed.sweep import recordings
+    from testbed.sweep import replays
 
     columns = ("full", "replay", "step time", "wire")
     rows = table("network", "codec", *columns, "losses", "certificates", "verdict", right=columns)
     found: list[Fidelity] = []
     machines = set()
-    for runs in recordings.pairs(folder):
+    for runs in replays.timed_both_ways(folder):
         cell = runs[0].cell
         full, again = ((run.summary, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run in runs)
         assert full[0] is not None

@@ -33,14 +33,14 @@ def codecs(
     """Measure encode and decode on saved activations and gradients, beside the time on the wire and other packages."""
     from testbed.codecs.catalogue import placement
     from testbed.report import codec_costs, distortion
-    from testbed.sweep.environment import snapshot
+    from testbed.sweep.environment import describe_machine
 
     texts = [placement.parse_placement(name).text for name in names] if names else list(BENCHED)
     for file in (output, figure, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
     tensors = _tensors()
-    environment = snapshot()
+    environment = describe_machine()
     lines = [json.loads(line) for line in _run("testbed.codecs.bench.measure", str(tensors), *texts)]
     benchmark = CodecBenchmark(
         machine=f"{environment['cpu_model'] or 'unknown processor'}, one thread",

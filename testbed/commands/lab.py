@@ -71,7 +71,7 @@ def stand(
     """Build a lab and let it stand until Ctrl-C, to try things by hand: `testbed shell node-0` opens a shell inside."""
     from testbed.net.lab import Lab, LabSpec
     from testbed.spec import Topology
-    from testbed.sweep.machine import machine
+    from testbed.sweep.environment import hold_machine
 
     if topology not in get_args(Topology):
         raise UnknownNameError("topology", topology, get_args(Topology))
@@ -82,7 +82,7 @@ def stand(
         spec = LabSpec(topology=topology, profiles=wanted, nodes=nodes, engine=chosen, engine_reason=reason)
     except ValidationError as error:
         raise explain(error, LabSpec, "the lab asked for") from None
-    with machine(), Lab(spec) as lab:
+    with hold_machine(), Lab(spec) as lab:
         rows = table("link", "profile", "from", "address", "to", "address")
         for one in lab.links:
             rows.add_row(one.name, one.profile.name, one.near_name, one.near_address, one.far_name, one.far_address)
@@ -148,14 +148,14 @@ def link(
     """Build one link, certify it, and print asked against measured."""
     from testbed.net.lab import Lab, LabSpec
     from testbed.report.tables import certificate_summary, certificate_table
-    from testbed.sweep.machine import machine
+    from testbed.sweep.environment import hold_machine
 
     wanted = profiles.load_profile(profile, overrides)
     sizes = [units.parse_size(size) for size in message]
     chosen, reason = resolve(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     with (
-        machine(),
+        hold_machine(),
         Lab(LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)) as lab,
     ):
         certificate = lab.certify("quick" if quick else "full", sizes, pcap)

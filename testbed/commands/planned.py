@@ -1,4 +1,4 @@
-"""What a sweep is going to do, for people: its cells, their predicted time, what is tuned; and the watch that follows it."""
+"""What a sweep is going to do, for people: its cells, their predicted time, what is tuned; and the progress of its runs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced
 from testbed.sweep import conduct
 from testbed.sweep.estimate import Estimator, on_this_machine
-from testbed.sweep.progress import Watch, format_duration
+from testbed.sweep.progress import SweepProgress, format_duration
 
 
-def watch(folder: Path) -> Callable[[Sequence[Cell]], Watch]:
-    """Makes the watch of some runs into `folder`, with an idea of how long each takes."""
+def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
+    """Return what follows runs into `folder`, with an idea of how long each takes."""
     estimator = Estimator(folder, None)  # measuring this machine first would take longer than it is worth
 
-    def make(cells: Sequence[Cell]) -> Watch:
+    def make(cells: Sequence[Cell]) -> SweepProgress:
         estimates = {cell.id: estimator.estimate(cell) for cell in cells}
-        return Watch(out, cells, {cell_id: found.seconds for cell_id, found in estimates.items() if found is not None})
+        return SweepProgress(
+            out, cells, {cell_id: found.seconds for cell_id, found in estimates.items() if found is not None}
+        )
 
     return make
 
@@ -33,7 +35,7 @@ def show(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     rows = table("cell", "stages", "schedule", "micro-batches", "steps", "runs", "a run takes", "known from")
     cells, repeats = agenda.cells, agenda.experiment.repeats
     tuning = conduct.untried(agenda, folder, again=again)
-    runs = conduct.missing(cells, agenda.experiment, folder, again=again)
+    runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
     left = Counter(cell.id for cell in (*tuning, *runs))
     recordings = {cell.id: cell for cell in runs if cell.id not in {one.id for one in cells}}
     seconds = 0.0

@@ -52,7 +52,7 @@ def plan(
     choice = planning.Choice(quick, overrides, only, exclude, repeats)
     folder = results / found.name
     stored.check_folder(folder)
-    agenda = conduct.agenda(found, chosen, choice, folder, again=again)
+    agenda = conduct.make_agenda(found, chosen, choice, folder, again=again)
     out.print(found.question, highlight=False, soft_wrap=True)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     planned.show(agenda, folder, again=again)
@@ -138,18 +138,18 @@ def _sweep(
     chosen, reason = resolve(engine or experiment.engine)
     folder = results / folder_name
     stored.check_folder(folder)
-    agenda = conduct.agenda(experiment, chosen, choice, folder, again=again)
+    agenda = conduct.make_agenda(experiment, chosen, choice, folder, again=again)
     stored.make_folder(folder)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     if agenda.to_tune:
-        agenda = conduct.tune_first(agenda, folder, reason, planned.watch(folder), again=again)
+        agenda = conduct.tune_first(agenda, folder, reason, planned.progress_into(folder), again=again)
     if agenda.tuning:
         planned.show_tuning(agenda.tuning)
-    runs = conduct.missing(agenda.cells, agenda.experiment, folder, again=again)
+    runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
-    stored.write_json(folder / "sweep.json", conduct.record_of(agenda, _typed()))
-    failures = conduct.make(runs, folder, reason, planned.watch(folder))
+    stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
+    failures = conduct.make_runs(runs, folder, reason, planned.progress_into(folder))
     out.print(tables.terminal_table(collect.latest(folder, [cell.id for cell in agenda.cells])))
     if report:
         _report(folder, folder / "report.html")

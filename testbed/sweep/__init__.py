@@ -1,9 +1,17 @@
-"""From an experiment file to runs.
+"""How does an experiment file become runs?
 
-plan       the file, its axes and filters; `fields`: dotted names, `filters`: conditions, `resolve`: a cell of each point
-tune       what one field is to be for each arm        order       which run comes when
-estimate   how long it will take                       recordings  what replays need first
-conduct    all of that together                        controller  makes the runs: certify, train, certify
-session    lab and stage hosts of one network          interrupt   what Ctrl-C means
-progress   what a person sees; `live` on a terminal
+| module | what it does |
+|---|---|
+| `plan` | reads the file, its axes and variants, and makes its cells |
+| `fields`, `filters` | dotted names of a cell's fields; conditions on them |
+| `resolve` | makes a cell from each point of the axes, and checks it |
+| `tune` | chooses one field for each arm by short runs |
+| `estimate` | says how long a run will take |
+| `replays` | finds the recording that a replay needs |
+| `conduct` | brings all of that together: what is tuned, in which order, what is missing |
+| `controller` | makes the runs: certify, train, certify, summarise |
+| `session` | holds the lab and the stage hosts of one network |
+| `environment` | holds the machine and describes it |
+| `interrupt` | says what Ctrl-C means |
+| `progress` | shows a person what happens |
 """

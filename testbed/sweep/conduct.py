@@ -1,23 +1,26 @@
-"""A whole experiment: choose what is to be tuned, put the runs in order, make those that are missing."""
+"""Conduct a whole experiment: choose what is to be tuned, put the runs in order, make those that are missing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from testbed import results
 from testbed.errors import TestbedError
-from testbed.results import SweepRecord, TuningRecord
+from testbed.results import Order, SweepRecord, TuningRecord
 from testbed.spec import Cell, Engine
-from testbed.sweep import controller, order, plan, tune
+from testbed.sweep import controller, plan, tune
 from testbed.sweep.plan import Choice, Combination, Experiment
-from testbed.sweep.progress import Watch
-from testbed.sweep.recordings import with_recordings
+from testbed.sweep.progress import SweepProgress
+from testbed.sweep.replays import with_recordings
 from testbed.sweep.session import network_of
 
-MakeWatch = Callable[[Sequence[Cell]], Watch]
-"""Given runs in their order, what follows them."""
+MakeProgress = Callable[[Sequence[Cell]], SweepProgress]
+"""Given runs in their order, makes what follows them."""
+Network = Callable[[Cell], Hashable]
+"""What cells must agree in to share a lab (`session.network_of`)."""
 
 
 class Agenda(NamedTuple):
@@ -30,46 +33,83 @@ class Agenda(NamedTuple):
     trials: list[tune.Trial]
     """Empty without [tune]."""
     tuning: TuningRecord | None
-    """The choice among them; None before it was made."""
+    """The choice among them; None before it was agenda."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Of the sweep, each once. Before tuning, with the first value that will be tried."""
-        found, asked = self.combinations, self.experiment.tune
+        """The cells of the sweep, each once. Before tuning they have the first value that will be tried."""
+        points, asked = self.combinations, self.experiment.tune
         if asked is not None:
-            found = tune.with_choice(found, asked, self.tuning) if self.tuning else plan.untuned(found, asked)
-        return plan.unique(plan.resolve(found, self.engine, str(self.experiment.path)))
+            points = tune.with_choice(points, asked, self.tuning) if self.tuning else plan.untuned(points, asked)
+        return plan.unique(plan.resolve_cells(points, self.engine, str(self.experiment.path)))
 
     @property
     def to_tune(self) -> tuple[Cell, ...]:
-        """The runs of the trials, while the choice has not been made."""
+        """The runs of the trials, while the choice has not been agenda."""
         return plan.unique(cell for trial in self.trials for cell in trial.cells) if self.tuning is None else ()
 
 
-def agenda(experiment: Experiment, engine: Engine, choice: Choice, folder: Path, *, again: bool = False) -> Agenda:
-    """What is to be done, everything checked; starts and writes nothing. `again`: what was tuned before does not count."""
-    asked = plan.chosen(experiment, choice)
-    found = plan.combinations(asked, choice)
-    tried = tune.trials(asked, found, engine)
+def make_agenda(experiment: Experiment, engine: Engine, choice: Choice, folder: Path, *, again: bool = False) -> Agenda:
+    """Work out what is to be done and check it all; starts and writes nothing. `again`: what was tuned before does not count."""
+    asked = plan.apply_choice(experiment, choice)
+    points = plan.combinations(asked, choice)
+    tried = tune.trials(asked, points, engine)
     before = results.last_tuning(folder) if tried and not again else None
-    made = Agenda(asked, engine, found, tried, before if before is not None and tune.answers(before, tried) else None)
-    _ = made.cells  # checks them
-    return made
+    agenda = Agenda(
+        asked, engine, points, tried, before if before is not None and tune.answers(before, tried) else None
+    )
+    _ = agenda.cells  # checks them
+    return agenda
 
 
-def missing(cells: tuple[Cell, ...], experiment: Experiment, folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
-    """The runs that are still to be made for these cells to have all their repeats, in order; recordings come before replays."""
-    runs = order.arrange(
+def missing_runs(
+    cells: tuple[Cell, ...], experiment: Experiment, folder: Path, *, again: bool = False
+) -> tuple[Cell, ...]:
+    """Return the runs that these cells still need to have all their repeats, in order; recordings come before replays."""
+    runs = arrange_runs(
         cells, repeats=experiment.repeats, order=experiment.order, seed=experiment.order_seed, network=network_of
     )
     done = {} if again else {cell.id: len(results.finished_runs(folder, cell.id)) for cell in cells}
-    left = order.missing(runs, done)
-    return with_recordings(left, _Finished(folder) if not again else ())
+    return with_recordings(runs_left(runs, done), _Finished(folder) if not again else ())
 
 
-def untried(made: Agenda, folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
-    """The runs of the trials that are still to be made."""
-    return tuple(cell for cell in made.to_tune if again or results.finished(folder, cell.id) is None)
+def arrange_runs(cells: Sequence[Cell], *, repeats: int, order: Order, seed: int, network: Network) -> list[Cell]:
+    """Put the runs in order: every cell `repeats` times. The same arguments give the same order.
+
+    grouped      as the file has them: runs over one network together, and a cell's repeats one after another.
+    interleaved  in rounds, in each of which every cell runs once: networks shuffled, and the cells within a network, so that a
+                 machine that warms up or slows down does it to all codecs alike. Cells of one network stay together in a
+                 round, because they share a lab.
+    """
+    networks: dict[Hashable, list[Cell]] = {}
+    for cell in cells:
+        networks.setdefault(network(cell), []).append(cell)
+    groups = list(networks.values())
+    if order == "grouped":
+        return [cell for group in groups for cell in group for _ in range(repeats)]
+    runs: list[Cell] = []
+    for number in range(repeats):
+        shuffle = random.Random(f"{seed} {number}")  # a round is the same however many follow
+        for group in shuffle.sample(groups, len(groups)):
+            runs += shuffle.sample(group, len(group))
+    return runs
+
+
+def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
+    """Return the runs that are still to be made, in the same order. `done` says how many of each cell have been agenda."""
+    spare = dict(done)
+    left = []
+    for cell in runs:
+        if spare.get(cell.id, 0) > 0:
+            spare[cell.id] -= 1
+        else:
+            left.append(cell)
+    return left
+
+
+def untried(agenda: Agenda, folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
+    """The runs of the trials that are still to be agenda."""
+    return tuple(cell for cell in agenda.to_tune if again or results.finished(folder, cell.id) is None)
 
 
 class _Finished:
@@ -82,37 +122,41 @@ class _Finished:
         return results.finished(self._folder, str(cell_id)) is not None
 
 
-def make(runs: Sequence[Cell], folder: Path, engine_reason: str, watch: MakeWatch) -> list[TestbedError]:
-    """Make runs; why some failed. See `controller.sweep`."""
+def make_runs(runs: Sequence[Cell], folder: Path, engine_reason: str, progress: MakeProgress) -> list[TestbedError]:
+    """Make runs; returns why some failed. See `controller.run_cells`."""
     if not runs:
         return []
-    with watch(runs) as following:
-        return controller.sweep(runs, folder, engine_reason, following)
+    with progress(runs) as following:
+        return controller.run_cells(runs, folder, engine_reason, following)
 
 
-def tune_first(made: Agenda, folder: Path, engine_reason: str, watch: MakeWatch, *, again: bool = False) -> Agenda:
+def tune_first(
+    agenda: Agenda, folder: Path, engine_reason: str, progress: MakeProgress, *, again: bool = False
+) -> Agenda:
     """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError when nothing is left for any arm."""
-    assert made.experiment.tune is not None
-    make(untried(made, folder, again=again), folder, engine_reason, watch)  # a run that fails puts its value out
+    assert agenda.experiment.tune is not None
+    make_runs(
+        untried(agenda, folder, again=again), folder, engine_reason, progress
+    )  # a run that fails disqualifies its value
 
     def loss_of(cell_id: str) -> float | None:
         run = results.finished(folder, cell_id)
         return None if run is None or run.summary is None else run.summary.validation_loss
 
-    record = tune.settle(made.experiment.tune, made.trials, loss_of)
+    record = tune.settle(agenda.experiment.tune, agenda.trials, loss_of)
     results.write_json(folder / "tuning.json", record)
-    return made._replace(tuning=record)
+    return agenda._replace(tuning=record)
 
 
-def record_of(made: Agenda, command: str) -> SweepRecord:
-    """What is kept of it in sweep.json; `command` is what was typed."""
-    asked = made.experiment
+def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
+    """Return what sweep.json keeps of the agenda; `command` is what was typed."""
+    asked = agenda.experiment
     return SweepRecord(
         question=asked.question,
         command=command,
-        cells=tuple(cell.id for cell in made.cells),
+        cells=tuple(cell.id for cell in agenda.cells),
         repeats=asked.repeats,
         order=asked.order,
         order_seed=asked.order_seed,
-        tuned=made.tuning is not None,
+        tuned=agenda.tuning is not None,
     )

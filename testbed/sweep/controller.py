@@ -17,10 +17,10 @@ from testbed.metrics import summarise
 from testbed.pipeline.control import READABLE, Ended
 from testbed.records import Certificate, LabRecord, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, WorkloadSpec
-from testbed.sweep import environment, recordings
+from testbed.sweep import replays
+from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.interrupt import Interrupt
-from testbed.sweep.machine import machine
-from testbed.sweep.progress import Watch
+from testbed.sweep.progress import SweepProgress
 from testbed.sweep.session import Session, Tokens, network_of
 from testbed.workloads import table as workloads
 
@@ -30,7 +30,7 @@ _SAME_SIZE = 1.1
 Status = Literal["ok", "failed", "interrupted"]
 
 
-def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch) -> list[TestbedError]:
+def run_cells(cells: Sequence[Cell], folder: Path, engine_reason: str, progress: SweepProgress) -> list[TestbedError]:
     """Make a run for each of `cells`, in their order, into `folder`; returns why cells failed.
 
     A cell that fails does not stop the others; but where it stands in the list again, it is not tried again. Ctrl-C ends it with
@@ -39,20 +39,24 @@ def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch)
     """
     failures: list[TestbedError] = []
     failed: set[str] = set()
-    with machine(), Interrupt(watch.note) as interrupt, closing(_Standing(folder, engine_reason, watch)) as standing:
+    with (
+        hold_machine(),
+        Interrupt(progress.note) as interrupt,
+        closing(_Standing(folder, engine_reason, progress)) as standing,
+    ):
         for cell in cells:
-            watch.begin(cell)
+            progress.begin(cell)
             if cell.id in failed:
-                watch.leave_out("it has failed before")
+                progress.leave_out("it has failed before")
                 continue
-            runner = _Runner(results.new_run(folder, cell), cell, watch)
+            runner = _Runner(results.new_run(folder, cell), cell, progress)
             try:
                 replay = standing.recording(cell)
                 tokens = standing.tokens(cell)
                 ended = runner.run(standing.session(cell), tokens, interrupt, replay)
             except BaseException as error:
                 summary = runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
-                watch.end(cell, summary)
+                progress.end(cell, summary)
                 standing.close()  # hosts and links are in an unknown state
                 if not isinstance(error, TestbedError):
                     raise
@@ -60,7 +64,7 @@ def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch)
                 failed.add(cell.id)
             else:
                 stopped = KeyboardInterrupt("Ctrl-C; the running step was finished") if ended == "asked" else None
-                watch.end(cell, runner.close("interrupted" if stopped else "ok", stopped))
+                progress.end(cell, runner.close("interrupted" if stopped else "ok", stopped))
             if interrupt.asked:
                 raise KeyboardInterrupt
     return failures
@@ -69,8 +73,8 @@ def sweep(cells: Sequence[Cell], folder: Path, engine_reason: str, watch: Watch)
 class _Standing:
     """What runs share: the session of the last network, prepared texts, recordings that were looked at."""
 
-    def __init__(self, folder: Path, engine_reason: str, watch: Watch) -> None:
-        self._folder, self._engine_reason, self._watch = folder, engine_reason, watch
+    def __init__(self, folder: Path, engine_reason: str, progress: SweepProgress) -> None:
+        self._folder, self._engine_reason, self._progress = folder, engine_reason, progress
         self._session: Session | None = None
         self._tokens: dict[WorkloadSpec, Tokens] = {}
         self._recordings: set[Path] = set()
@@ -80,24 +84,24 @@ class _Standing:
         if self._session is not None and self._session.network != network_of(cell):
             self.close()
         if self._session is None:
-            self._watch.phase("building the lab")
+            self._progress.phase("building the lab")
             self._session = Session(cell, self._engine_reason)
         return self._session
 
     def tokens(self, cell: Cell) -> Tokens:
         """The cell's text, prepared."""
         if cell.workload not in self._tokens:
-            self._watch.phase("preparing the text")
-            self._tokens[cell.workload] = prepare(cell.workload)
+            self._progress.phase("preparing the text")
+            self._tokens[cell.workload] = prepare_text(cell.workload)
         return self._tokens[cell.workload]
 
     def recording(self, cell: Cell) -> Path | None:
         """The run that a replay replays; what speaks against it is said once. None for a cell that is trained."""
         if cell.timing != "replay":
             return None
-        found = recordings.folder_of(cell, self._folder)
-        if found not in self._recordings and (doubt := recordings.doubt(found)):
-            self._watch.note(doubt)
+        found = replays.recording_folder(cell, self._folder)
+        if found not in self._recordings and (doubt := replays.doubt_about(found)):
+            self._progress.note(doubt)
         self._recordings.add(found)
         return found
 
@@ -111,12 +115,12 @@ class _Standing:
 class _Runner:
     """One run of one cell: fills its folder."""
 
-    def __init__(self, run: results.Run, cell: Cell, watch: Watch) -> None:
-        self._run, self._cell, self._watch = run, cell, watch
+    def __init__(self, run: results.Run, cell: Cell, progress: SweepProgress) -> None:
+        self._run, self._cell, self._progress = run, cell, progress
         self._lab: LabRecord | None = None
         self._before: Certificate | None = None
         self._after: Certificate | None = None
-        results.write_json(run.folder / "environment.json", environment.snapshot())
+        results.write_json(run.folder / "environment.json", describe_machine())
 
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
         """Certify, train or replay that run, certify; why training ended."""
@@ -124,13 +128,13 @@ class _Runner:
         self._note_lab(
             session.lab.record.model_copy(update={"played_at_ns": None})
         )  # it may have been, for another run
-        self._watch.phase("certifying the links")
+        self._progress.phase("certifying the links")
         self._before = session.lab.certify("quick", expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))
-        self._watch.phase("starting")
+        self._progress.phase("starting")
         with interrupt.patient():
-            ended = session.train(cell, tokens, folder, self._watch, interrupt, self._note_lab, replay)
-            self._watch.phase("certifying the links again")
+            ended = session.train(cell, tokens, folder, self._progress, interrupt, self._note_lab, replay)
+            self._progress.phase("certifying the links again")
             sent = sent_messages(self._run.steps(stage) for stage in range(cell.pipeline.stages))
             self._after = session.lab.certify("quick", sent or expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=self._after))
@@ -179,7 +183,7 @@ def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def prepare(workload: WorkloadSpec) -> Tokens:
+def prepare_text(workload: WorkloadSpec) -> Tokens:
     """Have the text tokenised, as the invoking user and in a process of its own: this one imports no torch."""
     command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
     command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]

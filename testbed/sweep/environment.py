@@ -1,4 +1,7 @@
-"""What machine and software a run was made on: environment.json. Read, never guessed; what cannot be read is None."""
+"""The machine that runs are made on: hold it alone while measuring, and describe it and its software in environment.json.
+
+What is described is read, never guessed; what cannot be read is None.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,40 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 import testbed
+from testbed import paths, results
+from testbed.errors import UserError
 
 _PACKAGES = ("torch", "transformers", "datasets", "tokenizers", "numpy", "pyroute2", "scapy", "pydantic")
+
+
+@contextmanager
+def hold_machine() -> Iterator[None]:
+    """Hold the machine while one measures: two measurements at once would spoil each other's numbers.
+
+    UserError when another testbed holds it.
+    """
+    folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
+    lock = FileLock(folder / "machine.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            "another testbed is measuring on this machine; two at once would spoil each other's numbers"
+        ) from None
+    try:
+        paths.give_to_user(folder / "machine.lock")
+        yield
+    finally:
+        lock.release()
 
 
 def _read(path: str) -> str | None:
@@ -38,7 +68,7 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Of testbed's own checkout; None for an installed package or where git is missing."""
+    """Ask git about testbed's own checkout; None for an installed package or where git is missing."""
     folder = Path(testbed.__file__).resolve().parent.parent
     if not (folder / ".git").exists():
         return None
@@ -50,8 +80,8 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def snapshot() -> dict[str, Any]:
-    """The machine and software at this moment."""
+def describe_machine() -> dict[str, Any]:
+    """Describe the machine and software at this moment."""
     changed = _git("status", "--porcelain")
     memory = _field("/proc/meminfo", "MemTotal")
     return {

@@ -27,7 +27,7 @@ _HEADERS = 1.06
 """Wire bytes to payload bytes, seen with frames of some kilobytes."""
 
 
-class Estimate(NamedTuple):
+class RunEstimate(NamedTuple):
     """Of one run, in seconds of this machine."""
 
     seconds: float
@@ -56,21 +56,21 @@ class Estimator:
         self._past: list[_Past] = []
         for run in results.runs(folder):
             try:
-                if (past := _read(run)) is not None:
+                if (past := _past_of(run)) is not None:
                     self._past.append(past)
             except TestbedError:  # of an older version; the folder may hold anything
                 continue
 
-    def estimate(self, cell: Cell) -> Estimate | None:
+    def estimate(self, cell: Cell) -> RunEstimate | None:
         """How long a run of the cell will take; None where it is not known."""
         if same := [past.seconds for past in self._past if past.cell.id == cell.id]:
-            return Estimate(median(same), "its own runs")
+            return RunEstimate(median(same), "its own runs")
         alike = [past for past in self._past if _shape(past.cell) == _shape(cell)]
         if found := [past for past in alike if past.cell.codec == cell.codec] or alike:
-            return Estimate(mean(past.extended(cell.training.steps) for past in found), "runs over its network")
+            return RunEstimate(mean(past.extended(cell.training.steps) for past in found), "runs over its network")
         if self._host is None and isinstance(cell.compute, Measured):
             return None
-        return Estimate(self._modelled(cell), "a model")
+        return RunEstimate(self._modelled(cell), "a model")
 
     def _modelled(self, cell: Cell) -> float:
         training = cell.training
@@ -121,7 +121,7 @@ def _shape(cell: Cell) -> tuple[Any, ...]:
     return (network_of(cell), cell.compute, workload, cell.pipeline)
 
 
-def _read(run: Run) -> _Past | None:
+def _past_of(run: Run) -> _Past | None:
     """None for a run that did not end well, or does not say how long it took."""
     summary = run.summary
     if summary is None or summary.status != "ok" or summary.ended not in (None, "steps") or summary.step_s is None:

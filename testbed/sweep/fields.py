@@ -47,7 +47,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + key, value
 
 
-def parse(text: str, flag: str) -> tuple[str, Any]:
+def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
     """`training.steps=20`, as it is typed after `flag`. The value is read as TOML, and as a plain word where that fails."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
@@ -67,7 +67,7 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 @functools.cache
-def known() -> dict[str, Any]:
+def known_fields() -> dict[str, Any]:
     """Every field that an experiment may state, by dotted name, with what holds where it does not."""
     fields = dict(_walk(Cell))
     for name in ("schema_version", "engine", "profiles", "compute"):  # not stated there, or otherwise

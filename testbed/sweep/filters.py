@@ -10,17 +10,17 @@ from typing import Any
 
 from testbed.codecs.catalogue import placement
 from testbed.errors import SpecError, UnknownNameError
-from testbed.sweep.fields import Tables, flatten, known, nest, parse
+from testbed.sweep.fields import Tables, flatten, known_fields, nest, parse_assignment
 
 Condition = dict[str, list[Any]]
 
 
-def of_table(table: Mapping[str, Any], where: str) -> Condition:
+def read_condition(table: Mapping[str, Any], where: str) -> Condition:
     """A condition as a file has it. UnknownNameError for a field that no cell has; SpecError for an empty table."""
     condition = {name: value if isinstance(value, list) else [value] for name, value in flatten(table)}
     for name, values in condition.items():
-        if name not in known():
-            raise UnknownNameError(f"field of a cell in {where}:", name, known())
+        if name not in known_fields():
+            raise UnknownNameError(f"field of a cell in {where}:", name, known_fields())
         if not values:
             raise SpecError(f"{where}: {name} has no value")
     if not condition:
@@ -28,12 +28,12 @@ def of_table(table: Mapping[str, Any], where: str) -> Condition:
     return condition
 
 
-def of_flags(texts: Iterable[str], flag: str) -> list[Condition]:
+def read_flags(texts: Iterable[str], flag: str) -> list[Condition]:
     """One condition a flag."""
-    return [of_table(nest(*parse(text, flag)), flag) for text in texts]
+    return [read_condition(nest(*parse_assignment(text, flag)), flag) for text in texts]
 
 
-def together(conditions: Iterable[Condition]) -> Condition:
+def any_of(conditions: Iterable[Condition]) -> Condition:
     """One that holds where, for every field, one of the conditions on it does."""
     gathered: Condition = {}
     for condition in conditions:
@@ -49,7 +49,9 @@ def holds(condition: Condition, fields: Tables) -> bool:
 
 
 def _value(stated: Mapping[str, Any], name: str) -> Any:
-    (value,) = _plain(name, [stated.get(name, stated.get("compute") if name == "compute.mode" else known()[name])])
+    (value,) = _plain(
+        name, [stated.get(name, stated.get("compute") if name == "compute.mode" else known_fields()[name])]
+    )
     return value
 
 

@@ -15,14 +15,14 @@ from testbed.frozen import Frozen, explain, read_toml
 from testbed.results import Order
 from testbed.spec import Cell, Engine
 from testbed.sweep import filters
-from testbed.sweep.fields import Tables, flatten, merge, nest, parse
+from testbed.sweep.fields import Tables, flatten, merge, nest, parse_assignment
 from testbed.sweep.resolve import resolve_cell
 
 AskedEngine = Literal["auto", "netem", "relay"]
 _QUICK = ("cell", "axes", "variants", "repeats", "tune")
 
 
-class Tune(Frozen):
+class TuneSpec(Frozen):
     """[tune]: before the sweep, the value of one field is chosen for each arm by short runs; see `sweep.tune`."""
 
     field: str
@@ -53,7 +53,7 @@ class Experiment(Frozen):
     variants: list[dict[str, Any]] = Field(default=[])
     exclude: list[dict[str, Any]] = Field(default=[])
     only: list[dict[str, Any]] = Field(default=[])
-    tune: Tune | None = None
+    tune: TuneSpec | None = None
     quick: dict[str, Any] = Field(default={})
 
 
@@ -108,7 +108,7 @@ def _read(content: Mapping[str, Any], path: Path) -> Experiment:
         raise explain(error, Experiment, str(path)) from None
 
 
-def chosen(experiment: Experiment, choice: Choice) -> Experiment:
+def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
     """The experiment with what --quick, --set and --repeats change in it."""
     where = str(experiment.path)
     content = {name: getattr(experiment, name) for name in Experiment.model_fields}
@@ -122,7 +122,7 @@ def chosen(experiment: Experiment, choice: Choice) -> Experiment:
         content |= {**short, "axes": experiment.axes | short["axes"], "tune": short["tune"] or None}
     content["axes"] = dict(content["axes"])
     for text in choice.overrides:
-        name, value = parse(text, "--set")
+        name, value = parse_assignment(text, "--set")
         if any(name in dict(flatten(variant)) for variant in experiment.variants):
             raise SpecError(
                 f"--set {text}: {name} is set by the [[variants]] of {where}; choose among them with --only"
@@ -139,7 +139,7 @@ def chosen(experiment: Experiment, choice: Choice) -> Experiment:
 def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
     """The product of the axes, the first varying slowest and the variants fastest, without what is filtered out.
 
-    `experiment` is one that was `chosen` already. SpecError where nothing is left.
+    `experiment` is one to which `apply_choice` was applied. SpecError where nothing is left.
     """
     where = str(experiment.path)
     axes = [[nest(name, value) for value in values] for name, values in experiment.axes.items()]
@@ -160,13 +160,13 @@ def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
 
 def _filtered(found: list[Combination], experiment: Experiment, choice: Choice) -> list[Combination]:
     where, fields = str(experiment.path), [combination.fields for combination in found]
-    typed_only = filters.together(filters.of_flags(choice.only, "--only"))
-    typed_exclude = filters.of_flags(choice.exclude, "--exclude")
+    typed_only = filters.any_of(filters.read_flags(choice.only, "--only"))
+    typed_exclude = filters.read_flags(choice.exclude, "--exclude")
     filters.check_used(typed_only, fields, "--only")
     for condition in typed_exclude:
         filters.check_used(condition, fields, "--exclude")
-    keep = [filters.of_table(table, f"[[only]] of {where}") for table in experiment.only]
-    drop = [filters.of_table(table, f"[[exclude]] of {where}") for table in experiment.exclude] + typed_exclude
+    keep = [filters.read_condition(table, f"[[only]] of {where}") for table in experiment.only]
+    drop = [filters.read_condition(table, f"[[exclude]] of {where}") for table in experiment.exclude] + typed_exclude
     left = [
         one
         for one in found
@@ -179,7 +179,7 @@ def _filtered(found: list[Combination], experiment: Experiment, choice: Choice) 
     return left
 
 
-def resolve(found: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
+def resolve_cells(found: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
     """A cell for each combination."""
     cells = []
     for combination in found:
@@ -190,7 +190,7 @@ def resolve(found: Iterable[Combination], engine: Engine, where: str) -> list[Ce
     return cells
 
 
-def untuned(found: Sequence[Combination], tune: Tune | None) -> list[Combination]:
+def untuned(found: Sequence[Combination], tune: TuneSpec | None) -> list[Combination]:
     """The combinations with the first value that [tune] will try in place: what can be checked and shown before the choice."""
     if tune is None:
         return list(found)
@@ -211,8 +211,8 @@ def cells(
     `engine` is what `auto` resolved to.
     """
     choice = Choice(quick=quick, overrides=overrides, only=only, exclude=exclude)
-    asked = chosen(experiment, choice)
-    return unique(resolve(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path)))
+    asked = apply_choice(experiment, choice)
+    return unique(resolve_cells(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path)))
 
 
 def unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:

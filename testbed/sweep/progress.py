@@ -1,4 +1,7 @@
-"""What a person sees while cells run: a live view on a terminal (`live`), plain lines elsewhere."""
+"""Show a person what happens while cells run: a live view on a terminal, plain lines elsewhere.
+
+`SweepProgress` knows how far each run is; `draw_progress` makes one picture of that.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from testbed.directions import LinkDirection
 from testbed.pipeline.control import EvaluationDone, StepDone
@@ -18,6 +24,10 @@ from testbed.spec import Cell
 
 _RATES_OVER = 20
 """Samples, taken ten times a second, over which a link's rate is averaged."""
+_PICTURES_PER_S = 4
+_BELOW = 6
+"""Lines that the running cell needs below the table."""
+_STYLES = {"running": "bold", "failed": "red", "interrupted": "red", "waiting": "dim", "left out": "dim"}
 _ENDED = {"target": "target loss reached", "budget": "budget spent"}
 
 
@@ -60,7 +70,7 @@ class Turn:
         return {link: (rate(link, "up"), rate(link, "down")) for link in last if link in first}
 
 
-class Watch:
+class SweepProgress:
     """Follows the runs of a sweep; a context manager. The controller calls it, it decides nothing."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], expected_s: Mapping[str, float] | None = None) -> None:
@@ -71,13 +81,17 @@ class Watch:
         self._console = console
         self._expected_s = dict(expected_s or {})
         self._began = 0.0
-        self._live = None
+        self._live: Live | None = None
         if console.is_terminal:
-            from testbed.sweep.live import view
+            # drawn anew until it is stopped; then it is gone, and the lines that were noted stay
+            self._live = Live(
+                get_renderable=lambda: draw_progress(self, console.height),
+                console=console,
+                transient=True,
+                refresh_per_second=_PICTURES_PER_S,
+            )
 
-            self._live = view(console, self)
-
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> SweepProgress:
         if self._live:
             self._live.start()
         return self
@@ -174,3 +188,60 @@ class Watch:
             return self._expected_s[cell.id]
         took = [turn.took_s or 0.0 for turn in alike or ended]
         return sum(took) / len(took) if took else None
+
+
+# ---------------------------------------------------------------------- the live view
+def draw_progress(progress: SweepProgress, height: int) -> RenderableType:
+    """Draw one picture, at most `height` lines: the runs in a table, and the running one below it."""
+    rows = max(1, height - _BELOW - 2)
+    first = max(0, min(progress.current - rows // 2, len(progress.turns) - rows))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for name in ("", "codec", "network", "state", "steps", "step", "loss", "certificate"):
+        table.add_column(name, justify="right" if name in ("steps", "step", "loss") else "left", no_wrap=True)
+    for number, turn in enumerate(progress.turns[first : first + rows], start=first + 1):
+        table.add_row(*_cells(turn, number), style=_STYLES.get(turn.state, ""))
+    if progress.current < 0:
+        return table
+    return Group(
+        table, Text(_running(progress), overflow="ellipsis", no_wrap=True), *_links(progress.turns[progress.current])
+    )
+
+
+def _cells(turn: Turn, number: int) -> tuple[str, ...]:
+    loss = turn.validation_loss if turn.state == "ok" else turn.loss
+    steps = f"{turn.done}/{turn.cell.training.steps}" if turn.done else ""
+    return (
+        str(number),
+        turn.cell.codec,
+        turn.cell.network,
+        turn.phase or turn.state,
+        steps,
+        "" if turn.step_s is None else f"{turn.step_s * 1e3:.0f} ms",
+        "" if loss is None else f"{loss:.3f}",
+        turn.certificate,
+    )
+
+
+def _running(progress: SweepProgress) -> str:
+    turn = progress.turns[progress.current]
+    ended = sum(one.state not in ("waiting", "running") for one in progress.turns)
+    parts = [
+        f"{ended} of {len(progress.turns)} runs done",
+        f"{turn.cell.codec} on {turn.cell.network}: {turn.phase or turn.state}",
+    ]
+    if turn.tokens_per_s is not None and turn.phase == "training":
+        parts.append(f"{turn.tokens_per_s:,.0f} tokens/s")
+    if (left := progress.left_s()) > 0:
+        parts.append(f"about {format_duration(left)} left")
+    return "\n" + ", ".join(parts)
+
+
+def _links(turn: Turn) -> list[Text]:
+    """Say how many Mbit/s each link carries, up and down, in two lines at most."""
+    rates = [f"{link} {up / 1e6:.1f}/{down / 1e6:.1f}" for link, (up, down) in turn.rates_bps.items()]
+    if turn.phase != "training" or not rates:
+        return []
+    shown = [f"Mbit/s up/down: {'  '.join(rates[:4])}", f"                {'  '.join(rates[4:8])}"]
+    if len(rates) > 8:
+        shown[1] += f"  and {len(rates) - 8} more"
+    return [Text(line, overflow="ellipsis", no_wrap=True) for line in shown if line.strip()]

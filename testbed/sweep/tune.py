@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from testbed.errors import SpecError, StageError, UnknownNameError
 from testbed.results import TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell, Engine
-from testbed.sweep.fields import flatten, known, merge, nest
-from testbed.sweep.plan import Combination, Experiment, Tune, resolve
+from testbed.sweep.fields import flatten, known_fields, merge, nest
+from testbed.sweep.plan import Combination, Experiment, TuneSpec, resolve_cells
 
 
 class Trial(NamedTuple):
@@ -34,8 +34,8 @@ def trials(experiment: Experiment, found: Sequence[Combination], engine: Engine)
     if tune is None:
         return []
     for name in (tune.field, *tune.arm):
-        if name not in known():
-            raise UnknownNameError(f"field of a cell in {where}:", name, known())
+        if name not in known_fields():
+            raise UnknownNameError(f"field of a cell in {where}:", name, known_fields())
     if tune.field in experiment.axes or any(tune.field in dict(flatten(variant)) for variant in experiment.variants):
         raise SpecError(f"{where}: {tune.field} is an axis already; it cannot be chosen as well")
     firsts: list[Combination] = []
@@ -45,7 +45,7 @@ def trials(experiment: Experiment, found: Sequence[Combination], engine: Engine)
     return [_trial(tune, first, value, engine, where) for first in firsts for value in tune.values]
 
 
-def _trial(tune: Tune, first: Combination, value: Any, engine: Engine, where: str) -> Trial:
+def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, where: str) -> Trial:
     arm = first.arm(tune.arm)
     training = {"steps": tune.steps, "evaluate_every": 0, "target_loss": None, "budget_s": None}
     short = {"profile": tune.over, "timing": "full", "training": training}
@@ -55,10 +55,10 @@ def _trial(tune: Tune, first: Combination, value: Any, engine: Engine, where: st
         Combination(f"{label}, {tune.field}={value}, seed {seed}", merge(fields, nest("training.seed", seed), where))
         for seed in tune.seeds
     ]
-    return Trial(arm, value, tuple(resolve(seeded, engine, where)))
+    return Trial(arm, value, tuple(resolve_cells(seeded, engine, where)))
 
 
-def settle(tune: Tune, tried: Sequence[Trial], loss_of: Callable[[str], float | None]) -> TuningRecord:
+def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: Callable[[str], float | None]) -> TuningRecord:
     """What was found, and the choice. `loss_of`: final validation loss by cell id, None where no run ended well.
 
     StageError when no arm has a value left.
@@ -84,7 +84,7 @@ def _result(trial: Trial, loss_of: Callable[[str], float | None]) -> TriedValue:
     return TriedValue(value=trial.value, cells=tuple(cell.id for cell in trial.cells), losses=losses, mean_loss=mean)
 
 
-def _network(tune: Tune) -> str:
+def _network(tune: TuneSpec) -> str:
     return tune.over if isinstance(tune.over, str) else "+".join(tune.over)
 
 
@@ -95,7 +95,7 @@ def answers(record: TuningRecord, tried: Sequence[Trial]) -> bool:
     }
 
 
-def with_choice(found: Sequence[Combination], tune: Tune, record: TuningRecord) -> list[Combination]:
+def with_choice(found: Sequence[Combination], tune: TuneSpec, record: TuningRecord) -> list[Combination]:
     """The combinations with each arm's value in place; not those of an arm that has none."""
     chosen = [(one.arm, nest(tune.field, one.chosen)) for one in record.arms if one.left]
     return [

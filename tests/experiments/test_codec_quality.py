@@ -74,7 +74,7 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
     command.finish("sweep", NAME, "--quick", "--engine", command.engine)
     home = tmp_path / "results" / NAME
     runs = [run for cell in results.last_sweep(home).cells if (run := results.finished(home, cell)) is not None]
-    asked = plan.chosen(plan.load_experiment(NAME), plan.Choice(quick=True))
+    asked = plan.apply_choice(plan.load_experiment(NAME), plan.Choice(quick=True))
     arms = {(one["codec"], one.get("workload", {}).get("training_sequences")) for one in asked.variants}
 
     losses: dict[tuple[str, int | None], list[float | None]] = {}

@@ -147,7 +147,7 @@ def test_variants_change_several_fields_together() -> None:
 
 
 def test_together_gathers_the_values_of_a_field() -> None:
-    assert filters.together([{"codec": ["a"]}, {"codec": ["b"], "training.seed": [1]}]) == {
+    assert filters.any_of([{"codec": ["a"]}, {"codec": ["b"], "training.seed": [1]}]) == {
         "codec": ["a", "b"],
         "training.seed": [1],
     }

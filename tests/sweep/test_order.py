@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import cell, pipe, profile
 
+from testbed.results import Order
 from testbed.spec import Cell
-from testbed.sweep import order
+from testbed.sweep import conduct
 
 _NETWORKS = tuple(profile(f"n{index}", up=pipe(10_000_000 + 8_000 * index, 0)) for index in range(4))
 _CODECS = ("fp32", "bf16", "int8", "delta-int8")
@@ -28,13 +29,13 @@ def network(one: Cell) -> str:
     return one.network
 
 
-def arranged(cells: list[Cell], repeats: int, seed: int, kind: order.Order = "interleaved") -> list[Cell]:
-    return order.arrange(cells, repeats=repeats, order=kind, seed=seed, network=network)
+def arranged(cells: list[Cell], repeats: int, seed: int, kind: Order = "interleaved") -> list[Cell]:
+    return conduct.arrange_runs(cells, repeats=repeats, order=kind, seed=seed, network=network)
 
 
 @given(CELLS, REPEATS, SEEDS, st.sampled_from(["grouped", "interleaved"]))
 def test_every_cell_has_its_repeats_and_the_order_is_always_the_same(
-    cells: list[Cell], repeats: int, seed: int, kind: order.Order
+    cells: list[Cell], repeats: int, seed: int, kind: Order
 ) -> None:
     runs = arranged(cells, repeats, seed, kind)
     assert Counter(one.id for one in runs) == {one.id: repeats for one in cells}
@@ -82,7 +83,7 @@ def test_what_is_missing_keeps_its_order_and_adds_up(
 ) -> None:
     runs = arranged(cells, repeats, seed)
     done = {one.id: data.draw(st.integers(0, repeats + 1)) for one in cells}
-    left = order.missing(runs, done)
+    left = conduct.runs_left(runs, done)
     assert Counter(one.id for one in left) == Counter({one.id: max(0, repeats - done[one.id]) for one in cells})
     rest = iter(runs)
     assert all(any(one is other for other in rest) for one in left)
@@ -93,4 +94,4 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_stopped(stopped: int) -> 
     cells = [_CELLS[network, codec] for network in (0, 1) for codec in ("fp32", "int8")]
     runs = arranged(cells, 2, 3)
     done = Counter(one.id for one in runs[:stopped])
-    assert order.missing(runs, done) == runs[stopped:]
+    assert conduct.runs_left(runs, done) == runs[stopped:]

@@ -189,11 +189,11 @@ def test_any_field_may_be_an_axis(default: plan.Experiment) -> None:
 
 def test_quick_may_ask_for_other_repeats(default: plan.Experiment) -> None:
     short = default.model_copy(update={"quick": {**default.quick, "repeats": 2}})
-    assert plan.chosen(short, plan.Choice(quick=True)).repeats == 2
-    assert plan.chosen(short, plan.Choice(quick=True, repeats=5)).repeats == 5
-    assert plan.chosen(short, plan.Choice()).repeats == 1
+    assert plan.apply_choice(short, plan.Choice(quick=True)).repeats == 2
+    assert plan.apply_choice(short, plan.Choice(quick=True, repeats=5)).repeats == 5
+    assert plan.apply_choice(short, plan.Choice()).repeats == 1
     with pytest.raises(UserError, match="repeats"):
-        plan.chosen(short, plan.Choice(repeats=0))
+        plan.apply_choice(short, plan.Choice(repeats=0))
 
 
 def test_quick_may_put_other_variants_in_place(default: plan.Experiment) -> None:

@@ -14,8 +14,7 @@ from testbed.metrics import summarise
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import LinkCounters, Sample, Summary
 from testbed.spec import Cell, Paced
-from testbed.sweep.live import draw
-from testbed.sweep.progress import Turn, Watch, format_duration
+from testbed.sweep.progress import SweepProgress, Turn, draw_progress, format_duration
 
 
 def summary(one: Cell, status: str = "ok") -> Summary:
@@ -39,9 +38,9 @@ def plain() -> tuple[Console, io.StringIO]:
     return Console(file=text, width=130), text
 
 
-def shown(watch: Watch, height: int = 24) -> list[str]:
+def shown(watch: SweepProgress, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=120, record=True)
-    console.print(draw(watch, height))
+    console.print(draw_progress(watch, height))
     return console.export_text().splitlines()
 
 
@@ -61,7 +60,7 @@ def test_a_rate_is_what_a_link_carried_in_the_time_between() -> None:
 @pytest.mark.parametrize("dilation", [1, 4])
 def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
     one = paced(dilation)
-    watch = Watch(plain()[0], [one])
+    watch = SweepProgress(plain()[0], [one])
     watch.begin(one)
     watch.step(StepDone(step=0, loss=2.5, seconds=4.0, tokens=1000))
     watch.carried(sample(1, 0))
@@ -76,7 +75,7 @@ def test_numbers_are_those_of_the_emulated_world(dilation: int) -> None:
 def test_every_run_leaves_one_plain_line() -> None:
     console, text = plain()
     cells = [cell("fp32"), cell("int8"), cell("bf16")]
-    with Watch(console, cells) as watch:
+    with SweepProgress(console, cells) as watch:
         watch.begin(cells[0])
         watch.end(cells[0], summary(cells[0]))
         watch.begin(cells[1])
@@ -91,18 +90,18 @@ def test_every_run_leaves_one_plain_line() -> None:
 
 def test_time_left_is_that_of_the_runs_to_come() -> None:
     cells = [cell("fp32"), cell("int8")]
-    watch = Watch(plain()[0], cells, {cells[0].id: 100.0, cells[1].id: 50.0})
+    watch = SweepProgress(plain()[0], cells, {cells[0].id: 100.0, cells[1].id: 50.0})
     assert watch.left_s() == 150
     watch.begin(cells[0])
     assert watch.left_s() == pytest.approx(150, abs=5)
     watch.end(cells[0], summary(cells[0]))
     assert watch.left_s() == pytest.approx(0, abs=5)  # as long as the one that was just seen over this network
-    assert Watch(plain()[0], cells).left_s() == 0
+    assert SweepProgress(plain()[0], cells).left_s() == 0
 
 
 def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
     cells = [cell(codec, steps=8 + index) for index in range(30) for codec in ("fp32", "int8")]
-    watch = Watch(plain()[0], cells)
+    watch = SweepProgress(plain()[0], cells)
     for one in cells[:40]:
         watch.begin(one)
         watch.end(one, summary(one))
@@ -135,7 +134,7 @@ def test_a_terminal_gets_the_picture_and_keeps_the_lines(tmp_path: Path) -> None
     text = io.StringIO()
     console = Console(file=text, width=120, height=20, force_terminal=True)
     one = cell()
-    with Watch(console, [one]) as watch:
+    with SweepProgress(console, [one]) as watch:
         watch.begin(one)
         watch.end(one, summary(one))
     assert "[1/1] fp32 on test" in text.getvalue()

@@ -18,7 +18,7 @@ from testbed.profiles import load_profile
 from testbed.records import Summary
 from testbed.results import Run
 from testbed.spec import Cell
-from testbed.sweep import recordings
+from testbed.sweep import replays
 
 MS = 1_000_000
 _CLOSE = 0.1
@@ -40,22 +40,22 @@ def _replay_of(cell: Cell) -> Cell:
     cells=st.lists(st.sampled_from(_CELLS), max_size=20), have=st.sets(st.sampled_from([cell.id for cell in _CELLS]))
 )
 def test_a_recording_comes_before_its_replays_and_is_made_once(cells: list[Cell], have: set[str]) -> None:
-    found = recordings.with_recordings(cells, have)
-    needed = {recordings.recording_of(cell).id for cell in cells if cell.timing == "replay"} - have
+    found = replays.with_recordings(cells, have)
+    needed = {replays.recording_of(cell).id for cell in cells if cell.timing == "replay"} - have
     for position, cell in enumerate(found):
         if cell.timing == "replay":
-            recorded = recordings.recording_of(cell).id
+            recorded = replays.recording_of(cell).id
             assert recorded in have or recorded in {one.id for one in found[:position]}
     for cell in {*cells, *found}:  # nothing is lost, nothing added but a recording that was not asked for
         asked, made = (sum(one == cell for one in group) for group in (cells, found))
         assert made == (max(1, asked) if cell.id in needed else asked)
-    replays = [cell for cell in cells if cell.timing == "replay"]
-    assert [cell for cell in found if cell.timing == "replay"] == replays
+    replayed = [cell for cell in cells if cell.timing == "replay"]
+    assert [cell for cell in found if cell.timing == "replay"] == replayed
 
 
 def test_a_recording_is_a_full_run_over_links_without_shaping_and_without_a_budget() -> None:
     cell = _replay_of(synthetic.cell("int8", load_profile("cable"), training={"budget_s": 3.0, "target_loss": 2.0}))
-    found = recordings.recording_of(cell)
+    found = replays.recording_of(cell)
     assert not found.shaped
     assert found.timing == "full"
     assert found.training == cell.training.model_copy(update={"budget_s": None})
@@ -71,13 +71,13 @@ def test_a_profile_of_ones_own_with_that_name_is_not_recorded_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = _replay_of(synthetic.cell("int8", load_profile("cable")))
-    asked = recordings.recording_of(cell)
+    asked = replays.recording_of(cell)
     (tmp_path / "netem_profiles").mkdir()
     (tmp_path / "netem_profiles" / "datacenter.toml").write_text('extends = "cable"\n', encoding="utf8")
     (tmp_path / "netem_profiles" / "cable.toml").write_bytes(load_path("cable").read_bytes())
     monkeypatch.chdir(tmp_path)
     assert load_profile("datacenter").shaped
-    assert recordings.recording_of(cell) == asked
+    assert replays.recording_of(cell) == asked
 
 
 def load_path(name: str) -> Path:
@@ -88,15 +88,15 @@ def _recorded(folder: Path, *, failure: str | None = None, **shape: object) -> t
     """A replay cell and a recording of it that never happened."""
     pipeline = synthetic.Pipeline(synthetic.profile(), **{"microbatches": 2, **shape})  # type: ignore[arg-type]
     cell = _replay_of(pipeline.cell)
-    return cell, synthetic.write_run(folder, recordings.recording_of(cell), pipeline, failure=failure)
+    return cell, synthetic.write_run(folder, replays.recording_of(cell), pipeline, failure=failure)
 
 
 def test_the_newest_good_run_is_replayed(tmp_path: Path) -> None:
     cell, first = _recorded(tmp_path)
-    assert recordings.folder_of(cell, tmp_path) == first.folder
+    assert replays.recording_folder(cell, tmp_path) == first.folder
     _, second = _recorded(tmp_path)
     _recorded(tmp_path, failure="the power went out")
-    assert recordings.folder_of(cell, tmp_path) == second.folder
+    assert replays.recording_folder(cell, tmp_path) == second.folder
 
 
 def test_without_a_good_recording_it_says_what_to_do(tmp_path: Path) -> None:
@@ -104,33 +104,33 @@ def test_without_a_good_recording_it_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
         StageError, match=r"has no good run in .* \(it has not been run\); the same sweep runs it first"
     ):
-        recordings.folder_of(cell, tmp_path)
+        replays.recording_folder(cell, tmp_path)
     _recorded(tmp_path, failure="the power went out")
     with pytest.raises(StageError, match=r"\(its last run failed: the power went out\)"):
-        recordings.folder_of(cell, tmp_path)
+        replays.recording_folder(cell, tmp_path)
 
 
 def test_what_is_doubtful_about_a_recording(tmp_path: Path) -> None:
     """The synthetic machine has two processors; one paced action of fifty overruns."""
     _, crowded = _recorded(tmp_path / "crowded", stages=3)
-    assert "made on 2 processors by 3 stages" in str(recordings.doubt(crowded.folder))
+    assert "made on 2 processors by 3 stages" in str(replays.doubt_about(crowded.folder))
     _, roomy = _recorded(tmp_path / "roomy", stages=2)
-    assert recordings.doubt(roomy.folder) is None
+    assert replays.doubt_about(roomy.folder) is None
     _, paced = _recorded(tmp_path / "paced", stages=3, paced=True)
     summary = paced.summary
     assert summary is not None
     for share, doubtful in ((0.009, False), (0.011, True)):
         results.write_json(paced.folder / "summary.json", summary.model_copy(update={"overrun_share": share}))
-        assert ("overruns" in (recordings.doubt(paced.folder) or "")) == doubtful
+        assert ("overruns" in (replays.doubt_about(paced.folder) or "")) == doubtful
 
 
 def test_pairs_are_runs_of_one_cell_with_both_timings(tmp_path: Path) -> None:
     pipeline = synthetic.Pipeline(synthetic.profile(), microbatches=2)
     synthetic.write_run(tmp_path, pipeline.cell, pipeline)
-    assert list(recordings.pairs(tmp_path)) == []
+    assert list(replays.timed_both_ways(tmp_path)) == []
     again = synthetic.Pipeline(synthetic.profile(), microbatches=2)
     synthetic.write_run(tmp_path, _replay_of(pipeline.cell), again)
-    [(full, replay)] = recordings.pairs(tmp_path)
+    [(full, replay)] = replays.timed_both_ways(tmp_path)
     assert (full.cell.timing, replay.cell.timing) == ("full", "replay")
 
 

@@ -31,7 +31,7 @@ def experiment(**changes: Any) -> plan.Experiment:
 
 
 def agenda(folder: Path, **changes: Any) -> conduct.Agenda:
-    return conduct.agenda(experiment(**changes), "relay", Choice(), folder)
+    return conduct.make_agenda(experiment(**changes), "relay", Choice(), folder)
 
 
 def settled(folder: Path, losses: dict[tuple[str, float, int], float | None], **changes: Any) -> conduct.Agenda:
@@ -102,7 +102,7 @@ def test_a_choice_that_was_kept_is_taken_again_unless_something_changed(tmp_path
     assert agenda(tmp_path).cells == made.cells
     assert agenda(tmp_path, steps=11).tuning is None
     assert agenda(tmp_path, values=[1e-3]).tuning is None
-    assert conduct.agenda(made.experiment, "relay", Choice(), tmp_path, again=True).tuning is None
+    assert conduct.make_agenda(made.experiment, "relay", Choice(), tmp_path, again=True).tuning is None
 
 
 def test_arms_may_be_other_fields(tmp_path: Path) -> None:
