@@ -210,7 +210,7 @@ def bound_of(codec: object, tensor: Tensor) -> Tensor:
 
 
 def law_of_bound(codec: object) -> Literal["bounded", "none"]:
-    """Name the law, in the words of `entry.Law`, of a wrapper whose errors are bounded by those of this codec."""
+    """Name the law, in the words of `row.Law`, of a wrapper whose errors are bounded by those of this codec."""
     return "bounded" if bool(bound_of(codec, torch.ones(1)).isfinite().all()) else "none"
 
 

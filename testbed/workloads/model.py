@@ -73,7 +73,7 @@ class StageModel(nn.Module, ABC):
         self.kept: dict[str, Any] = {}
         """What codecs that change the model keep with this stage, so that its two boundaries find the same."""
         self._dropout, self._bf16, self._seed = spec.dropout, spec.precision == "bf16", seed
-        self._slot: tuple[int, int] | None = None
+        self._drawn_for: tuple[int, int] | None = None
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class StageModel(nn.Module, ABC):
 
         So neither the cut nor the order of micro-batches changes it, nor that activations are computed again.
         """
-        self._slot = (step, microbatch)
+        self._drawn_for = (step, microbatch)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Token ids (b, n) int64 at the first stage, hidden states (b, n, d) fp32 at others, to hidden states fp32.
@@ -134,5 +134,5 @@ class StageModel(nn.Module, ABC):
 
     def _key(self, layer: int | str, drawn: bool) -> None:
         if drawn:
-            assert self._slot is not None, "draw() says what a forward pass with dropout is for"
-            torch.default_generator.manual_seed(dropout_key(self._seed, *self._slot, layer))
+            assert self._drawn_for is not None, "draw() says what a forward pass with dropout is for"
+            torch.default_generator.manual_seed(dropout_key(self._seed, *self._drawn_for, layer))
