@@ -1,4 +1,7 @@
-"""Bytes on a stage's links, as its network devices count them. Needs no privilege: the stage itself reads its own."""
+"""What network devices have carried, as the kernel counts it: for stages, which read their own, and for whole labs.
+
+Reading needs no privilege and touches no packet.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,59 @@ from testbed.errors import LabError
 from testbed.records import CountersRecord
 
 
-class _Raw(NamedTuple):
+class DeviceRow(NamedTuple):
+    """What a device has carried since it was made, in its own bytes (on veth, with Ethernet headers)."""
+
     received_bytes: int
     received_packets: int
+    received_dropped: int
     sent_bytes: int
     sent_packets: int
+    sent_dropped: int
 
 
-def parse(table: bytes, device: str) -> _Raw | None:
-    """One device's line of a /proc/net/dev table, or None if the device is not in it."""
-    wanted = device.encode()
+def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
+    """Read the rows of a /proc/net/dev, by the devices' names: 8 numbers received, then 8 sent."""
+    rows = {}
     for line in table.split(b"\n")[2:]:
         name, _, fields = line.partition(b":")
-        if name.strip() == wanted:
-            numbers = fields.split()
-            return _Raw(int(numbers[0]), int(numbers[1]), int(numbers[8]), int(numbers[9]))
-    return None
+        if fields:  # bytes, packets, errors, dropped ...
+            numbers = [int(field) for field in fields.split()]
+            rows[name.strip().decode()] = DeviceRow(*(numbers[i] for i in (0, 1, 3, 8, 9, 11)))
+    return rows
+
+
+class DeviceTable:
+    """/proc/net/dev of the network namespace in which the calling thread makes this; a context manager that closes it."""
+
+    def __init__(self) -> None:
+        # Of the thread, not of the process: a thread may have entered another namespace. The file stays bound to it.
+        self._file = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> dict[str, DeviceRow]:
+        """Read every device's row, by its name."""
+        at, parts = 0, []
+        while part := os.pread(self._file, 65536, at):
+            parts.append(part)
+            at += len(part)
+        return parse_device_table(b"".join(parts))
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> DeviceTable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class DeviceCounters:
-    """Counters of devices in the network namespace of the thread that makes this, added up, in bytes of IP packets."""
+    """Counters of some devices of one namespace, added up, in bytes of IP packets; a context manager."""
 
     def __init__(self, devices: Sequence[str], overhead_bytes: int) -> None:
         """Count from now. `overhead_bytes` is what each device counts on top of each IP packet: 14 on veth, 0 on TUN.
@@ -38,29 +74,25 @@ class DeviceCounters:
         LabError when a device is not there.
         """
         self.devices, self.overhead_bytes = tuple(devices), overhead_bytes
-        # Of the thread, not of the process: a thread may have entered another namespace. The file stays bound to it.
-        self._file = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
+        self._table = DeviceTable()
         try:
-            self._base = self._read()
+            self._base = self._sums()
         except BaseException:
             self.close()
             raise
 
-    def _read(self) -> _Raw:
-        at, parts = 0, []
-        while part := os.pread(self._file, 65536, at):
-            parts.append(part)
-            at += len(part)
-        table = b"".join(parts)
-        found = [parse(table, device) for device in self.devices]
-        if None in found:
-            missing = self.devices[found.index(None)]
-            raise LabError(f"cannot read the counters of {missing}: there is no such device in this network namespace")
-        return _Raw(*(sum(numbers) for numbers in zip(*filter(None, found), strict=True)))
+    def _sums(self) -> list[int]:
+        rows = self._table.read()
+        for device in self.devices:
+            if device not in rows:
+                raise LabError(
+                    f"cannot read the counters of {device}: there is no such device in this network namespace"
+                )
+        return [sum(numbers) for numbers in zip(*(rows[device] for device in self.devices), strict=True)]
 
     def read(self) -> CountersRecord:
-        """What has crossed the devices since this object was made. LabError when one has gone."""
-        new = _Raw(*(now - then for now, then in zip(self._read(), self._base, strict=True)))
+        """Read what has crossed the devices since this object was made. LabError when one has gone."""
+        new = DeviceRow(*(now - then for now, then in zip(self._sums(), self._base, strict=True)))
         return CountersRecord(
             sent_bytes=new.sent_bytes - self.overhead_bytes * new.sent_packets,
             received_bytes=new.received_bytes - self.overhead_bytes * new.received_packets,
@@ -69,9 +101,7 @@ class DeviceCounters:
         )
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._table.close()
 
     def __enter__(self) -> DeviceCounters:
         return self

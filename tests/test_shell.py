@@ -56,7 +56,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[s
     told, _ = process.communicate(timeout=10)
     assert "taken down" in told
     assert process.returncode == 0
-    assert process.pid not in [one.pid for one in directory.find()]
+    assert process.pid not in [one.pid for one in directory.running_labs()]
 
 
 def _shell(
@@ -103,7 +103,7 @@ def test_where_no_lab_runs_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPa
     from testbed.commands import lab as commands
     from testbed.errors import UserError
 
-    monkeypatch.setattr(directory, "find", list)
+    monkeypatch.setattr(directory, "running_labs", list)
     with pytest.raises(UserError, match="start one with: python -m testbed lab cable"):
         commands.shell()
     done = _testbed("shell", "--pid", "1", "node-0", folder=tmp_path)

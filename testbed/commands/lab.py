@@ -19,7 +19,7 @@ from testbed.errors import CapabilityError, UnknownNameError, UserError
 from testbed.frozen import explain
 
 if TYPE_CHECKING:
-    from testbed.net.machine.capabilities import Finding
+    from testbed.net.machine.capabilities import Capability
 
 _MESSAGES = ["256KiB", "4MiB"]
 _LOOK_S = 1.0
@@ -47,19 +47,21 @@ def doctor() -> None:
     out.print(f"ready; --engine auto takes {resolve('auto')[0]}", highlight=False)
 
 
-def _guest_kernel() -> Finding:
+def _guest_kernel() -> Capability:
     from testbed import vm
     from testbed.net.machine import remedies
-    from testbed.net.machine.capabilities import Finding
+    from testbed.net.machine.capabilities import Capability
 
     if os.environ.get("TESTBED_GUEST") == "1":
-        return Finding(name="guest kernel", ok=True, needed=False, detail="this is it", remedy="")
+        return Capability(name="guest kernel", ok=True, needed=False, detail="this is it", remedy="")
     if (kernel := vm.find()) is None:
         remedy = remedies.remedy("guest kernel", remedies.facts())
-        return Finding(
+        return Capability(
             name="guest kernel", ok=False, needed=False, detail="not fetched; only needed without netem", remedy=remedy
         )
-    return Finding(name="guest kernel", ok=True, needed=False, detail=f"Linux {kernel.version} is at hand", remedy="")
+    return Capability(
+        name="guest kernel", ok=True, needed=False, detail=f"Linux {kernel.version} is at hand", remedy=""
+    )
 
 
 def stand(
@@ -84,10 +86,11 @@ def stand(
         raise explain(error, LabSpec, "the lab asked for") from None
     with hold_machine(), Lab(spec) as lab:
         rows = table("link", "profile", "from", "address", "to", "address")
-        for one in lab.links:
-            rows.add_row(one.name, one.profile.name, one.near_name, one.near_address, one.far_name, one.far_address)
+        for link in lab.links:
+            near, far = link.near, link.far
+            rows.add_row(link.name, link.profile.name, near.namespace, near.address, far.namespace, far.address)
         out.print(rows)
-        if any(one.profile.varies for one in lab.links):
+        if any(link.profile.varies for link in lab.links):
             lab.play()
             out.print("schedules and traces play from now on", highlight=False)
         out.print(
@@ -111,10 +114,9 @@ def shell(
     pid: Annotated[int | None, typer.Option(help="Process of the lab, where several run. Else the newest.")] = None,
 ) -> None:
     """Open a shell inside a running lab, a sweep's too, as root of that network."""
-    from testbed.net import directory
-    from testbed.net.kernel.visit import visit
+    from testbed.net.directory import run_inside, running_labs
 
-    labs = sorted(directory.find(), key=lambda lab: lab.started, reverse=True)
+    labs = sorted(running_labs(), key=lambda lab: lab.started, reverse=True)
     if not labs:
         raise UserError(f"no lab runs here that you may enter; start one with: {shlex.join(typed('lab', 'cable'))}")
     if pid is not None and not (labs := [lab for lab in labs if lab.pid == pid]):
@@ -130,7 +132,7 @@ def shell(
         raise UnknownNameError("namespace in that lab", node, lab.namespaces)
     words = command or []
     words = words[1:] if words[:1] == ["--"] else words  # it ends our options, and stays where a node stands before it
-    visit(lab.pid, lab.namespaces[node], words or [os.environ.get("SHELL", "/bin/sh")])
+    run_inside(lab.pid, lab.namespaces[node], words or [os.environ.get("SHELL", "/bin/sh")])
 
 
 def link(

@@ -11,14 +11,15 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from testbed.errors import LabError, ShapingError
-from testbed.net.elements import Cable, Place, Plan, Plug, Tun
 from testbed.net.kernel import netem, sysctl
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.netlink import Device, Netlink
+from testbed.net.kernel.netlink import Netlink, NetworkDevice
 from testbed.net.kernel.offloads import Offloads
 from testbed.net.kernel.rtnetlink import STATE_UP
-from testbed.net.relay import Port, Relay
+from testbed.net.plan import LabPlan, Link, NamespacePlan, Plug, Tun
+from testbed.net.relay.client import Relay, RelayPort
 from testbed.net.relay.tun import QUEUE_PACKETS, open_tun
+from testbed.records import LinkRecord
 
 _CARRIER_S = 5.0
 _FIFO_OPTIONS = struct.pack("=I", QUEUE_PACKETS)
@@ -28,93 +29,116 @@ Settings = dict[str, dict[str, Any]]
 
 
 class Built(NamedTuple):
-    """What stands after `build`."""
+    """What stands after `build_lab`."""
 
     namespaces: dict[str, Namespace]
     relay: Relay | None
     settings: Settings
 
+    def record(self, link: Link) -> LinkRecord:
+        """Describe a link as the kernel and the relay say it is."""
+        parts: dict[str, Any] = {}
+        for side, end in (("near", link.near), ("far", link.far)):
+            held = self.settings[end.namespace]
+            parts[side] = {
+                **held,
+                "devices": {name: what for name, what in held["devices"].items() if name == end.device},
+            }
+        if link.gateway is not None:
+            parts["gateway"] = self.settings[link.gateway]
+        if self.relay is not None:
+            process = {key: value for key, value in self.relay.settings.items() if key != "ports"}
+            ports = self.relay.settings["ports"]
+            pipes = {way: ports[meter.where][meter.what] for way, meter in link.meters.items() if meter.kind == "port"}
+            parts["relay"] = {**process, **pipes}
+        return LinkRecord(
+            name=link.name,
+            profile=link.profile.name,
+            near=link.near.namespace,
+            far=link.far.namespace,
+            near_address=link.near.address,
+            far_address=link.far.address,
+            shaper=link.shaper,
+            settings=parts,
+        )
 
-def build(plan: Plan, stack: ExitStack) -> Built:
+
+def build_lab(plan: LabPlan, stack: ExitStack) -> Built:
     """Make everything; what has to be undone is left on the stack, also where a step fails.
 
     LabError names the step, ShapingError what was asked and found, CapabilityError what this machine lacks.
     """
-    namespaces = {place.name: stack.enter_context(Namespace(place.name)) for place in plan.places}
+    namespaces = {wanted.name: stack.enter_context(Namespace(wanted.name)) for wanted in plan.namespaces}
     with ExitStack() as sockets:
-        netlinks = {name: sockets.enter_context(Netlink(space)) for name, space in namespaces.items()}
+        netlinks = {name: sockets.enter_context(Netlink(namespace)) for name, namespace in namespaces.items()}
         return _Builder(plan, namespaces, netlinks, stack).build()
 
 
 class _Builder:
     def __init__(
-        self, plan: Plan, namespaces: dict[str, Namespace], netlinks: Mapping[str, Netlink], stack: ExitStack
+        self, plan: LabPlan, namespaces: dict[str, Namespace], netlinks: Mapping[str, Netlink], stack: ExitStack
     ) -> None:
         self._plan, self._namespaces, self._netlinks, self._stack = plan, namespaces, netlinks, stack
         self._offloads = Offloads()
-        self._tuns: dict[str, list[Tun]] = {place.name: [] for place in plan.places}
-        self._plugs: dict[str, list[Plug]] = {place.name: [] for place in plan.places}
-        self._first_up: dict[str, list[str]] = {place.name: [] for place in plan.places}
+        names = {wanted.name: number for number, wanted in enumerate(plan.namespaces)}
+        self._tuns: dict[str, list[str]] = {name: [] for name in names}
+        self._plugs: dict[str, list[Plug]] = {name: [] for name in names}
+        self._first_up: dict[str, list[str]] = {name: [] for name in names}
         """The end of each cable that is switched on while its other end is still down."""
-        order = {place.name: number for number, place in enumerate(plan.places)}
         for tun in plan.tuns:
-            self._tuns[tun.place].append(tun)
+            self._tuns[tun.namespace].append(tun.device)
         for cable in plan.cables:
             for plug in (cable.near, cable.far):
-                self._plugs[plug.place].append(plug)
-            first = min((cable.near, cable.far), key=lambda plug: order[plug.place])
-            self._first_up[first.place].append(first.device)
+                self._plugs[plug.namespace].append(plug)
+            first = min((cable.near, cable.far), key=lambda plug: names[plug.namespace])
+            self._first_up[first.namespace].append(first.device)
 
     def build(self) -> Built:
-        """In the order in which one thing needs another."""
+        """Make the parts in the order in which one needs another."""
         plan, relay = self._plan, None
         settings = self._set_sysctls()  # first: a device takes over its namespace's defaults when it is made
         for cable in plan.cables:
-            self._lay(cable)
+            near, far = cable.near, cable.far
+            self._netlinks[near.namespace].add_veth(
+                near.device, near.mac, plan.mtu, self._namespaces[far.namespace], far.device, far.mac
+            )
         descriptors = self._make_tuns()
-        off = {place.name: self._configure(place) for place in plan.places}
-        for place in plan.places:
-            settings[place.name]["devices"] = self._read_back(place, off[place.name])
+        offloads = {wanted.name: self._configure(wanted) for wanted in plan.namespaces}
+        for wanted in plan.namespaces:
+            settings[wanted.name]["devices"] = self._read_back(wanted, offloads[wanted.name])
         if plan.tuns:
-            relay = self._stack.enter_context(Relay(_ports(plan.tuns, descriptors)))
-        for shaper in plan.shapers:
-            link = f"{shaper.link} {shaper.direction}"
-            held = netem.apply(self._netlinks[shaper.place], shaper.device, shaper.plan, link=link)
-            settings[shaper.place]["devices"][shaper.device]["qdisc"] = held.describe()
+            relay = self._stack.enter_context(Relay([_port(tun, descriptors[tun.name]) for tun in plan.tuns]))
+        for shaped in plan.shaped:
+            netlink = self._netlinks[shaped.namespace]
+            held = netem.apply_plan(netlink, shaped.device, shaped.plan, link=shaped.label)
+            settings[shaped.namespace]["devices"][shaped.device]["qdisc"] = held.describe()
         return Built(self._namespaces, relay, settings)
 
     def _set_sysctls(self) -> Settings:
-        found: Settings = {}
+        settings: Settings = {}
         for algorithm in sorted({link.profile.congestion_control for link in self._plan.links}):
             sysctl.require_congestion_control(algorithm)
-        for place in self._plan.places:
-            with self._namespaces[place.name].entered():
-                found[place.name] = {"sysctls": sysctl.without_ipv6() | sysctl.apply(place.sysctls)}
-        return found
-
-    def _lay(self, cable: Cable) -> None:
-        near, far = cable.near, cable.far
-        self._netlinks[near.place].add_veth(
-            near.device, near.mac, self._plan.mtu, self._namespaces[far.place], far.device, far.mac
-        )
+        for wanted in self._plan.namespaces:
+            with self._namespaces[wanted.name].entered():
+                held = sysctl.switch_ipv6_off() | sysctl.set_parameters(wanted.sysctls)
+                settings[wanted.name] = {"sysctls": held}
+        return settings
 
     def _make_tuns(self) -> dict[str, int]:
-        """The descriptors of the TUN devices, by the names of the relay's ports."""
-        found: dict[str, int] = {}
-        self._stack.callback(lambda: _close_at_once(list(found.values())))
+        """Make the TUN devices; their descriptors, by the names of the relay's ports."""
+        descriptors: dict[str, int] = {}
+        self._stack.callback(lambda: _close_at_once(list(descriptors.values())))
         for tun in self._plan.tuns:
-            with self._namespaces[tun.place].entered():
-                found[tun.name] = open_tun(tun.device)
-        return found
+            with self._namespaces[tun.namespace].entered():
+                descriptors[tun.name] = open_tun(tun.device)
+        return descriptors
 
-    def _configure(self, place: Place) -> dict[str, dict[str, bool]]:
+    def _configure(self, wanted: NamespacePlan) -> dict[str, dict[str, bool]]:
         """Switch a namespace's devices on, address and route them; their offloads, by device, as read back."""
-        netlink = self._netlinks[place.name]
-        tuns = [tun.device for tun in self._tuns[place.name]]
-        plugs = self._plugs[place.name]
+        netlink, tuns, plugs = self._netlinks[wanted.name], self._tuns[wanted.name], self._plugs[wanted.name]
         devices = [*tuns, *(plug.device for plug in plugs)]
-        with self._namespaces[place.name].entered():
-            off = {device: self._offloads.switch_off(device) for device in devices}
+        with self._namespaces[wanted.name].entered():
+            offloads = {device: self._offloads.switch_off(device) for device in devices}
         with netlink.batch():
             netlink.set_up("lo")
             for plug in plugs:
@@ -123,11 +147,11 @@ class _Builder:
                 netlink.set_up(device, mtu=self._plan.mtu, queue_packets=QUEUE_PACKETS)
                 # Not the machine's default qdisc, which may drop early or pace.
                 netlink.set_root_qdisc(device, "pfifo", _FIFO_OPTIONS)
-            for device, address in place.addresses:
+            for device, address in wanted.addresses:
                 netlink.add_address(device, address)
-            for neighbour in place.neighbours:
+            for neighbour in wanted.neighbours:
                 netlink.add_neighbour(neighbour.device, neighbour.address, neighbour.mac)
-            for route in place.routes:
+            for route in wanted.routes:
                 netlink.add_route(
                     route.destination,
                     route.device,
@@ -135,42 +159,56 @@ class _Builder:
                     source=route.source,
                     congestion_control=route.congestion_control,
                 )
-        return off
+        return offloads
 
-    def _read_back(self, place: Place, off: Mapping[str, Mapping[str, bool]]) -> dict[str, dict[str, Any]]:
-        """The devices as the kernel says they are, by name. ShapingError where that is not what was asked."""
-        netlink, plugs = self._netlinks[place.name], self._plugs[place.name]
-        tuns = [tun.device for tun in self._tuns[place.name]]
-        devices = _with_carriers(netlink, self._first_up[place.name])
-        qdiscs, algorithms = netlink.root_qdiscs(), _congestion_controls(place, netlink)
+    def _read_back(
+        self, wanted: NamespacePlan, offloads: Mapping[str, Mapping[str, bool]]
+    ) -> dict[str, dict[str, Any]]:
+        """Describe the devices as the kernel says they are, by name. ShapingError where that is not what was asked."""
+        netlink = self._netlinks[wanted.name]
+        devices = _with_carriers(netlink, self._first_up[wanted.name])
+        qdiscs, algorithms = netlink.root_qdiscs(), _congestion_controls(wanted, netlink)
         # The queue of a cable is not used: nothing waits on it.
-        wanted = {plug.device: (plug.mac, devices[plug.device].queue_packets, "noqueue", b"") for plug in plugs}
-        asked_tun = (None, QUEUE_PACKETS, "pfifo", _FIFO_OPTIONS)
-        read = {}
-        for name, (mac, queue_packets, kind, options) in [*wanted.items(), *((tun, asked_tun) for tun in tuns)]:
-            device, held = devices[name], qdiscs.get(name)
-            asked = (self._plan.mtu, queue_packets, mac, True, kind, options)
-            qdisc = (held.kind, held.options) if held else ("no qdisc", b"")
-            found = (device.mtu, device.queue_packets, device.mac, device.up, *qdisc)
-            if found != asked:
+        asked = {
+            plug.device: (plug.mac, devices[plug.device].queue_packets, "noqueue", b"")
+            for plug in self._plugs[wanted.name]
+        } | dict.fromkeys(self._tuns[wanted.name], (None, QUEUE_PACKETS, "pfifo", _FIFO_OPTIONS))
+        described = {}
+        for name, (mac, queue_packets, kind, options) in asked.items():
+            device, qdisc = devices[name], qdiscs.get(name)
+            state = (self._plan.mtu, queue_packets, mac, True, kind, options)
+            held_qdisc = (qdisc.kind, qdisc.options) if qdisc else ("no qdisc", b"")
+            held = (device.mtu, device.queue_packets, device.mac, device.up, *held_qdisc)
+            if held != state:
                 raise ShapingError(
-                    f"{place.name}: {name}: asked for {_described(asked)}, the kernel has {_described(found)}"
+                    f"{wanted.name}: {name}: asked for {_described(state)}, the kernel has {_described(held)}"
                 )
-            read[name] = {
+            described[name] = {
                 "mtu": device.mtu,
                 "queue_packets": device.queue_packets,
-                "offloads_off": " ".join(off[name]),
+                "offloads_off": " ".join(offloads[name]),
                 "qdisc": {"kind": kind, "limit_packets": QUEUE_PACKETS} if kind == "pfifo" else {"kind": kind},
             }
             if device.number in algorithms:
-                read[name]["congestion_control"] = algorithms[device.number]
-        return read
+                described[name]["congestion_control"] = algorithms[device.number]
+        return described
 
 
-def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, Device]:
-    """The devices, once the kernel has noticed that the other ends of these are up too: until then it drops what they send.
+def _port(tun: Tun, descriptor: int) -> RelayPort:
+    return RelayPort(
+        name=tun.name,
+        address=tun.address,
+        tun_fd=descriptor,
+        up=tun.up,
+        down=tun.down,
+        overhead_bytes=tun.overhead_bytes,
+    )
 
-    It does so at once, but in a thread of its own. (An end that went up after its other end sends from the start, although its
+
+def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, NetworkDevice]:
+    """List the devices, once the kernel has noticed that the other ends of `first_up` are up too: it drops what is sent before.
+
+    It notices at once, but in a thread of its own. (An end that went up after its other end sends from the start, although its
     state may be told a second later.)
     """
     deadline = time.monotonic() + _CARRIER_S
@@ -187,7 +225,7 @@ def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, Devic
 
 
 def _close_at_once(descriptors: Sequence[int]) -> None:
-    """The kernel waits about 17 ms for each device to be out of use; together they wait only once."""
+    """Close all at the same time: the kernel waits about 17 ms for each device to be out of use; together they wait once."""
     threads = [threading.Thread(target=os.close, args=(descriptor,)) for descriptor in descriptors]
     for thread in threads:
         thread.start()
@@ -197,33 +235,19 @@ def _close_at_once(descriptors: Sequence[int]) -> None:
 
 def _described(state: tuple[int, int, str | None, bool, str, bytes]) -> str:
     mtu, queue_packets, mac, up, kind, options = state
-    held = f"{kind} {options.hex()}".strip()
-    return f"MTU {mtu}, queue {queue_packets}, {mac or 'no MAC'}, {'up' if up else 'down'}, qdisc {held}"
+    qdisc = f"{kind} {options.hex()}".strip()
+    return f"MTU {mtu}, queue {queue_packets}, {mac or 'no MAC'}, {'up' if up else 'down'}, qdisc {qdisc}"
 
 
-def _congestion_controls(place: Place, netlink: Netlink) -> dict[int, str]:
-    """What connections over each device use, by its index, as read back. ShapingError where that is not what was asked."""
-    asked = {route.destination: route.congestion_control for route in place.routes}
-    held = {route.destination: route for route in netlink.routes()}
-    found = {
-        destination: held[destination].congestion_control if destination in held else None for destination in asked
+def _congestion_controls(wanted: NamespacePlan, netlink: Netlink) -> dict[int, str]:
+    """Read back what connections over each device use, by its index. ShapingError where that is not what was asked."""
+    asked = {route.destination: route.congestion_control for route in wanted.routes}
+    routes = {route.destination: route for route in netlink.routes()}
+    held = {
+        destination: routes[destination].congestion_control if destination in routes else None for destination in asked
     }
-    if found != asked:
+    if held != asked:
         raise ShapingError(
-            f"{place.name}: asked for routes with the congestion controls {asked}, the kernel has {found}"
+            f"{wanted.name}: asked for routes with the congestion controls {asked}, the kernel has {held}"
         )
-    return {held[destination].device: algorithm for destination, algorithm in asked.items() if algorithm}
-
-
-def _ports(tuns: Sequence[Tun], descriptors: Mapping[str, int]) -> list[Port]:
-    return [
-        Port(
-            name=tun.name,
-            address=tun.address,
-            tun_fd=descriptors[tun.name],
-            up=tun.up,
-            down=tun.down,
-            overhead_bytes=tun.overhead_bytes,
-        )
-        for tun in tuns
-    ]
+    return {routes[destination].device: algorithm for destination, algorithm in asked.items() if algorithm}

@@ -1,4 +1,4 @@
-"""Which labs run on this machine, and where their namespaces are: for `testbed shell`.
+"""Which labs run on this machine, and how to get inside one: for `testbed shell`.
 
 A lab's namespaces have no names in the file system, so that nothing can be left behind. Instead a lab keeps a file in memory
 open, with a list of its namespaces' descriptors; others find it by its name under /proc, and it ends with the process.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
-from testbed.errors import LabError
-from testbed.net.kernel.namespace import Namespace
+from testbed.errors import CapabilityError, LabError, UserError
+from testbed.net.kernel.namespace import NEW_USER, Namespace, enter
 
 _NAME = "testbed-lab"
 _LARGEST_BYTES = 1 << 20
@@ -30,12 +31,12 @@ class RunningLab:
     started: str
     """UTC, ISO 8601, to the microsecond."""
     namespaces: Mapping[str, int]
-    """Descriptors of that process by the namespaces' names: open /proc/PID/fd/N to enter one."""
+    """That process's descriptors by the namespaces' names: open /proc/PID/fd/N to enter one."""
 
 
 @contextmanager
 def publish(namespaces: Mapping[str, Namespace]) -> Iterator[None]:
-    """While this is open, `find` lists the lab that has these namespaces."""
+    """Let `running_labs` list the lab that has these namespaces, as long as this is open."""
     try:
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     except OSError as error:
@@ -52,9 +53,9 @@ def publish(namespaces: Mapping[str, Namespace]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def find() -> list[RunningLab]:
-    """Every lab of processes that the caller may look into, the oldest first. Other users' labs take root to see."""
-    found = []
+def running_labs() -> list[RunningLab]:
+    """List the labs of all processes that the caller may look into, the oldest first. Other users' labs take root to see."""
+    labs = []
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
@@ -64,8 +65,8 @@ def find() -> list[RunningLab]:
                     if str(entry.readlink()).startswith(f"/memfd:{_NAME} ") and (
                         lab := _read(entry, int(process.name))
                     ):
-                        found.append(lab)
-    return sorted(found, key=lambda lab: lab.started)
+                        labs.append(lab)
+    return sorted(labs, key=lambda lab: lab.started)
 
 
 def _read(entry: Path, pid: int) -> RunningLab | None:
@@ -77,3 +78,30 @@ def _read(entry: Path, pid: int) -> RunningLab | None:
         if told["pid"] == pid:  # else a child that inherited it
             return RunningLab(pid=pid, started=str(told["started"]), namespaces=namespaces)
     return None
+
+
+def run_inside(pid: int, descriptor: int, command: Sequence[str]) -> NoReturn:
+    """Become `command`, inside the network namespace that process `pid` holds as `descriptor`. From one thread only.
+
+    A lab without root stands in a user namespace; whoever is not root joins that first. CapabilityError where that is not
+    permitted, UserError where the lab has ended meanwhile or the command cannot be started.
+    """
+    try:
+        network = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        if os.geteuid() != 0 and _user_namespace(pid) != _user_namespace(os.getpid()):
+            enter(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC), NEW_USER)
+        enter(network)
+    except PermissionError:
+        raise CapabilityError(
+            f"not permitted to enter the lab of process {pid}; be root (sudo python -m testbed ...), or the user whose lab it is"
+        ) from None
+    except FileNotFoundError:
+        raise UserError(f"the lab of process {pid} has ended") from None
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        raise UserError(f"cannot run {command[0]!r}: {error.strerror}") from None
+
+
+def _user_namespace(pid: int) -> int:
+    return Path(f"/proc/{pid}/ns/user").stat().st_ino

@@ -1,7 +1,8 @@
 """A lab: the namespaces, links and shapers of one topology, made from a plan, read back, and gone when it is closed.
 
-topology.py decides what there is and build.py makes it; meters.py counts, player.py and the relay play what varies, certify.py
-measures. Nothing here has a name outside this process: when it dies, however it dies, the kernel takes everything away.
+topology.py plans it and build.py makes it; meters.py counts, kernel/schedules.py and the relay play what varies, and
+certificate/ measures. Nothing here has a name outside this process: when it dies, however it dies, the kernel takes
+everything away.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,23 +22,20 @@ from testbed.directions import LinkDirection
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen
 from testbed.net import directory
-from testbed.net.arrange import with_own_seed
-from testbed.net.build import build
+from testbed.net.build import build_lab
 from testbed.net.certificate.certify import certify
-from testbed.net.elements import Link
-from testbed.net.kernel import netem, qdisc
+from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.varying import Move, Player
+from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver
 from testbed.net.machine import rootless
 from testbed.net.meters import Counters, Meters
-from testbed.net.parts import LabLink, Node, link_of, nodes_of, record_of
-from testbed.net.topology import MAX_NODES, line, star
+from testbed.net.plan import LabPlan, Link, with_own_seed
+from testbed.net.topology import MAX_NODES, plan_lab
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, LabRecord, Measurement
 from testbed.spec import Engine, Topology
-
-__all__ = ["Lab", "LabLink", "LabSpec", "Node"]
 
 
 class LabSpec(Frozen):
@@ -45,11 +43,24 @@ class LabSpec(Frozen):
 
     topology: Topology
     profiles: tuple[LinkProfile, ...] = Field(min_length=1)
-    """One that all links have, or one a link: by node in a star, by boundary in a line."""
+    """One that all links have, or one per link: by node in a star, by boundary in a line."""
     nodes: int = Field(ge=1, le=MAX_NODES)
     engine: Engine
     engine_reason: str
     """Why this engine: see `capabilities.resolve_engine`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """Where one stage lives in the lab."""
+
+    index: int
+    name: str
+    address: str
+    """IPv4. In a star every other node reaches it, in a line the node before (the first node: the one after)."""
+    devices: tuple[str, ...]
+    """The ends of its links inside `namespace`; in a line the one to the previous node first."""
+    namespace: Namespace
 
 
 class Lab:
@@ -58,7 +69,8 @@ class Lab:
     """
 
     nodes: tuple[Node, ...]
-    links: tuple[LabLink, ...]
+    links: tuple[Link, ...]
+    """In the order of the nodes or boundaries. The namespaces at their ends are in `namespaces`."""
     namespaces: Mapping[str, Namespace]
     """All of them by name, those of the hub and the gateways too."""
     record: LabRecord
@@ -72,17 +84,17 @@ class Lab:
         """
         started = time.monotonic()
         self.spec = spec
-        self._plan = (star if spec.topology == "star" else line)(spec.profiles, spec.nodes, spec.engine)
-        self._shapers = {(shaper.link, shaper.direction): shaper for shaper in self._plan.shapers}
+        self._plan = plan_lab(spec.topology, spec.profiles, spec.nodes, spec.engine)
+        self._shaped = {(shaped.link, shaped.direction): shaped for shaped in self._plan.shaped}
         self._changed: set[tuple[str, LinkDirection]] = set()
         with ExitStack() as stack:
-            built = build(self._plan, stack)
+            built = build_lab(self._plan, stack)
             self.namespaces, self._relay = built.namespaces, built.relay
             self._meters = Meters(self._plan, self.namespaces, self._relay)
             stack.callback(self._meters.close)
-            self._player = self._make_player(stack)
-            self.nodes = nodes_of(self._plan, self.namespaces)
-            self.links = tuple(link_of(link, self.namespaces) for link in self._plan.links)
+            self._driver = self._drive_schedules(stack)
+            self.nodes = _nodes_of(self._plan, self.namespaces)
+            self.links = self._plan.links
             self.record = LabRecord(
                 topology=spec.topology,
                 engine=spec.engine,
@@ -90,40 +102,39 @@ class Lab:
                 rootless=rootless.inside(),
                 build_seconds=time.monotonic() - started,
                 overhead_bytes=self._plan.overhead_bytes,
-                links=tuple(record_of(link, built) for link in self._plan.links),
+                links=tuple(built.record(link) for link in self.links),
                 played_at_ns=None,
             )
             stack.enter_context(directory.publish(self.namespaces))
             self._stack = stack.pop_all()
 
-    def _make_player(self, stack: ExitStack) -> Player | None:
-        moves = [
-            Move(
-                link=shaper.link,
-                direction=shaper.direction,
-                namespace=self.namespaces[shaper.place],
-                device=shaper.device,
-                pipe=shaper.pipe,
+    def _drive_schedules(self, stack: ExitStack) -> ScheduleDriver | None:
+        devices = [
+            ScheduledDevice(
+                label=shaped.label,
+                namespace=self.namespaces[shaped.namespace],
+                device=shaped.device,
+                pipe=shaped.pipe,
                 mtu=self._plan.mtu,
-                layer=self._link(shaper.link).profile.layer,
+                layer=self._link(shaped.link).profile.layer,
             )
-            for shaper in self._plan.shapers
-            if shaper.pipe.varies
+            for shaped in self._plan.shaped
+            if shaped.pipe.varies
         ]
-        if not moves:
+        if not devices:
             return None
-        player = Player(moves)
-        stack.callback(player.close)
-        return player
+        driver = ScheduleDriver(devices)
+        stack.callback(driver.close)
+        return driver
 
     def _link(self, name: str) -> Link:
-        found = next((link for link in self._plan.links if link.name == name), None)
-        if found is None:
-            raise UnknownNameError("link", name, (link.name for link in self._plan.links))
-        return found
+        for link in self._plan.links:
+            if link.name == name:
+                return link
+        raise UnknownNameError("link", name, (link.name for link in self._plan.links))
 
     def play(self) -> int:
-        """The schedules and traces of all links begin now; the moment, in nanoseconds of CLOCK_MONOTONIC. Noted in `record`."""
+        """Begin the schedules and traces of all links now; the moment, in nanoseconds of CLOCK_MONOTONIC. Noted in `record`."""
         start_ns = self._play()
         self.record = self.record.model_copy(update={"played_at_ns": start_ns})
         return start_ns
@@ -132,14 +143,14 @@ class Lab:
         start_ns = time.monotonic_ns()
         if self._relay is not None:
             self._relay.play(start_ns)
-        if self._player is not None:
-            self._player.play(start_ns)
+        if self._driver is not None:
+            self._driver.play(start_ns)
         return start_ns
 
     def hold(self) -> None:
-        """Back to every pipe's own constant numbers; what is queued keeps its time."""
-        if self._player is not None:
-            self._player.hold()
+        """Go back to every pipe's own constant numbers; what is queued keeps its time."""
+        if self._driver is not None:
+            self._driver.hold()
         if self._relay is not None:
             self._relay.hold()
         for name, direction in sorted(self._changed):
@@ -164,28 +175,24 @@ class Lab:
         link = self._link(name)
         if self._relay is not None:
             port = link.meters[direction]
-            self._relay.change(port.place, port.what, pipe)  # type: ignore[arg-type]  # a port's meter names its direction
+            self._relay.change(port.where, port.what, pipe)  # type: ignore[arg-type]  # a port's meter names its direction
             return
-        shaper = self._shapers[name, direction]
+        shaped = self._shaped[name, direction]
         seeded = with_own_seed(pipe, self._plan.links.index(link), direction)
-        plan = qdisc.plan(seeded, mtu=self._plan.mtu, layer=link.profile.layer)
-        with Netlink(self.namespaces[shaper.place]) as netlink:
-            netem.change(netlink, shaper.device, plan, link=f"{name} {direction}")
-        self._shapers[name, direction] = replace(shaper, pipe=seeded, plan=plan)
+        plan = plan_netem(seeded, mtu=self._plan.mtu, layer=link.profile.layer)
+        with Netlink(self.namespaces[shaped.namespace]) as netlink:
+            netem.change_plan(netlink, shaped.device, plan, link=shaped.label)
+        self._shaped[name, direction] = replace(shaped, pipe=seeded, plan=plan)
 
     def counters(self) -> Counters:
         """What every link has carried and dropped since it was built, both ways. LabError when the relay has died."""
         return self._meters.read()
 
-    def lateness(self) -> dict[str, Any] | None:
-        """How late the relay was, and what it cost (`process` of `Relay.counters`); None where no relay runs."""
-        return self._relay.counters()["process"] if self._relay is not None else None
-
     def check(self) -> None:
-        """That the lab still stands: LabError when the relay has died, ShapingError when a schedule could not be followed."""
+        """Check that the lab still stands: LabError when the relay has died or a schedule could not be followed."""
         if self._relay is not None:
             self._relay.counters()
-        if self._player is not None and (fault := self._player.fault):
+        if self._driver is not None and (fault := self._driver.fault):
             raise LabError(f"the links' schedules are no longer followed: {fault}")
 
     def certify(
@@ -198,13 +205,14 @@ class Lab:
         """
         started, taken_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self.check()
-        for shaper in self._shapers.values():
-            with Netlink(self.namespaces[shaper.place]) as netlink:
-                netem.check(netlink, shaper.device, shaper.plan, link=f"{shaper.link} {shaper.direction}")
+        for shaped in self._shaped.values():
+            with Netlink(self.namespaces[shaped.namespace]) as netlink:
+                netem.check_plan(netlink, shaped.device, shaped.plan, link=shaped.label)
 
         def measure() -> tuple[Measurement, ...]:
             return certify(
                 self.links,
+                self.namespaces,
                 form=form,
                 message_bytes=message_bytes,
                 relay=self._relay,
@@ -214,7 +222,7 @@ class Lab:
             )
 
         measurements = measure()
-        if rejected := tuple(one for one in measurements if one.verdict == "FAIL"):
+        if rejected := tuple(measurement for measurement in measurements if measurement.verdict == "FAIL"):
             measurements = measure()
         return Certificate(
             form=form,
@@ -236,3 +244,19 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _nodes_of(plan: LabPlan, namespaces: Mapping[str, Namespace]) -> tuple[Node, ...]:
+    """The nodes in their order."""
+    addresses = {wanted.name: wanted.addresses for wanted in plan.namespaces}
+    return tuple(
+        Node(
+            index=index,
+            name=name,
+            # The first: of the link to the node before, as topology.py states them in the order of the links.
+            address=addresses[name][0][1],
+            devices=tuple(device for device, _ in addresses[name]),
+            namespace=namespaces[name],
+        )
+        for index, name in enumerate(plan.nodes)
+    )

@@ -12,7 +12,8 @@ from testbed import devices
 from testbed.codecs.catalogue import placement as codecs
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
-from testbed.net import relay, topology
+from testbed.net.relay.client import refuse_unsupported
+from testbed.net.topology import plan_lab
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import Cell, Engine
 from testbed.workloads import table as workloads
@@ -79,11 +80,10 @@ def _profiles(names: Any, where: str) -> list[LinkProfile]:
 
 def _check_network(cell: Cell, where: str) -> None:
     """What the lab itself would find out: that it can be laid out, and that its engine can carry out every pipe."""
-    lay_out = topology.star if cell.topology == "star" else topology.line
     try:
-        lay_out(cell.links, cell.pipeline.stages, cell.engine)
+        plan_lab(cell.topology, cell.links, cell.pipeline.stages, cell.engine)
         for profile in cell.links if cell.engine == "relay" else ():
             for pipe in (profile.up, profile.down):
-                relay.asked(pipe)
+                refuse_unsupported(pipe)
     except SpecError as error:
         raise SpecError(f"{where}: network {cell.network}: {error}") from None

@@ -12,10 +12,11 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from testbed.process import die_with_parent
+from testbed.processors import ProcessorTicks, read_processors
 
 _FIRST_FD = 3
 _ASIDE_FD = 64
@@ -29,9 +30,9 @@ def main() -> None:
     die_with_parent(int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be as large as the guest's memory
     # The guest has one processor, made of processes that take turns: on one of ours they run 2 to 3 times as fast as on two.
-    before = Path("/proc/stat").read_text("utf-8")
+    before = read_processors()
     time.sleep(_LOOK_S)
-    os.sched_setaffinity(0, {idlest(before, Path("/proc/stat").read_text("utf-8"), os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {idlest(before, read_processors(), os.sched_getaffinity(0))})
     _come_before_programs()
     aside = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, _ASIDE_FD) for fd in given]
     os.closerange(_FIRST_FD, _ASIDE_FD)
@@ -52,16 +53,12 @@ def _come_before_programs() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def idlest(before: str, after: str, allowed: Collection[int]) -> int:
-    """The processor of `allowed` that idled most between two readings of /proc/stat; any of them when several did."""
-    idle = {cpu: ticks - _idle(before).get(cpu, 0) for cpu, ticks in _idle(after).items() if cpu in allowed}
+def idlest(before: Mapping[str, ProcessorTicks], after: Mapping[str, ProcessorTicks], allowed: Collection[int]) -> int:
+    """The processor of `allowed` that idled most between two readings; any of them when several did."""
+    names = {cpu: f"cpu{cpu}" for cpu in allowed if f"cpu{cpu}" in after}
+    idle = {cpu: after[name].idle - (before[name].idle if name in before else 0) for cpu, name in names.items()}
     most = max(idle.values())
     return random.choice([cpu for cpu, ticks in idle.items() if ticks >= most])
-
-
-def _idle(stat: str) -> dict[int, int]:
-    rows = (line.split() for line in stat.splitlines() if line.startswith("cpu") and line[3].isdigit())
-    return {int(row[0][3:]): int(row[4]) for row in rows}
 
 
 if __name__ == "__main__":

@@ -15,34 +15,28 @@ from testbed.net.certificate.effort import plan
 from testbed.net.certificate.verdict import CONTENTION
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.parts import LabLink
+from testbed.net.plan import End, Link
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
 from tests.net.test_judge import BURSTY, pipe, profile
 
 MOVING = {"rtt", "delay", "jitter", "loss", "reordered", "duplicated", "rate", "queue", "message"}
 
 
-def link_of(wanted, near=None, far=None, name="n"):
-    class Space:
-        fd = 0
+class _Space:
+    fd = 0
 
-    return LabLink(
-        name=name,
-        near=near or Space(),
-        near_name="node-0",
-        far=far or Space(),
-        far_name="hub",
-        near_address="10.77.1.2",
-        far_address="10.77.0.1",
-        near_device="wan0",
-        far_device="hub0",
-        profile=wanted,
-    )
+
+NEAR, FAR = End("node-0", "10.77.1.2", "wan0"), End("hub", "10.77.0.1", "hub0")
+SPACES = {"node-0": _Space(), "hub": _Space()}
+
+
+def link_of(wanted, name="n"):
+    return Link(name=name, profile=wanted, near=NEAR, far=FAR, shaper="relay", gateway=None, meters={})
 
 
 def test_a_message_is_cut_to_what_the_link_can_carry_in_time():
     slow = profile(up=pipe(rate_bps=1_000_000), down=pipe(rate_bps=10**9))
-    job = plan(link_of(slow), "quick", (4 << 20, 1000, 4 << 20, 2000))
+    job = plan(link_of(slow), SPACES, "quick", (4 << 20, 1000, 4 << 20, 2000))
     assert [sizes["down"] for sizes in job.messages] == [1000, 2000, 4 << 20]
     assert [sizes["up"] for sizes in job.messages][:2] == [1000, 2000]
     assert 2000 < job.messages[2]["up"] < 4 << 20
@@ -50,19 +44,19 @@ def test_a_message_is_cut_to_what_the_link_can_carry_in_time():
 
 def test_a_message_is_cut_further_where_loss_holds_tcp_back():
     clean, lossy = (profile(up=pipe(loss=loss)) for loss in (None, Bernoulli(probability=0.05)))
-    most = [plan(link_of(wanted), "quick", [4 << 20]).messages[0]["up"] for wanted in (clean, lossy)]
+    most = [plan(link_of(wanted), SPACES, "quick", [4 << 20]).messages[0]["up"] for wanted in (clean, lossy)]
     assert most[1] < most[0] / 2
 
 
 def test_the_full_form_spends_more_than_the_quick_one():
-    quick, full = (plan(link_of(profile(up=pipe(jitter_ns=10**6))), form, [1000]) for form in ("quick", "full"))
+    quick, full = (plan(link_of(profile(up=pipe(jitter_ns=10**6))), SPACES, form, [1000]) for form in ("quick", "full"))
     for effort in ("echoes", "repeats", "idle_s", "light_s", "spaced_s", "rate_s", "bulk_s"):
         assert getattr(full, effort) > getattr(quick, effort)
 
 
 def test_rare_loss_and_bursts_are_given_more_packets_within_a_bound():
     spent = [
-        plan(link_of(profile(up=pipe(loss=loss))), "full", [1]).light_s
+        plan(link_of(profile(up=pipe(loss=loss))), SPACES, "full", [1]).light_s
         for loss in (
             None,
             Bernoulli(probability=0.1),
@@ -76,7 +70,7 @@ def test_rare_loss_and_bursts_are_given_more_packets_within_a_bound():
 
 
 def test_jitter_sets_echoes_apart_and_their_number_bounded():
-    calm, shaky = (plan(link_of(profile(up=pipe(jitter_ns=j))), "quick", [1]) for j in (0, 25_000_000))
+    calm, shaky = (plan(link_of(profile(up=pipe(jitter_ns=j))), SPACES, "quick", [1]) for j in (0, 25_000_000))
     assert shaky.echo_spacing_ns >= 2 * 25_000_000
     assert shaky.echoes * shaky.echo_spacing_ns <= 10**9
     assert 0 < shaky.echoes < calm.echoes
@@ -86,15 +80,15 @@ def test_jitter_sets_echoes_apart_and_their_number_bounded():
 def test_where_a_limit_counts_packets_no_more_small_ones_are_under_way_than_it_holds():
     far = profile(up=pipe(rate_bps=10**7, delay_ns=3 * 10**8, buffer_bytes=15_000))
     held = (10**7 * 0.3 / 8 + 15_000) / 1500
-    assert plan(link_of(far), "full", [1], "netem").up.light_pps * 0.3 < held
-    assert plan(link_of(far), "full", [1], "relay").up.light_pps * 0.3 > held
+    assert plan(link_of(far), SPACES, "full", [1], "netem").up.light_pps * 0.3 < held
+    assert plan(link_of(far), SPACES, "full", [1], "relay").up.light_pps * 0.3 > held
 
 
 @pytest.mark.parametrize("form", ["quick", "full"])
 @pytest.mark.parametrize("name", sorted(profile_files()))
 def test_every_shipped_profile_gets_a_plan_within_reason(name, form):
     wanted = load_profile(name)
-    job = plan(link_of(wanted), form, [1000, 256 << 10, 4 << 20])
+    job = plan(link_of(wanted), SPACES, form, [1000, 256 << 10, 4 << 20])
     assert job.echoes >= 8
     for way in LINK_DIRECTIONS:
         if shape := job.shape(way):
@@ -238,7 +232,7 @@ def test_a_starved_relay_is_a_failure_of_the_host_and_not_of_the_network():
 def test_a_link_that_is_not_there_fails_in_every_quantity_says_why_and_leaves_nothing_open():
     before = set(Path("/proc/self/fd").iterdir())
     with Namespace("near") as one, Namespace("far") as other:
-        found = certify([link_of(profile(), one, other, "gone")], form="quick", message_bytes=[1000])
+        found = certify([link_of(profile(), "gone")], {"node-0": one, "hub": other}, form="quick", message_bytes=[1000])
     found = [m for m in found if m.link == "gone"]
     assert {m.quantity for m in found} == MOVING
     assert all(m.verdict == "FAIL" and m.measured is None and m.note not in ("", "nothing arrived") for m in found)

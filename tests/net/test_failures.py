@@ -19,7 +19,7 @@ from labs import CASES, lab_spec
 from testbed import spec
 from testbed.errors import CapabilityError, LabError, TestbedError
 from testbed.net import directory, topology
-from testbed.net.kernel import namespace, offloads, rtnetlink, sysctl
+from testbed.net.kernel import messages, namespace, offloads, sysctl
 from testbed.net.lab import Lab
 
 _ROOT = Path(__file__).parents[2]
@@ -56,21 +56,14 @@ def _refuses(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
         monkeypatch.setattr(module, name, attempt)
 
     no_memory = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-    unshare = namespace._call
-
-    def call(function: str, *arguments: int) -> None:
-        if function == "unshare" and refused():
-            raise no_memory
-        unshare(function, *arguments)
-
-    acknowledged = rtnetlink.understand_error
+    acknowledged = messages.read_error
 
     def answer(body: bytes, flags: int) -> tuple[int, str]:
         found = acknowledged(body, flags)
         return (errno.ENOMEM, "on purpose") if refused() else found
 
-    monkeypatch.setattr(namespace, "_call", call)
-    monkeypatch.setattr(rtnetlink, "understand_error", answer)
+    monkeypatch.setattr(messages, "read_error", answer)
+    failing(namespace, "unshare", no_memory)
     failing(sysctl.os, "pwrite", no_memory)
     failing(offloads.fcntl, "ioctl", no_memory)
     return lambda: count >= at
@@ -92,7 +85,7 @@ def test_whatever_step_is_refused_the_message_names_it_and_nothing_is_left(
             except TestbedError as error:
                 told.append(str(error))
         assert _open_descriptors() == before
-        assert not [lab for lab in directory.find() if lab.pid == os.getpid()]
+        assert not [lab for lab in directory.running_labs() if lab.pid == os.getpid()]
         assert threading.active_count() == 1
         if not reached():
             break
@@ -194,14 +187,14 @@ def test_a_killed_controller_leaves_nothing_after_two_seconds(
         assert controller.stdout is not None
         relay, inodes = json.loads(controller.stdout.readline())
         assert _holders(set(inodes))
-        assert controller.pid in [lab.pid for lab in directory.find()]
+        assert controller.pid in [lab.pid for lab in directory.running_labs()]
         controller.send_signal(how)
     deadline = time.monotonic() + 2
     while ((left := _holders(set(inodes))) or not _gone(relay)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
     assert _gone(relay)
-    assert controller.pid not in [lab.pid for lab in directory.find()]
+    assert controller.pid not in [lab.pid for lab in directory.running_labs()]
 
 
 @pytest.mark.root
@@ -218,13 +211,13 @@ def test_a_killed_relay_is_said_and_leaves_nothing() -> None:
 @pytest.mark.root
 def test_running_labs_are_found_and_their_namespaces_can_be_opened() -> None:
     with Lab(lab_spec(("datacenter",), "relay")) as first, Lab(lab_spec(("datacenter",), "relay", "line")) as second:
-        found = [lab for lab in directory.find() if lab.pid == os.getpid()]
+        found = [lab for lab in directory.running_labs() if lab.pid == os.getpid()]
         assert [sorted(lab.namespaces) for lab in found] == [sorted(first.namespaces), sorted(second.namespaces)]
         descriptor = found[0].namespaces["hub"]
         assert (
             Path(f"/proc/{found[0].pid}/fd/{descriptor}").stat().st_ino == os.fstat(first.namespaces["hub"].fd).st_ino
         )
-    assert not [lab for lab in directory.find() if lab.pid == os.getpid()]
+    assert not [lab for lab in directory.running_labs() if lab.pid == os.getpid()]
 
 
 @pytest.mark.root
@@ -234,14 +227,14 @@ def test_a_foreign_file_of_that_name_is_no_lab() -> None:
         for content in (b"", b"nonsense", b"[1]", b'{"pid": 1, "started": "now", "namespaces": {}}'):
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, content, 0)
-            assert not [lab for lab in directory.find() if lab.pid == os.getpid()]
+            assert not [lab for lab in directory.running_labs() if lab.pid == os.getpid()]
     finally:
         os.close(descriptor)
 
 
 @pytest.mark.root
 def test_a_refused_congestion_control_does_not_change_the_machine() -> None:
-    before = sysctl.read("net.ipv4.tcp_allowed_congestion_control")
+    before = sysctl.read_parameter("net.ipv4.tcp_allowed_congestion_control")
     with pytest.raises(CapabilityError, match="nonesuch"):
         Lab(lab_spec(("datacenter",), "relay", congestion_control="nonesuch"))
-    assert sysctl.read("net.ipv4.tcp_allowed_congestion_control") == before
+    assert sysctl.read_parameter("net.ipv4.tcp_allowed_congestion_control") == before

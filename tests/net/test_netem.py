@@ -18,10 +18,10 @@ import synthetic
 
 from testbed import profiles
 from testbed.errors import CapabilityError, ShapingError
-from testbed.net.kernel import netem, qdisc, sysctl
+from testbed.net.kernel import netem, sysctl
 from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netem_plan import Gemodel, NetemPlan, SlotPlan, plan_netem, share_u32
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.qdisc import Gemodel, NetemPlan, SlotPlan, share_u32
 from testbed.net.lab import Lab, LabSpec
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 
@@ -36,7 +36,7 @@ def changed(**update: Any) -> Pipe:
 
 
 def planned(**update: Any) -> NetemPlan:
-    return qdisc.plan(changed(**update), mtu=1500, layer="ip")
+    return plan_netem(changed(**update), mtu=1500, layer="ip")
 
 
 PLAN = planned()
@@ -65,7 +65,7 @@ class Bench:
     def arrivals(self) -> tuple[list[int], list[float]]:
         """The numbers and the times (the kernel's, in s) of all that arrive until netem is empty."""
         deadline = time.monotonic() + 30
-        while netem.counters(self.netlink, "x").backlog_bytes:
+        while netem.read_counters(self.netlink, "x").backlog_bytes:
             assert time.monotonic() < deadline, "netem does not get empty"
             time.sleep(0.005)
         numbers, times = [], []
@@ -87,7 +87,7 @@ def bench() -> Iterator[Bench]:
     with Namespace("near") as near, Namespace("far") as far, Netlink(near) as netlink, Netlink(far) as other:
         for space in (near, far):
             with space.entered():
-                sysctl.without_ipv6()  # its own packets would use up draws
+                sysctl.switch_ipv6_off()  # its own packets would use up draws
         netlink.add_veth("x", "02:77:00:00:00:00", 1500, far, "y", "02:77:00:00:00:01")
         for end, device, address, peer, mac in (
             (netlink, "x", "10.9.0.1", "10.9.0.2", "02:77:00:00:00:01"),
@@ -135,14 +135,14 @@ PIPES = {
 @pytest.mark.parametrize("pipe", PIPES.values(), ids=PIPES)
 @pytest.mark.parametrize("layer", ["ip", "ethernet"])
 def test_the_kernel_holds_what_was_asked(netlink: Netlink, pipe: Pipe, layer: str) -> None:
-    plan = qdisc.plan(pipe, mtu=1500, layer=layer)
-    assert netem.apply(netlink, "x", plan, link="bench") == plan
+    plan = plan_netem(pipe, mtu=1500, layer=layer)
+    assert netem.apply_plan(netlink, "x", plan, link="bench") == plan
 
 
 @pytest.mark.netem
 @pytest.mark.parametrize("put", [netem.apply, netem.change])
 def test_a_second_plan_leaves_nothing_of_the_first(netlink: Netlink, put: Any) -> None:
-    netem.apply(netlink, "x", PLAN, link="bench")
+    netem.apply_plan(netlink, "x", PLAN, link="bench")
     lossy = planned(loss=Bernoulli(probability=0.5), rate_bps=40_000_000_000)
     for plan in (EVERYTHING, PLAN, lossy, EVERYTHING, lossy._replace(seed=2), PLAN):
         assert put(netlink, "x", plan, link="bench") == plan
@@ -150,24 +150,24 @@ def test_a_second_plan_leaves_nothing_of_the_first(netlink: Netlink, put: Any) -
 
 @pytest.mark.netem
 def test_another_plan_or_none_in_the_kernel_is_found_out(netlink: Netlink) -> None:
-    netem.apply(netlink, "x", PLAN, link="bench up")
+    netem.apply_plan(netlink, "x", PLAN, link="bench up")
     with pytest.raises(ShapingError, match=r"bench up: asked for .*limit_packets=5.*the kernel has .*limit_packets=7"):
-        netem.check(netlink, "x", PLAN._replace(limit_packets=5), link="bench up")
+        netem.check_plan(netlink, "x", PLAN._replace(limit_packets=5), link="bench up")
     netlink.set_root_qdisc("x", "pfifo", struct.pack("=I", 10))
     with pytest.raises(ShapingError, match="pfifo"):
-        netem.check(netlink, "x", PLAN, link="bench up")
+        netem.check_plan(netlink, "x", PLAN, link="bench up")
     with pytest.raises(ShapingError, match="bench up: asked for netem on x, the kernel has pfifo"):
-        netem.change(netlink, "x", PLAN, link="bench up")
+        netem.change_plan(netlink, "x", PLAN, link="bench up")
     assert netlink.root_qdiscs()["x"].kind == "pfifo"
     with pytest.raises(ShapingError, match="pfifo"):
-        netem.counters(netlink, "x")
+        netem.read_counters(netlink, "x")
 
 
 @pytest.mark.root
 def test_a_kernel_without_the_qdisc_says_what_to_do(netlink: Netlink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netem, "KIND", "nonesuch")
     with pytest.raises(CapabilityError, match=r"bench: this kernel has no sch_nonesuch.*--engine relay.*testbed vm"):
-        netem.apply(netlink, "x", PLAN, link="bench")
+        netem.apply_plan(netlink, "x", PLAN, link="bench")
 
 
 def _without_seed(options: bytes) -> bytes:
@@ -229,9 +229,9 @@ _TC = {  # tc rounds a delay to 64 ns
 @pytest.mark.parametrize("verb", ["add", "change"])
 def test_the_kernel_holds_the_same_bytes_as_after_tc(netlink: Netlink, case: str, verb: str) -> None:
     plan, words = _TC[case]
-    netem.apply(netlink, "x", PLAN if verb == "change" else plan, link="bench")
+    netem.apply_plan(netlink, "x", PLAN if verb == "change" else plan, link="bench")
     if verb == "change":
-        netem.change(netlink, "x", plan, link="bench")
+        netem.change_plan(netlink, "x", plan, link="bench")
         _tc(netlink, "add", PLAN, _BASE)
     _tc(netlink, verb, plan, words)
     held = netlink.root_qdiscs()
@@ -242,7 +242,7 @@ def test_the_kernel_holds_the_same_bytes_as_after_tc(netlink: Netlink, case: str
 @pytest.mark.netem
 def test_delay_and_rate_act_on_packets(bench: Bench) -> None:
     """Never early; how late depends on the machine."""
-    netem.apply(bench.netlink, "x", planned(rate_bps=8_000_000, delay_ns=20_000_000), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(rate_bps=8_000_000, delay_ns=20_000_000), link="bench")
     start = time.time()
     bench.send(1, 72)  # 100 bytes of IP: 0.1 ms on the wire
     _, (alone,) = bench.arrivals()
@@ -252,7 +252,7 @@ def test_delay_and_rate_act_on_packets(bench: Bench) -> None:
     numbers, times = bench.arrivals()
     assert numbers == list(range(100))
     assert 0.120 <= times[-1] - start < 0.4
-    carried = netem.counters(bench.netlink, "x")
+    carried = netem.read_counters(bench.netlink, "x")
     assert (carried.packets, carried.bytes) == (101, 100 + 100 * 1000)
     assert (carried.dropped_buffer, carried.dropped_loss, carried.backlog_bytes) == (0, None, 0)
 
@@ -262,10 +262,10 @@ def test_the_queue_drops_its_tail_at_the_limit_and_not_before(bench: Bench) -> N
     """What is under way counts too: 100 Mbit/s over 1 s and the buffer hold 9,000 packets."""
     plan = planned(rate_bps=100_000_000, delay_ns=1_000_000_000, buffer_bytes=1_000_000)
     assert plan.limit_packets == 9_000 + 1
-    netem.apply(bench.netlink, "x", plan, link="bench")
+    netem.apply_plan(bench.netlink, "x", plan, link="bench")
     start = time.monotonic()
     bench.send(plan.limit_packets + 100)
-    held = netem.counters(bench.netlink, "x")
+    held = netem.read_counters(bench.netlink, "x")
     if time.monotonic() - start > 0.99:
         pytest.skip("this machine is too slow to fill the queue before the first packet has left it")
     assert (held.packets, held.dropped_buffer, held.backlog_bytes) == (0, 100, plan.limit_packets * 32)
@@ -274,7 +274,7 @@ def test_the_queue_drops_its_tail_at_the_limit_and_not_before(bench: Bench) -> N
 
 def _lost(bench: Bench, pipe: Pipe, count: int) -> list[int]:
     """Which of so many packets do not arrive."""
-    netem.apply(bench.netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip"), link="bench")
+    netem.apply_plan(bench.netlink, "x", plan_netem(pipe, mtu=1500, layer="ip"), link="bench")
     bench.send(count)
     arrived = set(bench.arrivals()[0])
     return [number for number in range(count) if number not in arrived]
@@ -319,10 +319,10 @@ def test_a_change_goes_on_with_the_draws_and_does_not_repeat_them(bench: Bench) 
     """A schedule with ten changes a second would else lose the same few packets after each of them, or never one."""
     loss = Bernoulli(probability=0.05)
     whole = _lost(bench, changed(loss=loss, **_ROOMY), 2000)
-    netem.apply(bench.netlink, "x", planned(loss=loss, **_ROOMY), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(loss=loss, **_ROOMY), link="bench")
     found = []
     for part in range(4):
-        netem.change(
+        netem.change_plan(
             bench.netlink, "x", planned(loss=loss, **{**_ROOMY, "rate_bps": 8_000_000 * (part + 1)}), link="bench"
         )
         bench.send(500)
@@ -333,7 +333,7 @@ def test_a_change_goes_on_with_the_draws_and_does_not_repeat_them(bench: Bench) 
 
 @pytest.mark.netem
 def test_duplicates_are_copied_once(bench: Bench) -> None:
-    netem.apply(bench.netlink, "x", planned(duplicate=0.1, **_ROOMY), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(duplicate=0.1, **_ROOMY), link="bench")
     bench.send(5000)
     numbers, _ = bench.arrivals()
     assert sorted(set(numbers)) == list(range(5000))
@@ -343,7 +343,7 @@ def test_duplicates_are_copied_once(bench: Bench) -> None:
 
 @pytest.mark.netem
 def test_a_reordered_packet_leaves_before_all_that_wait(bench: Bench) -> None:
-    netem.apply(bench.netlink, "x", planned(reorder=0.1, delay_ns=1_000_000_000), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(reorder=0.1, delay_ns=1_000_000_000), link="bench")
     start = time.monotonic()
     bench.send(2000)
     if time.monotonic() - start > 0.99:
@@ -358,7 +358,7 @@ def test_a_reordered_packet_leaves_before_all_that_wait(bench: Bench) -> None:
 
 @pytest.mark.netem
 def test_jitter_moves_packets_both_ways_and_keeps_their_order(bench: Bench) -> None:
-    netem.apply(bench.netlink, "x", planned(delay_ns=30_000_000, jitter_ns=25_000_000), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(delay_ns=30_000_000, jitter_ns=25_000_000), link="bench")
     bench.send(1000)
     assert bench.arrivals()[0] == list(range(1000))
     delays = []
@@ -374,7 +374,7 @@ def test_jitter_moves_packets_both_ways_and_keeps_their_order(bench: Bench) -> N
 
 @pytest.mark.netem
 def test_a_slot_lets_a_few_packets_through_and_then_waits(bench: Bench) -> None:
-    netem.apply(bench.netlink, "x", planned(slot=SLOT), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(slot=SLOT), link="bench")
     bench.send(50)
     numbers, times = bench.arrivals()
     assert numbers == list(range(50))
@@ -384,14 +384,14 @@ def test_a_slot_lets_a_few_packets_through_and_then_waits(bench: Bench) -> None:
 @pytest.mark.netem
 def test_a_live_change_loses_nothing_that_waits(bench: Bench) -> None:
     """300 packets of 1 ms each wait while rate, delay and losses change under them six times; all arrive, in their order."""
-    netem.apply(bench.netlink, "x", planned(rate_bps=8_000_000), link="bench")
+    netem.apply_plan(bench.netlink, "x", planned(rate_bps=8_000_000), link="bench")
     bench.send(300, 972)
     for rate in (4_000_000, 8_000_000, 80_000_000, 8_000, 40_000_000, 8_000_000):
         plan = planned(rate_bps=rate, delay_ns=rate, loss=Bernoulli(probability=0.5))
-        assert netem.change(bench.netlink, "x", plan, link="bench") == plan
+        assert netem.change_plan(bench.netlink, "x", plan, link="bench") == plan
         time.sleep(0.02)
     assert bench.arrivals()[0] == list(range(300))
-    assert netem.counters(bench.netlink, "x").dropped_buffer == 0
+    assert netem.read_counters(bench.netlink, "x").dropped_buffer == 0
 
 
 def _retransmitted(connection: socket.socket) -> int:
@@ -408,12 +408,12 @@ def test_live_changes_cost_a_connection_no_more_than_its_queue_drops() -> None:
     )  # fills any buffer
     assert profile.up is not None
     spec = LabSpec(topology="star", profiles=(profile,), nodes=1, engine="netem", engine_reason="test")
-    with Lab(spec) as lab, lab.links[0].near.entered():
+    with Lab(spec) as lab, lab.namespaces[lab.links[0].near.namespace].entered():
         sender = socket.socket()
-        with lab.links[0].far.entered():
-            listener = socket.create_server((lab.links[0].far_address, 9))
+        with lab.namespaces[lab.links[0].far.namespace].entered():
+            listener = socket.create_server((lab.links[0].far.address, 9))
         with sender, listener:
-            sender.connect((lab.links[0].far_address, 9))
+            sender.connect((lab.links[0].far.address, 9))
             receiver, _ = listener.accept()
             drain = threading.Thread(target=_read_all, args=(receiver,))
             drain.start()

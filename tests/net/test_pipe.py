@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from testbed.net.meters import port_counters
 from testbed.net.relay.draws import mix
-from testbed.net.relay.loss import GilbertElliott, loss_model
+from testbed.net.relay.loss import GilbertElliottLoss, loss_model
 from testbed.net.relay.pipe import COUNTERS, Plain, Unshaped
-from testbed.net.relay.shaper import Shaper, build
-from testbed.net.relay.wire import OPPORTUNITY_BYTES, Opportunities, TracePlayer
+from testbed.net.relay.shaper import Shaper, build_pipe
+from testbed.net.relay.wire import OPPORTUNITY_BYTES, Opportunities, RunningTrace
 
 MS = 1_000_000
 ARRIVALS = st.lists(st.tuples(st.integers(0, 3_000_000), st.integers(20, 1500)), min_size=1, max_size=200)
@@ -164,7 +164,7 @@ def test_bursts_have_the_length_and_the_share_of_the_model(seed, numbers):
 def test_a_bad_state_that_loses_nothing_loses_nothing():
     model = loss_model(gilbert_elliott(lost_in_bad=0.0), 3, 0)
     assert not any(model.lost(n) for n in range(1000))
-    assert isinstance(model, GilbertElliott)
+    assert isinstance(model, GilbertElliottLoss)
 
 
 @given(ARRIVALS, st.integers(0, 2**63 - 1), RATES)
@@ -306,7 +306,7 @@ def test_a_live_change_keeps_what_is_under_way_and_the_counters(
     left = offer(old, before)
     now = left[-1][0]
     backlog = old.backlog_bytes(now)
-    new = build(asked(rate_bps=new_rate, delay_ns=new_delay_ns), 0, 0, before=old, now_ns=now)
+    new = build_pipe(asked(rate_bps=new_rate, delay_ns=new_delay_ns), 0, 0, before=old, now_ns=now)
     assert new.backlog_bytes(now) == backlog
     later = offer(new, after, begin=now)
     assert new.packets_in == len(before) + len(after)
@@ -323,7 +323,7 @@ def test_a_live_change_goes_on_with_the_sequence_of_losses(seed, place):
     whole = [not dues for _, _, dues in offer(shaper(loss=0.3, seed=seed), [(0, 100)] * 200)]
     old = shaper(Plain, loss=0.3, seed=seed)
     first = offer(old, [(0, 100)] * place)
-    new = build(asked(loss=0.3, seed=seed, rate_bps=10**6), 0, 0, before=old, now_ns=0)
+    new = build_pipe(asked(loss=0.3, seed=seed, rate_bps=10**6), 0, 0, before=old, now_ns=0)
     second = offer(new, [(0, 100)] * (200 - place))
     assert [not dues for _, _, dues in first + second] == whole
 
@@ -342,12 +342,12 @@ def carried(times, loop, offset_ms, until_ns):
 @given(TIMES_MS, st.booleans(), st.integers(0, 59), ARRIVALS)
 def test_a_trace_never_carries_more_than_its_opportunities(times, loop, offset_ms, arrivals):
     offset_ms %= times[-1]
-    player = TracePlayer(Opportunities(times, loop, offset_ms), 0)
+    running = RunningTrace(Opportunities(times, loop, offset_ms), 0)
     now = total = 0
     last = 0
     for gap, length in arrivals:
         now += gap
-        through = player.through(now, length)
+        through = running.through(now, length)
         if through is None:
             assert not loop
             break
@@ -360,10 +360,10 @@ def test_a_trace_never_carries_more_than_its_opportunities(times, loop, offset_m
 @given(TIMES_MS, st.booleans(), st.integers(0, 59), st.lists(st.integers(20, 1500), min_size=1, max_size=300))
 def test_a_saturated_trace_uses_every_opportunity(times, loop, offset_ms, lengths):
     offset_ms %= times[-1]
-    player = TracePlayer(Opportunities(times, loop, offset_ms), 0)
+    running = RunningTrace(Opportunities(times, loop, offset_ms), 0)
     total = 0
     for length in lengths:
-        if (through := player.through(0, length)) is None:
+        if (through := running.through(0, length)) is None:
             assert total + length > carried(times, loop, offset_ms, times[-1] * MS)
             break
         total += length
@@ -375,8 +375,8 @@ def test_a_saturated_trace_uses_every_opportunity(times, loop, offset_ms, length
 def test_after_a_long_pause_a_trace_is_where_the_clock_is(times, offset_ms, pause_ms, length):
     """The jump over rounds and the walk through them come to the same opportunity."""
     offset_ms %= times[-1]
-    player = TracePlayer(Opportunities(times, loop=True, offset_ms=offset_ms), 0)
-    through = player.through(pause_ms * MS, length)
+    running = RunningTrace(Opportunities(times, loop=True, offset_ms=offset_ms), 0)
+    through = running.through(pause_ms * MS, length)
     place = (through // MS + offset_ms - 1) % times[
         -1
     ] + 1  # within its round, whose last moment is the next one's first

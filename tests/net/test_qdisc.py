@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from testbed import profiles
 from testbed.errors import ShapingError, SpecError
-from testbed.net.kernel import qdisc, tca
-from testbed.net.kernel.qdisc import U32_MAX, Gemodel, NetemPlan, SlotPlan
+from testbed.net.kernel import netem
+from testbed.net.kernel.netem_plan import U32_MAX, Gemodel, NetemPlan, SlotPlan, plan_netem, share_u32
 from testbed.profiles import Bernoulli, Change, GilbertElliott, Loss, Pipe, Schedule, Slot
 from testbed.profiles.timeline import timeline
 
@@ -93,14 +93,14 @@ def changed(**update: object) -> Pipe:
 @given(pipes(), _MTU, _LAYER)
 def test_bytes_say_what_the_plan_says(pipe: Pipe, mtu: int, layer: str) -> None:
     for step in (None, *timeline(pipe).steps):
-        plan = qdisc.plan(pipe, mtu=mtu, layer=layer, step=step)
-        assert tca.unpack(tca.pack(plan)) == plan
+        plan = plan_netem(pipe, mtu=mtu, layer=layer, step=step)
+        assert netem.unpack_options(netem.pack_options(plan)) == plan
 
 
 @given(pipes(), _MTU, _LAYER)
 def test_a_change_leaves_out_only_what_would_begin_afresh(pipe: Pipe, mtu: int, layer: str) -> None:
-    plan = qdisc.plan(pipe, mtu=mtu, layer=layer)
-    assert tca.unpack(tca.pack(plan, afresh=False)) == plan._replace(seed=None, slot=None)
+    plan = plan_netem(pipe, mtu=mtu, layer=layer)
+    assert netem.unpack_options(netem.pack_options(plan, afresh=False)) == plan._replace(seed=None, slot=None)
 
 
 @given(pipes(), _MTU, _LAYER)
@@ -113,7 +113,7 @@ def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(
     steps = timeline(pipe).steps
     times = own + [(s.rate_bps, s.delay_ns, s.jitter_ns) for s in steps]
     held_bytes = max(rate * (delay + jitter + wait_ns) for rate, delay, jitter in times) / 8e9 + pipe.buffer_bytes
-    limits = {qdisc.plan(pipe, mtu=mtu, layer=layer, step=step).limit_packets for step in (None, *steps)}
+    limits = {plan_netem(pipe, mtu=mtu, layer=layer, step=step).limit_packets for step in (None, *steps)}
     assert len(limits) == 1
     limit = limits.pop()
     assert (
@@ -124,20 +124,20 @@ def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(
 def test_the_limit_of_a_fast_long_link_is_not_the_kernels_default() -> None:
     """1 Gbit/s over 100 ms holds 8,334 packets of 1500 bytes under way; netem's 1000 would cut it to 120 Mbit/s."""
     pipe = changed(rate_bps=1_000_000_000, delay_ns=100_000_000, buffer_bytes=6_250_000)
-    assert qdisc.plan(pipe, mtu=1500, layer="ip").limit_packets == 12_500 + 1
+    assert plan_netem(pipe, mtu=1500, layer="ip").limit_packets == 12_500 + 1
 
 
 @given(pipes(), _MTU)
 def test_a_netem_packet_lasts_as_long_as_the_pipe_says(pipe: Pipe, mtu: int) -> None:
     for layer, ethernet in (("ip", 0), ("ethernet", 14)):
-        plan = qdisc.plan(pipe, mtu=mtu, layer=layer)
+        plan = plan_netem(pipe, mtu=mtu, layer=layer)
         frame = mtu + 14  # what netem sees on a veth device
         assert (frame + plan.packet_overhead) * pipe.rate_bps == 8 * plan.rate_bytes * (mtu + ethernet)
 
 
 @given(pipes())
 def test_every_share_is_the_pipes_to_the_kernels_last_bit(pipe: Pipe) -> None:
-    plan = qdisc.plan(pipe, mtu=1500, layer="ip")
+    plan = plan_netem(pipe, mtu=1500, layer="ip")
     shares = [(plan.reorder_u32, pipe.reorder), (plan.duplicate_u32, pipe.duplicate)]
     if isinstance(pipe.loss, GilbertElliott):
         assert plan.gemodel is not None
@@ -157,16 +157,16 @@ def test_every_share_is_the_pipes_to_the_kernels_last_bit(pipe: Pipe) -> None:
 def test_a_seed_is_planned_where_something_is_drawn_at_some_time(pipe: Pipe) -> None:
     steps = timeline(pipe).steps
     drawn = pipe.reorder or pipe.duplicate or pipe.loss or pipe.jitter_ns or any(s.loss or s.jitter_ns for s in steps)
-    assert qdisc.plan(pipe, mtu=1500, layer="ip").seed == (pipe.seed if drawn else None)
+    assert plan_netem(pipe, mtu=1500, layer="ip").seed == (pipe.seed if drawn else None)
 
 
 def test_a_step_takes_the_place_of_what_varies_and_of_nothing_else() -> None:
     loss = Bernoulli(probability=0.5)
     change = Change(at_ns=5, rate_bps=8_000, delay_ns=3, jitter_ns=2, loss=loss)
     pipe = changed(schedule=Schedule(changes=(change,), repeat_ns=None), reorder=0.25, duplicate=0.5)
-    before, after = (qdisc.plan(pipe, mtu=1500, layer="ip", step=step) for step in timeline(pipe).steps)
-    assert before == qdisc.plan(pipe, mtu=1500, layer="ip")
-    assert after == before._replace(rate_bytes=1000, latency_ns=3, jitter_ns=2, loss_u32=qdisc.share_u32(0.5))
+    before, after = (plan_netem(pipe, mtu=1500, layer="ip", step=step) for step in timeline(pipe).steps)
+    assert before == plan_netem(pipe, mtu=1500, layer="ip")
+    assert after == before._replace(rate_bytes=1000, latency_ns=3, jitter_ns=2, loss_u32=share_u32(0.5))
 
 
 def _later(**update: object) -> Schedule:
@@ -190,7 +190,7 @@ def _later(**update: object) -> Schedule:
 )
 def test_what_netem_cannot_do_is_refused_before_anything_starts(pipe: Pipe, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        qdisc.plan(pipe, mtu=1500, layer="ip")
+        plan_netem(pipe, mtu=1500, layer="ip")
 
 
 def test_every_shipped_profile_can_be_planned_unless_jitter_reorders_it() -> None:
@@ -199,7 +199,7 @@ def test_every_shipped_profile_can_be_planned_unless_jitter_reorders_it() -> Non
         for pipe in (profile.up, profile.down):
             if pipe is not None:
                 with pytest.raises(SpecError) if pipe.jitter_reorders else contextlib.nullcontext():
-                    assert qdisc.plan(pipe, mtu=profile.mtu, layer=profile.layer).limit_packets > 1
+                    assert plan_netem(pipe, mtu=profile.mtu, layer=profile.layer).limit_packets > 1
 
 
 PLAN = NetemPlan(
@@ -236,18 +236,18 @@ def _attribute(kind: int, content: bytes) -> bytes:
 )
 def test_an_effect_that_nobody_asked_for_is_refused(kind: int, content: bytes, name: str) -> None:
     with pytest.raises(ShapingError, match=name):
-        tca.unpack(tca.pack(PLAN) + _attribute(kind, content))
+        netem.unpack_options(netem.pack_options(PLAN) + _attribute(kind, content))
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4, 6, 7, 8, 10, 11, 12, 14])
 def test_an_attribute_of_another_size_is_refused(kind: int) -> None:
     with pytest.raises(ShapingError, match=r"attribute has 44 bytes, expected \d+"):
-        tca.unpack(tca.pack(PLAN) + _attribute(kind, bytes(44)))
+        netem.unpack_options(netem.pack_options(PLAN) + _attribute(kind, bytes(44)))
 
 
 def test_a_delay_that_is_stated_in_ticks_only_is_refused() -> None:
     with pytest.raises(ShapingError, match="only in ticks"):
-        tca.unpack(struct.pack("=6I", 156_250, 700, 0, 0, 0, 0))
+        netem.unpack_options(struct.pack("=6I", 156_250, 700, 0, 0, 0, 0))
 
 
 _ATTRIBUTES = st.lists(st.tuples(st.integers(0, 16), st.binary(max_size=40)), max_size=6)
@@ -262,28 +262,28 @@ def test_any_bytes_are_a_plan_or_a_shaping_error(
     fixed: bytes, attributes: list[tuple[int, bytes]], rest: bytes
 ) -> None:
     with contextlib.suppress(ShapingError):
-        assert isinstance(tca.unpack(fixed + _joined(attributes) + rest), NetemPlan)
+        assert isinstance(netem.unpack_options(fixed + _joined(attributes) + rest), NetemPlan)
 
 
 @given(_ATTRIBUTES, st.binary(max_size=9))
 def test_any_bytes_are_counters_or_a_shaping_error(attributes: list[tuple[int, bytes]], rest: bytes) -> None:
     with contextlib.suppress(ShapingError):
-        tca.counters(_joined(attributes) + rest)
+        netem.unpack_statistics(_joined(attributes) + rest)
 
 
 def test_unpacking_stops_at_an_attribute_that_claims_too_much() -> None:
     with pytest.raises(ShapingError, match="claims"):
-        tca.unpack(tca.pack(PLAN) + struct.pack("=HH", 400, 6))
+        netem.unpack_options(netem.pack_options(PLAN) + struct.pack("=HH", 400, 6))
 
 
 def test_counters_are_of_ip_packets() -> None:
     basic = _attribute(1, struct.pack("=QI4x", 10 * 1514, 10))
     queue = _attribute(3, struct.pack("=5I", 3, 3 * 114, 4, 5, 6))
-    found = tca.counters(basic + queue)
+    found = netem.unpack_statistics(basic + queue)
     assert (found.packets, found.bytes, found.dropped_buffer, found.backlog_bytes) == (10, 15_000, 4, 300)
     assert found.dropped_loss is None
     many = 2**32 + 10  # the first attribute's number of packets has 32 bits
-    wide = tca.counters(
+    wide = netem.unpack_statistics(
         _attribute(1, struct.pack("=QI4x", many * 1514, 10)) + queue + _attribute(8, struct.pack("=Q", many))
     )
     assert (wide.packets, wide.bytes) == (many, many * 1500)

@@ -14,7 +14,8 @@ import pytest
 
 from testbed.errors import LabError, SpecError
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.relay import Port, Relay, lateness_percentile, wire
+from testbed.net.relay import wire
+from testbed.net.relay.client import Relay, RelayPort, lateness_percentile
 from testbed.net.relay.tun import open_tun
 from testbed.profiles import Bernoulli, Change, GilbertElliott, Pipe, Schedule, Slot, Trace, trace
 
@@ -46,7 +47,7 @@ class Star:
             ours.settimeout(20)
             self.ends.append(ours)
             ports.append(
-                Port(
+                RelayPort(
                     name=f"port{index}",
                     address=f"10.77.{index}.2",
                     tun_fd=its.fileno(),
@@ -303,7 +304,7 @@ def test_a_starved_relay_shows_in_its_lateness(star):
 
 def test_ports_must_differ(star):
     with socket.socket() as end:
-        port = Port(name="a", address="10.77.0.1", tun_fd=end.fileno(), up=None, down=None, overhead_bytes=0)
+        port = RelayPort(name="a", address="10.77.0.1", tun_fd=end.fileno(), up=None, down=None, overhead_bytes=0)
         with pytest.raises(LabError, match="same name"):
             Relay([port, port])
 
@@ -317,7 +318,7 @@ def test_a_dead_relay_is_an_error_that_says_so(star):
 
 def test_a_relay_that_cannot_start_says_why():
     with pytest.raises(LabError, match="illegal IP address"):
-        Relay([Port(name="a", address="nowhere", tun_fd=0, up=None, down=None, overhead_bytes=0)])
+        Relay([RelayPort(name="a", address="nowhere", tun_fd=0, up=None, down=None, overhead_bytes=0)])
 
 
 def test_the_relay_ends_when_it_is_closed():
@@ -327,7 +328,9 @@ def test_the_relay_ends_when_it_is_closed():
 
 
 def test_the_relay_dies_with_a_killed_parent():
-    program = "from testbed.net.relay import Relay; import time; print(Relay([]).pid, flush=True); time.sleep(60)"
+    program = (
+        "from testbed.net.relay.client import Relay; import time; print(Relay([]).pid, flush=True); time.sleep(60)"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=REPOSITORY) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())

@@ -11,6 +11,8 @@ import pytest
 from testbed.net.machine import remedies
 from testbed.net.machine.remedies import Facts, Platform
 
+PROBLEMS = typing.get_args(remedies.Problem)
+
 _STOCK = "Linux version 6.8.0 (builder@host) (gcc) #1 SMP"
 _WSL = "Linux version 5.15.167.4-microsoft-standard-WSL2 (root@host) (gcc) #1 SMP"
 _LINUXKIT = "Linux version 6.10.14-linuxkit (root@buildkitsandbox) (gcc) #1 SMP"
@@ -70,10 +72,10 @@ def test_platform(platform: Platform, found: Facts) -> None:
 
 def test_every_platform_is_told_apart_by_some_machine() -> None:
     assert {platform for platform, _ in MACHINES} == set(typing.get_args(Platform))
-    assert set(remedies.problems()) == set(typing.get_args(remedies.Problem))
+    assert set(remedies._TABLE) == set(PROBLEMS)
 
 
-@pytest.mark.parametrize(("problem", "machine"), list(itertools.product(remedies.problems(), MACHINES)))
+@pytest.mark.parametrize(("problem", "machine"), list(itertools.product(PROBLEMS, MACHINES)))
 def test_every_problem_has_a_remedy_in_one_line_without_gaps(
     problem: remedies.Problem, machine: tuple[Platform, Facts]
 ) -> None:
@@ -122,7 +124,7 @@ def test_apparmor_is_not_switched_off_for_everyone() -> None:
 
 
 def test_commands_are_words_for_a_shell() -> None:
-    for problem, (_, found) in itertools.product(remedies.problems(), MACHINES):
+    for problem, (_, found) in itertools.product(PROBLEMS, MACHINES):
         shlex.split(remedies.remedy(problem, found).partition(" (")[0].replace("`", ""))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -25,14 +26,14 @@ rootless.enter()
 assert os.geteuid() == 0 and rootless.inside()
 with Lab(LabSpec.model_validate_json(sys.argv[1])) as lab:
     link = lab.links[0]
-    with link.far.entered():
-        server = socket.create_server((link.far_address, 9))
-    with link.near.entered():
-        client = socket.create_connection((link.far_address, 9))
+    with lab.namespaces[link.far.namespace].entered():
+        server = socket.create_server((link.far.address, 9))
+    with lab.namespaces[link.near.namespace].entered():
+        client = socket.create_connection((link.far.address, 9))
     used = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\\0")[0].decode()
     assert used == link.profile.congestion_control, used
     assert lab.counters()[link.name]["up"].packets > 0
-    assert os.getpid() in [found.pid for found in directory.find()]
+    assert os.getpid() in [found.pid for found in directory.running_labs()]
     print(lab.record.model_dump_json())
 """
 
@@ -83,7 +84,11 @@ def test_a_machine_that_forbids_it_is_told_how_to_allow_it(
     (tmp_path / setting).parent.mkdir(parents=True)
     (tmp_path / setting).write_text(f"{value}\n")
     monkeypatch.setattr(rootless, "_SETTINGS", tmp_path)
-    monkeypatch.setattr(rootless, "_unshare", lambda: 1)  # EPERM, before anything has changed
+
+    def refuse(kinds: int) -> None:  # before anything has changed
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(rootless, "unshare", refuse)
     with pytest.raises(CapabilityError, match=r"cannot make a user namespace.*Operation not permitted") as caught:
         rootless.enter()
     assert advice in str(caught.value)

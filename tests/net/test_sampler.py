@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed import tcp_info
 from testbed.errors import CapabilityError, LabError
 from testbed.net.kernel import sock_diag
 from testbed.net.kernel.namespace import Namespace
@@ -24,6 +23,7 @@ from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.profiles import load_profile
 from testbed.records import Sample
+from testbed.tcp_info import parse_tcp_info
 
 PERIOD_S = 0.02
 BYTES = 300_000
@@ -53,14 +53,14 @@ def test_a_connection_is_read_among_attributes_that_are_not_known(
     head = bytes(4) + struct.pack("!HH", local_port, remote_port)
     head += socket.inet_aton(local) + bytes(12) + socket.inet_aton(remote) + bytes(12)
     answer = head.ljust(72, b"\0") + b"".join(_attribute(*one) for one in attributes)
-    found = sock_diag.parse(answer)
-    assert found == (f"{local}:{local_port}", f"{remote}:{remote_port}", "cubic", tcp_info.parse_tcp_info(info))
-    assert sock_diag.parse(head.ljust(72, b"\0") + _attribute(4, b"cubic\0")) is None
+    found = sock_diag.parse_connection(answer)
+    assert found == (f"{local}:{local_port}", f"{remote}:{remote_port}", "cubic", parse_tcp_info(info))
+    assert sock_diag.parse_connection(head.ljust(72, b"\0") + _attribute(4, b"cubic\0")) is None
 
 
 def test_a_kernel_that_tells_too_little_is_refused() -> None:
     with pytest.raises(CapabilityError, match=r"has 100 bytes.*4\.19"):
-        tcp_info.parse_tcp_info(bytes(100))
+        parse_tcp_info(bytes(100))
 
 
 def _connect(near: Namespace, address: str, far: Namespace) -> tuple[socket.socket, socket.socket]:

@@ -13,31 +13,31 @@ IDLE = "net.ipv4.tcp_slow_start_after_idle"
 
 @pytest.mark.root
 def test_a_parameter_is_set_in_the_entered_namespace_alone() -> None:
-    outside = sysctl.read(IDLE)
+    outside = sysctl.read_parameter(IDLE)
     with Namespace("a") as a, Namespace("b") as b:
         with a.entered():
-            assert sysctl.write(IDLE, "0") == "0"
+            assert sysctl.set_parameter(IDLE, "0") == "0"
         with b.entered():
-            assert sysctl.write(IDLE, "1") == "1"
+            assert sysctl.set_parameter(IDLE, "1") == "1"
         with a.entered():
-            assert sysctl.read(IDLE) == "0"
-    assert sysctl.read(IDLE) == outside
+            assert sysctl.read_parameter(IDLE) == "0"
+    assert sysctl.read_parameter(IDLE) == outside
 
 
 @pytest.mark.root
 def test_what_the_kernel_refuses_or_lacks_is_an_error() -> None:
     with Namespace("a") as a, a.entered():
         with pytest.raises(ShapingError, match=r"ip_forward = nonsense"):
-            sysctl.write("net.ipv4.ip_forward", "nonsense")
+            sysctl.set_parameter("net.ipv4.ip_forward", "nonsense")
         with pytest.raises(CapabilityError, match="no such parameter"):
-            sysctl.write("net.ipv4.nonesuch", "1")
-        assert sysctl.read("net.ipv4.nonesuch") is None
+            sysctl.set_parameter("net.ipv4.nonesuch", "1")
+        assert sysctl.read_parameter("net.ipv4.nonesuch") is None
 
 
 @pytest.mark.root
 def test_white_space_makes_no_difference() -> None:
     with Namespace("a") as a, a.entered():
-        assert sysctl.write("net.ipv4.tcp_rmem", "4096  131072\t33554432") == "4096 131072 33554432"
+        assert sysctl.set_parameter("net.ipv4.tcp_rmem", "4096  131072\t33554432") == "4096 131072 33554432"
 
 
 @pytest.mark.root

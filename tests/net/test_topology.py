@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import ipaddress
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +13,9 @@ from testbed import profiles, spec
 from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError
 from testbed.net import topology
-from testbed.net.elements import Plan, Plug
-from testbed.profiles import LinkProfile
+from testbed.net.plan import LabPlan, Plug
+from testbed.net.topology import MAX_NODES, plan_lab
+from testbed.profiles import LinkProfile, Slot
 
 MIXTURES = {
     "one": ("cable",),
@@ -20,7 +23,7 @@ MIXTURES = {
     "unshaped": ("datacenter",),
     "mixed": ("cable", "datacenter", "lossy-80mbps"),
 }
-ARRANGE = {"star": topology.star, "line": topology.line}
+SHAPES: tuple[spec.Topology, ...] = ("star", "line")
 
 
 def _profiles(names: tuple[str, ...], links: int) -> list[LinkProfile]:
@@ -35,7 +38,7 @@ def _agreeing(name: str) -> LinkProfile:
 
 CASES = [
     (shape, mixture, engine, nodes)
-    for shape in ARRANGE
+    for shape in SHAPES
     for mixture in MIXTURES
     for engine in ("netem", "relay")
     for nodes in (2, 4, 40)
@@ -43,29 +46,31 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, ids=lambda case: "-".join(map(str, case)))
-def case(request: pytest.FixtureRequest) -> tuple[str, Plan]:
+def case(request: pytest.FixtureRequest) -> tuple[str, LabPlan]:
     shape, mixture, engine, nodes = request.param
-    return shape, ARRANGE[shape](_profiles(MIXTURES[mixture], nodes - (shape == "line")), nodes, engine)
+    return shape, plan_lab(shape, _profiles(MIXTURES[mixture], nodes - (shape == "line")), nodes, engine)
 
 
-def _plugs(plan: Plan) -> list[Plug]:
+def _plugs(plan: LabPlan) -> list[Plug]:
     return [plug for cable in plan.cables for plug in (cable.near, cable.far)]
 
 
-def _other_end(plan: Plan, place: str, device: str) -> Plug:
+def _other_end(plan: LabPlan, space: str, device: str) -> Plug:
     for cable in plan.cables:
         for here, there in ((cable.near, cable.far), (cable.far, cable.near)):
-            if (here.place, here.device) == (place, device):
+            if (here.namespace, here.device) == (space, device):
                 return there
-    raise AssertionError(f"no cable at {device} of {place}")
+    raise AssertionError(f"no cable at {device} of {space}")
 
 
-def test_names_and_addresses_are_unique(case: tuple[str, Plan]) -> None:
+def test_names_and_addresses_are_unique(case: tuple[str, LabPlan]) -> None:
     _, plan = case
-    names = [place.name for place in plan.places]
-    addresses = [address for place in plan.places for _, address in place.addresses]
+    names = [space.name for space in plan.namespaces]
+    addresses = [address for space in plan.namespaces for _, address in space.addresses]
     macs = [plug.mac for plug in _plugs(plan)]
-    devices = [(plug.place, plug.device) for plug in _plugs(plan)] + [(tun.place, tun.device) for tun in plan.tuns]
+    devices = [(plug.namespace, plug.device) for plug in _plugs(plan)] + [
+        (tun.namespace, tun.device) for tun in plan.tuns
+    ]
     for column in (
         names,
         addresses,
@@ -78,41 +83,41 @@ def test_names_and_addresses_are_unique(case: tuple[str, Plan]) -> None:
     assert all(len(device) <= 15 for _, device in devices)
 
 
-def test_every_end_of_a_link_has_its_address(case: tuple[str, Plan]) -> None:
+def test_every_end_of_a_link_has_its_address(case: tuple[str, LabPlan]) -> None:
     _, plan = case
-    held = {place.name: {address: device for device, address in place.addresses} for place in plan.places}
+    held = {space.name: {address: device for device, address in space.addresses} for space in plan.namespaces}
     for link in plan.links:
         for end in (link.near, link.far):
-            assert held[end.place][end.address] in (end.device, "lo")
+            assert held[end.namespace][end.address] in (end.device, "lo")
 
 
-def test_every_next_hop_is_the_other_end_of_its_cable(case: tuple[str, Plan]) -> None:
+def test_every_next_hop_is_the_other_end_of_its_cable(case: tuple[str, LabPlan]) -> None:
     _, plan = case
-    for place in plan.places:
-        stated = {(n.device, n.address): n.mac for n in place.neighbours}
+    for space in plan.namespaces:
+        stated = {(n.device, n.address): n.mac for n in space.neighbours}
         for (device, address), mac in stated.items():
-            other = _other_end(plan, place.name, device)
+            other = _other_end(plan, space.name, device)
             assert other.mac == mac
-            assert address in [a for p in plan.places if p.name == other.place for _, a in p.addresses]
-        for route in place.routes:
+            assert address in [a for p in plan.namespaces if p.name == other.namespace for _, a in p.addresses]
+        for route in space.routes:
             if route.via is not None:
                 assert (route.device, route.via) in stated
 
 
-def _follow(plan: Plan, start: str, target: str) -> str:
+def _follow(plan: LabPlan, start: str, target: str) -> str:
     """Where a packet from `start` to an address ends. TUN devices lead to the relay, which knows every address."""
-    places = {place.name: place for place in plan.places}
-    owners = {address: place.name for place in plan.places for _, address in place.addresses}
-    cabled = {(plug.place, plug.device) for plug in _plugs(plan)}
+    spaces = {space.name: space for space in plan.namespaces}
+    owners = {address: space.name for space in plan.namespaces for _, address in space.addresses}
+    cabled = {(plug.namespace, plug.device) for plug in _plugs(plan)}
     here, hops = start, 0
-    while target not in [address for _, address in places[here].addresses]:
+    while target not in [address for _, address in spaces[here].addresses]:
         assert hops < 6, f"{start} to {target} goes round"
-        assert here == start or places[here].sysctls["net.ipv4.ip_forward"] == "1"
-        matching = [r for r in places[here].routes if r.destination == "default" or _within(target, r.destination)]
+        assert here == start or spaces[here].sysctls["net.ipv4.ip_forward"] == "1"
+        matching = [r for r in spaces[here].routes if r.destination == "default" or _within(target, r.destination)]
         route = max(
             matching, key=lambda r: 0 if r.destination == "default" else ipaddress.ip_network(r.destination).prefixlen
         )
-        here = _other_end(plan, here, route.device).place if (here, route.device) in cabled else owners[target]
+        here = _other_end(plan, here, route.device).namespace if (here, route.device) in cabled else owners[target]
         hops += 1
     return here
 
@@ -121,49 +126,52 @@ def _within(address: str, destination: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(destination)
 
 
-def test_packets_find_their_way(case: tuple[str, Plan]) -> None:
+def test_packets_find_their_way(case: tuple[str, LabPlan]) -> None:
     """In a star between any two nodes and the hub, in a line between neighbours."""
     shape, plan = case
     for link in plan.links:
-        assert _follow(plan, link.near.place, link.far.address) == link.far.place
-        assert _follow(plan, link.far.place, link.near.address) == link.near.place
+        assert _follow(plan, link.near.namespace, link.far.address) == link.far.namespace
+        assert _follow(plan, link.far.namespace, link.near.address) == link.near.namespace
     if shape == "star":
         ends = [link.near for link in (plan.links[0], plan.links[1], plan.links[-1])]
         for here, there in itertools.product(ends, ends):
-            assert _follow(plan, here.place, there.address) == there.place
+            assert _follow(plan, here.namespace, there.address) == there.namespace
 
 
-def test_no_shaper_sits_on_a_device_of_a_sender(case: tuple[str, Plan]) -> None:
+def test_no_shaper_sits_on_a_device_of_a_sender(case: tuple[str, LabPlan]) -> None:
     _, plan = case
-    roles = {place.name: place.role for place in plan.places}
-    assert all(roles[shaper.place] == "gateway" for shaper in plan.shapers)
+    roles = {space.name: space.role for space in plan.namespaces}
+    assert all(roles[shaped.namespace] == "gateway" for shaped in plan.shaped)
 
 
-def test_every_asked_direction_is_shaped_once_and_counted_where_it_is_shaped(case: tuple[str, Plan]) -> None:
+def test_every_asked_direction_is_shaped_once_and_counted_where_it_is_shaped(case: tuple[str, LabPlan]) -> None:
     _, plan = case
-    by_qdisc = {(s.link, s.direction): (s.place, s.device) for s in plan.shapers}
-    assert len(by_qdisc) == len(plan.shapers)
+    by_qdisc = {(s.link, s.direction): (s.namespace, s.device) for s in plan.shaped}
+    assert len(by_qdisc) == len(plan.shaped)
     ports = {tun.name: tun for tun in plan.tuns}
     for link in plan.links:
         for way in LINK_DIRECTIONS:
             meter, asked = link.meters[way], link.profile.pipe(way)
             if link.shaper == "relay":
                 assert meter.kind == "port"
-                port = ports[meter.place]
+                port = ports[meter.where]
                 assert (port.up if meter.what == "up" else port.down) == asked
-                assert port.place == (link.near if way == "up" or port.place == link.near.place else link.far).place
+                assert (
+                    port.namespace
+                    == (link.near if way == "up" or port.namespace == link.near.namespace else link.far).namespace
+                )
             elif asked is not None:
-                assert (meter.kind, (meter.place, meter.what)) == ("qdisc", by_qdisc.pop((link.name, way)))
+                assert (meter.kind, (meter.where, meter.what)) == ("qdisc", by_qdisc.pop((link.name, way)))
             else:
                 assert meter.kind in ("sent", "received")
     assert not by_qdisc
 
 
-def test_the_transport_is_stated_wherever_connections_end(case: tuple[str, Plan]) -> None:
+def test_the_transport_is_stated_wherever_connections_end(case: tuple[str, LabPlan]) -> None:
     _, plan = case
-    for place in plan.places:
-        assert ("net.ipv4.tcp_slow_start_after_idle" in place.sysctls) == (place.role != "gateway")
-        assert all((route.congestion_control is None) == (place.role == "gateway") for route in place.routes)
+    for space in plan.namespaces:
+        assert ("net.ipv4.tcp_slow_start_after_idle" in space.sysctls) == (space.role != "gateway")
+        assert all((route.congestion_control is None) == (space.role == "gateway") for route in space.routes)
 
 
 def test_each_node_of_a_line_talks_to_each_neighbour_as_their_link_says() -> None:
@@ -172,53 +180,53 @@ def test_each_node_of_a_line_talks_to_each_neighbour_as_their_link_says() -> Non
         for name in ("cable", "datacenter", "lossy-80mbps")
     ]
     for engine in ("netem", "relay"):
-        plan = topology.line(links, 4, engine)
+        plan = plan_lab("line", links, 4, engine)
         stated = {
-            (place.name, route.device): route.congestion_control for place in plan.places for route in place.routes
+            (space.name, route.device): route.congestion_control for space in plan.namespaces for route in space.routes
         }
         for link in plan.links:
             for end in (link.near, link.far):
-                assert stated[end.place, end.device] == link.profile.name
+                assert stated[end.namespace, end.device] == link.profile.name
 
 
 @pytest.mark.parametrize("engine", ["netem", "relay"])
 @pytest.mark.parametrize("shape", ["star", "line"])
-def test_an_unshaped_profile_needs_neither_gateway_nor_relay(shape: str, engine: spec.Engine) -> None:
-    plan = ARRANGE[shape]([profiles.load_profile("datacenter")], 3, engine)
+def test_an_unshaped_profile_needs_neither_gateway_nor_relay(shape: spec.Topology, engine: spec.Engine) -> None:
+    plan = plan_lab(shape, [profiles.load_profile("datacenter")], 3, engine)
     assert {link.shaper for link in plan.links} == {"none"}
-    assert not plan.shapers
+    assert not plan.shaped
     assert not plan.tuns
-    assert {place.role for place in plan.places} == {"hub", "node"} - ({"hub"} if shape == "line" else set())
+    assert {space.role for space in plan.namespaces} == {"hub", "node"} - ({"hub"} if shape == "line" else set())
 
 
 def test_an_unshaped_direction_of_a_shaped_link_has_no_shaper() -> None:
     profile = profiles.load_profile("cable").model_copy(update={"down": None})
-    assert {s.direction for s in topology.star([profile], 2, "netem").shapers} == {"up"}
-    assert all(tun.down is None for tun in topology.star([profile], 2, "relay").tuns)
+    assert {s.direction for s in plan_lab("star", [profile], 2, "netem").shaped} == {"up"}
+    assert all(tun.down is None for tun in plan_lab("star", [profile], 2, "relay").tuns)
 
 
 @pytest.mark.parametrize("shape", ["star", "line"])
-def test_links_and_directions_draw_their_losses_from_different_seeds(shape: str) -> None:
+def test_links_and_directions_draw_their_losses_from_different_seeds(shape: spec.Topology) -> None:
     """Also where a profile gives both directions the same."""
     profile = profiles.load_profile("lossy-80mbps")
     assert profile.up is not None
     same = profile.model_copy(update={"down": profile.up})
-    plan = ARRANGE[shape]([same], topology.MAX_NODES, "netem")
-    seeds = [shaper.plan.seed for shaper in plan.shapers]
+    plan = plan_lab(shape, [same], MAX_NODES, "netem")
+    seeds = [shaped.plan.seed for shaped in plan.shaped]
     assert len(set(seeds)) == len(seeds)
     assert seeds[0] == profile.up.seed
 
 
 @pytest.mark.parametrize(("shape", "nodes"), [("star", 0), ("line", 1), ("star", 255), ("line", 255)])
-def test_no_or_too_many_nodes_are_refused(shape: str, nodes: int) -> None:
+def test_no_or_too_many_nodes_are_refused(shape: spec.Topology, nodes: int) -> None:
     with pytest.raises(SpecError, match=rf"a {shape} has \d to 254 nodes, asked for {nodes}"):
-        ARRANGE[shape]([profiles.load_profile("cable")], nodes, "netem")
+        plan_lab(shape, [profiles.load_profile("cable")], nodes, "netem")
 
 
 def test_a_wrong_number_of_profiles_is_refused() -> None:
     cable = profiles.load_profile("cable")
     with pytest.raises(SpecError, match="2 profiles for a line of 4 nodes, which has 3 links"):
-        topology.line([cable, cable], 4, "relay")
+        plan_lab("line", [cable, cable], 4, "relay")
 
 
 @pytest.mark.parametrize("what", [{"mtu": 1400}, {"slow_start_after_idle": True}])
@@ -226,4 +234,28 @@ def test_links_that_disagree_in_what_a_node_has_once_are_refused(what: dict[str,
     cable = _agreeing("cable")
     (name,) = what
     with pytest.raises(SpecError, match=rf"must agree in {name}.*cable has .*, other has "):
-        topology.star([cable, cable.model_copy(update={"name": "other", **what})], 2, "netem")
+        plan_lab("star", [cable, cable.model_copy(update={"name": "other", **what})], 2, "netem")
+
+
+@pytest.mark.parametrize("module", sorted(Path(topology.__file__).parent.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_local_hides_what_its_module_imports(module: Path) -> None:
+    """A planner once called an imported `asked` in one method and had a local of that name in the next."""
+    tree = ast.parse(module.read_text(encoding="utf8"))
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {(alias.asname or alias.name).partition(".")[0] for node in imports for alias in node.names}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    inside = [node for function in functions for node in ast.walk(function)]
+    names = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.arg for node in inside if isinstance(node, ast.arg)}
+    assert not names & imported
+
+
+def test_a_pipe_that_the_relay_cannot_carry_out_is_refused_by_the_plan() -> None:
+    profile = profiles.load_profile("cable")
+    assert profile.up is not None
+    slot = Slot(wait_ns=1_000_000, wait_max_ns=2_000_000, packets=10, max_bytes=0)
+    slotted = profile.model_copy(update={"up": profile.up.model_copy(update={"slot": slot})})
+    for shape, nodes in (("star", 1), ("line", 2)):
+        assert plan_lab(shape, [slotted], nodes, "netem").shaped
+        with pytest.raises(SpecError, match="slot is carried out by engine netem only"):
+            plan_lab(shape, [slotted], nodes, "relay")

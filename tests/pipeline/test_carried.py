@@ -165,10 +165,10 @@ def test_a_links_rate_is_found_though_frames_come_seldom(engine: Engine) -> None
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(lab_spec(("consumer-80mbps",), engine, "line", nodes=2)))
         link = lab.links[0]
-        with link.far.entered():
-            listener = stack.enter_context(socket.create_server((link.far_address, 9)))
-        with link.near.entered():
-            early = socket.create_connection((link.far_address, 9))
+        with lab.namespaces[link.far.namespace].entered():
+            listener = stack.enter_context(socket.create_server((link.far.address, 9)))
+        with lab.namespaces[link.near.namespace].entered():
+            early = socket.create_connection((link.far.address, 9))
         sender, receiver = connections(stack, early, listener.accept()[0])
         measure, rates = sender.measure(), []
         for number in range(40):

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from testbed import profiles
 from testbed.errors import SpecError
-from testbed.net import relay
 from testbed.net.lab import Lab, LabSpec
-from testbed.net.relay.wire import Opportunities, TracePlayer
+from testbed.net.relay.client import pipe_table
+from testbed.net.relay.wire import Opportunities, RunningTrace
 from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Slot, Trace, trace
 from testbed.profiles.timeline import timeline
 
@@ -109,8 +109,8 @@ def test_a_trace_lets_every_packet_through_so_many_times_as_late(
     times: list[int], loop: bool, offset_ms: int, factor: int, arrivals: list[tuple[int, int]]
 ) -> None:
     offset_ms %= times[-1]
-    once = TracePlayer(Opportunities(times, loop, offset_ms), 0)
-    slow = TracePlayer(Opportunities(times, loop, offset_ms, factor), 0)
+    once = RunningTrace(Opportunities(times, loop, offset_ms), 0)
+    slow = RunningTrace(Opportunities(times, loop, offset_ms, factor), 0)
     now = 0
     for gap, length in arrivals:
         now += gap
@@ -145,7 +145,7 @@ def test_a_trace_in_steps_is_as_slow_as_packet_by_packet(tmp_path: Path, loop: b
         assert stretched.carried_at(0, bits) == pytest.approx(
             5 * once.carried_at(0, bits), rel=1e-4
         )  # rates are whole bytes
-    asked = relay.asked(slow)
+    asked = pipe_table(slow)
     assert asked is not None
     assert asked["trace"]["stretch"] == 5
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from testbed import paths, profiles
 from testbed.commands.profiles import profile_table
 from testbed.errors import UserError
-from testbed.net.kernel import qdisc
+from testbed.net.kernel.netem_plan import plan_netem
 from testbed.profiles import LinkProfile, trace, trace_sources
 from testbed.profiles.profiles_page import draw_profiles_page
 from testbed.profiles.timeline import timeline
@@ -55,7 +55,7 @@ def test_both_engines_carry_a_shipped_profile(profile: LinkProfile) -> None:
         assert not pipe.jitter_reorders  # the relay alone
         assert pipe.rate_bps <= 350_000_000  # what the relay, in Python, carries
         for step in timeline(pipe).steps:
-            assert qdisc.plan(pipe, mtu=profile.mtu, layer=profile.layer, step=step).rate_bytes == step.rate_bps // 8
+            assert plan_netem(pipe, mtu=profile.mtu, layer=profile.layer, step=step).rate_bytes == step.rate_bps // 8
 
 
 def test_a_shipped_profile_reads_back_as_it_is_shown(profile: LinkProfile, tmp_path: Path) -> None:

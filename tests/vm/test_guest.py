@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import GuestKernelError, SpecError
+from testbed.processors import parse_processors
 from testbed.vm import GuestKernel, guest, launch
 from testbed.vm.kernel import LOADER_FD
 
@@ -77,8 +78,8 @@ def test_the_processor_taken_is_allowed_and_none_idled_more(
     ticks: dict[int, tuple[int, int]], data: st.DataObject
 ) -> None:
     allowed = data.draw(st.sets(st.sampled_from(sorted(ticks)), min_size=1))
-    before = _stat({cpu: start for cpu, (start, _) in ticks.items()})
-    after = _stat({cpu: start + more for cpu, (start, more) in ticks.items()})
+    before = parse_processors(_stat({cpu: start for cpu, (start, _) in ticks.items()}))
+    after = parse_processors(_stat({cpu: start + more for cpu, (start, more) in ticks.items()}))
     taken = launch.idlest(before, after, allowed)
     assert taken in allowed
     assert ticks[taken][1] == max(ticks[cpu][1] for cpu in allowed)

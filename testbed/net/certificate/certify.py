@@ -6,7 +6,7 @@ A program of its own measures (`testbed.net.probe`) and judge.py compares; this 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,63 +17,49 @@ from testbed.net.capture.capture import Capture, CapturePoint
 from testbed.net.certificate.effort import Form, follow_s, limit_s, plan
 from testbed.net.certificate.judge import judge_still, judge_varying
 from testbed.net.certificate.verdict import Fitness, Lateness
-from testbed.net.parts import LabLink
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.plan import Link
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
-from testbed.net.relay import Relay, lateness_percentile
+from testbed.net.relay.client import Relay, lateness_percentile
+from testbed.processors import ProcessorTicks, read_processors
 from testbed.records import Measurement
 from testbed.spec import Engine
 
 
-def _probe(jobs: Sequence[ProbeJob], limit_s: float) -> list[Readings]:
+def _probe(jobs: Sequence[ProbeJob], patience_s: float) -> list[Readings]:
     answers = process.ask(
         "testbed.net.probe",
         {"jobs": [job.as_dict() for job in jobs]},
         attempt=f"certify {len(jobs)} links",
         failure=LabError,
-        timeout_s=limit_s,
+        timeout_s=patience_s,
         fds=[fd for job in jobs for fd in (job.near_fd, job.far_fd)],
     )
     return [Readings.from_dict(answer) for answer in answers]
 
 
-class _Host(NamedTuple):
-    """CPU time of the whole machine, in clock ticks since it started."""
-
-    stolen: int
-    """Taken by the hypervisor while we had work."""
-    idle: int
-    total: int
-
-    @classmethod
-    def now(cls) -> _Host:
-        with Path("/proc/stat").open(encoding="ascii") as file:
-            user, nice, system, idle, iowait, irq, softirq, stolen = (
-                int(word) for word in file.readline().split()[1:9]
-            )
-        return cls(stolen, idle + iowait, user + nice + system + idle + iowait + irq + softirq + stolen)
-
-
 def _fitness(relay: Relay | None, before: _Watched, readings: Sequence[Readings]) -> Fitness:
     """What the host did while the links were measured."""
-    host = _Host.now()
-    total = max(1, host.total - before.host.total)
+    processors = read_processors()["cpu"]
+    total = max(1, processors.total - before.processors.total)
+    idle = processors.idle + processors.waiting - before.processors.idle - before.processors.waiting
     relay_lateness = relay.counters()["process"]["lateness"] if relay else []
     return Fitness(
         relay=_lateness([late - early for early, late in zip(before.relay_lateness, relay_lateness, strict=True)]),
         probe=_lateness([sum(counts) for counts in zip(*(r.timer for r in readings if r.timer), strict=True)]),
-        stolen=(host.stolen - before.host.stolen) / total,
-        busy=1 - (host.idle - before.host.idle) / total,
+        stolen=(processors.stolen - before.processors.stolen) / total,
+        busy=1 - idle / total,
     )
 
 
 class _Watched(NamedTuple):
-    host: _Host
+    processors: ProcessorTicks
     relay_lateness: Sequence[int]
 
     @classmethod
     def begin(cls, relay: Relay | None) -> _Watched:
-        return cls(_Host.now(), relay.counters()["process"]["lateness"] if relay else [])
+        return cls(read_processors()["cpu"], relay.counters()["process"]["lateness"] if relay else [])
 
 
 def _lateness(counts: Sequence[int]) -> Lateness | None:
@@ -85,7 +71,8 @@ def _lateness(counts: Sequence[int]) -> Lateness | None:
 
 
 def certify(
-    links: Sequence[LabLink],
+    links: Sequence[Link],
+    namespaces: Mapping[str, Namespace],
     *,
     form: Form,
     message_bytes: Sequence[int],
@@ -102,10 +89,10 @@ def certify(
     every link. A quantity that could not be measured is a failed Measurement, not an error.
     """
     engine: Engine = "relay" if relay else "netem"
-    jobs = [plan(link, form, message_bytes, engine) for link in links]
+    jobs = [plan(link, namespaces, form, message_bytes, engine) for link in links]
     watched = _Watched.begin(relay)
     with contextlib.ExitStack() as stack:
-        recorder = stack.enter_context(Capture(capture, _ends(links))) if capture else None
+        recorder = stack.enter_context(Capture(capture, _ends(links, namespaces))) if capture else None
         readings = _probe(jobs, limit_s(jobs, form))
         followed: dict[str, tuple[int, Readings]] = {}
         varying = [
@@ -130,10 +117,11 @@ def certify(
     return tuple(found)
 
 
-def _ends(links: Sequence[LabLink]) -> list[CapturePoint]:
+def _ends(links: Sequence[Link], namespaces: Mapping[str, Namespace]) -> list[CapturePoint]:
     """Where to capture: links may share an end."""
-    found: dict[tuple[int, str], CapturePoint] = {}
+    points: dict[tuple[int, str], CapturePoint] = {}
     for link in links:
-        for space, device, end in ((link.near, link.near_device, "near"), (link.far, link.far_device, "far")):
-            found.setdefault((space.fd, device), CapturePoint(f"{link.name} {end} {device}", space.fd, device))
-    return list(found.values())
+        for side, end in (("near", link.near), ("far", link.far)):
+            fd = namespaces[end.namespace].fd
+            points.setdefault((fd, end.device), CapturePoint(f"{link.name} {side} {end.device}", fd, end.device))
+    return list(points.values())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from testbed.directions import LinkDirection
 from testbed.net.certificate.expect import outgrown, packets_for_a_tenth
-from testbed.net.parts import LabLink
+from testbed.net.kernel.namespace import Namespace
+from testbed.net.plan import Link
 from testbed.net.probe.job import ECHO_BYTES, SMALL_BYTES, DirectionShape, ProbeJob
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
@@ -137,7 +138,13 @@ def _light_s(profile: LinkProfile, engine: Engine, effort: FormEffort) -> float:
     return min(most, max(wanted))
 
 
-def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine = "relay") -> ProbeJob:
+def plan(
+    link: Link,
+    namespaces: Mapping[str, Namespace],
+    form: Form,
+    message_bytes: Sequence[int],
+    engine: Engine = "relay",
+) -> ProbeJob:
     """Decide what the probe does on one link."""
     effort, profile = _FORMS[form], link.profile
     pipes = _pipes(profile)
@@ -151,10 +158,10 @@ def plan(link: LabLink, form: Form, message_bytes: Sequence[int], engine: Engine
     losing = any(pipe.loss or outgrown(profile, pipe) for pipe in pipes)
     return ProbeJob(
         link=link.name,
-        near_fd=link.near.fd,
-        far_fd=link.far.fd,
-        near_address=link.near_address,
-        far_address=link.far_address,
+        near_fd=namespaces[link.near.namespace].fd,
+        far_fd=namespaces[link.far.namespace].fd,
+        near_address=link.near.address,
+        far_address=link.far.address,
         mtu=profile.mtu,
         congestion_control=profile.congestion_control,
         up=_shape(profile.up, profile, engine),

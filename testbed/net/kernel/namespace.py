@@ -17,17 +17,31 @@ from typing import Any
 
 from testbed.errors import CapabilityError, LabError
 
-_CLONE_NEWNET = 0x40000000
+NEW_NETWORK, NEW_USER = 0x40000000, 0x10000000
+"""The kinds of namespaces that labs use: CLONE_NEWNET and CLONE_NEWUSER."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(function: str, *arguments: int) -> None:
-    if getattr(_libc, function)(*arguments) != 0:
+def unshare(kinds: int) -> None:
+    """Move the calling thread into new namespaces of these kinds. OSError where that is refused."""
+    _check(_libc.unshare(kinds))
+
+
+def enter(descriptor: int, kind: int = NEW_NETWORK) -> None:
+    """Move the calling thread into the namespace of this kind that a descriptor holds. OSError where that is refused.
+
+    It stays there. Sockets opened before stay where they are.
+    """
+    _check(_libc.setns(descriptor, kind))
+
+
+def _check(result: int) -> None:
+    if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
-def _current() -> int:
+def _open_current() -> int:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
@@ -37,13 +51,13 @@ class Namespace:
     def __init__(self, name: str) -> None:
         """Make a fresh namespace with its loopback still down. `name` is for messages only."""
         self.name = name
-        home = _current()
+        home = _open_current()
         try:
-            _call("unshare", _CLONE_NEWNET)
+            unshare(NEW_NETWORK)
             try:
-                self.fd = _current()
+                self.fd = _open_current()
             finally:
-                _call("setns", home, _CLONE_NEWNET)
+                enter(home)
         except PermissionError:
             raise CapabilityError(
                 f"cannot make a network namespace for {name}: not permitted; run as root (sudo python -m testbed ...)"
@@ -55,14 +69,14 @@ class Namespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """The calling thread is inside. Sockets and devices opened here, and children started here, belong to it for good."""
-        home = _current()
+        """Keep the calling thread inside. Sockets and devices opened meanwhile, and children started, belong to it for good."""
+        home = _open_current()
         try:
-            _call("setns", self.fd, _CLONE_NEWNET)
+            enter(self.fd)
             try:
                 yield
             finally:
-                _call("setns", home, _CLONE_NEWNET)
+                enter(home)
         finally:
             os.close(home)
 

@@ -1,63 +1,222 @@
-"""Put one direction of a link on a device. qdisc.py decides what, tca.py writes it; this sends it, reads it back and compares."""
+"""Put one direction of a link on a device: a plan as netlink bytes and back (pure), sent, read back and compared.
+
+netem_plan.py decides what is asked for. The layout of the bytes is that of linux/pkt_sched.h (TCA_OPTIONS) and
+linux/gen_stats.h (TCA_STATS2), their meaning that of the kernel's sch_netem.c.
+"""
 
 from __future__ import annotations
 
+import struct
+
 from testbed.errors import CapabilityError, LabError, ShapingError
-from testbed.net.kernel import tca
+from testbed.net.kernel.messages import attribute, attributes
+from testbed.net.kernel.netem_plan import ETHERNET_HEADER_BYTES, U32_MAX, Gemodel, NetemPlan, SlotPlan
 from testbed.net.kernel.netlink import Netlink, Qdisc
-from testbed.net.kernel.qdisc import NetemPlan
 from testbed.records import LinkCounters
 
 KIND = "netem"
 REMEDY = "use --engine relay, or run it in the guest kernel: python -m testbed vm -- COMMAND"
 
+_QOPT = struct.Struct("=6I")  # latency (ticks), limit, loss, gap, duplicate, jitter (ticks)
 
-def apply(netlink: Netlink, device: str, wanted: NetemPlan, *, link: str) -> NetemPlan:
-    """Shape what leaves `device`, and return what the kernel then says it has, which equals `wanted`. All draws begin afresh.
+_CORRELATION, _REORDER, _CORRUPT, _LOSS, _RATE, _ECN, _RATE64 = 1, 3, 4, 5, 6, 7, 8
+_LATENCY64, _JITTER64, _SLOT, _SEED = 10, 11, 12, 14
+_GEMODEL = 2  # inside _LOSS; 1 would be the model of four states
+_NAMES = {
+    _CORRELATION: "correlation",
+    _REORDER: "reorder",
+    _CORRUPT: "corrupt",
+    _LOSS: "loss model",
+    _RATE: "rate",
+    _ECN: "ecn",
+    _RATE64: "64-bit rate",
+    _LATENCY64: "64-bit latency",
+    _JITTER64: "64-bit jitter",
+    _SLOT: "slot",
+    _SEED: "seed",
+}
+_FIELDS = {
+    _CORRELATION: struct.Struct("=3I"),  # of delay, loss, duplicates
+    _REORDER: struct.Struct("=2I"),  # probability, correlation
+    _CORRUPT: struct.Struct("=2I"),
+    _RATE: struct.Struct("=IiIi"),  # bytes/s, packet overhead, cell size, cell overhead
+    _ECN: struct.Struct("=I"),
+    _RATE64: struct.Struct("=Q"),
+    _LATENCY64: struct.Struct("=q"),
+    _JITTER64: struct.Struct("=q"),
+    _SLOT: struct.Struct("=qqiiqq"),  # shortest, longest, packets, bytes; a distribution's delay and jitter
+    _SEED: struct.Struct("=Q"),
+}
+_GEMODEL_FIELDS = struct.Struct("=4I")
+
+_STATS_BASIC, _STATS_QUEUE, _STATS_PACKETS64 = 1, 3, 8
+_BASIC = struct.Struct("=QI")  # bytes, packets
+_QUEUE = struct.Struct("=5I")  # packets held, bytes held, drops, requeues, overlimits
+
+
+def pack_options(plan: NetemPlan, *, afresh: bool = True) -> bytes:
+    """Write TCA_OPTIONS for a plan. Every attribute is written, also the zeros: the kernel keeps what a change leaves out.
+
+    Without `afresh` the two that are left out begin anew whenever they are stated: the seed, whose draws would repeat with each
+    step of a schedule, and the slots. (The Gilbert-Elliott model cannot be left out; a change puts it into its good state.)
+    """
+    slot = plan.slot or SlotPlan(0, 0, 0, 0)
+    stated = [
+        (_CORRELATION, (0, 0, 0)),
+        (_REORDER, (plan.reorder_u32, 0)),
+        (_CORRUPT, (0, 0)),
+        (_RATE, (min(plan.rate_bytes, U32_MAX), plan.packet_overhead, 0, 0)),
+        (_ECN, (0,)),
+        (_RATE64, (plan.rate_bytes,)),
+        (_LATENCY64, (plan.latency_ns,)),
+        (_JITTER64, (plan.jitter_ns,)),
+    ]
+    if afresh:
+        stated.append((_SLOT, (*slot, 0, 0)))
+        if plan.seed is not None:
+            stated.append((_SEED, (plan.seed,)))
+    packed = [attribute(kind, _FIELDS[kind].pack(*values)) for kind, values in stated]
+    if plan.gemodel is not None:
+        packed.append(attribute(_LOSS, attribute(_GEMODEL, _GEMODEL_FIELDS.pack(*plan.gemodel))))
+    # Gap 1: every packet is drawn. (A larger one lets that many pass between two that may be reordered.)
+    fixed = (0, plan.limit_packets, plan.loss_u32, 1 if plan.reorder_u32 else 0, plan.duplicate_u32, 0)
+    return _QOPT.pack(*fixed) + b"".join(packed)
+
+
+def unpack_options(options: bytes) -> NetemPlan:
+    """Read the plan behind TCA_OPTIONS as the kernel dumps them.
+
+    ShapingError where they hold an effect that no plan asks for (correlation, corruption, marks, cells, the four-state loss
+    model, another gap, slots from a table), or are not netem options at all.
+    """
+    if len(options) < _QOPT.size:
+        raise ShapingError(
+            f"netem options of {len(options)} bytes are shorter than {_QOPT.size}; is this kernel's netem another one?"
+        )
+    latency_ticks, limit, loss_u32, gap, duplicate_u32, jitter_ticks = _QOPT.unpack_from(options)
+    held = _attributes(options, _QOPT.size)
+    if (latency_ticks and _LATENCY64 not in held) or (jitter_ticks and _JITTER64 not in held):
+        raise ShapingError(
+            "this kernel's netem states its delay only in ticks (Linux before 4.15), which is too coarse to compare"
+        )
+    reorder_u32, reorder_correlation = _values(held, _REORDER)
+    rate32, overhead, *cells = _values(held, _RATE)
+    *slot, slot_table_delay, slot_table_jitter = _values(held, _SLOT)
+    extra = {
+        "correlation": (*_values(held, _CORRELATION), reorder_correlation),
+        "corrupt": _values(held, _CORRUPT),
+        "ecn": _values(held, _ECN),
+        "cells": cells,
+        "slot table": (slot_table_delay, slot_table_jitter),
+        f"gap {gap}": (gap != (1 if reorder_u32 else 0),),
+    }
+    if names := [name for name, values in extra.items() if any(values)]:
+        raise ShapingError(f"netem does something that was not asked for: {', '.join(names)}")
+    return NetemPlan(
+        rate_bytes=max(rate32, *_values(held, _RATE64)),
+        packet_overhead=overhead,
+        latency_ns=_values(held, _LATENCY64)[0],
+        jitter_ns=_values(held, _JITTER64)[0],
+        limit_packets=limit,
+        loss_u32=loss_u32,
+        gemodel=_gemodel(held.get(_LOSS)),
+        reorder_u32=reorder_u32,
+        duplicate_u32=duplicate_u32,
+        slot=SlotPlan(*slot) if any(slot) else None,
+        seed=_values(held, _SEED)[0] if _SEED in held else None,
+    )
+
+
+def unpack_statistics(statistics: bytes) -> LinkCounters:
+    """Read TCA_STATS2 of a qdisc on a device with Ethernet headers, which are taken off. ShapingError when there are none."""
+    held = _attributes(statistics)
+    basic, queue, packets64 = (held.get(kind, b"") for kind in (_STATS_BASIC, _STATS_QUEUE, _STATS_PACKETS64))
+    if len(basic) < _BASIC.size or len(queue) < _QUEUE.size:
+        raise ShapingError(f"a qdisc's statistics of {len(statistics)} bytes lack what it carried or what it holds")
+    frame_bytes, packets = _BASIC.unpack_from(basic)
+    waiting, waiting_bytes, drops, _, _ = _QUEUE.unpack_from(queue)
+    if len(packets64) == 8:
+        packets = int(struct.unpack("=Q", packets64)[0])
+    return LinkCounters(
+        packets=packets,
+        bytes=frame_bytes - packets * ETHERNET_HEADER_BYTES,
+        dropped_buffer=drops,
+        dropped_loss=None,  # netem counts both kinds of drops as one
+        backlog_bytes=max(0, waiting_bytes - waiting * ETHERNET_HEADER_BYTES),
+    )
+
+
+def _attributes(content: bytes, at: int = 0) -> dict[int, bytes]:
+    try:
+        return attributes(content, at)
+    except LabError as error:
+        raise ShapingError(str(error)) from None
+
+
+def _gemodel(loss: bytes | None) -> Gemodel | None:
+    if loss is None:
+        return None
+    models = _attributes(loss)
+    if set(models) != {_GEMODEL} or len(models[_GEMODEL]) != _GEMODEL_FIELDS.size:
+        raise ShapingError("netem does something that was not asked for: a loss model that is not Gilbert-Elliott")
+    return Gemodel(*_GEMODEL_FIELDS.unpack(models[_GEMODEL]))
+
+
+def _values(held: dict[int, bytes], kind: int) -> tuple[int, ...]:
+    """Read an attribute's fields; zeros where the kernel leaves the attribute out, because it is not in force."""
+    fields = _FIELDS[kind]
+    content = held.get(kind, bytes(fields.size))
+    if len(content) != fields.size:
+        raise ShapingError(f"netem's {_NAMES[kind]} attribute has {len(content)} bytes, expected {fields.size}")
+    return fields.unpack(content)
+
+
+def apply_plan(netlink: Netlink, device: str, plan: NetemPlan, *, link: str) -> NetemPlan:
+    """Shape what leaves `device`, and return what the kernel then says it has, which equals `plan`. All draws begin afresh.
 
     ShapingError names the link, the plan asked for and the plan found; CapabilityError when this kernel has no sch_netem, or
     one that is too old for the plan.
     """
     try:
-        netlink.set_root_qdisc(device, KIND, tca.pack(wanted))
+        netlink.set_root_qdisc(device, KIND, pack_options(plan))
     except CapabilityError as error:
         raise CapabilityError(f"{link}: {error}; {REMEDY}") from None
-    return check(netlink, device, wanted, link=link)
+    return check_plan(netlink, device, plan, link=link)
 
 
-def change(netlink: Netlink, device: str, wanted: NetemPlan, *, link: str) -> NetemPlan:
+def change_plan(netlink: Netlink, device: str, plan: NetemPlan, *, link: str) -> NetemPlan:
     """Shape a device otherwise from now on. What waits in it keeps its place, and leaves when it was due before.
 
     A lower rate is therefore felt only after the backlog. The draws of losses go on where they were, unless the seed is another
-    one; a Gilbert-Elliott model begins in its good state. Errors as in `apply`; ShapingError also where the device has no netem.
+    one; a Gilbert-Elliott model begins in its good state. Errors as in `apply_plan`; ShapingError also where the device has no
+    netem.
     """
-    held = _found(
-        netlink, device, wanted, link
-    )  # first: the kernel would put a new, empty netem in place of another kind
-    afresh = (held.seed, held.slot) != (wanted.seed, wanted.slot)
+    # Read first: the kernel would put a new, empty netem in place of another kind.
+    held = _read_plan(netlink, device, plan, link)
+    afresh = (held.seed, held.slot) != (plan.seed, plan.slot)
     try:
-        netlink.change_root_qdisc(device, KIND, tca.pack(wanted, afresh=afresh))
+        netlink.change_root_qdisc(device, KIND, pack_options(plan, afresh=afresh))
     except LabError as error:
         raise LabError(f"{link}: {error}") from None
-    return check(netlink, device, wanted, link=link)
+    return check_plan(netlink, device, plan, link=link)
 
 
-def check(netlink: Netlink, device: str, wanted: NetemPlan, *, link: str) -> NetemPlan:
-    """Read back what shapes `device` and compare it with `wanted`. Errors as in `apply`."""
-    found = _found(netlink, device, wanted, link)
-    if wanted.seed is not None and found.seed is None:
+def check_plan(netlink: Netlink, device: str, plan: NetemPlan, *, link: str) -> NetemPlan:
+    """Read back what shapes `device` and compare it with `plan`. Errors as in `apply_plan`."""
+    held = _read_plan(netlink, device, plan, link)
+    if plan.seed is not None and held.seed is None:
         raise CapabilityError(f"{link}: this kernel's netem takes no seed for its draws (Linux before 6.6); {REMEDY}")
-    if found != wanted:
-        raise ShapingError(f"{link}: asked for {wanted} on {device}, the kernel has {found}")
-    return found
+    if held != plan:
+        raise ShapingError(f"{link}: asked for {plan} on {device}, the kernel has {held}")
+    return held
 
 
-def counters(netlink: Netlink, device: str) -> LinkCounters:
-    """What netem on `device` carried, dropped and holds, in IP packets. ShapingError where there is no netem."""
-    return tca.counters(_held(netlink, device, netlink.namespace.name).statistics)
+def read_counters(netlink: Netlink, device: str) -> LinkCounters:
+    """Read what netem on `device` carried, dropped and holds, in IP packets. ShapingError where there is no netem."""
+    return unpack_statistics(_netem_on(netlink, device, netlink.namespace.name).statistics)
 
 
-def _held(netlink: Netlink, device: str, link: str) -> Qdisc:
+def _netem_on(netlink: Netlink, device: str, link: str) -> Qdisc:
     held = netlink.root_qdiscs().get(device)
     if held is None or held.kind != KIND:
         raise ShapingError(
@@ -66,11 +225,11 @@ def _held(netlink: Netlink, device: str, link: str) -> Qdisc:
     return held
 
 
-def _found(netlink: Netlink, device: str, wanted: NetemPlan, link: str) -> NetemPlan:
+def _read_plan(netlink: Netlink, device: str, wanted: NetemPlan, link: str) -> NetemPlan:
     """The plan on a device; without the seed that the kernel chose by itself, where none was asked for."""
-    held = _held(netlink, device, link)
+    options = _netem_on(netlink, device, link).options
     try:
-        found = tca.unpack(held.options)
+        held = unpack_options(options)
     except ShapingError as error:
         raise ShapingError(f"{link}: {device}: {error}") from None
-    return found if wanted.seed is not None else found._replace(seed=None)
+    return held if wanted.seed is not None else held._replace(seed=None)

@@ -1,6 +1,6 @@
 """Devices, addresses, routes, neighbours and qdiscs of one network namespace, through one netlink socket opened inside it.
 
-rtnetlink.py makes the requests and understands the answers; this sends many at once, and says what the kernel refused, and why.
+rtnetlink.py packs the requests and reads the answers; this sends many at once, and says what the kernel refused, and why.
 """
 
 from __future__ import annotations
@@ -14,15 +14,25 @@ from types import TracebackType
 from typing import NamedTuple
 
 from testbed.errors import CapabilityError, LabError
-from testbed.net.kernel import rtnetlink
+from testbed.net.kernel import messages, rtnetlink
 from testbed.net.kernel.namespace import Namespace
-from testbed.net.kernel.rtnetlink import Device, HeldRoute, Qdisc
+from testbed.net.kernel.rtnetlink import HeldRoute, NetworkDevice, Qdisc
 
-__all__ = ["Device", "HeldRoute", "Netlink", "Qdisc"]
+__all__ = ["HeldRoute", "Netlink", "NetworkDevice", "Qdisc", "dump_answers"]
 
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
-_AT_ONCE = 64  # as many acknowledgements as a socket's receive buffer surely holds
+_AT_ONCE = 64  # a socket's receive buffer surely holds that many acknowledgements
 _LARGEST_ANSWER = 1 << 17
+
+
+def dump_answers(sock: socket.socket, sequence: int) -> Iterator[tuple[int, int, bytes]]:
+    """Give (type, flags, body) of every answer to one dump request, the last (DONE) included; skip answers to earlier ones."""
+    while True:
+        for kind, flags, number, body in messages.split_messages(sock.recv(_LARGEST_ANSWER)):
+            if number == sequence:
+                yield kind, flags, body
+                if kind == messages.DONE:
+                    return
 
 
 class _Step(NamedTuple):
@@ -58,7 +68,7 @@ class Netlink:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Steps stated in here are sent together: one system call for up to 64, in their order. Errors as of each step."""
+        """Send the steps stated inside together, in their order: one system call for up to 64. Errors are those of each step."""
         assert self._waiting is None
         self._waiting = []
         try:
@@ -79,7 +89,7 @@ class Netlink:
             part = steps[first : first + _AT_ONCE]
             base, self._sequence = self._sequence + 1, self._sequence + len(part)
             request = b"".join(
-                rtnetlink.framed(step.kind, rtnetlink.REQUEST | rtnetlink.ACK | step.flags, base + i, step.body)
+                messages.frame(step.kind, messages.REQUEST | messages.ACK | step.flags, base + i, step.body)
                 for i, step in enumerate(part)
             )
             self._socket.send(request)
@@ -88,13 +98,13 @@ class Netlink:
                     raise self._error(step, number, told)
 
     def _acknowledgements(self, first: int, count: int) -> list[tuple[int, str]]:
-        """(errno, the kernel's words) of `count` requests, whose sequence numbers begin at `first`."""
-        found: dict[int, tuple[int, str]] = {}
-        while len(found) < count:
-            for kind, flags, sequence, body in rtnetlink.messages(self._socket.recv(_LARGEST_ANSWER)):
-                if kind == rtnetlink.ERROR and first <= sequence < first + count:
-                    found[sequence] = rtnetlink.understand_error(body, flags)
-        return [found[first + i] for i in range(count)]
+        """Collect (errno, the kernel's words) of `count` requests, whose sequence numbers begin at `first`."""
+        answers: dict[int, tuple[int, str]] = {}
+        while len(answers) < count:
+            for kind, flags, sequence, body in messages.split_messages(self._socket.recv(_LARGEST_ANSWER)):
+                if kind == messages.ERROR and first <= sequence < first + count:
+                    answers[sequence] = messages.read_error(body, flags)
+        return [answers[first + i] for i in range(count)]
 
     def _error(self, step: _Step, number: int, told: str) -> LabError | CapabilityError:
         name, why = self.namespace.name, f"{os.strerror(number)}{f' ({told})' if told else ''}"
@@ -106,34 +116,28 @@ class Netlink:
             return CapabilityError(f"this kernel has no {step.without} ({name}: cannot {step.attempt})")
         return LabError(f"{name}: cannot {step.attempt}: {why}")
 
-    def _dump(self, kind: int, body: bytes, attempt: str) -> Iterator[tuple[int, bytes]]:
+    def _dump(self, kind: int, body: bytes, attempt: str) -> list[tuple[int, bytes]]:
         """Every (type, body) that the kernel lists."""
         self._sequence += 1
-        self._socket.send(rtnetlink.framed(kind, rtnetlink.REQUEST | rtnetlink.DUMP, self._sequence, body))
-        found: list[tuple[int, bytes]] = []
-        while True:
-            for answer, flags, sequence, content in rtnetlink.messages(self._socket.recv(_LARGEST_ANSWER)):
-                if sequence != self._sequence:
-                    continue
-                if answer == rtnetlink.ERROR:
-                    raise self._error(_Step(attempt, kind, 0, body), *rtnetlink.understand_error(content, flags))
-                if flags & rtnetlink.DUMP_INTERRUPTED:
-                    raise LabError(
-                        f"{self.namespace.name}: cannot {attempt}: it changed meanwhile, by somebody else's hand"
-                    )
-                if answer == rtnetlink.DONE:
-                    return iter(found)
-                found.append((answer, content))
+        self._socket.send(messages.frame(kind, messages.REQUEST | messages.DUMP, self._sequence, body))
+        listed: list[tuple[int, bytes]] = []
+        for answer, flags, content in dump_answers(self._socket, self._sequence):
+            if answer == messages.ERROR:
+                raise self._error(_Step(attempt, kind, 0, body), *messages.read_error(content, flags))
+            if flags & messages.DUMP_INTERRUPTED:
+                raise LabError(f"{self.namespace.name}: cannot {attempt}: somebody else changed it meanwhile")
+            listed.append((answer, content))
+        return listed
 
-    def devices(self) -> dict[str, Device]:
-        """Every device by name."""
-        found = [
-            rtnetlink.understand_link(body)
+    def devices(self) -> dict[str, NetworkDevice]:
+        """List every device by name."""
+        devices = [
+            rtnetlink.read_link(body)
             for kind, body in self._dump(rtnetlink.GET_LINK, rtnetlink.all_links(), "list the devices")
             if kind == rtnetlink.NEW_LINK
         ]
-        self._indices = {device.name: device.number for device in found}
-        return {device.name: device for device in found}
+        self._indices = {device.name: device.number for device in devices}
+        return {device.name: device for device in devices}
 
     def _index(self, device: str) -> int:
         if device not in self._indices:
@@ -175,7 +179,7 @@ class Netlink:
     ) -> None:
         """Route `destination` ("default" or a prefix) through a device: to the neighbour `via`, or straight out of the device.
 
-        `congestion_control`: of the TCP connections that take it, unless their program chooses another.
+        `congestion_control`: what the TCP connections that take it use, unless their program chooses another.
         """
         body = rtnetlink.new_route(
             destination, self._index(device), via=via, source=source, congestion_control=congestion_control
@@ -185,10 +189,10 @@ class Netlink:
         self._do(_Step(attempt, rtnetlink.NEW_ROUTE, rtnetlink.CREATE | rtnetlink.EXCLUSIVE, body))
 
     def routes(self) -> list[HeldRoute]:
-        """Every IPv4 route of the main table."""
+        """List every IPv4 route of the main table."""
         bodies = self._dump(rtnetlink.GET_ROUTE, rtnetlink.all_routes(), "list the routes")
-        found = (rtnetlink.understand_route(body) for kind, body in bodies if kind == rtnetlink.NEW_ROUTE)
-        return [route for route in found if route is not None]
+        routes = (rtnetlink.read_route(body) for kind, body in bodies if kind == rtnetlink.NEW_ROUTE)
+        return [route for route in routes if route is not None]
 
     def add_neighbour(self, device: str, address: str, mac: str) -> None:
         """State a neighbour's MAC for good: no ARP crosses the links, where it would use up draws of the loss model."""
@@ -211,13 +215,13 @@ class Netlink:
         self._do(_Step(f"change the qdisc {kind} on {device}", rtnetlink.NEW_QDISC, 0, body))
 
     def root_qdiscs(self) -> dict[str, Qdisc]:
-        """The root qdisc of every device that has one."""
+        """List the root qdisc of every device that has one."""
         bodies = self._dump(rtnetlink.GET_QDISC, rtnetlink.all_qdiscs(), "read the qdiscs back")
-        found = [rtnetlink.understand_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_QDISC]
-        if not {index for index, _, _ in found} <= set(self._indices.values()):
+        qdiscs = [rtnetlink.read_qdisc(body) for kind, body in bodies if kind == rtnetlink.NEW_QDISC]
+        if not {index for index, _, _ in qdiscs} <= set(self._indices.values()):
             self.devices()
         names = {number: name for name, number in self._indices.items()}
-        return {names[index]: qdisc for index, root, qdisc in found if root and index in names}
+        return {names[index]: qdisc for index, root, qdisc in qdiscs if root and index in names}
 
     def close(self) -> None:
         """Close the socket."""

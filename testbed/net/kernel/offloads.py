@@ -44,7 +44,7 @@ class _Features(NamedTuple):
 
     total: int
     unreal: dict[int, str]
-    """Those that make packets unreal, by place in the table."""
+    """Those that make packets unreal, by their index in the table."""
 
 
 def _features(sock: socket.socket, device: str) -> _Features:
@@ -59,12 +59,12 @@ def _bit(words: list[int], position: int) -> bool:
     return bool(words[position // 32] >> position % 32 & 1)
 
 
-def _read(sock: socket.socket, device: str, count: int) -> tuple[list[int], list[int], list[int]]:
-    """Which features can be changed, which are active and which never change, as words of 32 bits."""
+def _read(sock: socket.socket, device: str, count: int) -> tuple[list[int], list[int]]:
+    """Read which features can be changed and which are active, as words of 32 bits."""
     blocks = -(-count // 32)
     answer = _ioctl(sock, device, struct.pack("=II", _GFEATURES, blocks) + bytes(16 * blocks))
     rows = list(struct.iter_unpack("=4I", answer[8:]))  # available, requested, active, never changed
-    return [r[0] & ~r[3] for r in rows], [r[2] for r in rows], [r[3] for r in rows]
+    return [available & ~never for available, _, _, never in rows], [active for _, _, active, _ in rows]
 
 
 class Offloads:
@@ -82,19 +82,14 @@ class Offloads:
             if self._known is None:
                 self._known = _features(sock, device)
             total, unreal = self._known
-            changeable, active, _ = _read(sock, device, total)
+            changeable, active = _read(sock, device, total)
             off = [i for i in unreal if _bit(changeable, i)]
             request = b"".join(
                 struct.pack("=II", sum(1 << i % 32 for i in off if i // 32 == block), 0) for block in range(len(active))
-            )  # (valid, wanted) a block
+            )  # (valid, wanted) for each block
             _ioctl(sock, device, struct.pack("=II", _SFEATURES, len(active)) + request)
-            _, active, _ = _read(sock, device, total)
-        found = {name: _bit(active, i) for i, name in unreal.items()}
-        if still := [name for name, on in found.items() if on]:
+            _, active = _read(sock, device, total)
+        held = {name: _bit(active, i) for i, name in unreal.items()}
+        if still := [name for name, on in held.items() if on]:
             raise ShapingError(f"{device}: asked for every offload to be off, the kernel keeps {', '.join(still)} on")
-        return found
-
-
-def switch_off(device: str) -> dict[str, bool]:
-    """One device's: see `Offloads.switch_off`."""
-    return Offloads().switch_off(device)
+        return held

@@ -9,35 +9,30 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from types import TracebackType
 from typing import NamedTuple
 
-from testbed import tcp_info
 from testbed.errors import CapabilityError, LabError
+from testbed.net.kernel import messages
 from testbed.net.kernel.namespace import Namespace
-from testbed.tcp_info import TcpInfo
+from testbed.net.kernel.netlink import dump_answers
+from testbed.tcp_info import TcpInfo, parse_tcp_info
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
-_REQUEST, _DUMP = 0x1, 0x300
-_ERROR, _DONE = 2, 3
 _TCP_INFO, _CONGESTION = 2, 4
 """INET_DIAG_INFO and INET_DIAG_CONG: numbers of attributes, and of the bits that ask for them."""
 _CONNECTED = sum(1 << state for state in (1, 4, 5, 8, 9, 11))
 """ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING of <net/tcp_states.h>: what may still carry data."""
 
-_HEADER = struct.Struct("=IHHII")
 _QUESTION = struct.Struct("=BBBxI48x")
 _ANSWER = struct.Struct("!4x2H4s12x4s12x")
 """inet_diag_msg up to its addresses: ports and addresses are in network order."""
 _ANSWER_BYTES = 72
-_ATTRIBUTE = struct.Struct("=HH")
-_LARGEST_BYTES = 1 << 16
 _PATIENCE_S = 2.0
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """One end of a TCP connection."""
 
     local: str
@@ -47,28 +42,17 @@ class Connection(NamedTuple):
     info: TcpInfo
 
 
-def _padded(length: int) -> int:
-    return (length + 3) & ~3
-
-
-def parse(answer: bytes) -> Connection | None:
-    """One inet_diag_msg with its attributes; None where the kernel gave no TCP_INFO (the connection ended meanwhile)."""
+def parse_connection(answer: bytes) -> TcpConnection | None:
+    """Read one inet_diag_msg with its attributes; None where the kernel gave no TCP_INFO (the connection ended meanwhile)."""
     source_port, remote_port, source, remote = _ANSWER.unpack_from(answer)
-    found: dict[int, bytes] = {}
-    at = _ANSWER_BYTES
-    while at + _ATTRIBUTE.size <= len(answer):
-        length, kind = _ATTRIBUTE.unpack_from(answer, at)
-        if length < _ATTRIBUTE.size:
-            break
-        found[kind] = answer[at + _ATTRIBUTE.size : at + length]
-        at += _padded(length)
-    if _TCP_INFO not in found:
+    held = messages.attributes(answer, _ANSWER_BYTES)
+    if _TCP_INFO not in held:
         return None
-    return Connection(
+    return TcpConnection(
         local=f"{socket.inet_ntoa(source)}:{source_port}",
         remote=f"{socket.inet_ntoa(remote)}:{remote_port}",
-        congestion_control=found.get(_CONGESTION, b"").split(b"\0", 1)[0].decode(),
-        info=tcp_info.parse_tcp_info(found[_TCP_INFO]),
+        congestion_control=messages.text(held.get(_CONGESTION, b"")),
+        info=parse_tcp_info(held[_TCP_INFO]),
     )
 
 
@@ -82,41 +66,33 @@ class SocketDiagnosis:
         self._socket.settimeout(_PATIENCE_S)
         self._number = 0
 
-    def connections(self) -> list[Connection]:
-        """Every connection as it is now. CapabilityError where this kernel has no tcp_diag, LabError when it does not answer."""
+    def connections(self) -> list[TcpConnection]:
+        """List every connection as it is now.
+
+        CapabilityError where this kernel has no tcp_diag, LabError when it does not answer.
+        """
         self._number += 1
-        question = _QUESTION.pack(
-            socket.AF_INET, socket.IPPROTO_TCP, 1 << _TCP_INFO - 1 | 1 << _CONGESTION - 1, _CONNECTED
-        )
-        header = _HEADER.pack(_HEADER.size + len(question), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, self._number, 0)
+        asked_for = 1 << _TCP_INFO - 1 | 1 << _CONGESTION - 1
+        question = _QUESTION.pack(socket.AF_INET, socket.IPPROTO_TCP, asked_for, _CONNECTED)
+        flags = messages.REQUEST | messages.DUMP
+        connections = []
         try:
-            self._socket.send(header + question)
-            return [found for answer in self._answers() if (found := parse(answer)) is not None]
+            self._socket.send(messages.frame(_SOCK_DIAG_BY_FAMILY, flags, self._number, question))
+            for kind, _, body in dump_answers(self._socket, self._number):
+                if kind == messages.ERROR:
+                    raise self._refusal(-struct.unpack_from("=i", body)[0])
+                if kind == _SOCK_DIAG_BY_FAMILY and (connection := parse_connection(body)) is not None:
+                    connections.append(connection)
         except OSError as error:
             raise LabError(f"{self.name}: cannot list the TCP connections: {error.strerror or error}") from None
+        return connections
 
-    def _answers(self) -> Iterator[bytes]:
-        while True:
-            data = self._socket.recv(_LARGEST_BYTES)
-            at = 0
-            while at + _HEADER.size <= len(data):
-                length, kind, _, number, _ = _HEADER.unpack_from(data, at)
-                body = data[at + _HEADER.size : at + length]
-                at += _padded(max(length, _HEADER.size))
-                if number != self._number:  # of a question that was given up
-                    continue
-                if kind == _DONE:
-                    return
-                if kind == _ERROR:
-                    self._refused(-struct.unpack_from("=i", body)[0])
-                yield body
-
-    def _refused(self, number: int) -> None:
+    def _refusal(self, number: int) -> CapabilityError | LabError:
         if number == errno.ENOENT:
-            raise CapabilityError(
+            return CapabilityError(
                 f"{self.name}: this kernel cannot list TCP connections; load its module: modprobe tcp_diag"
             )
-        raise LabError(f"{self.name}: cannot list the TCP connections: {os.strerror(number)}")
+        return LabError(f"{self.name}: cannot list the TCP connections: {os.strerror(number)}")
 
     def close(self) -> None:
         self._socket.close()

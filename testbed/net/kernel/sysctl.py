@@ -25,8 +25,8 @@ def _held(descriptor: int) -> str:
     return " ".join(os.pread(descriptor, _LARGEST, 0).decode("ascii").split())
 
 
-def read(name: str) -> str | None:
-    """A parameter's value with single spaces, or None where this kernel has no such parameter."""
+def read_parameter(name: str) -> str | None:
+    """Read a parameter's value, with single spaces; None where this kernel has no such parameter."""
     try:
         descriptor = _open(name, os.O_RDONLY)
     except FileNotFoundError:
@@ -37,13 +37,13 @@ def read(name: str) -> str | None:
         os.close(descriptor)
 
 
-def write(name: str, value: str) -> str:
+def set_parameter(name: str, value: str) -> str:
     """Set a parameter and return what was read back. ShapingError when that differs, CapabilityError when it may not be set."""
     try:
         descriptor = _open(name, os.O_RDWR)
         try:
             os.pwrite(descriptor, f"{value}\n".encode("ascii"), 0)
-            found = _held(descriptor)
+            held = _held(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -52,30 +52,30 @@ def write(name: str, value: str) -> str:
                 f"cannot set {name} = {value}: {error.strerror}; run as root, on a machine (or in a container started with "
                 "--privileged) whose /proc/sys can be written"
             ) from None
-        if error.errno == errno.ENOENT and read(name) is None:
+        if error.errno == errno.ENOENT and read_parameter(name) is None:
             raise CapabilityError(f"cannot set {name} = {value}: this kernel has no such parameter") from None
         raise ShapingError(f"cannot set {name} = {value}: {error.strerror}") from None
-    if found != " ".join(value.split()):
-        raise ShapingError(f"asked for {name} = {value}, the kernel has {found}")
-    return found
+    if held != " ".join(value.split()):
+        raise ShapingError(f"asked for {name} = {value}, the kernel has {held}")
+    return held
 
 
-def apply(values: Mapping[str, str]) -> dict[str, str]:
-    """Set several parameters, in order; what was read back."""
-    return {name: write(name, value) for name, value in values.items()}
+def set_parameters(values: Mapping[str, str]) -> dict[str, str]:
+    """Set several parameters, in order, and return what was read back. Errors as in `set_parameter`."""
+    return {name: set_parameter(name, value) for name, value in values.items()}
 
 
-def without_ipv6() -> dict[str, str]:
+def switch_ipv6_off() -> dict[str, str]:
     """Switch IPv6 off, so that no router solicitation crosses a link; empty where the kernel has none."""
     if not Path("/proc/sys/net/ipv6").is_dir():
         return {}
-    return apply({f"net.ipv6.conf.{scope}.disable_ipv6": "1" for scope in ("all", "default")})
+    return set_parameters({f"net.ipv6.conf.{scope}.disable_ipv6": "1" for scope in ("all", "default")})
 
 
 def require_congestion_control(algorithm: str) -> None:
-    """That TCP here has an algorithm, its module loaded if it is one. CapabilityError where it has not.
+    """Check that TCP here has an algorithm, and load its module if it is one. CapabilityError where it has not.
 
-    Labs name it in their routes, which may name any that there is. A namespace's default may not: the kernel lets namespaces
+    Labs name it in their routes, which may name any algorithm that there is. A namespace's default may not: the kernel lets namespaces
     other than the first choose from `tcp_allowed_congestion_control` only (where the default is bbr, not even cubic is there).
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -83,7 +83,7 @@ def require_congestion_control(algorithm: str) -> None:
             probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm.encode())  # also loads the module
         except FileNotFoundError:
             raise CapabilityError(
-                f"this kernel has no congestion control {algorithm!r}; it has: {read(_AVAILABLE)}. "
+                f"this kernel has no congestion control {algorithm!r}; it has: {read_parameter(_AVAILABLE)}. "
                 f"Load it (modprobe tcp_{algorithm}) or choose another in the profile"
             ) from None
         except PermissionError:

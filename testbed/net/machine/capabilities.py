@@ -19,12 +19,14 @@ from typing import Any, Literal
 from testbed import paths, profiles, units
 from testbed.errors import CapabilityError, LabError, TestbedError
 from testbed.frozen import Frozen
-from testbed.net import arrange
-from testbed.net.kernel import netem, offloads, qdisc, sysctl
+from testbed.net.kernel import netem, sysctl
 from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
+from testbed.net.kernel.offloads import Offloads
 from testbed.net.machine import remedies, rootless, timekeeping
 from testbed.net.machine.remedies import GUEST, Facts, Problem
+from testbed.net.plan import base_sysctls
 from testbed.net.relay.tun import open_tun
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 from testbed.spec import Engine
@@ -53,8 +55,8 @@ _EFFECTS: dict[str, dict[str, Any]] = {
 """What netem does beyond rate, delay, limit, independent loss and seed. The last two need its 64-bit attributes."""
 
 
-class Finding(Frozen):
-    """One thing tried."""
+class Capability(Frozen):
+    """One thing that was tried."""
 
     name: str
     ok: bool
@@ -76,7 +78,7 @@ def _scratch_device() -> Iterator[tuple[Netlink, Namespace]]:
 
 def _try_namespaces() -> str:
     with Namespace("probe") as probe, probe.entered():
-        sysctl.apply(arrange.base_sysctls(forward=True))
+        sysctl.set_parameters(base_sysctls(forward=True))
     return "made one, and set its kernel parameters" + (
         ", in a user namespace of one's own" if rootless.inside() else ""
     )
@@ -84,13 +86,13 @@ def _try_namespaces() -> str:
 
 def _try_veth() -> str:
     with _scratch_device() as (_, namespace), namespace.entered():
-        off = offloads.switch_off("probe0")
+        off = Offloads().switch_off("probe0")
     return f"laid a cable and switched its {len(off)} offloads off"
 
 
 def _shape(netlink: Netlink, **changes: Any) -> None:
     pipe = Pipe.plain(**{**_PLAIN, **changes})
-    netem.apply(netlink, "probe0", qdisc.plan(pipe, mtu=1500, layer="ip"), link="a scratch link")
+    netem.apply_plan(netlink, "probe0", plan_netem(pipe, mtu=1500, layer="ip"), link="a scratch link")
 
 
 def try_netem() -> str:
@@ -212,12 +214,14 @@ class _Doctor:
 
     def find(
         self, name: str, attempt: Callable[[], str], problem: Problem, *, needed: bool, inside: bool = False
-    ) -> Finding:
+    ) -> Capability:
         """`inside`: the attempt needs a namespace."""
         if inside and self._blocked:
-            return Finding(name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy="")
+            return Capability(
+                name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy=""
+            )
         try:
-            return Finding(name=name, ok=True, needed=needed, detail=attempt(), remedy="")
+            return Capability(name=name, ok=True, needed=needed, detail=attempt(), remedy="")
         except (TestbedError, OSError) as error:
             self._blocked = self._blocked or problem == "namespaces"
             if problem == "namespaces" and not self._permitted:
@@ -228,12 +232,12 @@ class _Doctor:
                 problem = "old netem"
             # What an error advises, after its semicolon, is not for this platform; the remedy is.
             detail = str(error).partition("; ")[0]
-            return Finding(
+            return Capability(
                 name=name, ok=False, needed=needed, detail=detail, remedy=remedies.remedy(problem, self._facts)
             )
 
 
-def findings() -> tuple[Finding, ...]:
+def findings() -> tuple[Capability, ...]:
     """Everything that a lab needs, each tried on its own. Raises nothing: what fails is a finding with a remedy."""
     doctor = _Doctor()
     find = doctor.find

@@ -6,15 +6,14 @@ the whole machine. Everything else is the same code.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import threading
 from pathlib import Path
 
 from testbed.errors import CapabilityError
+from testbed.net.kernel.namespace import NEW_NETWORK, NEW_USER, unshare
 
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SETTINGS = Path("/proc/sys")
 _SWITCHES = (
     # Not by switching it off, which would open it for every program.
@@ -28,11 +27,10 @@ _SWITCHES = (
 )
 """Settings that forbid it: name, the value that does, what to do."""
 _WHOLE_RANGE = 2**32 - 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def inside() -> bool:
-    """Whether this process lives in a user namespace that is not the machine's first."""
+    """Say whether this process lives in a user namespace that is not the machine's first."""
     mapped = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()]
     return mapped != [["0", "0", str(_WHOLE_RANGE)]]
 
@@ -44,18 +42,12 @@ def enter() -> None:
     """
     assert threading.active_count() == 1
     uid, gid = os.geteuid(), os.getegid()
-    if number := _unshare():
-        raise CapabilityError(_refused(number))
     try:
+        unshare(NEW_USER | NEW_NETWORK)
         for name, content in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             (Path("/proc/self") / name).write_text(content, encoding="ascii")
     except OSError as error:  # AppArmor lets the namespace be made, and takes every capability in it away
         raise CapabilityError(_refused(error.errno or errno.EPERM)) from None
-
-
-def _unshare() -> int:
-    """The errno, 0 for success."""
-    return 0 if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0 else ctypes.get_errno()
 
 
 def _refused(number: int) -> str:
@@ -66,11 +58,11 @@ def _refused(number: int) -> str:
 def _hint(number: int) -> str:
     for setting, forbids, remedy in _SWITCHES:
         try:
-            found = (_SETTINGS / setting).read_text(encoding="ascii").strip()
+            value = (_SETTINGS / setting).read_text(encoding="ascii").strip()
         except OSError:
             continue
-        if found == forbids:
-            return f" ({setting.replace('/', '.')} is {found}; {remedy})"
+        if value == forbids:
+            return f" ({setting.replace('/', '.')} is {value}; {remedy})"
     if number == errno.ENOSPC:
         return " (there are as many as user.max_user_namespaces allows)"
     return " (in a container: start it with --privileged)" if number == errno.EPERM else ""

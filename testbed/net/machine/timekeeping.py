@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from testbed.errors import CapabilityError
 from testbed.net.certificate.verdict import LATENESS_TOLERANCE_MS
+from testbed.processors import ProcessorTicks, read_processors
 
 _SLEEP_NS = 2_000_000
 _SLEEPS = 250
@@ -51,7 +52,7 @@ def measure() -> Timekeeping:
         real_time = True
     except PermissionError:
         real_time = False
-    before = _used_and_all()
+    before = _ticks()
     late = []
     try:
         for _ in range(_SLEEPS):
@@ -60,7 +61,7 @@ def measure() -> Timekeeping:
             late.append(time.monotonic_ns() - asked)
     finally:
         os.sched_setscheduler(0, policy, parameters)
-    after = _used_and_all()
+    after = _ticks()
     return Timekeeping(
         sleep_ms=_SLEEP_NS / 1e6,
         late_p99_ms=percentile(late, 0.99) / 1e6,
@@ -68,19 +69,23 @@ def measure() -> Timekeeping:
         real_time=real_time,
         fine_timers=_fine_timers(),
         processors=len(os.sched_getaffinity(0)),
-        busy=(after[0] - before[0]) / (after[1] - before[1]) if before and after and after[1] > before[1] else None,
+        busy=_busy(before, after) if before and after and after.total > before.total else None,
         load=os.getloadavg()[0],
     )
 
 
-def _used_and_all() -> tuple[int, int] | None:
-    """Ticks of all processors since the start: those that were not idle, and all."""
+def _ticks() -> ProcessorTicks | None:
+    """The ticks of all processors together; None where they cannot be read."""
     try:
-        first = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
-        ticks = [int(field) for field in first[1:9]]  # user nice system idle iowait irq softirq steal
-        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
-    except (OSError, ValueError, IndexError):
+        return read_processors()["cpu"]
+    except (OSError, ValueError, LookupError):
         return None
+
+
+def _busy(before: ProcessorTicks, after: ProcessorTicks) -> float:
+    """The share of the time between two readings in which processors were not idle."""
+    idle = after.idle + after.waiting - before.idle - before.waiting
+    return 1 - idle / (after.total - before.total)
 
 
 def _fine_timers() -> bool:

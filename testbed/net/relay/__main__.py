@@ -1,6 +1,6 @@
 """The relay process: takes its ports as one JSON line, becomes real-time, says so, carries packets until its input ends.
 
-Started by `testbed.net.relay.Relay`. Imports little, so that it starts fast and is small when locked into memory.
+Started by `testbed.net.relay.client.Relay`. Imports little, so that it starts fast and is small when locked into memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def become_real_time() -> dict[str, Any]:
 
 
 def main() -> None:
-    """One relay, from its first line of input to the end of its input."""
+    """Run one relay, from its first line of input to the end of its input."""
     parent = Parent()
     control = Control(parent.request, requests_fd=parent.requests_fd, answers_fd=parent.answers_fd)
     gc.disable()  # the loop makes no cycles, and a collection would be felt as lateness

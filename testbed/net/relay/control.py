@@ -1,4 +1,4 @@
-"""The relay process's other side: requests, one JSON line each, that the loop carries out between two packets."""
+"""The relay process's side of the conversation: requests, one JSON line each, carried out between two packets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from testbed.directions import LinkDirection
 from testbed.net.relay.engine import Engine, EnginePort
-from testbed.net.relay.lanes import HOLD_NS
-from testbed.net.relay.pipe import Direction
-from testbed.net.relay.shaper import build
+from testbed.net.relay.pipe import RelayPipe
+from testbed.net.relay.queues import HOLD_NS
+from testbed.net.relay.shaper import build_pipe
 from testbed.net.relay.wire import Opportunities
 
 
@@ -24,7 +24,7 @@ class Control:
     engine: Engine
 
     def __init__(self, asked: Mapping[str, Any], requests_fd: int, answers_fd: int) -> None:
-        """`asked` as `testbed.net.relay.Relay` writes it."""
+        """`asked`: the first request, as `testbed.net.relay.client.Relay` writes it."""
         self._requests_fd, self._answers_fd = requests_fd, answers_fd
         self._begun = b""
         self._traces: dict[str, array[int]] = {}
@@ -53,16 +53,16 @@ class Control:
         port: str,
         direction: LinkDirection,
         pipe: Mapping[str, Any] | None,
-        before: Direction | None = None,
-    ) -> Direction:
+        before: RelayPipe | None = None,
+    ) -> RelayPipe:
         trace: Opportunities | None = None
-        if pipe is not None and (asked := pipe["trace"]) is not None:
-            trace = Opportunities(self._traces[asked["digest"]], asked["loop"], asked["offset_ms"], asked["stretch"])
+        if pipe is not None and (named := pipe["trace"]) is not None:
+            trace = Opportunities(self._traces[named["digest"]], named["loop"], named["offset_ms"], named["stretch"])
         stream = 2 * self._numbers[port] + (direction == "down")
-        return build(pipe, self._overheads[port], stream, trace, before, monotonic_ns())
+        return build_pipe(pipe, self._overheads[port], stream, trace, before, monotonic_ns())
 
     def settings(self) -> dict[str, Any]:
-        """How long a packet of a burst may be held, and every direction as it computes now."""
+        """Say how long a packet of a burst may be held, and what every direction computes with now."""
         return {
             "hold_ns": HOLD_NS,
             "ports": {
@@ -71,7 +71,7 @@ class Control:
         }
 
     def answer(self, content: Mapping[str, Any]) -> None:
-        """One line."""
+        """Write one line."""
         left = (json.dumps(content, separators=(",", ":")) + "\n").encode()
         while left:
             left = left[os.write(self._answers_fd, left) :]

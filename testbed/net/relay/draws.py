@@ -12,14 +12,14 @@ CERTAIN = 1 << 64
 
 
 def mix(value: int) -> int:
-    """64 well-mixed bits of a 64-bit number: splitmix64's finaliser (Steele, Lea, Flood: Fast splittable generators, 2014)."""
+    """Mix the 64 bits of a number well: splitmix64's finaliser (Steele, Lea, Flood: Fast splittable generators, 2014)."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)
 
 
 def threshold(probability: float) -> int:
-    """A draw is below it with this probability."""
+    """Convert a probability to the number that a draw is below with that probability."""
     return round(probability * CERTAIN)
 
 

@@ -16,13 +16,13 @@ from socket import inet_aton
 from time import monotonic_ns, process_time
 from typing import Any
 
-from testbed.net.relay.lanes import Lanes
-from testbed.net.relay.pipe import NEVER, Direction, Unshaped
+from testbed.net.relay.pipe import NEVER, RelayPipe, Unshaped
+from testbed.net.relay.queues import Queues
 
 _BATCH = 64
 # Sleeping has a price: to wake takes tens of microseconds in a guest of a hypervisor, and as much CPU time.
 _SPIN_NS = 30_000  # a wait as short as that is cheaper spent awake
-_EARLY_NS = 60_000  # where lateness would be seen, wake so much early, and spend the rest awake
+_EARLY_NS = 60_000  # where lateness would be seen, wake this much early, and spend the rest awake
 _PACKET_BYTES = 16_384  # more than any MTU that a profile may have
 _BUSY = (errno.EIO, errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 
@@ -30,9 +30,9 @@ _BUSY = (errno.EIO, errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 class EnginePort:
     """A device and the two directions of its link; `up` leads away from it."""
 
-    def __init__(self, name: str, address: str, fd: int, up: Direction, down: Direction) -> None:
+    def __init__(self, name: str, address: str, fd: int, up: RelayPipe, down: RelayPipe) -> None:
         self.name, self.address, self.fd, self.up, self.down = name, address, fd, up, down
-        self.lane_up = self.lane_down = 0
+        self.queue_up = self.queue_down = 0
         """Where packets wait that this port's up pipe let go last, and those of its down pipe. Numbered by the engine."""
 
 
@@ -43,7 +43,7 @@ class Engine:
         """`control` is called when `control_fd` can be read; the loop ends when it returns False."""
         self.ports = tuple(ports)
         for number, port in enumerate(self.ports):
-            port.lane_up, port.lane_down = 2 * number, 2 * number + 1
+            port.queue_up, port.queue_down = 2 * number, 2 * number + 1
         self._control_fd, self._control = control_fd, control
         self.look_again()
         self._by_address = {inet_aton(port.address): port for port in ports}
@@ -53,14 +53,14 @@ class Engine:
         self._refused = 0  # the destination's device is down or out of memory
 
     def look_again(self) -> None:
-        """To be called when a direction of a port has been replaced."""
+        """Take note that a direction of a port has been replaced."""
         self._least_down_ns = min((port.down.least_delay_ns for port in self.ports), default=0)
 
     def process_counters(self) -> dict[str, Any]:
-        """The loop itself.
+        """Count what the loop itself did.
 
         `lateness` counts delivered packets: its element k those that left less than 2**k us, and no less than half that,
-        after they were to leave (element 0: less than 1 us). See lanes.py for when that is.
+        after they were to leave (element 0: less than 1 us). See queues.py for when that is.
         """
         return {
             "lateness": self._lateness[:],
@@ -72,21 +72,15 @@ class Engine:
 
     def run(self) -> None:
         """Carry packets until `control` says that it is over. OSError when a device is gone."""
-        # One long function, local names: this is the one place where a call per packet would be felt.
+        # One long function, local names: this is the one index where a call per packet would be felt.
         clock, read, write = monotonic_ns, os.read, os.write
         lateness = self._lateness
         ports = {port.fd: port for port in self.ports}
         by_address = self._by_address
         readers = [*ports, self._control_fd]
-        lanes = Lanes(2 * len(self.ports))
-        push, queues, first_ns, wake_ns, left_ns = (
-            lanes.push,
-            lanes.queues,
-            lanes.first_ns,
-            lanes.wake_ns,
-            lanes.left_ns,
-        )
-        held_ns = lanes.held_ns
+        queues = Queues(2 * len(self.ports))
+        push, plan, packets = queues.push, queues.plan, queues.packets
+        first_ns, wake_ns, held_ns, left_ns = queues.first_ns, queues.wake_ns, queues.held_ns, queues.left_ns
         # Between the pipes: (out of the up pipe at, number, destination, packet).
         transit: list[tuple[int, int, EnginePort, bytes]] = []
         number = 0
@@ -107,32 +101,32 @@ class Engine:
                         packet = read(fd, _PACKET_BYTES)
                     except BlockingIOError:
                         break
-                    found = by_address.get(packet[16:20]) if packet[0] >> 4 == 4 else None
-                    if found is None:
+                    destination = by_address.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+                    if destination is None:
                         self._undeliverable += 1
                         continue
                     length = len(packet)
                     for out in offer(clock(), length):
                         number += 1
-                        down = found.down
+                        down = destination.down
                         if isinstance(down, Unshaped):
                             down.offer(out, length)
-                            push(source.lane_up, (out, number, found.fd, packet))
+                            push(source.queue_up, (out, number, destination.fd, packet))
                         elif straight:
                             for due in down.offer(out, length):
-                                push(found.lane_down, (due, number, found.fd, packet))
+                                push(destination.queue_down, (due, number, destination.fd, packet))
                         else:
-                            heappush(transit, (out, number, found, packet))
+                            heappush(transit, (out, number, destination, packet))
             now = clock()
             while transit and transit[0][0] <= now:
-                out, order, target, packet = heappop(transit)
-                for due in target.down.offer(out, len(packet)):
-                    push(target.lane_down, (due, order, target.fd, packet))
+                out, order, destination, packet = heappop(transit)
+                for due in destination.down.offer(out, len(packet)):
+                    push(destination.queue_down, (due, order, destination.fd, packet))
             written: dict[int, None] = {}
-            for lane, first in enumerate(first_ns):
+            for index, first in enumerate(first_ns):
                 if first > now:
                     continue
-                queue, planned = queues[lane], wake_ns[lane]
+                queue, planned = packets[index], wake_ns[index]
                 while queue and queue[0][0] <= now:
                     due, _, fd, packet = queue.popleft()
                     late = clock() - (due if due > planned else planned)
@@ -149,8 +143,8 @@ class Engine:
                             self._lateness_max_ns = late
                     else:  # awake before it had to be
                         lateness[0] += 1
-                left_ns[lane] = due
-                lanes.plan(lane)
+                left_ns[index] = due
+                plan(index)
             # The kernel answers inside write: an acknowledgement, or what it allows to be sent, is there already.
             answering = bool(written) and not answering
             if answering:

@@ -9,15 +9,15 @@ from testbed.net.relay.draws import Draws, threshold
 _EMISSION, _TRANSITION = 0, 1
 
 
-class Loss(Protocol):
+class LossModel(Protocol):
     """What a shaper asks."""
 
     def lost(self, number: int) -> bool:
-        """Whether that packet is lost."""
+        """Say whether that packet is lost."""
 
 
-class Bernoulli:
-    """Each packet with the same probability."""
+class BernoulliLoss:
+    """Each packet is lost with the same probability."""
 
     __slots__ = ("_draws", "_threshold")
 
@@ -25,11 +25,11 @@ class Bernoulli:
         self._draws, self._threshold = Draws(seed, stream, _EMISSION), threshold(probability)
 
     def lost(self, number: int) -> bool:
-        """A draw that has no memory."""
+        """Draw without memory."""
         return self._draws.at(number) < self._threshold
 
 
-class GilbertElliott:
+class GilbertElliottLoss:
     """A good and a bad state. A packet is drawn in the present state, then the state may change, as in the kernel's netem."""
 
     __slots__ = ("_emission", "_thresholds", "_transition", "bad")
@@ -37,7 +37,7 @@ class GilbertElliott:
     def __init__(
         self, seed: int, stream: int, *, enter_bad: float, leave_bad: float, lost_in_bad: float, lost_in_good: float
     ) -> None:
-        """It begins in the good state. The four numbers are those of `testbed.profiles.GilbertElliott`."""
+        """Begin in the good state. The four numbers are those of `testbed.profiles.GilbertElliott`."""
         self._emission, self._transition = Draws(seed, stream, _EMISSION), Draws(seed, stream, _TRANSITION)
         self._thresholds = (
             (threshold(lost_in_good), threshold(enter_bad)),
@@ -46,21 +46,23 @@ class GilbertElliott:
         self.bad = False
 
     def lost(self, number: int) -> bool:
-        """Moves the state on."""
+        """Draw in the present state, and move the state on."""
         loses, moves = self._thresholds[self.bad]
         if self._transition.at(number) < moves:
             self.bad = not self.bad
         return self._emission.at(number) < loses
 
 
-def loss_model(asked: dict[str, Any] | None, seed: int, stream: int, before: Loss | None = None) -> Loss | None:
-    """The model of a record (`testbed.profiles.Loss` as a table), with the state of the one that was in place `before` it."""
+def loss_model(
+    asked: dict[str, Any] | None, seed: int, stream: int, before: LossModel | None = None
+) -> LossModel | None:
+    """Make the model of a record (`testbed.profiles.Loss` as a table), with the state of the one that it replaces, `before`."""
     if asked is None:
         return None
     numbers = {name: value for name, value in asked.items() if name != "model"}
     if asked["model"] == "bernoulli":
-        return Bernoulli(seed, stream, **numbers)
-    model = GilbertElliott(seed, stream, **numbers)
-    if isinstance(before, GilbertElliott):
+        return BernoulliLoss(seed, stream, **numbers)
+    model = GilbertElliottLoss(seed, stream, **numbers)
+    if isinstance(before, GilbertElliottLoss):
         model.bad = before.bad
     return model

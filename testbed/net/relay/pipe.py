@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from testbed.net.relay.loss import Loss, loss_model
+from testbed.net.relay.loss import LossModel, loss_model
 
 NEVER = 1 << 63
 COUNTERS = (
@@ -32,8 +32,8 @@ COUNTERS = (
 """`out` is what the pipe accepted, copies included: it has left, or is under way. in + duplicated = out + dropped."""
 
 
-class Direction:
-    """What every direction counts, in packets and bytes of IP."""
+class RelayPipe:
+    """What the pipe of every direction counts, in packets and bytes of IP."""
 
     __slots__ = (
         "bytes_dropped",
@@ -48,9 +48,9 @@ class Direction:
     least_delay_ns = 0
     """No packet leaves sooner after it was offered than this."""
 
-    def __init__(self, before: Direction | None = None) -> None:
-        """`before`: the direction whose place it takes, and whose counters it goes on with."""
-        for name in Direction.__slots__:
+    def __init__(self, before: RelayPipe | None = None) -> None:
+        """`before`: the pipe that it replaces, and whose counters it goes on with."""
+        for name in RelayPipe.__slots__:
             setattr(self, name, getattr(before, name) if before else 0)
 
     bytes_dropped: int
@@ -65,20 +65,20 @@ class Direction:
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
         """Offer an IP packet of `length` bytes at `now_ns`, which never decreases by much.
 
-        When it leaves, and when its copy does; empty where it is dropped.
+        Returns when it leaves, and when its copy does; empty where it is dropped.
         """
         self.packets_in += 1
         self.bytes_in += length
         return (now_ns,)
 
     def play(self, start_ns: int) -> None:
-        """The schedule or the trace begins at `start_ns`; without either nothing happens."""
+        """Begin the schedule or the trace at `start_ns`; without either nothing happens."""
 
     def hold(self) -> None:
-        """Back to the pipe's own numbers."""
+        """Go back to the pipe's own numbers."""
 
     def settings(self) -> dict[str, Any] | None:
-        """What `offer` computes with; None: nothing."""
+        """Say what `offer` computes with; None where nothing is shaped."""
         return None
 
     def backlog_bytes(self, now_ns: int) -> int:
@@ -86,7 +86,7 @@ class Direction:
         return 0
 
     def counters(self, now_ns: int) -> tuple[int, ...]:
-        """In the order of COUNTERS."""
+        """Count, in the order of COUNTERS."""
         return (
             self.packets_in,
             self.bytes_in,
@@ -100,13 +100,13 @@ class Direction:
         )
 
 
-class Unshaped(Direction):
+class Unshaped(RelayPipe):
     """Every packet leaves as it comes."""
 
     __slots__ = ()
 
 
-class Plain(Direction):
+class Plain(RelayPipe):
     """A constant rate, a delay, a buffer and a loss model."""
 
     __slots__ = (
@@ -121,7 +121,7 @@ class Plain(Direction):
     )
 
     def __init__(self, pipe: Mapping[str, Any], overhead_bytes: int, stream: int) -> None:
-        """`pipe` as `testbed.net.relay.asked` makes it. `overhead_bytes` are counted on top of every packet."""
+        """`pipe` as `testbed.net.relay.client.pipe_table` makes it. `overhead_bytes` are counted on top of every packet."""
         super().__init__()
         self._pipe, self._overhead_bytes = pipe, overhead_bytes
         self._rate_bps: int = pipe["rate_bps"]
@@ -131,7 +131,7 @@ class Plain(Direction):
         self.free_ns = 0
 
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
-        """The formula."""
+        """Apply the formula to one packet."""
         self.packets_in += 1
         self.bytes_in += length
         lost = self._loss is not None and self._loss.lost(self.packets_in)
@@ -151,13 +151,13 @@ class Plain(Direction):
         return (free + self.delay_ns,)
 
     def settings(self) -> dict[str, Any]:
-        """As it was asked for, and what the rate counts."""
+        """Say what was asked for, and what the rate counts."""
         return {**self._pipe, "overhead_bytes": self._overhead_bytes}
 
     def backlog_bytes(self, now_ns: int) -> int:
-        """From the time that the wire is busy for."""
+        """Computed from the time for which the wire is busy."""
         return max(0, self.free_ns - now_ns) * self._rate_bps // 8_000_000_000
 
-    def loss_so_far(self) -> Loss | None:
-        """The model with its state."""
+    def loss_so_far(self) -> LossModel | None:
+        """The loss model with its state."""
         return self._loss

@@ -8,16 +8,16 @@ from itertools import pairwise
 from typing import Any
 
 from testbed.net.relay.draws import Draws, threshold
-from testbed.net.relay.loss import Loss, loss_model
-from testbed.net.relay.pipe import NEVER, Direction, Plain, Unshaped
-from testbed.net.relay.wire import Opportunities, TracePlayer, serialisation_ns
+from testbed.net.relay.loss import LossModel, loss_model
+from testbed.net.relay.pipe import NEVER, Plain, RelayPipe, Unshaped
+from testbed.net.relay.wire import Opportunities, RunningTrace, serialisation_ns
 
 _JITTER, _REORDER, _DUPLICATE = 2, 3, 4  # kinds of draws, after the two of loss.py
 _STEP_KEYS = ("rate_bps", "delay_ns", "jitter_ns", "loss")
 _USUAL_BYTES = 1500
 
 
-class Shaper(Direction):
+class Shaper(RelayPipe):
     """Everything that a pipe can have, and a change of it while packets are under way.
 
     What was admitted keeps its time. Where the delay shrinks, packets still leave in order and no faster than the rate: behind
@@ -55,10 +55,12 @@ class Shaper(Direction):
         overhead_bytes: int,
         stream: int,
         trace: Opportunities | None = None,
-        before: Direction | None = None,
+        before: RelayPipe | None = None,
         now_ns: int = 0,
     ) -> None:
-        """As Plain. `trace`: the content of the one that the pipe names. `before`: whose place it takes at `now_ns`."""
+        """`pipe`, `overhead_bytes` and `stream` as in Plain. `trace`: the content of the one that the pipe names. `before`: the pipe
+        that it replaces at `now_ns`.
+        """
         super().__init__(before)
         self._pipe, self._overhead_bytes, self._seeds, self._opportunities = (
             pipe,
@@ -76,7 +78,7 @@ class Shaper(Direction):
         self._number = self.packets_in + self.duplicated
         self._free_ns = self._last_due_ns = self._held_bytes = 0
         self._waiting: deque[tuple[int, int]] = deque()
-        self._loss: Loss | None = None
+        self._loss: LossModel | None = None
         self._loss_asked: object = ...  # unlike anything that can be asked for
         if isinstance(before, Plain):
             self._take_over(before, now_ns)
@@ -86,7 +88,7 @@ class Shaper(Direction):
         self.hold()
 
     def _take_over(self, before: Plain, now_ns: int) -> None:
-        """Its queue, which it knows as a time only, as packets of a usual size."""
+        """Take over a queue that is known as a time only, as packets of a usual size."""
         self._free_ns, self._last_due_ns, self._loss = (
             before.free_ns,
             before.free_ns + before.delay_ns,
@@ -98,17 +100,17 @@ class Shaper(Direction):
         self._held_bytes = left
 
     def play(self, start_ns: int) -> None:
-        """From the packet on that comes at `start_ns` or later."""
+        """Begin the schedule or trace with the first packet that comes at `start_ns` or later."""
         self.hold()
         self._start_ns = start_ns
         if self._pipe["steps"] or self._opportunities is not None:
             self._until_ns = start_ns
 
     def hold(self) -> None:
-        """From the next packet on."""
+        """Go back to the constant numbers with the next packet."""
         self._start_ns = 0
         self._until_ns = NEVER
-        self._trace: TracePlayer | None = None
+        self._trace: RunningTrace | None = None
         self._set(self._pipe)
 
     def _set(self, step: Mapping[str, Any]) -> None:
@@ -117,9 +119,9 @@ class Shaper(Direction):
             self._loss, self._loss_asked = loss_model(loss, *self._seeds, before=self._loss), loss
 
     def _change(self, now_ns: int) -> None:
-        """To what holds at `now_ns`, and until when."""
+        """Change to what holds at `now_ns`, and note until when."""
         if self._opportunities is not None:
-            self._trace, self._until_ns = TracePlayer(self._opportunities, self._start_ns), NEVER
+            self._trace, self._until_ns = RunningTrace(self._opportunities, self._start_ns), NEVER
             return
         steps, repeat_ns = self._pipe["steps"], self._pipe["repeat_ns"]
         begin = self._start_ns
@@ -133,7 +135,7 @@ class Shaper(Direction):
             self._until_ns = NEVER if repeat_ns is None else begin + repeat_ns
 
     def offer(self, now_ns: int, length: int) -> tuple[int, ...]:
-        """The formula, once for the packet and once for its copy."""
+        """Apply the formula, once to the packet and once to its copy."""
         if now_ns >= self._until_ns:
             self._change(now_ns)
         self.packets_in += 1
@@ -177,7 +179,7 @@ class Shaper(Direction):
         return (due,)
 
     def _through(self, arrival_ns: int, counted: int) -> int:
-        """Through the wire, until `_free_ns`. The least time to the packet before it at the far end."""
+        """Send a packet through the wire, until `_free_ns`. Returns the least time to the packet before it at the far end."""
         start = max(arrival_ns, self._free_ns)
         if self._trace is not None:
             if (through := self._trace.through(start, counted)) is not None:
@@ -190,23 +192,23 @@ class Shaper(Direction):
         return length_ns
 
     def settings(self) -> dict[str, Any]:
-        """As it was asked for, and what the rate counts."""
+        """Say what was asked for, and what the rate counts."""
         return {**self._pipe, "overhead_bytes": self._overhead_bytes}
 
     def backlog_bytes(self, now_ns: int) -> int:
-        """Counted packet by packet."""
+        """Add up the packets that have not left."""
         return sum(length for leaves, length in self._waiting if leaves > now_ns)
 
 
-def build(
+def build_pipe(
     pipe: Mapping[str, Any] | None,
     overhead_bytes: int,
     stream: int,
     trace: Opportunities | None = None,
-    before: Direction | None = None,
+    before: RelayPipe | None = None,
     now_ns: int = 0,
-) -> Direction:
-    """The fastest class that can do what is asked; None: unshaped."""
+) -> RelayPipe:
+    """Make the fastest pipe that can do what is asked; `pipe` None: unshaped."""
     if pipe is None:
         return Unshaped(before)
     if before is None and not any(pipe[key] for key in ("jitter_ns", "reorder", "duplicate", "steps", "trace")):

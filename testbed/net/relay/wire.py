@@ -12,7 +12,7 @@ _MS = 1_000_000
 
 
 def serialisation_ns(counted_bytes: int, rate_bps: int) -> int:
-    """How long so many bytes take, rounded up: the wire may be a nanosecond slow, never fast."""
+    """How long the bytes take, rounded up: the wire may be a nanosecond slow, never fast."""
     return (counted_bytes * 8_000_000_000 + rate_bps - 1) // rate_bps
 
 
@@ -23,11 +23,11 @@ class Opportunities(NamedTuple):
     loop: bool
     offset_ms: int
     stretch: int = 1
-    """So many milliseconds pass while it plays one of its own."""
+    """How many milliseconds pass for each one of the trace."""
 
 
-class TracePlayer:
-    """A trace from the moment at which it began to play.
+class RunningTrace:
+    """A trace from the moment at which it began.
 
     An opportunity that nobody waits for is lost. Several packets may share one, and a packet that does not fit into one is
     through when the last that it needs has come.
@@ -59,7 +59,7 @@ class TracePlayer:
         return True
 
     def _skip_to(self, now_ns: int) -> None:
-        """To the first opportunity that is not over, by a jump: a link may have been idle for long."""
+        """Jump to the first opportunity that is not over: a link may have been idle for long."""
         elapsed_ms = -((self._start_ns - now_ns) // self._ms_ns)  # rounded up
         if self.end_ns is None and elapsed_ms > 0:
             # A round's last moment, not the first of the next one: the sequence begins with the earlier of the two.
@@ -70,7 +70,7 @@ class TracePlayer:
             self._left = 0
 
     def through(self, arrival_ns: int, counted_bytes: int) -> int | None:
-        """When so many bytes that arrive then are through, behind all that came before; None: not before the trace's end."""
+        """When bytes that arrive then are through, behind all that came before; None: not before the trace's end."""
         if self._at() < arrival_ns:
             self._skip_to(arrival_ns)
         needed = counted_bytes

@@ -1,4 +1,4 @@
-"""The player of netem's varying links: what is due when, and what becomes of errors. The qdiscs are real only in the guest."""
+"""Links that vary under netem: what is due when, and what becomes of errors. The qdiscs are real only in the guest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import synthetic
 
 from testbed.errors import ShapingError, SpecError
-from testbed.net.kernel import netem, qdisc, varying
+from testbed.net.kernel import netem, schedules
 from testbed.net.kernel.namespace import Namespace
+from testbed.net.kernel.netem_plan import NetemPlan, plan_netem
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.qdisc import NetemPlan
-from testbed.net.kernel.varying import Move, Player
+from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver
 from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Trace, trace
 from testbed.profiles.timeline import TRACE_STEP_MS, timeline
 
@@ -40,15 +40,16 @@ def _varying(*changes: tuple[int, int], repeat_ms: int | None = None) -> Pipe:
     return PIPE.model_copy(update={"schedule": schedule})
 
 
-def _move(pipe: Pipe, link: str = "node-0", namespace: Any = None, device: str = "x") -> Move:
-    return Move(link, "up", namespace, device, pipe, 1500, "ip")
+def _device(pipe: Pipe, link: str = "node-0", namespace: Any = None) -> ScheduledDevice:
+    return ScheduledDevice(f"{link} up", namespace, "x", pipe, 1500, "ip")
 
 
 class Kernel:
-    """Stands in for netem: notes what is asked for."""
+    """Stands in for netem: notes what is asked for, and when it has been done."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, NetemPlan]] = []
+        self.done_ns: list[int] = []
         self.refuses: str | None = None
         self.takes_s = 0.0
         self.threads: set[str] = set()
@@ -59,6 +60,7 @@ class Kernel:
         if self.refuses:
             raise ShapingError(f"{link}: {self.refuses}")
         self.asked.append((link, wanted))
+        self.done_ns.append(time.monotonic_ns())
         return wanted
 
     def rates(self, link: str = "node-0 up") -> list[int]:
@@ -80,24 +82,24 @@ class _NoSocket:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
-    monkeypatch.setattr(netem, "change", made.change)
-    monkeypatch.setattr(varying, "Netlink", _NoSocket)
+    monkeypatch.setattr(netem, "change_plan", made.change)
+    monkeypatch.setattr(schedules, "Netlink", _NoSocket)
     return made
 
 
 @pytest.fixture
 def playing(kernel: Kernel) -> Iterator[Any]:
-    """Makes players that are closed in the end."""
+    """Makes drivers that are closed in the end."""
     made = []
 
-    def make(*moves: Move) -> Player:
-        made.append(Player(moves))
+    def make(*devices: ScheduledDevice) -> ScheduleDriver:
+        made.append(ScheduleDriver(devices))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "netem player"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "netem schedules"]
 
 
 def _until(condition: Any) -> None:
@@ -108,29 +110,29 @@ def _until(condition: Any) -> None:
 
 
 def test_nothing_is_changed_before_it_is_played(kernel: Kernel, playing: Any) -> None:
-    playing(_move(_varying((0, 40))))
+    playing(_device(_varying((0, 40))))
     time.sleep(0.05)
     assert kernel.asked == []
 
 
 def test_every_step_is_made_in_its_order_and_never_early(kernel: Kernel, playing: Any) -> None:
     pipe = _varying((30, 40), (60, 20), (100, 80))
-    made = playing(_move(pipe))
+    made = playing(_device(pipe))
     start = time.monotonic_ns()
     made.play(start)
-    _until(lambda: len(made.log) == 3)
+    _until(lambda: len(kernel.asked) == 3)
     assert [plan for _, plan in kernel.asked] == [
-        qdisc.plan(pipe, mtu=1500, layer="ip", step=step) for step in timeline(pipe).steps[1:]
+        plan_netem(pipe, mtu=1500, layer="ip", step=step) for step in timeline(pipe).steps[1:]
     ]
-    assert [one.asked_ns - start for one in made.log] == [30 * _MS, 60 * _MS, 100 * _MS]
-    assert all(one.done_ns >= one.asked_ns for one in made.log)
-    assert kernel.threads == {"netem player"}
+    due = [30 * _MS, 60 * _MS, 100 * _MS]
+    assert all(done_ns - start >= due_ns for done_ns, due_ns in zip(kernel.done_ns, due, strict=True))
+    assert kernel.threads == {"netem schedules"}
 
 
 def test_a_schedule_repeats_until_it_is_held(kernel: Kernel, playing: Any) -> None:
-    made = playing(_move(_varying((0, 40), (20, 20), repeat_ms=40)))
+    made = playing(_device(_varying((0, 40), (20, 20), repeat_ms=40)))
     made.play(time.monotonic_ns())
-    _until(lambda: len(made.log) >= 6)
+    _until(lambda: len(kernel.asked) >= 6)
     made.hold()
     played = kernel.rates()
     assert played[:6] == [40, 20, 40, 20, 40, 20]
@@ -140,33 +142,33 @@ def test_a_schedule_repeats_until_it_is_held(kernel: Kernel, playing: Any) -> No
 
 
 def test_what_begins_later_waits(kernel: Kernel, playing: Any) -> None:
-    made = playing(_move(_varying((0, 40))))
+    made = playing(_device(_varying((0, 40))))
     start = time.monotonic_ns() + 100 * _MS
     made.play(start)
-    _until(lambda: made.log)
-    assert made.log[0].asked_ns == start <= made.log[0].done_ns
+    _until(lambda: kernel.asked)
+    assert start <= kernel.done_ns[0]
 
 
 def test_steps_that_were_overslept_are_left_out(kernel: Kernel, playing: Any) -> None:
     kernel.takes_s = 0.1
-    made = playing(_move(_varying((0, 10), (20, 20), (40, 30), (60, 40))))
+    made = playing(_device(_varying((0, 10), (20, 20), (40, 30), (60, 40))))
     made.play(time.monotonic_ns())
-    _until(lambda: len(made.log) == 2)
+    _until(lambda: len(kernel.asked) == 2)
     assert kernel.rates() == [10, 40]
 
 
 def test_links_are_played_side_by_side(kernel: Kernel, playing: Any) -> None:
     first, second = _varying((0, 10), (40, 20)), _varying((20, 30), (60, 40))
-    made = playing(_move(first, "a"), _move(second, "b"), _move(PIPE, "constant"))
+    made = playing(_device(first, "a"), _device(second, "b"), _device(PIPE, "constant"))
     made.play(time.monotonic_ns())
-    _until(lambda: len(made.log) == 4)
+    _until(lambda: len(kernel.asked) == 4)
     made.hold()
     assert (kernel.rates("a up"), kernel.rates("b up")) == ([10, 20, 80], [30, 40, 80])
     assert kernel.rates("constant up") == []
 
 
 def test_the_first_error_is_kept_and_ends_the_play(kernel: Kernel, playing: Any) -> None:
-    made = playing(_move(_varying((0, 40), (20, 20), (40, 80))))
+    made = playing(_device(_varying((0, 40), (20, 20), (40, 80))))
     assert made.fault is None
     kernel.refuses = "asked for this, the kernel has that"
     made.play(time.monotonic_ns())
@@ -180,9 +182,9 @@ def test_the_first_error_is_kept_and_ends_the_play(kernel: Kernel, playing: Any)
 
 
 def test_who_holds_is_told_when_it_fails(kernel: Kernel, playing: Any) -> None:
-    made = playing(_move(_varying((0, 40))))
+    made = playing(_device(_varying((0, 40))))
     made.play(time.monotonic_ns())
-    _until(lambda: made.log)
+    _until(lambda: kernel.asked)
     kernel.refuses = "no"
     with pytest.raises(ShapingError, match="node-0 up: no"):
         made.hold()
@@ -191,38 +193,57 @@ def test_who_holds_is_told_when_it_fails(kernel: Kernel, playing: Any) -> None:
 def test_a_pipe_that_netem_cannot_carry_out_later_is_refused_at_once(kernel: Kernel) -> None:
     change = Change(at_ns=10**9, rate_bps=8_001, delay_ns=0, jitter_ns=0, loss=None)
     with pytest.raises(SpecError, match="8001 bit/s"):
-        Player([_move(PIPE.model_copy(update={"schedule": Schedule(changes=(change,), repeat_ns=None)}))])
+        ScheduleDriver([_device(PIPE.model_copy(update={"schedule": Schedule(changes=(change,), repeat_ns=None)}))])
+
+
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, NetemPlan]]:
+    """What the kernel has been changed to, and when it said so (ns of CLOCK_MONOTONIC)."""
+    made: list[tuple[int, NetemPlan]] = []
+    original = netem.change_plan
+
+    def change(*arguments: Any, **options: Any) -> NetemPlan:
+        held = original(*arguments, **options)
+        made.append((time.monotonic_ns(), held))
+        return held
+
+    monkeypatch.setattr(netem, "change_plan", change)
+    return made
 
 
 @pytest.fixture
 def device() -> Iterator[tuple[Namespace, Netlink]]:
     with Namespace("bench") as namespace, Netlink(namespace) as netlink:
         netlink.add_veth("x", "02:77:00:00:00:00", 1500, namespace, "y", "02:77:00:00:00:01")
-        netem.apply(netlink, "x", qdisc.plan(PIPE, mtu=1500, layer="ip"), link="node-0 up")
+        netem.apply_plan(netlink, "x", plan_netem(PIPE, mtu=1500, layer="ip"), link="node-0 up")
         yield namespace, netlink
 
 
 @pytest.mark.netem
-def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(device: tuple[Namespace, Netlink]) -> None:
+def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(
+    device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]]
+) -> None:
     namespace, netlink = device
     pipe = _varying((0, 40), (100, 20), (200, 60))
-    constant = qdisc.plan(pipe, mtu=1500, layer="ip")
-    netem.apply(netlink, "x", constant, link="node-0 up")
-    made = Player([_move(pipe, namespace=namespace)])
+    constant = plan_netem(pipe, mtu=1500, layer="ip")
+    netem.apply_plan(netlink, "x", constant, link="node-0 up")
+    made = ScheduleDriver([_device(pipe, namespace=namespace)])
     try:
         made.play(time.monotonic_ns())
         for number, step in enumerate(timeline(pipe).steps, start=1):
-            _until(lambda expected=number: len(made.log) == expected)
-            netem.check(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip", step=step), link="node-0 up")
+            _until(lambda expected=number: len(changes) == expected)
+            netem.check_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip", step=step), link="node-0 up")
         made.hold()
-        netem.check(netlink, "x", constant, link="node-0 up")
+        netem.check_plan(netlink, "x", constant, link="node-0 up")
         assert made.fault is None
     finally:
         made.close()
 
 
 @pytest.mark.netem
-def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(device: tuple[Namespace, Netlink], tmp_path: Path) -> None:
+def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(
+    device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]], tmp_path: Path
+) -> None:
     namespace, netlink = device
     file = tmp_path / "steps.trace"
     file.write_text(
@@ -233,16 +254,18 @@ def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(device: tuple[Namespa
         file="steps.trace", digest=digest, length_ms=times[-1], opportunities=len(times), loop=True, offset_ms=0
     )
     pipe = PIPE.model_copy(update={"trace": played})
-    made = Player([_move(pipe, namespace=namespace)])
-    netem.apply(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip"), link="node-0 up")
+    made = ScheduleDriver([_device(pipe, namespace=namespace)])
+    netem.apply_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip"), link="node-0 up")
     try:
         start = time.monotonic_ns()
         made.play(start)
-        _until(lambda: len(made.log) == 5 or made.fault)
+        _until(lambda: len(changes) == 5 or made.fault)
         assert made.fault is None
-        assert [one.asked_ns - start for one in made.log] == [i * TRACE_STEP_MS * _MS for i in range(5)]
+        steps = [timeline(pipe).at(i * TRACE_STEP_MS * _MS) for i in range(5)]
+        assert [held for _, held in changes] == [plan_netem(pipe, mtu=1500, layer="ip", step=step) for step in steps]
+        assert all(at_ns - start >= i * TRACE_STEP_MS * _MS for i, (at_ns, _) in enumerate(changes))
         last = timeline(pipe).at(4 * TRACE_STEP_MS * _MS)
         assert last.rate_bps == 24_000_000
-        netem.check(netlink, "x", qdisc.plan(pipe, mtu=1500, layer="ip", step=last), link="node-0 up")
+        netem.check_plan(netlink, "x", plan_netem(pipe, mtu=1500, layer="ip", step=last), link="node-0 up")
     finally:
         made.close()

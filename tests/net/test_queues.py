@@ -4,23 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.net.relay.lanes import HOLD_NS, Lanes
 from testbed.net.relay.pipe import NEVER
+from testbed.net.relay.queues import HOLD_NS, Queues
 
 GAPS = st.lists(st.integers(0, 3 * HOLD_NS), min_size=1, max_size=60)
 
 
 def play(dues):
     """(due, left at) of packets that are all known before the first is due, as the loop would send them."""
-    lanes = Lanes(1)
+    queues = Queues(1)
     for number, due in enumerate(dues):
-        lanes.push(0, (due, number, 0, b""))
+        queues.push(0, (due, number, 0, b""))
     found = []
-    while (now := lanes.wake_ns[0]) < NEVER:
-        while lanes.queues[0] and lanes.queues[0][0][0] <= now:
-            lanes.left_ns[0] = lanes.queues[0].popleft()[0]
-            found.append((lanes.left_ns[0], now))
-        lanes.plan(0)
+    while (now := queues.wake_ns[0]) < NEVER:
+        while queues.packets[0] and queues.packets[0][0][0] <= now:
+            queues.left_ns[0] = queues.packets[0].popleft()[0]
+            found.append((queues.left_ns[0], now))
+        queues.plan(0)
     return found
 
 
@@ -51,10 +51,10 @@ def test_what_comes_out_of_order_leaves_in_the_order_of_its_due_times(dues):
     assert [due for due, _ in play(dues)] == sorted(dues)
 
 
-@pytest.mark.parametrize("lane", [0, 1])
-def test_lanes_do_not_disturb_each_other(lane):
-    lanes = Lanes(2)
-    lanes.push(lane, (HOLD_NS, 0, 0, b""))
-    lanes.push(1 - lane, (HOLD_NS + 1, 1, 0, b""))
-    assert lanes.wake_ns[lane] == HOLD_NS
-    assert lanes.wake_ns[1 - lane] == HOLD_NS + 1
+@pytest.mark.parametrize("number", [0, 1])
+def test_queues_do_not_disturb_each_other(number):
+    queues = Queues(2)
+    queues.push(number, (HOLD_NS, 0, 0, b""))
+    queues.push(1 - number, (HOLD_NS + 1, 1, 0, b""))
+    assert queues.wake_ns[number] == HOLD_NS
+    assert queues.wake_ns[1 - number] == HOLD_NS + 1

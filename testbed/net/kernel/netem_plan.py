@@ -1,6 +1,6 @@
 """What sch_netem is asked for. Pure: a pipe, or one step of a pipe that varies, becomes a plan in the kernel's own units.
 
-tca.py turns a plan into netlink bytes and back; netem.py sends them to the kernel, reads back what it holds and compares.
+netem.py writes a plan as netlink bytes, sends it to the kernel, reads back what it holds and compares.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Gemodel(NamedTuple):
 
 
 class SlotPlan(NamedTuple):
-    """netem's slots: see `profiles.Slot`."""
+    """When netem delivers, where it delivers in bursts: see `profiles.Slot`."""
 
     min_ns: int
     max_ns: int
@@ -66,7 +66,7 @@ class NetemPlan(NamedTuple):
     duplicate_u32: int
     slot: SlotPlan | None
     seed: int | None
-    """Of all these draws. In a plan None means that nothing is ever drawn; as read back, that this kernel knows no seed."""
+    """The seed of all these draws. In a plan None means that nothing is ever drawn; as read back, that this kernel knows none."""
 
     def describe(self) -> dict[str, Any]:
         """The plan for a result file."""
@@ -74,8 +74,10 @@ class NetemPlan(NamedTuple):
         return {"kind": "netem", **self._asdict(), **nested, "loss": self.loss_u32 / U32_MAX}
 
 
-def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: TimelineStep | None = None) -> NetemPlan:
-    """How sch_netem carries out `start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay`.
+def plan_netem(
+    pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: TimelineStep | None = None
+) -> NetemPlan:
+    """Plan how sch_netem carries out `start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay`.
 
     netem times packets by exactly this formula, but bounds its queue by packets, not bytes. `limit_packets` is therefore what
     the pipe holds when every packet is as large as the MTU: in flight and in the buffer, to the nearest packet, and one being
@@ -108,7 +110,7 @@ def plan(pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: Timeli
 
 
 def share_u32(share: float) -> int:
-    """A share in the kernel's unit. One that is not 0 stays so."""
+    """Convert a share to the kernel's unit. One that is not 0 stays so."""
     return max(1, round(share * U32_MAX)) if share else 0
 
 
@@ -129,7 +131,7 @@ class _Extent(NamedTuple):
     """A pipe over all of its time."""
 
     in_flight_bits: int
-    """The most that is under way: sent, late by jitter or held back by a slot, and not yet arrived."""
+    """The most that is ever under way: sent, late by jitter or held back by a slot, and not yet arrived."""
     draws: bool
     """Whether anything is ever left to chance that a seed decides. (Slots are not: the kernel draws them from elsewhere.)"""
 

@@ -1,0 +1,180 @@
+"""The relay as the lab sees it: start the process, tell it the pipes, ask for its counters, end it."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
+from testbed.errors import LabError, SpecError
+from testbed.net.relay.pipe import COUNTERS
+from testbed.process import Child
+from testbed.profiles import Pipe, trace
+from testbed.profiles.timeline import timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayPort:
+    """One TUN device that the relay reads and writes."""
+
+    name: str
+    address: str
+    """IPv4: packets to it leave here."""
+    tun_fd: int
+    """Stays the caller's, who closes it after the relay."""
+    up: Pipe | None
+    """Away from the device; None: unshaped."""
+    down: Pipe | None
+    overhead_bytes: int
+    """Counted on top of each IP packet: 0 for a profile of layer ip, 14 for ethernet."""
+
+
+def refuse_unsupported(pipe: Pipe | None) -> None:
+    """Raise SpecError for a pipe that the relay cannot carry out."""
+    if pipe is not None and pipe.slot is not None:
+        raise SpecError("slot is carried out by engine netem only; leave it out of the profile, or use --engine netem")
+
+
+def pipe_table(pipe: Pipe | None) -> dict[str, Any] | None:
+    """Write a pipe as the relay process is told it; None for unshaped. SpecError for what it cannot carry out."""
+    refuse_unsupported(pipe)
+    if pipe is None:
+        return None
+    varying = timeline(pipe) if pipe.schedule is not None else None
+    table = pipe.model_dump(
+        include={"rate_bps", "delay_ns", "jitter_ns", "buffer_bytes", "loss", "reorder", "duplicate", "seed"}
+    )
+    return table | {
+        "jitter_reorders": pipe.jitter_reorders,
+        "steps": [step._asdict() | {"loss": step.loss and step.loss.model_dump()} for step in varying.steps]
+        if varying
+        else None,
+        "repeat_ns": varying.repeat_ns if varying else None,
+        "trace": pipe.trace and pipe.trace.model_dump(include={"digest", "loop", "offset_ms", "stretch"}),
+    }
+
+
+def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
+    """The content of every trace that the pipes name, by digest: its times in ms as 32-bit words."""
+    named = {pipe.trace.digest: pipe.trace for pipe in pipes if pipe is not None and pipe.trace is not None}
+    return {
+        digest: base64.b64encode(array("I", trace.load_trace(record)).tobytes()).decode()
+        for digest, record in named.items()
+    }
+
+
+class Relay:
+    """A running relay process; a context manager that ends it."""
+
+    settings: dict[str, Any]
+    """Read back from the process: scheduling class, priority, locked memory, timer slack, and every port's pipes."""
+
+    def __init__(self, ports: Sequence[RelayPort]) -> None:
+        """Start it and wait until it carries packets. From the main thread only: it dies with the thread that started it.
+
+        LabError when it does not start, or two ports share a name or an address; SpecError for a pipe that it cannot carry out.
+        """
+        assert all(port.name != "process" for port in ports)  # the counters' key for the relay itself
+        for what in ("name", "address"):
+            if len({getattr(port, what) for port in ports}) < len(ports):
+                raise LabError(f"cannot start the relay: two of its {len(ports)} ports have the same {what}")
+        request = {
+            "traces": _traces(pipe for port in ports for pipe in (port.up, port.down)),
+            "ports": [
+                {
+                    "name": port.name,
+                    "address": port.address,
+                    "fd": port.tun_fd,
+                    "up": pipe_table(port.up),
+                    "down": pipe_table(port.down),
+                    "overhead_bytes": port.overhead_bytes,
+                }
+                for port in ports
+            ],
+        }
+        self._names = [port.name for port in ports]
+        self._speaking = threading.Lock()
+        self._process = Child(
+            "testbed.net.relay",
+            request,
+            attempt="start the relay",
+            failure=LabError,
+            fds=[port.tun_fd for port in ports],
+        )
+        self.settings = self._process.answer()
+
+    def _ask(self, request: dict[str, Any], attempt: str) -> dict[str, Any]:
+        with self._speaking:  # a sampler asks for counters while the main thread plays and changes
+            answer: dict[str, Any] = self._process.ask(request, attempt)
+            return answer
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """Read every port's `{"up": ..., "down": ...}`: what `pipe.COUNTERS` names, in packets and bytes of IP.
+
+        Under `process`: `lateness` (packets by powers of two of us after they were to leave, see `Engine.process_counters`),
+        lateness_max_ns, undeliverable_packets, refused_packets, cpu_s. From any thread. LabError when the relay has died.
+        """
+        answer = self._ask({"do": "count"}, "read the relay's counters")
+        by_port: dict[str, dict[str, Any]] = {
+            name: {
+                direction: dict(zip(COUNTERS, numbers, strict=True))
+                for direction, numbers in zip(LINK_DIRECTIONS, pair, strict=True)
+            }
+            for name, pair in zip(self._names, answer["ports"], strict=True)
+        }
+        return by_port | {"process": answer["process"]}
+
+    def play(self, start_ns: int) -> None:
+        """Begin the schedules and traces of all ports at this moment of CLOCK_MONOTONIC. LabError when the relay has died."""
+        self._ask({"do": "play", "start_ns": start_ns}, "play the schedules and traces")
+
+    def hold(self) -> None:
+        """Go back to every pipe's own constant numbers. LabError when the relay has died."""
+        self._ask({"do": "hold"}, "stop the schedules and traces")
+
+    def change(self, port: str, direction: LinkDirection, pipe: Pipe | None) -> None:
+        """Put another pipe in the place of a direction's, from its next packet on.
+
+        What is under way keeps its time; counters and the sequence of losses go on. Where the relay is playing, the new pipe's
+        schedule or trace is where it would be had it played from the start.
+
+        LabError when there is no such port or the relay has died, SpecError for a pipe that it cannot carry out.
+        """
+        if port not in self._names:
+            raise LabError(f"cannot change {port}: the relay has no such port; it has: {', '.join(self._names)}")
+        content = {"pipe": pipe_table(pipe), "traces": _traces([pipe])}
+        request = {"do": "change", "port": port, "direction": direction, **content}
+        answer = self._ask(request, f"change {port} {direction}")
+        self.settings["ports"][port][direction] = answer["settings"]
+
+    def close(self) -> None:
+        """End it, by the end of its input. Packets under way are lost."""
+        self._process.close()
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def lateness_percentile(lateness: Sequence[int], share: float) -> float | None:
+    """The lateness in microseconds that `share` of the packets do not exceed, linear within a bucket; None without packets."""
+    rank = share * sum(lateness)
+    for exponent, count in enumerate(lateness):
+        if count and rank <= count:
+            lowest, highest = (1 << exponent) >> 1, 1 << exponent
+            return lowest + (highest - lowest) * rank / count
+        rank -= count
+    return None
