@@ -38,7 +38,7 @@ BITS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 # ------------------------------------------------------------------ what came out
 def measured(folder: Path) -> Any:
     """A row a run that ended well, with its arm and what it sent in bits a value; see `experiments.runs`."""
-    runs = experiments.runs(folder)
+    runs = experiments.finished_runs(folder)
     share = runs["workload.training_sequences"]
     names = [
         codec if pandas.isna(some) else f"{codec}, {some} sequences"
@@ -284,8 +284,8 @@ def main() -> int:
     with style.applied():
         drawn = {"quality": against_bits(arms, runs), "arms": by_arm(arms, runs)}
     for name, figure in drawn.items():
-        experiments.save(figure, output, name)
-    lines = [experiments.markdown(table(arms)), "", *remarks(folder, runs, arms, tuning)]
+        experiments.save_figure(figure, output, name)
+    lines = [experiments.markdown_of(table(arms)), "", *remarks(folder, runs, arms, tuning)]
     print("\n".join(lines))  # noqa: T201
     return 0
 

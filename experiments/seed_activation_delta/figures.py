@@ -39,7 +39,7 @@ MB = 1e6
 # ------------------------------------------------------------------ what came out
 def measured(folder: Path) -> tuple[Any, Any]:
     """(a row a run, the curves of all runs), both with model and batches; see `experiments.runs` and `curves`."""
-    runs = experiments.runs(folder)
+    runs = experiments.finished_runs(folder)
     repeated = (runs["workload.training_sequences"] == runs["workload.batch_size"]).fillna(False).astype(bool)
     runs = runs.assign(model=runs["workload.model"], batches=np.where(repeated, REPEATED, FRESH))
     curves = experiments.curves(folder).merge(runs[[*RUN, "model", "batches"]], on=RUN)
@@ -364,8 +364,8 @@ def main() -> int:
             drawn["redundancy"] = redundancy_figure(found)
             tables.append(redundancy_table(found))
     for name, figure in drawn.items():
-        experiments.save(figure, output, name)
-    print("\n\n".join(experiments.markdown(one) for one in tables))  # noqa: T201
+        experiments.save_figure(figure, output, name)
+    print("\n\n".join(experiments.markdown_of(one) for one in tables))  # noqa: T201
     return 0
 
 

@@ -324,15 +324,15 @@ def _model(runs: Any) -> str:
 def main() -> None:
     """The command line."""
     results, output = experiments.folders(NAME, "Figure, summary.csv and the table of the README.")
-    runs, curves = experiments.runs(results), experiments.curves(results)
+    runs, curves = experiments.finished_runs(results), experiments.curves(results)
     match = matched(results, runs)
     frame = summary(results, runs, curves)
     frame.to_csv(output / "summary.csv", index=False, float_format="%.6g")
     with style.applied():
-        experiments.save(draw(runs, curves, match), output, "loss")
+        experiments.save_figure(draw(runs, curves, match), output, "loss")
     words = [
-        experiments.markdown(speed_table(frame)),
-        experiments.markdown(target_table(frame)),
+        experiments.markdown_of(speed_table(frame)),
+        experiments.markdown_of(target_table(frame)),
         experiments.caption(runs),
     ]
     sys.stdout.write("\n\n".join([*words, *([] if match is None else [match.words])]) + "\n")

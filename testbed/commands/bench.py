@@ -37,7 +37,7 @@ def links(
     """Measure how true links are over a grid of rates and delays: goodput, RTT, messages after idle, queue depth, losses."""
     from testbed import paths, results
     from testbed.net.certificate import accuracy
-    from testbed.report import accuracy as drawn
+    from testbed.report import link_accuracy as drawn
     from testbed.sweep.environment import describe_machine, hold_machine
 
     other = results.read_json(compare, accuracy.Accuracy) if compare else None
@@ -65,7 +65,7 @@ def links(
             out.print(f"{number}/{len(waiting)}  {point.name}: {verdict}{took}", highlight=False, soft_wrap=True)
     _print_accuracy(found, other)
     if page:
-        page.write_text(drawn.page([found, other] if other else [found]), encoding="utf8")
+        page.write_text(drawn.accuracy_page([found, other] if other else [found]), encoding="utf8")
         paths.give_to_user(page)
     agrees = all(one.holds for one in accuracy.agreement(found, other)) if other else True
     if not agrees or not all(result.passed for result in found.results):
@@ -141,11 +141,14 @@ def replay(
 
 
 def _print_accuracy(found: Accuracy, other: Accuracy | None) -> None:
-    from testbed.report import accuracy as drawn
+    from testbed.report import link_accuracy as drawn
 
     for one in (found, other) if other else (found,):
         out.print(f"\n{drawn.machine_line(one)}", highlight=False)
-        for headings, lines in ((drawn.HEADINGS, drawn.rows(one)), (drawn.LOSS_HEADINGS, drawn.loss_rows(one))):
+        for headings, lines in (
+            (drawn.HEADINGS, drawn.accuracy_rows(one)),
+            (drawn.LOSS_HEADINGS, drawn.loss_accuracy_rows(one)),
+        ):
             if lines:
                 _print_rows(headings, lines)
     if other:

@@ -32,7 +32,7 @@ def codecs(
 ) -> None:
     """Measure encode and decode on saved activations and gradients, beside the time on the wire and other packages."""
     from testbed.codecs.catalogue import placement
-    from testbed.report import codec_costs, distortion
+    from testbed.report import codec_costs
     from testbed.sweep.environment import describe_machine
 
     texts = [placement.parse_placement(name).text for name in names] if names else list(BENCHED)
@@ -52,10 +52,10 @@ def codecs(
     if output:
         results.write_json(output, benchmark)
     if figure:
-        distortion.save(benchmark, figure)
+        codec_costs.save_rate_distortion(benchmark, figure)
     if page:
         picture = os.path.relpath(figure.absolute().with_suffix(".png"), page.absolute().parent) if figure else None
-        page.write_text(codec_costs.page(benchmark, picture), encoding="utf8")
+        page.write_text(codec_costs.costs_page(benchmark, picture), encoding="utf8")
         paths.give_to_user(page)
     if benchmark.failed:
         raise typer.Exit(1)
@@ -65,12 +65,12 @@ def _print(benchmark: CodecBenchmark) -> None:
     from testbed.report import codec_costs
 
     rows = table(*codec_costs.HEADINGS, right=codec_costs.NUMBERS)
-    for row in codec_costs.rows(benchmark):
+    for row in codec_costs.cost_rows(benchmark):
         rows.add_row(*map(escape, row))
     out.print(rows)
     for name, reason in benchmark.failed.items():
         out.print(f"{name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-    out.print(codec_costs.legend(benchmark), highlight=False, soft_wrap=True)
+    out.print(codec_costs.costs_legend(benchmark), highlight=False, soft_wrap=True)
 
 
 def _about(tensors: Path) -> str:

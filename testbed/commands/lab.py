@@ -149,7 +149,7 @@ def link(
 ) -> None:
     """Build one link, certify it, and print asked against measured."""
     from testbed.net.lab import Lab, LabSpec
-    from testbed.report.tables import certificate_summary, certificate_table
+    from testbed.report.certificates import certificate_summary, certificate_table
     from testbed.sweep.environment import hold_machine
 
     wanted = profiles.load_profile(profile, overrides)

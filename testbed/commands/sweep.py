@@ -190,6 +190,6 @@ def report(
 
 
 def _report(folder: Path, page: Path) -> None:
-    from testbed.report import build
+    from testbed.report import write_report
 
-    out.print(f"report: {build(folder, page)}", highlight=False, soft_wrap=True)
+    out.print(f"report: {write_report(folder, page)}", highlight=False, soft_wrap=True)

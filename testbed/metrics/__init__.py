@@ -16,7 +16,7 @@ A new metric is a function here, a field of `records.Summary` that `summary` fil
 `report.tables.COLUMNS`. Exports and the combination of several runs follow from the field.
 """
 
-from testbed.metrics.compare import Comparison, RunSteps, compare, run_steps
+from testbed.metrics.compare import CodecComparison, RunSteps, compare, run_steps
 from testbed.metrics.curves import Bands, LossPoint, bands, loss_curve, uncompressed_curve, validation_curve
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.spans import split_shares
@@ -28,7 +28,7 @@ from testbed.metrics.wires import Wires
 
 __all__ = [
     "Bands",
-    "Comparison",
+    "CodecComparison",
     "LossPoint",
     "RunSteps",
     "PipelineStep",

@@ -49,7 +49,7 @@ def run_steps(cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]]) -
     )
 
 
-class Comparison(NamedTuple):
+class CodecComparison(NamedTuple):
     """A codec against a baseline."""
 
     speed_up: IntervalEstimate | None
@@ -78,14 +78,14 @@ def paired(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> list[tuple
     return pairs
 
 
-def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> Comparison:
+def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> CodecComparison:
     """Compare the runs of two codecs over the same network, whose cells differ only in codec and seed."""
     pairs = paired(ours, baseline)
     speed_up, loss = _speed_up(pairs), _loss_difference(pairs)
     separable = speed_up is not None and speed_up.interval is not None and not speed_up.interval.holds(1.0)
     if speed_up is not None and len(pairs) == 1:
         separable = separable and abs(speed_up.value - 1) > RUN_TO_RUN
-    return Comparison(
+    return CodecComparison(
         speed_up=speed_up,
         separable=separable,
         loss_difference=loss,

@@ -8,8 +8,9 @@ asked     links asked for against measured      settings     what stands below e
 findings  sentences computed from numbers       page         the HTML page
 """
 
+from testbed.report.certificates import certificate_table
 from testbed.report.collect import latest
-from testbed.report.page import build, draw_gantt
-from testbed.report.tables import certificate_table, terminal_table
+from testbed.report.page import draw_gantt, write_report
+from testbed.report.tables import terminal_table
 
-__all__ = ["build", "certificate_table", "draw_gantt", "latest", "terminal_table"]
+__all__ = ["certificate_table", "draw_gantt", "latest", "terminal_table", "write_report"]

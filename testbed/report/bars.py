@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from testbed.report import tables
+from testbed.report import numbers, tables
 from testbed.report.canvas import (
     HOLLOW_DASH,
     Drawing,
@@ -112,7 +112,7 @@ def step_time(group: Group, settings: str) -> Drawing:
             if (interval := summary.step_interval_s) is not None:
                 axes.plot([end * unit for end in interval], [y, y], color=INK, lw=1.1, marker="|", ms=4, mew=1.1)
             gain = tables.gain(group, network, entry)
-            text = tables.three(ends[-1]) + ("" if gain == tables.MISSING else f"  ({gain})")
+            text = numbers.three(ends[-1]) + ("" if gain == numbers.MISSING else f"  ({gain})")
             text += f" {tables.NOTED}" if entry.overruns > OVERRUNS else ""
             right = (summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
             _number(axes, y, max(ends[-1], *(end * unit for end in right)), text)
@@ -156,7 +156,7 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
         if v is not None
     ]
     largest = max(moved, default=1.0) or 1.0
-    unit, name = tables.byte_unit([largest])
+    unit, name = numbers.byte_unit([largest])
     for axes, _, row in _rows(group, panels):
         for raw in {entry.measured.raw_bytes_per_step for entry in row if entry}:
             if raw:
@@ -172,8 +172,8 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
             )
             ends = [payload / unit, (payload if wire is None else wire) / unit]
             _bar(axes, y, ends, (1.0, 0.36), found[entry.cell.codec], hollow=not entry.sound)
-            ratio = "" if summary.compression_ratio is None else f"  ({tables.three(summary.compression_ratio)}x)"
-            _number(axes, y, max(ends), ("wire not counted" if wire is None else tables.three(wire / unit)) + ratio)
+            ratio = "" if summary.compression_ratio is None else f"  ({numbers.three(summary.compression_ratio)}x)"
+            _number(axes, y, max(ends), ("wire not counted" if wire is None else numbers.three(wire / unit)) + ratio)
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"{name} per step, all stages")
     caption = (

@@ -5,18 +5,22 @@ Sizes are inches, whatever the number of panels, so that nothing collides.
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from xml.sax.saxutils import escape
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from testbed import units
+from testbed import paths, units
+from testbed.report import style
 from testbed.report.collect import Group, Links
 from testbed.report.remarks import CONTROL, labelled, remark
 from testbed.report.style import INK, MUTED, PAPER, Look, looks
@@ -33,6 +37,7 @@ _TITLE_CHARACTERS = 114
 """What fits above all panels of a row as titles."""
 _BETWEEN_ROWS = 0.95
 HOLLOW_DASH = (0, (3, 2))
+_NO_DATE: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
 class Drawing(NamedTuple):
@@ -185,3 +190,47 @@ def network_panels(
             color=MUTED,
         )
     return figure, dict(zip(names, axes, strict=True))
+
+
+def render_figure(figure: Figure, kind: Literal["png", "svg"], paper: str) -> bytes:
+    """A picture on paper of that colour. The same figure gives the same bytes."""
+    target = io.BytesIO()
+    figure.savefig(target, format=kind, facecolor=paper, metadata=_NO_DATE[kind])
+    return target.getvalue()
+
+
+def save_drawing(drawing: Drawing, folder: Path, stem: str) -> str:
+    """Write STEM.png and STEM.svg into an existing folder; returns the SVG. The same figure gives the same bytes."""
+    with style.applied():
+        pictures = {
+            "png": render_figure(drawing.figure, "png", style.PAPER),
+            "svg": render_figure(drawing.figure, "svg", "none"),
+        }
+    for kind, content in pictures.items():
+        path = folder / f"{stem}.{kind}"
+        path.write_bytes(content)
+        paths.give_to_user(path)
+    return pictures["svg"].decode()
+
+
+def inline_svg(svg: str, prefix: str, title: str) -> str:
+    """An SVG file as an element of a page: no prologue, ids of its own, and colours that follow a dark page.
+
+    Ink becomes the colour of the page's text; paper and rules become the page's custom properties.
+    """
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r'\bid="', f'id="{prefix}-', body)
+    body = re.sub(r'((?:xlink:)?href=")#', rf"\1#{prefix}-", body)
+    body = re.sub(r"url\(#", f"url(#{prefix}-", body)
+    for colour, name in (
+        (style.INK, "currentColor"),
+        (style.PAPER, "var(--paper)"),
+        (style.RULE, "var(--rule)"),
+        (style.MUTED, "var(--muted)"),
+    ):
+        body = body.replace(colour, name)
+    body = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", body, count=1)
+    body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
+    return body.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from testbed.codecs.bench.results import FAST_BPS, SLOW_BPS, CodecBenchmark
-from testbed.report import markdown
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from testbed.codecs.bench.results import FAST_BPS, SLOW_BPS, CodecBenchmark, CodecCost
+from testbed.codecs.catalogue.rows import dense, low_rank, memory, sparse, wrappers
+from testbed.message_key import Direction
+from testbed.report import style
+from testbed.report.canvas import Drawing, Handle, canvas, save_drawing
+from testbed.report.labels import Mark, label_marks
+from testbed.report.numbers import markdown_table
 
 NUMBERS = ("bits", "error", "encode", "decode", "in model", "GB/s", "80 Mbit/s", "1 Gbit/s", "share", "pays to")
 HEADINGS = ("codec", "of", *NUMBERS, "package")
 
 
-def rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
+def cost_rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
     """Under HEADINGS, a codec and direction each."""
     return [
         (
@@ -31,7 +41,7 @@ def rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
     ]
 
 
-def legend(found: CodecBenchmark) -> str:
+def costs_legend(found: CodecBenchmark) -> str:
     """What was measured, where, and what the columns say."""
     values = found.results[0].values if found.results else 0
     return (
@@ -42,14 +52,93 @@ def legend(found: CodecBenchmark) -> str:
     )
 
 
-def page(found: CodecBenchmark, figure: str | None) -> str:
+def costs_page(found: CodecBenchmark, figure: str | None) -> str:
     """Markdown; `figure`: the picture's path as seen from the page."""
     parts = [
         "# What codecs cost, and how wrong they are\n",
         "Printed by `python -m testbed bench codecs --page docs/codecs.md --figure docs/images/rate-distortion`.\n",
-        legend(found) + "\n",
+        costs_legend(found) + "\n",
     ]
     if figure:
         parts.append(f"![Bits a value against error]({figure})\n")
-    parts.append(markdown.table(HEADINGS, rows(found), right=NUMBERS))
+    parts.append(markdown_table(HEADINGS, cost_rows(found), right=NUMBERS))
     return "\n".join(parts)
+
+
+_FAMILIES = {
+    "casts and quantisers": (dense.ROWS, "#0072b2", "s"),
+    "sparse and low rank": (sparse.ROWS + low_rank.ROWS, "#d55e00", "^"),
+    "differences and wrappers": (memory.ROWS + wrappers.ROWS, "#009e73", "D"),
+}
+_OTHER = ("other packages, or someone's own", "#767d86", "o")
+_TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
+_FLOOR = 1e-5
+"""Where a codec without any error is drawn."""
+
+
+def _family(one: CodecCost) -> tuple[str, str, str]:
+    name = one.codec.partition("(")[0]
+    for title, (rows, colour, marker) in _FAMILIES.items():
+        if not one.package and any(row.name == name for row in rows):
+            return title, colour, marker
+    return _OTHER
+
+
+def _label(one: CodecCost) -> str:
+    return f"{one.codec} [{one.package}]" if one.package else one.codec
+
+
+def draw_rate_distortion(found: CodecBenchmark) -> Drawing:
+    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus bits.
+
+    Codecs that change the model are left out: what they lose depends on what the model has learned with them.
+    """
+    drawn = [one for one in found.results if one.layers_s is None]
+    labels = list(dict.fromkeys(map(_label, drawn)))
+    number = {label: index for index, label in enumerate(labels, start=1)}
+    used = {family[0]: family for family in map(_family, drawn)}
+    legend: list[Handle] = [Line2D([], [], color=c, marker=m, ls="none", label=title) for title, c, m in used.values()]
+    legend.append(
+        Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values")
+    )
+    key = "   ".join(f"{index} {label}".replace(" ", "\u00a0") for label, index in number.items())
+    left_out = "" if len(drawn) == len(found.results) else "; codecs in the model are not drawn"
+    settings = f"{key}\n{found.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
+    with style.applied():
+        figure, axes = canvas("Bits a value against error", 4.6, legend, settings, 2, columns=2)
+        for panel, direction in zip(axes, _TITLES, strict=True):
+            shown = [one for one in drawn if one.direction == direction]
+            panel.set_title(_TITLES[direction])
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.set_xlabel("bits a value on the wire, headers too")
+            panel.set_ylabel("relative error |decoded - x| / |x|")
+            ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
+            panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            panel.set_xlim(0.18, 40)
+            panel.set_ylim(_FLOOR / 2, 6)
+            bits = [0.2 * 1.1**step for step in range(56)]
+            panel.plot(bits, [max(2.0**-b, _FLOOR / 10) for b in bits], color=style.MUTED, ls="--", lw=1)
+            _points(panel, shown, number)
+    return Drawing(
+        "rate-distortion",
+        "Bits a value against error",
+        "Every codec on the same saved tensors. Nearer the lower left is better; a codec of gradients that rounds stochastically "
+        "has more error and no bias.",
+        figure,
+    )
+
+
+def _points(panel: Axes, shown: list[CodecCost], number: dict[str, int]) -> None:
+    marks = []
+    for one in shown:
+        _, colour, marker = _family(one)
+        x, y = one.bits_per_value, max(one.relative_error or 0.0, _FLOOR)
+        panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
+        marks.append(Mark(x, y, str(number[_label(one)]), colour))
+    label_marks(panel, marks)
+
+
+def save_rate_distortion(found: CodecBenchmark, target: Path) -> None:
+    """TARGET.png and TARGET.svg; a suffix that is there is left out."""
+    save_drawing(draw_rate_distortion(found), target.absolute().parent, target.stem)

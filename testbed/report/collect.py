@@ -20,7 +20,7 @@ from testbed import results
 from testbed.codecs.catalogue import placement
 from testbed.errors import UserError
 from testbed.frozen import canonical_json
-from testbed.metrics.compare import Comparison, compare
+from testbed.metrics.compare import CodecComparison, compare
 from testbed.profiles import LinkProfile
 from testbed.report.entry import Entry, Result
 from testbed.results import Run
@@ -65,7 +65,7 @@ class Group(NamedTuple):
         found = self.cells.get((network, codec))
         return found if found is not None and found.ok else None
 
-    def compared(self, network: str, entry: Entry, codec: str = BASELINE) -> Comparison | None:
+    def compared(self, network: str, entry: Entry, codec: str = BASELINE) -> CodecComparison | None:
         """An entry against that codec over the same network; None where either has no run that ended well."""
         base = self.baseline(network, codec)
         return None if base is None or not entry.ok else _compare(entry, base)
@@ -76,7 +76,7 @@ class Group(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def _compare(ours: Entry, base: Entry) -> Comparison:
+def _compare(ours: Entry, base: Entry) -> CodecComparison:
     # Table, figures and sentences ask for the same ones, and each is thousands of resampled series.
     return compare(ours.steps, base.steps)
 
@@ -90,7 +90,7 @@ def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Ru
     return [run for cell_id, runs in found.items() for run in results.finished_runs(experiment, cell_id) or runs[-1:]]
 
 
-def read(runs: Iterable[Run]) -> list[Result]:
+def read_runs(runs: Iterable[Run]) -> list[Result]:
     """Cell and summary of each run."""
     return [Result(run, run.cell, run.summary) for run in runs]
 

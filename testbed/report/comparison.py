@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from testbed.metrics import Comparison, TimeToLoss, default_target, time_to_loss
+from testbed.metrics import CodecComparison, TimeToLoss, default_target, time_to_loss
 from testbed.report.collect import BASELINE, SECOND_BASELINE, Group
 from testbed.report.entry import Entry
-from testbed.report.tables import MISSING, interval, seconds, three
+from testbed.report.numbers import MISSING, interval, seconds, three
 
 
 class Shown(NamedTuple):
@@ -20,7 +20,7 @@ class Shown(NamedTuple):
 _UNKNOWN = Shown(MISSING)
 
 
-class Line(NamedTuple):
+class ComparisonRow(NamedTuple):
     """One entry as text."""
 
     entry: Entry
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 class ComparisonTable(NamedTuple):
     """A group's comparisons, and the rules behind them."""
 
-    sections: dict[str, list[Line]]
+    sections: dict[str, list[ComparisonRow]]
     """By network."""
     target: float | None
     """The loss to which time is counted: the worst of fp32's last validation losses, so that each of its runs reaches it."""
@@ -42,14 +42,14 @@ class ComparisonTable(NamedTuple):
     """How observations and intervals were had, once each."""
 
 
-def _ratio(found: Comparison | None) -> Shown:
+def _ratio(found: CodecComparison | None) -> Shown:
     if found is None or found.speed_up is None:
         return _UNKNOWN
     ends = interval(found.speed_up.interval, "{:.2f}")
     return Shown(f"{found.speed_up.value:.2f}x", ends if found.separable else f"{ends} not separable".lstrip())
 
 
-def _difference(found: Comparison | None) -> Shown:
+def _difference(found: CodecComparison | None) -> Shown:
     if found is None or found.loss_difference is None:
         return _UNKNOWN
     ends = interval(found.loss_difference.interval, "{:+.4f}")
@@ -84,7 +84,7 @@ def target(group: Group) -> float | None:
 
 def comparison_table(group: Group) -> ComparisonTable:
     """Every finished entry of a group."""
-    goal, rules, sections = target(group), dict[str, None](), dict[str, list[Line]]()
+    goal, rules, sections = target(group), dict[str, None](), dict[str, list[ComparisonRow]]()
     for network in group.networks:
         sections[network] = []
         for entry in group.finished(network):
@@ -97,6 +97,6 @@ def comparison_table(group: Group) -> ComparisonTable:
             estimates += [first.loss_difference] if first is not None else []
             rules |= dict.fromkeys(one.rule for one in estimates if one is not None)
             sections[network].append(
-                Line(entry, _step(entry), _ratio(first), _ratio(second), _difference(first), _time(reached))
+                ComparisonRow(entry, _step(entry), _ratio(first), _ratio(second), _difference(first), _time(reached))
             )
     return ComparisonTable(sections, goal, tuple(rules))

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
-from testbed.report import figures, settings, style
-from testbed.report import markdown as tables
-from testbed.report.canvas import link_words
+from testbed.report import settings, style
+from testbed.report.canvas import link_words, render_figure
+from testbed.report.numbers import markdown_table
 from testbed.results import Run
 
 _LARGEST_SVG = 300_000
@@ -42,7 +42,7 @@ def folders(name: str, what: str) -> tuple[Path, Path]:
     return found.results, found.output
 
 
-def runs(folder: str | Path) -> Any:
+def finished_runs(folder: str | Path) -> Any:
     """A pandas.DataFrame with a row for each run of the last sweep that ended well, by codec, profile, seed and run.
 
     The columns of `testbed.load`, and besides: profile and seed (short for network and training.seed), certified, and in words
@@ -67,10 +67,10 @@ def _words(run: Run) -> dict[str, str]:
     cell = run.cell
     return {
         "links": link_words(cell.profiles),
-        "transport": settings.transport(cell.profiles),
-        "pipeline": settings.pipeline(cell),
-        "compute": settings.compute(cell),
-        "machine": settings.machine(run.environment),
+        "transport": settings.transport_words(cell.profiles),
+        "pipeline": settings.pipeline_words(cell),
+        "compute": settings.compute_words(cell),
+        "machine": settings.machine_words(run.environment),
     }
 
 
@@ -83,7 +83,7 @@ def curves(folder: str | Path, value: str = "loss") -> Any:
     steps = testbed.steps(folder).sort_values([*RUN, "begin_s"])
     trained = steps.step_s.where(steps.phase == "train", 0.0)
     steps = steps.assign(end_s=trained.groupby([steps.cell_id, steps.run]).cumsum())
-    known = runs(folder)[[*RUN, "codec", "profile", "seed"]]
+    known = finished_runs(folder)[[*RUN, "codec", "profile", "seed"]]
     return known.merge(steps[[*RUN, "phase", "step", "end_s", value]].dropna(subset=[value]), on=RUN)
 
 
@@ -127,7 +127,7 @@ def _all(values: Iterable[object]) -> str:
     return " | ".join(dict.fromkeys(map(str, values)))
 
 
-def markdown(frame: Any) -> str:
+def markdown_of(frame: Any) -> str:
     """A table of texts and numbers as Markdown; columns of numbers are aligned to the right, what is missing is a dash."""
     headings = [str(name) for name in frame.columns]
     right = {heading for heading, kind in zip(headings, frame.dtypes, strict=True) if kind.kind in "iuf"}
@@ -135,7 +135,7 @@ def markdown(frame: Any) -> str:
         ["\N{EN DASH}" if _missing(cell) else _text(cell) for cell in row]
         for row in frame.itertuples(index=False, name=None)
     ]
-    return tables.table(headings, rows, right).rstrip("\n")
+    return markdown_table(headings, rows, right).rstrip("\n")
 
 
 def _missing(cell: object) -> bool:
@@ -146,13 +146,13 @@ def _text(cell: object) -> str:
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
     """NAME.png, and NAME.svg where that is small, into an existing folder. The same figure gives the same bytes."""
     written = []
     kinds: tuple[Literal["png", "svg"], ...] = ("png", "svg")
     for kind in kinds:
         with style.applied():
-            picture = figures.render(figure, kind, style.PAPER)
+            picture = render_figure(figure, kind, style.PAPER)
         path = folder / f"{name}.{kind}"
         if kind == "svg" and len(picture) > _LARGEST_SVG:
             path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from testbed.report.entry import Entry
 from testbed.report.style import MUTED, PAPER, Look
 
 
-class Line(NamedTuple):
+class CombinedCurve(NamedTuple):
     """The curves of an entry's runs as one, with the band of its seeds."""
 
     steps: list[int]
@@ -44,14 +44,14 @@ def smooth(points: Sequence[LossPoint]) -> list[LossPoint]:
     return smoothed
 
 
-def together(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint]]) -> Line:
+def combine_curves(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint]]) -> CombinedCurve:
     """One curve of each run as one. Runs of a seed have the same losses: each seed counts once in the band."""
     band = bands(list({run.seed: curve for run, curve in zip(runs, curves, strict=True)}.values()))
     moments: dict[int, list[float]] = {}
     for curve in curves:
         for point in curve:
             moments.setdefault(point.step, []).append(point.seconds)
-    return Line(
+    return CombinedCurve(
         band.steps, [median(moments[step]) for step in band.steps], band.low, band.median, band.high, band.curves
     )
 
@@ -85,19 +85,19 @@ def _words(group: Group) -> str:
 
 def _plot(axes: Axes, entry: Entry, look: Look, *, time: bool) -> None:
     runs = entry.steps
-    line = together(runs, [smooth(run.train) for run in runs])
+    line = combine_curves(runs, [smooth(run.train) for run in runs])
     if line.seeds > 1:
         axes.fill_between(
             line.seconds if time else line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0
         )
     else:
-        raw = together(runs, [run.train for run in runs])
+        raw = combine_curves(runs, [run.train for run in runs])
         axes.plot(raw.seconds if time else raw.steps, raw.losses, color=look.colour, ls=look.dash, alpha=0.3, lw=0.8)
     axes.plot(line.seconds if time else line.steps, line.losses, color=look.colour, ls=look.dash)
-    _mark(axes, together(runs, [run.validation for run in runs]), entry, look, time=time)
+    _mark(axes, combine_curves(runs, [run.validation for run in runs]), entry, look, time=time)
 
 
-def _mark(axes: Axes, line: Line, entry: Entry, look: Look, *, time: bool = False) -> None:
+def _mark(axes: Axes, line: CombinedCurve, entry: Entry, look: Look, *, time: bool = False) -> None:
     face = look.colour if entry.sound else PAPER
     x = line.seconds if time else line.steps
     if line.seeds > 1:
@@ -147,11 +147,11 @@ def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Draw
     for entry in first.values() if same_maths else finished:
         look, runs = found[entry.cell.codec], entry.steps
         _plot(left, entry, look, time=False)
-        line = together(runs, less([smooth(run.train) for run in runs], runs, train))
+        line = combine_curves(runs, less([smooth(run.train) for run in runs], runs, train))
         if line.seeds > 1:
             right.fill_between(line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
         right.plot(line.steps, line.losses, color=look.colour, ls=look.dash)
-        _mark(right, together(runs, less([run.validation for run in runs], runs, validation)), entry, look)
+        _mark(right, combine_curves(runs, less([run.validation for run in runs], runs, validation)), entry, look)
     left.set_title("loss")
     left.set_ylabel("loss, nats per token")
     right.set_title("difference from fp32 (above 0 is worse)")

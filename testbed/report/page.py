@@ -13,13 +13,18 @@ from testbed import __version__, paths, results
 from testbed.errors import ResultsError, UnknownNameError
 from testbed.profiles import LinkProfile
 from testbed.records import Measurement, RunCertificates
-from testbed.report import collect, figures, gantt, style, tables
-from testbed.report.canvas import group_looks, link_words
+from testbed.report import collect, gantt, style, tables
+from testbed.report.bars import bytes_per_step, efficiency, step_time
+from testbed.report.canvas import Drawing, group_looks, inline_svg, link_words, save_drawing
+from testbed.report.certificates import asked_against_measured, measurement_cells
 from testbed.report.collect import Group
 from testbed.report.comparison import ComparisonTable, comparison_table
+from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.entry import Result
-from testbed.report.findings import findings, same_maths
-from testbed.report.settings import settings
+from testbed.report.lines import loss_against_steps, loss_against_time
+from testbed.report.numbers import MISSING
+from testbed.report.settings import settings_words
+from testbed.report.utilisation import utilisation
 
 
 class _Figure(NamedTuple):
@@ -60,7 +65,7 @@ class _Certified(NamedTuple):
     """What failed in a first attempt that was repeated; empty where nothing did."""
 
 
-def build(experiment: Path, page: Path) -> Path:
+def write_report(experiment: Path, page: Path) -> Path:
     """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures` beside it.
 
     `experiment` is a result folder. Of each cell all runs that ended well count; where none did, the newest is listed with its
@@ -68,7 +73,7 @@ def build(experiment: Path, page: Path) -> Path:
     cannot be written.
     """
     sweep = results.last_sweep(experiment)
-    found = collect.read(collect.latest(experiment, sweep.cells))
+    found = collect.read_runs(collect.latest(experiment, sweep.cells))
     if not found:
         raise ResultsError(
             f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again"
@@ -112,31 +117,48 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
     UnknownNameError for a cell that has no run in `experiment`, ResultsError where none ended well.
     """
     wanted = {*results.last_sweep(experiment).cells, cell_id}  # all of the sweep, whose codecs share their colours
-    found = collect.groups(collect.read(collect.latest(experiment, wanted)))
+    found = collect.groups(collect.read_runs(collect.latest(experiment, wanted)))
     for group in found:
         for entry in group.entries:
             chosen = entry.only(cell_id)
             if chosen is not None:
                 with style.applied():
                     look = group_looks(group)[chosen.cell.codec]
-                    drawing = gantt.gantt(chosen.typical, look, settings(group), f"gantt-{cell_id}")
-                figures.save(drawing, results.make_folder(folder), drawing.name)
+                    drawing = gantt.gantt(chosen.typical, look, settings_words(group), f"gantt-{cell_id}")
+                save_drawing(drawing, results.make_folder(folder), drawing.name)
                 return folder / f"{drawing.name}.png"
     raise UnknownNameError(
         "cell", cell_id, (result.cell.id for group in found for e in group.entries for result in e.results)
     )
 
 
+def draw_figures(group: Group, settings: str, *, same_maths: bool) -> list[Drawing]:
+    """All figures of a group, in the order in which they are read.
+
+    `settings` stands below each picture. `same_maths`: each codec's losses are the same over every network.
+    """
+    with style.applied():
+        links = asked_against_measured(group, settings)
+        return [
+            step_time(group, settings),
+            loss_against_time(group, settings),
+            loss_against_steps(group, settings, same_maths=same_maths),
+            bytes_per_step(group, settings),
+            efficiency(group, settings),
+            *gantt.usual(group, settings),
+            *utilisation(group, settings),
+            *([] if links is None else [links]),
+        ]
+
+
 def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str) -> _Section:
     drawn = []
     if any(entry.ok for entry in group.entries):
-        for drawing in figures.draw(group, settings(group), same_maths=same_maths(group)):
+        for drawing in draw_figures(group, settings_words(group), same_maths=same_maths(group)):
             stem = prefix + drawing.name
-            svg = figures.save(drawing, folder, stem)
-            drawn.append(
-                _Figure(stem, drawing.title, drawing.caption, Markup(figures.inline(svg, stem, drawing.title)))
-            )
-    return _Section(group, findings(group), table, comparison_table(group), drawn)
+            svg = save_drawing(drawing, folder, stem)
+            drawn.append(_Figure(stem, drawing.title, drawing.caption, Markup(inline_svg(svg, stem, drawing.title))))
+    return _Section(group, conclusions(group), table, comparison_table(group), drawn)
 
 
 def _certified(result: Result) -> _Certified:
@@ -152,7 +174,7 @@ def _certified(result: Result) -> _Certified:
 def _said(rejected: Sequence[Measurement]) -> str:
     words = []
     for one in rejected:
-        asked, measured, _ = tables.measurement_cells(one)
+        asked, measured, _ = measurement_cells(one)
         words.append(f"{one.link} {one.direction} {one.quantity} {measured} where {asked} was asked")
     return ", ".join(words)
 
@@ -166,10 +188,8 @@ def _checks(certificates: RunCertificates) -> list[_Check]:
     checks = []
     for (link, direction, quantity, detail), pair in pairs.items():
         one = next(iter(pair.values()))
-        asked, _, tolerance = tables.measurement_cells(one)
-        before, after = (
-            tables.measurement_cells(pair[w])[1] if w in pair else tables.MISSING for w in ("before", "after")
-        )
+        asked, _, tolerance = measurement_cells(one)
+        before, after = (measurement_cells(pair[w])[1] if w in pair else MISSING for w in ("before", "after"))
         verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
         notes = dict.fromkeys(m.note for m in pair.values() if m.note)
         checks.append(
@@ -193,7 +213,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(item, Mapping):
             flat |= _flat(item, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = tables.MISSING if item is None else str(item)
+            flat[prefix + key] = MISSING if item is None else str(item)
     return flat
 
 

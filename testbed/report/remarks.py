@@ -42,7 +42,7 @@ def in_model(codec: str) -> bool:
     return chosen is not None and any(part.row.hook for recipe in chosen.specs() for part in recipe.parts())
 
 
-def inside(codec: str) -> set[str]:
+def wrapped_codecs(codec: str) -> set[str]:
     """The texts of the codecs that it wraps, in both directions."""
     chosen = _read(codec)
     if chosen is None:

@@ -23,19 +23,19 @@ def _join(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def settings(group: Group) -> str:
+def settings_words(group: Group) -> str:
     """A line each for the pipeline, the transport, what is unusual about the times, and the machine."""
     cell = group.entries[0].cell
     counts = _distinct(entry.count for entry in group.entries if entry.ok)
-    lines = [f"engine {cell.engine}; {pipeline(cell)}; {_transport(group)}"]
-    lines += [f"compute {compute(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
+    lines = [f"engine {cell.engine}; {pipeline_words(cell)}; {_transport(group)}"]
+    lines += [f"compute {compute_words(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
     own = [
         f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}"
         for key, values in group.own.items()
     ]
     lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
     machines = _distinct(
-        found for entry in group.entries for result in entry.results if (found := machine(result.run.environment))
+        found for entry in group.entries for result in entry.results if (found := machine_words(result.run.environment))
     )
     lines.append(
         f"{'; '.join(machines) or 'the machine was not recorded'}; {_join(counts) + ' of each codec' if counts else 'no run'}"
@@ -43,7 +43,7 @@ def settings(group: Group) -> str:
     return "\n".join(lines)
 
 
-def pipeline(cell: Cell) -> str:
+def pipeline_words(cell: Cell) -> str:
     """Topology, stages, schedule and what is in flight."""
     asked = cell.pipeline
     in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
@@ -59,7 +59,7 @@ def pipeline(cell: Cell) -> str:
     return ", ".join(words)
 
 
-def transport(links: Links) -> str:
+def transport_words(links: Links) -> str:
     """TCP's settings and the MTU of one network."""
     restart = _join(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
     control = "+".join(_distinct(link.congestion_control for link in links))
@@ -71,7 +71,7 @@ def _transport(group: Group) -> str:
     """TCP's settings and the MTU: those of most networks, and where others differ."""
     transports: dict[str, list[str]] = {}
     for name, links in group.networks.items():
-        transports.setdefault(transport(links), []).append(name)
+        transports.setdefault(transport_words(links), []).append(name)
     usual = max(transports, key=lambda how: len(transports[how]))
     return f"TCP {usual}" + "".join(f"; over {_join(names)} {how}" for how, names in transports.items() if how != usual)
 
@@ -80,7 +80,7 @@ def _durations(values: Sequence[int]) -> str:
     return "/".join(units.format_time(value) for value in values)
 
 
-def compute(cell: Cell) -> str:
+def compute_words(cell: Cell) -> str:
     """How long stages compute."""
     asked = cell.compute
     if isinstance(asked, Measured):
@@ -92,7 +92,7 @@ def compute(cell: Cell) -> str:
     return words if asked.dilation == 1 else f"{words}; {DILATION.format(factor=asked.dilation)}"
 
 
-def machine(environment: Mapping[str, object]) -> str:
+def machine_words(environment: Mapping[str, object]) -> str:
     """What `environment.json` says of it; empty where that says nothing."""
     words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
     if environment.get("cores"):

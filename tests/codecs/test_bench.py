@@ -20,7 +20,7 @@ from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.wire.header import header_bytes
-from testbed.report import codec_costs, distortion
+from testbed.report import codec_costs
 from testbed.results import read_json
 
 SHAPE = (2, 16, 64)
@@ -68,8 +68,8 @@ def test_a_codec_in_the_model_is_measured_with_its_layers(saved: Path, capsys: p
     assert error < 1e-5
     assert found["bottleneck(8, int8)", "forward"].relative_error is None
     benchmark = CodecBenchmark(machine="", tensors="", results=tuple(found.values()), failed={})
-    assert [row[3] for row in codec_costs.rows(benchmark)].count("-") == 3
-    assert not distortion.draw(benchmark).figure.axes[0].texts
+    assert [row[3] for row in codec_costs.cost_rows(benchmark)].count("-") == 3
+    assert not codec_costs.draw_rate_distortion(benchmark).figure.axes[0].texts
 
 
 def test_a_codec_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_labels_of_the_figure_cover_no_point_and_no_label() -> None:
     panel.set_yscale("log")
     panel.set_xlim(0.2, 40)
     panel.set_ylim(1e-5, 6)
-    distortion._points(panel, shown, {"int8": 17})
+    codec_costs._points(panel, shown, {"int8": 17})
     renderer = FigureCanvasAgg(figure).get_renderer()
     labels = [text.get_window_extent(renderer) for text in panel.texts]
     assert len(labels) >= 5

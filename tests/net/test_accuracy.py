@@ -16,7 +16,7 @@ from testbed.net.certificate.accuracy import Accuracy, GridPoint, PointResult
 from testbed.net.machine.capabilities import resolve_engine
 from testbed.profiles import Bernoulli
 from testbed.records import Certificate, Measurement
-from testbed.report import accuracy as drawn
+from testbed.report import link_accuracy as drawn
 
 PLAIN = GridPoint(rate_bps=80_000_000, delay_ns=25_000_000, loss=None, busy=False)
 LOSSY = PLAIN.model_copy(update={"loss": Bernoulli(probability=0.01)})
@@ -92,9 +92,9 @@ def test_a_point_fails_when_one_quantity_is_off_and_says_which(kind: str) -> Non
     assert _result().passed
     off = _result(**{kind: 1.5})
     assert not off.passed
-    assert [cell.endswith(drawn.FAILED) for cell in drawn.rows(_accuracy(off))[0][3:-1]].count(True) == 1
-    assert drawn.rows(_accuracy(off))[0][-1] == "FAIL"
-    assert not any(cell.endswith(drawn.FAILED) for cell in drawn.rows(_accuracy(_result()))[0])
+    assert [cell.endswith(drawn.FAILED) for cell in drawn.accuracy_rows(_accuracy(off))[0][3:-1]].count(True) == 1
+    assert drawn.accuracy_rows(_accuracy(off))[0][-1] == "FAIL"
+    assert not any(cell.endswith(drawn.FAILED) for cell in drawn.accuracy_rows(_accuracy(_result()))[0])
 
 
 def test_a_point_is_judged_by_what_it_is_about() -> None:
@@ -105,7 +105,7 @@ def test_a_point_is_judged_by_what_it_is_about() -> None:
 def test_a_point_without_a_certificate_fails_and_says_why() -> None:
     failed = PointResult(point=PLAIN, certificate=None, error="the relay ended")
     assert not failed.passed
-    assert "the relay ended" in drawn.rows(_accuracy(failed))[0][-1]
+    assert "the relay ended" in drawn.accuracy_rows(_accuracy(failed))[0][-1]
 
 
 def test_engines_agree_within_two_per_cent_or_a_third_of_a_millisecond() -> None:
@@ -129,7 +129,7 @@ def test_results_survive_their_file_and_become_a_page_in_the_grid_s_order() -> N
     found = _accuracy(late, early, cpu_model="A Processor", cores=2, kernel="6.1", taken_at="2026-01-01T00:00:00")
     again = Accuracy.model_validate_json(found.model_dump_json())
     assert again == found
-    page = drawn.page([again, found])
+    page = drawn.accuracy_page([again, found])
     assert "A Processor, 2 processors, Linux 6.1, 2026-01-01" in page
     assert page.index("| 10 Mbit/s |") < page.index("| 80 Mbit/s |")
     assert "The engines against each other" in page

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from testbed.report import build
+from testbed.report import write_report
 
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -24,7 +24,7 @@ def test_the_page_renders_without_a_word_on_the_console(experiment: Path, tmp_pa
         if "chromium" in os.environ.get("TESTBED_REQUIRE", ""):
             pytest.fail(reason)
         pytest.skip(reason)
-    page, picture = build(experiment, tmp_path / "report.html"), tmp_path / "page.png"
+    page, picture = write_report(experiment, tmp_path / "report.html"), tmp_path / "page.png"
     places = (f"--user-data-dir={tmp_path / 'browser'}", f"--screenshot={picture}", page.as_uri())
     done = subprocess.run([browser, *QUIET, *places], capture_output=True, text=True, timeout=120, check=True)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]

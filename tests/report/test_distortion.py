@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.codecs.bench.results import SLOW_BPS, CodecBenchmark, CodecCost
-from testbed.report import distortion
+from testbed.report import codec_costs
 
 
 def measured(codec: str, bits: float, error: float, direction: str = "forward", package: str = "") -> CodecCost:
@@ -45,7 +45,7 @@ FOUND = CodecBenchmark(
 
 
 def test_every_codec_is_in_the_figure(tmp_path: Path) -> None:
-    distortion.save(FOUND, tmp_path / "figure.png")
+    codec_costs.save_rate_distortion(FOUND, tmp_path / "figure.png")
     svg = (tmp_path / "figure.svg").read_text(encoding="utf8")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     for label in ("1 fp32", "2 int8", "3 int8 [somebody 1.0]", "4 topk(0.1)", "5 delta-int8"):
@@ -58,7 +58,7 @@ def test_every_codec_is_in_the_figure(tmp_path: Path) -> None:
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        distortion.save(FOUND, tmp_path / name)
+        codec_costs.save_rate_distortion(FOUND, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 

@@ -14,14 +14,14 @@ from testbed import results
 from testbed.errors import ResultsError, UnknownNameError
 from testbed.metrics import compare
 from testbed.records import Summary
-from testbed.report import build, collect, draw_gantt, latest, terminal_table
-from testbed.report.asked import points
+from testbed.report import collect, draw_gantt, latest, terminal_table, write_report
 from testbed.report.bars import step_time
+from testbed.report.certificates import link_ratios
 from testbed.report.comparison import comparison_table
-from testbed.report.figures import draw
 from testbed.report.gantt import median_step
 from testbed.report.lines import loss_against_time
-from testbed.report.settings import settings
+from testbed.report.page import draw_figures
+from testbed.report.settings import settings_words
 from testbed.report.style import looks
 from testbed.report.tables import result_tables
 from testbed.results import Run
@@ -56,7 +56,7 @@ def change(run: Run, **fields: Any) -> Summary:
 
 
 def one_group(folder: Path) -> collect.Group:
-    (group,) = collect.groups(collect.read(latest(folder)))
+    (group,) = collect.groups(collect.read_runs(latest(folder)))
     return group
 
 
@@ -90,14 +90,14 @@ def test_seeds_and_repeats_are_one_entry(seeds: Path) -> None:
 def test_a_tuned_setting_sets_no_group_apart_and_is_said(seeds: Path) -> None:
     group = one_group(seeds)
     assert group.own == {"optimiser.learning_rate": {"fp32": 1e-3, "bf16": 1e-3, "int8": 2e-3}}
-    assert "of each codec's own: optimiser.learning_rate fp32 0.001, bf16 0.001, int8 0.002" in settings(group)
+    assert "of each codec's own: optimiser.learning_rate fp32 0.001, bf16 0.001, int8 0.002" in settings_words(group)
 
 
 def test_a_setting_that_codecs_share_sets_groups_apart(tmp_path: Path) -> None:
     for rate in (1e-3, 2e-3):
         for codec in ("fp32", "int8"):
             add(tmp_path, seeded(cell(codec, HOME), 1, learning_rate=rate), 1)
-    groups = collect.groups(collect.read(latest(tmp_path)))
+    groups = collect.groups(collect.read_runs(latest(tmp_path)))
     assert [group.label for group in groups] == ["optimiser.learning_rate = 0.001", "optimiser.learning_rate = 0.002"]
 
 
@@ -142,7 +142,9 @@ def test_bands_hold_every_seed(seeds: Path) -> None:
 
 
 def one_group_of_one_seed(folder: Path) -> collect.Group:
-    (group,) = collect.groups([result for result in collect.read(latest(folder)) if result.cell.training.seed == 1])
+    (group,) = collect.groups(
+        [result for result in collect.read_runs(latest(folder)) if result.cell.training.seed == 1]
+    )
     return group
 
 
@@ -159,7 +161,7 @@ def test_overruns_are_marked_everywhere(tmp_path: Path, share: float, marked: bo
     text = "\n".join(printed(terminal_table(latest(tmp_path)), 130))
     assert ("† " in text) is marked
     assert ("○ int8" in text) is hollow
-    page = build(tmp_path, tmp_path / "report.html").read_text()
+    page = write_report(tmp_path, tmp_path / "report.html").read_text()
     assert ("too slow for the emulated device" in page) is marked
     assert ("hollow: overruns" in page) is hollow
     assert "paced: forward 2 ms, backward 4 ms" in page
@@ -169,11 +171,11 @@ def test_replay_is_a_group_of_its_own_and_said_everywhere(tmp_path: Path) -> Non
     for timing in ("full", "replay"):
         for codec in ("fp32", "int8"):
             add(tmp_path, cell(codec, HOME).model_copy(update={"timing": timing}), 1)
-    full, replay = collect.groups(collect.read(latest(tmp_path)))
+    full, replay = collect.groups(collect.read_runs(latest(tmp_path)))
     assert (full.label, replay.label) == ("timing = full", "timing = replay")
     assert all(entry.marks == ("replay",) for entry in replay.entries)
-    assert "timing replayed" in settings(replay)
-    assert "timing replayed" not in settings(full)
+    assert "timing replayed" in settings_words(replay)
+    assert "timing replayed" not in settings_words(full)
     assert "† replay" in "\n".join(printed(terminal_table(latest(tmp_path)), 120))
 
 
@@ -184,7 +186,7 @@ def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:
         what.model_copy(update={"compute": PACED.model_copy(update={"dilation": 4})}),
         Pipeline(profile("unshaped")),
     )
-    foot = settings(one_group(tmp_path))
+    foot = settings_words(one_group(tmp_path))
     assert "the lab runs 4 times slower" in foot
     assert "retransmission timeout" in foot
 
@@ -198,10 +200,10 @@ def test_a_codec_has_one_colour_everywhere(tmp_path: Path) -> None:
         add(tmp_path, cell(codec, HOME, schedule="1f1b", in_flight=3), 1)
     wanted = {codec: look.colour for codec, look in looks(codecs).items()}
     assert len(set(wanted.values())) == len(codecs)
-    for group in collect.groups(collect.read(latest(tmp_path))):
+    for group in collect.groups(collect.read_runs(latest(tmp_path))):
         bars = step_time(group, "").figure.axes[0].patches
         assert {to_hex(bar.get_facecolor()) for bar in bars} == {wanted[codec] for codec in group.codecs}
-        for drawing in draw(group, "", same_maths=False):
+        for drawing in draw_figures(group, "", same_maths=False):
             if drawing.name in ("loss-time", "links", "efficiency", "bytes"):
                 drawn = {to_hex(line.get_color()) for axes in drawing.figure.axes for line in axes.lines}
                 drawn |= {to_hex(bar.get_facecolor()) for axes in drawing.figure.axes for bar in axes.patches}
@@ -211,7 +213,7 @@ def test_a_codec_has_one_colour_everywhere(tmp_path: Path) -> None:
 
 def test_asked_against_measured_holds_every_ratio(tmp_path: Path) -> None:
     run = add(tmp_path, cell("fp32", HOME), 1, verdict="FAIL")
-    found = [point for point in points(one_group(tmp_path)) if point.quantity == "rate"]
+    found = [point for point in link_ratios(one_group(tmp_path)) if point.quantity == "rate"]
     before, after = run.certificates.before, run.certificates.after
     assert before is not None
     assert after is not None

@@ -16,7 +16,7 @@ from testbed.report import experiments
 
 
 def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
-    every, good = testbed.load(experiment), experiments.runs(experiment)
+    every, good = testbed.load(experiment), experiments.finished_runs(experiment)
     assert 0 < len(good) < len(every)
     assert set(good.status) == {"ok"}
     assert list(good.profile) == list(good.network)
@@ -25,7 +25,7 @@ def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
 
 
 def test_curves_have_every_evaluation_at_the_time_of_training(experiment: Path) -> None:
-    curves, runs = experiments.curves(experiment), experiments.runs(experiment)
+    curves, runs = experiments.curves(experiment), experiments.finished_runs(experiment)
     for run in runs.itertuples():
         one = curves[(curves.cell_id == run.cell_id) & (curves.run == run.run)]
         steps = testbed.steps(experiment / run.folder)
@@ -36,7 +36,7 @@ def test_curves_have_every_evaluation_at_the_time_of_training(experiment: Path) 
 
 
 def test_a_caption_names_engine_transport_machine_and_what_is_not_certified(experiment: Path) -> None:
-    runs = experiments.runs(experiment)
+    runs = experiments.finished_runs(experiment)
     words = experiments.caption(runs)
     assert set(runs.engine) <= set(words.split()[1].rstrip(";").split("|"))
     for part in (*runs.transport, *runs.machine, *runs.pipeline):
@@ -49,12 +49,12 @@ def test_a_folder_without_a_good_run_is_an_error(experiment: Path, monkeypatch: 
     every = testbed.load(experiment)
     monkeypatch.setattr(testbed, "load", lambda _: every[every.status != "ok"])
     with pytest.raises(ResultsError, match="no run"):
-        experiments.runs(experiment)
+        experiments.finished_runs(experiment)
 
 
 def test_a_table_has_a_line_for_each_row_and_a_dash_for_what_is_missing() -> None:
     frame = pd.DataFrame({"codec": ["int8", "fp32"], "loss": [5.4321, np.nan], "runs": [3, 12]})
-    head, rule, *rows = experiments.markdown(frame).splitlines()
+    head, rule, *rows = experiments.markdown_of(frame).splitlines()
     assert head == "| codec | loss | runs |"
     assert rule == "| --- | ---: | ---: |"
     assert rows == ["| int8 | 5.432 | 3 |", "| fp32 | – | 12 |"]  # noqa: RUF001
@@ -78,7 +78,7 @@ def test_figures_are_written_with_the_same_bytes_and_no_large_svg(tmp_path: Path
     def drawn(points: int) -> list[Path]:
         figure = Figure()
         figure.add_subplot().plot(np.random.default_rng(0).random(points), "o")
-        return experiments.save(figure, tmp_path, "one")
+        return experiments.save_figure(figure, tmp_path, "one")
 
     png, svg = drawn(10)
     first = png.read_bytes(), svg.read_bytes()

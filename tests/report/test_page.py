@@ -13,10 +13,10 @@ from synthetic import Pipeline, cell, pipe, profile, write_run
 from testbed.codecs.catalogue import table
 from testbed.errors import ResultsError
 from testbed.profiles import LinkProfile
-from testbed.report import build, collect, latest
+from testbed.report import collect, latest, write_report
 from testbed.report.canvas import shortened
-from testbed.report.findings import findings, same_maths
-from testbed.report.settings import settings
+from testbed.report.conclusions import conclusions, same_maths
+from testbed.report.settings import settings_words
 from testbed.results import last_sweep
 
 FIGURES = (
@@ -27,7 +27,7 @@ FIGURES = (
 
 @pytest.fixture(scope="module")
 def page(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(experiment, tmp_path_factory.mktemp("report") / "out" / "report.html")
+    return write_report(experiment, tmp_path_factory.mktemp("report") / "out" / "report.html")
 
 
 class Reader(HTMLParser):
@@ -90,14 +90,14 @@ def test_the_page_says_what_was_found(page: Path) -> None:
 
 
 def test_a_slow_link_rewards_fewer_bytes(experiment: Path) -> None:
-    (group,) = collect.groups(collect.read(latest(experiment, last_sweep(experiment).cells)))
-    (cable,) = [sentence for sentence in findings(group) if sentence.startswith("Over cable")]
+    (group,) = collect.groups(collect.read_runs(latest(experiment, last_sweep(experiment).cells)))
+    (cable,) = [sentence for sentence in conclusions(group) if sentence.startswith("Over cable")]
     assert re.search(r"int8 \(not certified\) is \d\.\d\d \[\d\.\d\d, \d\.\d\d\] times as fast", cable)
     assert "bf16 is" in cable
 
 
 def test_losses_that_differ_between_networks_are_reported(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (group,) = collect.groups(collect.read(latest(experiment, last_sweep(experiment).cells)))
+    (group,) = collect.groups(collect.read_runs(latest(experiment, last_sweep(experiment).cells)))
     assert same_maths(group)
     entry = next(entry for (_, codec), entry in group.cells.items() if codec == "fp32")
     (run,) = entry.steps
@@ -105,24 +105,24 @@ def test_losses_that_differ_between_networks_are_reported(experiment: Path, monk
     entry.__dict__["steps"] = (other,)  # it is read once
     assert not same_maths(group)
     assert any(
-        "The losses of fp32 differ between networks, which they must not" in sentence for sentence in findings(group)
+        "The losses of fp32 differ between networks, which they must not" in sentence for sentence in conclusions(group)
     )
     curious = dataclasses.replace(table.CODECS["fp32"], measures=True)
     monkeypatch.setitem(table.CODECS, "fp32", curious)
-    assert any("fp32 differ between networks, as they may" in sentence for sentence in findings(group))
+    assert any("fp32 differ between networks, as they may" in sentence for sentence in conclusions(group))
 
 
 def test_unequal_compute_is_reported(tmp_path: Path) -> None:
     what = cell("fp32")
     write_run(tmp_path, what, Pipeline(what.profiles[0]))
     write_run(tmp_path, cell("int8"), Pipeline(what.profiles[0], forward_ns=3_000_000, backward_ns=6_000_000))
-    (group,) = collect.groups(collect.read(latest(tmp_path)))
-    (sentence,) = [s for s in findings(group) if s.startswith("The machine was not equally fast")]
+    (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
+    (sentence,) = [s for s in conclusions(group) if s.startswith("The machine was not equally fast")]
     assert "with int8 and" in sentence
 
 
 def test_the_same_results_give_the_same_bytes(experiment: Path, page: Path, tmp_path: Path) -> None:
-    again = build(experiment, tmp_path / "report.html")
+    again = write_report(experiment, tmp_path / "report.html")
     assert again.read_bytes() == page.read_bytes()
     for name in FIGURES:
         for kind in ("svg", "png"):
@@ -135,28 +135,28 @@ def test_the_same_results_give_the_same_bytes(experiment: Path, page: Path, tmp_
 def test_a_sweep_of_failures_is_a_page_without_figures(tmp_path: Path) -> None:
     what = cell()
     write_run(tmp_path, what, Pipeline(what.profiles[0]), failure="stage 0 died")
-    text = build(tmp_path, tmp_path / "report.html").read_text()
+    text = write_report(tmp_path, tmp_path / "report.html").read_text()
     assert "stage 0 died" in text
     assert "<svg" not in text
 
 
 def test_nothing_to_report_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no run"):
-        build(tmp_path, tmp_path / "report.html")
+        write_report(tmp_path, tmp_path / "report.html")
 
 
 def test_one_cell_is_a_report(tmp_path: Path) -> None:
     what = cell("acme.codecs:VeryLongNameOfACodec", stages=1)
     write_run(tmp_path, what, Pipeline(what.profiles[0], stages=1))
-    assert "acme.codecs:VeryLongNameOfACodec" in build(tmp_path, tmp_path / "report.html").read_text()
+    assert "acme.codecs:VeryLongNameOfACodec" in write_report(tmp_path, tmp_path / "report.html").read_text()
 
 
 def test_settings_name_the_transport_of_each_network(tmp_path: Path) -> None:
     for name, control in (("a", "cubic"), ("b", "cubic"), ("c", "bbr")):
         link = profile(name, pipe(80_000_000, 0), pipe(80_000_000, 0), congestion_control=control)
         write_run(tmp_path, cell("fp32", link), Pipeline(link))
-    (group,) = collect.groups(collect.read(latest(tmp_path)))
-    foot = settings(group)
+    (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
+    foot = settings_words(group)
     assert "TCP cubic, slow start after idle off, MTU 1500; over c bbr, slow start after idle off, MTU 1500\n" in foot
     assert "Example CPU" in foot
 
@@ -168,11 +168,11 @@ def test_networks_of_several_profiles_read_well(tmp_path: Path) -> None:
     for links in networks:
         for codec in ("fp32", "int8"):
             write_run(tmp_path, cell(codec, links), Pipeline(links))
-    text = build(tmp_path, tmp_path / "report.html").read_text()
+    text = write_report(tmp_path, tmp_path / "report.html").read_text()
     assert "Over cable+ftth+cable a step takes" in text
     assert "↑20 to 300 Mbit/s ↓200 Mbit/s or unshaped, RTT 2 to 14 ms" in text
-    (group,) = collect.groups(collect.read(latest(tmp_path)))
-    assert "over cable+ftth+cable cubic+bbr, slow start after idle off, MTU 1500" in settings(group)
+    (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
+    assert "over cable+ftth+cable cubic+bbr, slow start after idle off, MTU 1500" in settings_words(group)
     assert [text.count(f"<tr><td>{name}</td>") for name in ("cable", "unshaped", "ftth")] == [1, 1, 1]
     assert "<h3>" not in text  # all of it can be compared
 
@@ -190,9 +190,9 @@ def test_other_topologies_are_not_compared(tmp_path: Path) -> None:
     link = profile("home", pipe(80_000_000, 1_000_000), pipe(80_000_000, 1_000_000))
     for topology in ("star", "line"):
         write_run(tmp_path, cell("fp32", link, topology=topology), Pipeline(link, topology=topology))
-    groups = collect.groups(collect.read(latest(tmp_path)))
+    groups = collect.groups(collect.read_runs(latest(tmp_path)))
     assert [group.label for group in groups] == ["topology = line", "topology = star"]
-    assert "boundary-1 up" in build(tmp_path, tmp_path / "report.html").read_text()
+    assert "boundary-1 up" in write_report(tmp_path, tmp_path / "report.html").read_text()
 
 
 def test_the_report_needs_no_torch() -> None:

@@ -12,9 +12,9 @@ from testbed import results
 from testbed.records import StepRecord
 from testbed.report import collect, latest, terminal_table
 from testbed.report.bars import bytes_per_step
-from testbed.report.findings import findings
+from testbed.report.conclusions import conclusions
 from testbed.report.lines import loss_against_steps
-from testbed.report.remarks import CONTROL, MEASURES, inside, labelled, remark, taken
+from testbed.report.remarks import CONTROL, MEASURES, labelled, remark, taken, wrapped_codecs
 from testbed.results import Run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
@@ -72,17 +72,17 @@ def test_what_is_said_follows_from_the_table(codec: str, said: str) -> None:
 
 
 def test_what_is_inside_and_what_a_choice_stands_for() -> None:
-    assert "topk(0.1)" in inside("ef(topk(0.1))")
-    assert inside("delta-int8") == {"int8"}
-    assert inside("fwd=delta(int4), bwd=bf16") == inside("nobody.knows:It") == set()
+    assert "topk(0.1)" in wrapped_codecs("ef(topk(0.1))")
+    assert wrapped_codecs("delta-int8") == {"int8"}
+    assert wrapped_codecs("fwd=delta(int4), bwd=bf16") == wrapped_codecs("nobody.knows:It") == set()
     text = "0: bf16; 1: fwd=zstd(adaptive(5, mild=fp16)), bwd=fp32; rest: bf16"
     assert taken(text, 1, "forward", "mild") == "fp16"
     assert taken(text, 1, "backward", "mild") == "mild"
 
 
 def test_twins_controls_and_choices_are_named(found: Path) -> None:
-    (group,) = collect.groups(collect.read(latest(found)))
-    text = " ".join(findings(group))
+    (group,) = collect.groups(collect.read_runs(latest(found)))
+    text = " ".join(conclusions(group))
     assert "delta(int4(group=64)) and delta-open(int4(group=64)) move as many bytes as int4(group=64)" in text
     assert "not to be used: delta-open(int4(group=64)) and subspace-free" in text
     mild, strong = (taken(ADAPTIVE, 0, "forward", name) for name in ("mild", "strong"))
@@ -100,8 +100,8 @@ def test_what_an_evaluation_without_the_codec_changes_is_said(tmp_path: Path) ->
         if change is not None:
             changed = run.summary.model_copy(update={"uncompressed_loss": loss + change})
             results.write_json(run.folder / "summary.json", changed)
-    (group,) = collect.groups(collect.read(latest(tmp_path)))
-    text = " ".join(findings(group))
+    (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
+    text = " ".join(conclusions(group))
     assert "in place of the codec, the loss changes by: " in text
     assert "int4 -0.2500" in text
     assert "autoencoder +0.1250" in text
@@ -109,7 +109,7 @@ def test_what_an_evaluation_without_the_codec_changes_is_said(tmp_path: Path) ->
 
 
 def test_tables_and_legends_have_the_label(found: Path) -> None:
-    (group,) = collect.groups(collect.read(latest(found)))
+    (group,) = collect.groups(collect.read_runs(latest(found)))
     lines = printed(terminal_table(latest(found)), 130)
     table = " ".join(line.strip() for line in lines)
     assert f"\u2020 {CONTROL}: delta-open(int4(group=64)) over home, subspace-free over home" in table

@@ -11,7 +11,8 @@ from rich.console import Console
 from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed import results
-from testbed.report import certificate_table, collect, latest, tables, terminal_table
+from testbed.export import columns as export_columns
+from testbed.report import certificate_table, collect, latest, numbers, tables, terminal_table, write_report
 from testbed.report.style import looks
 
 
@@ -29,15 +30,15 @@ def runs(experiment: Path) -> list[results.Run]:
 
 @given(st.floats(1e-4, 1e9))
 def test_three_digits_are_within_half_of_the_last(value: float) -> None:
-    text = tables.three(value)
+    text = numbers.three(value)
     assert "e" not in text
     assert float(text) == pytest.approx(value, rel=0.006, abs=1e-6)
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
 def test_what_is_not_known_is_a_dash(value: float | None) -> None:
-    assert tables.three(value) == "-"
-    assert tables.seconds(None) == tables.size(None) == "-"
+    assert numbers.three(value) == "-"
+    assert numbers.seconds(None) == numbers.size(None) == "-"
 
 
 def test_the_table_shows_every_cell_of_the_last_sweep(runs: list[results.Run]) -> None:
@@ -85,7 +86,7 @@ def test_other_settings_are_not_compared(tmp_path: Path) -> None:
     for depth in (1, 3):
         for codec in ("fp32", "int8"):
             write_run(tmp_path, cell(codec, link, schedule="1f1b", in_flight=depth), Pipeline(link))
-    groups = collect.groups(collect.read(latest(tmp_path)))
+    groups = collect.groups(collect.read_runs(latest(tmp_path)))
     assert [group.label for group in groups] == ["pipeline.in_flight = 1", "pipeline.in_flight = 3"]
     assert all(group.codecs == ("fp32", "int8") for group in groups)
 
@@ -94,7 +95,7 @@ def test_two_profiles_of_one_name_stay_apart(tmp_path: Path) -> None:
     for delay in (1, 2):
         link = profile("home", pipe(80_000_000, delay), pipe(80_000_000, delay))
         write_run(tmp_path, cell("fp32", link), Pipeline(link))
-    (group,) = collect.groups(collect.read(latest(tmp_path)))
+    (group,) = collect.groups(collect.read_runs(latest(tmp_path)))
     assert len(group.networks) == 2
     assert all(name.startswith("home [") for name in group.networks)
 
@@ -112,6 +113,20 @@ def test_a_certificate_is_shown_with_its_units(runs: list[results.Run]) -> None:
     assert certificate is not None
     text = "\n".join(printed(certificate_table(certificate), 120))
     assert all(word in text for word in ("Mbit/s", "rtt, idle", "PASS", "tolerance"))
+
+
+def test_a_metric_is_shown_by_its_row_alone(
+    monkeypatch: pytest.MonkeyPatch, runs: list[results.Run], experiment: Path, tmp_path: Path
+) -> None:
+    """What a newcomer touches: the field of Summary is in the export and combined over runs already."""
+    column = tables.ResultColumn("training time", "s", "wall\n", lambda cell: f"{cell.summary.wall_s:.6f}")
+    monkeypatch.setattr(tables, "COLUMNS", (*tables.COLUMNS, column))
+    shown = {f"{run.summary.wall_s:.6f}" for run in runs if run.summary is not None and run.summary.status == "ok"}
+    assert len(shown) > 1
+    text = "\n".join(printed(terminal_table(runs), 160))
+    page = write_report(experiment, tmp_path / "report.html").read_text()
+    assert all(number in text and f">{number}<" in page for number in shown)
+    assert "wall_s" in {column.name for column in export_columns.TABLES["runs"]}
 
 
 @given(st.lists(st.text("abcdefgh-:.", min_size=1, max_size=8), max_size=24))

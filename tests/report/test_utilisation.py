@@ -29,7 +29,7 @@ def a_run(folder: Path, samples: list[Sample]) -> collect.Result:
 
 
 def result_of(run: Run) -> collect.Result:
-    return next(iter(collect.read([run])))
+    return next(iter(collect.read_runs([run])))
 
 
 def test_what_was_carried_and_asked_is_kept_whatever_the_intervals(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_run_that_was_hardly_sampled_has_no_figure(tmp_path: Path, kept: int) 
 def test_a_lab_of_many_links_shows_those_that_carried_most(tmp_path: Path) -> None:
     what = cell("fp32", LINK, stages=12, microbatches=1)
     write_run(tmp_path, what, Pipeline(LINK, stages=12, microbatches=1))
-    (group,) = collect.groups(collect.read(collect.latest(tmp_path)))
+    (group,) = collect.groups(collect.read_runs(collect.latest(tmp_path)))
     (drawing,) = utilisation.utilisation(group, "")
     assert len(drawing.figure.axes) == 16
     assert "The 8 of 12 links that carried most" in drawing.caption
@@ -86,7 +86,7 @@ def test_a_run_without_certificates_is_drawn_hollow(tmp_path: Path) -> None:
         folder = tmp_path / verdict
         folder.mkdir()
         write_run(folder, cell("fp32", LINK), Pipeline(LINK), verdict=verdict)
-        (group,) = collect.groups(collect.read(collect.latest(folder)))
+        (group,) = collect.groups(collect.read_runs(collect.latest(folder)))
         (drawing,) = utilisation.utilisation(group, "")
         filled = {
             patch.get_fill()

@@ -9,10 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from rich.table import Table
+from rich.text import Text
 
-from testbed.records import Measurement
+from testbed.records import Certificate, Measurement
 from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened
 from testbed.report.collect import Group
+from testbed.report.numbers import MISSING
 from testbed.report.style import INK, MUTED, PAPER, RULE, Look
 
 _PANELS = {
@@ -28,7 +31,7 @@ _ROW, _ROOM = 0.36, 0.25
 """Height of a network's row, and of what stands around the rows; inches."""
 
 
-class Point(NamedTuple):
+class LinkRatio(NamedTuple):
     """One quantity of one link, measured once."""
 
     network: str
@@ -43,28 +46,28 @@ class Point(NamedTuple):
     passed: bool
 
 
-def _point(network: str, codec: str, one: Measurement) -> Point | None:
+def _ratio(network: str, codec: str, one: Measurement) -> LinkRatio | None:
     """None where nothing was asked, or 0 was: there is no ratio then."""
     if not one.expected or one.measured is None:
         return None
     tolerance = (one.tolerance or 0.0) / one.expected
-    return Point(
+    return LinkRatio(
         network, codec, one.quantity, one.direction, one.measured / one.expected, tolerance, one.verdict == "PASS"
     )
 
 
-def points(group: Group) -> Iterator[Point]:
+def link_ratios(group: Group) -> Iterator[LinkRatio]:
     """Every measurement that something was asked of, in both certificates of every run."""
     for (network, codec), entry in group.cells.items():
         for result in entry.results:
             both = result.certificates
             for certificate in () if both is None else (both.before, both.after):
                 for one in () if certificate is None else certificate.measurements:
-                    if (point := _point(network, codec, one)) is not None:
+                    if (point := _ratio(network, codec, one)) is not None:
                         yield point
 
 
-def _panel(axes: Axes, networks: Sequence[str], found: Sequence[Point], looks: Mapping[str, Look]) -> None:
+def _panel(axes: Axes, networks: Sequence[str], found: Sequence[LinkRatio], looks: Mapping[str, Look]) -> None:
     axes.axvline(1.0, color=INK, lw=1.0, ls=(0, (2, 2)))
     for y, network in enumerate(networks):
         here = [point for point in found if point.network == network]
@@ -90,7 +93,7 @@ def _panel(axes: Axes, networks: Sequence[str], found: Sequence[Point], looks: M
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
-def _legend(group: Group, found: Sequence[Point], looks: Mapping[str, Look]) -> list[Handle]:
+def _legend(group: Group, found: Sequence[LinkRatio], looks: Mapping[str, Look]) -> list[Handle]:
     words = {"up": "up", "down": "down", "both": "both ways"}
     legend: list[Handle] = [Patch(facecolor=looks[codec].colour, label=codec) for codec in group.codecs]
     legend += [
@@ -106,7 +109,7 @@ def _legend(group: Group, found: Sequence[Point], looks: Mapping[str, Look]) -> 
 
 def asked_against_measured(group: Group, settings: str) -> Drawing | None:
     """A panel a kind of quantity, a row a shaped network; None where no certificate asked for anything."""
-    every = list(points(group))
+    every = list(link_ratios(group))
     chosen = {title: [one for one in every if one.quantity in quantities] for title, quantities in _PANELS.items()}
     panels = {title: found for title, found in chosen.items() if found}
     if not panels:
@@ -133,3 +136,59 @@ def asked_against_measured(group: Group, settings: str) -> Drawing | None:
     if any(entry.cell.compute.dilation > 1 for entry in group.entries):
         caption += " The links are those of the lab, dilation included."
     return Drawing("links", title, caption, figure)
+
+
+_SHOWN = {"bit/s": (1e-6, "Mbit/s"), "share": (100.0, "%")}
+"""Unit of a record -> how it is shown."""
+
+
+def measurement_cells(one: Measurement) -> tuple[str, str, str]:
+    """(asked, measured, tolerance) with the unit; '-' where nothing was asked or found."""
+
+    factor, unit = _SHOWN.get(one.unit, (1.0, one.unit))
+
+    def text(value: float | None, digits: int) -> str:
+        return MISSING if value is None else f"{value * factor:.{digits}g} {unit}"
+
+    tolerance = text(one.tolerance, 2)
+    return text(one.expected, 4), text(one.measured, 4), tolerance if tolerance == MISSING else f"±{tolerance}"
+
+
+def certificate_table(certificate: Certificate) -> Table:
+    """Asked against measured, one row a quantity, for the terminal; what must be known about them stands below."""
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style=""
+    )
+    for title in ("link", "", "quantity", "asked", "measured", "tolerance", "n", "verdict"):
+        numeric = title in ("asked", "measured", "tolerance", "n")
+        # Only the quantity's detail gives way on a narrow terminal.
+        table.add_column(title, justify="right" if numeric else "left", overflow="fold", no_wrap=title != "quantity")
+    notes: dict[str, list[str]] = {}
+    for one in certificate.measurements:
+        verdict = Text(one.verdict, style="green" if one.verdict == "PASS" else "bold red")
+        quantity = f"{one.quantity}, {one.detail}" if one.detail else one.quantity
+        direction = "" if one.direction == "both" else one.direction
+        table.add_row(one.link, direction, Text(quantity), *measurement_cells(one), str(one.samples), verdict)
+        if one.note:
+            notes.setdefault(one.note, []).append(
+                " ".join(part for part in (one.link, direction, one.quantity) if part)
+            )
+    if notes:
+        table.caption = Text("\n".join(f"{', '.join(dict.fromkeys(who))}: {note}" for note, who in notes.items()))
+    return table
+
+
+def certificate_summary(name: str, certificate: Certificate) -> str:
+    """The verdict in a line, and why."""
+    failed = [one for one in certificate.measurements if one.verdict == "FAIL"]
+    measured = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
+    lines = [f"{name}: {certificate.verdict}, {measured}"]
+    for one in failed:
+        asked, found, tolerance = measurement_cells(one)
+        lines.append(
+            f"  {one.link} {one.direction} {one.quantity}: asked {asked} {tolerance}, found {found}: {one.note}"
+        )
+    if certificate.rejected:
+        first = ", ".join(dict.fromkeys(f"{one.link} {one.direction} {one.quantity}" for one in certificate.rejected))
+        lines.append(f"  measured twice; out of tolerance the first time: {first}")
+    return "\n".join(lines)

@@ -17,7 +17,7 @@ from testbed.net.certificate.accuracy import (
     column_measurements,
 )
 from testbed.records import Measurement
-from testbed.report import markdown
+from testbed.report.numbers import markdown_table
 
 FAILED = " !"
 """Behind a cell that is out of tolerance."""
@@ -69,7 +69,7 @@ def _verdict(result: PointResult) -> str:
     return ("PASS" if result.passed else "FAIL") + (", second attempt" if result.certificate.rejected else "")
 
 
-def rows(found: Accuracy) -> list[tuple[str, ...]]:
+def accuracy_rows(found: Accuracy) -> list[tuple[str, ...]]:
     """Under HEADINGS: how far each quantity lies from the ideal, the worse of both directions."""
     return [
         (
@@ -84,7 +84,7 @@ def rows(found: Accuracy) -> list[tuple[str, ...]]:
     ]
 
 
-def loss_rows(found: Accuracy) -> list[tuple[str, ...]]:
+def loss_accuracy_rows(found: Accuracy) -> list[tuple[str, ...]]:
     """Under LOSS_HEADINGS: shares of packets with the tolerance that their number allows, mean bursts in packets."""
     return [
         (
@@ -148,15 +148,15 @@ a packet, within 10 %. `busy`: every processor also runs a program that never sl
 """
 
 
-def page(found: Sequence[Accuracy]) -> str:
+def accuracy_page(found: Sequence[Accuracy]) -> str:
     """docs/accuracy.md."""
     parts = [_METHOD]
     for one in found:
-        parts.append(f"## Engine {one.engine}\n\n{machine_line(one)}\n\n{markdown.table(HEADINGS, rows(one))}")
-        if lossy := loss_rows(one):
-            parts.append(markdown.table(LOSS_HEADINGS, lossy))
+        parts.append(f"## Engine {one.engine}\n\n{machine_line(one)}\n\n{markdown_table(HEADINGS, accuracy_rows(one))}")
+        if lossy := loss_accuracy_rows(one):
+            parts.append(markdown_table(LOSS_HEADINGS, lossy))
     if len(found) == 2:
         accepted = f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed with both:"
-        table = markdown.table(AGREEMENT_HEADINGS, agreement_rows(*found))
+        table = markdown_table(AGREEMENT_HEADINGS, agreement_rows(*found))
         parts.append(f"## The engines against each other\n\n{accepted}\n\n{table}")
     return "\n".join(parts)

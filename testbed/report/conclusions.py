@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.report import remarks, tables
+from testbed.report import numbers, remarks
 from testbed.report.collect import BASELINE, Group, codec_order
 from testbed.report.entry import OVERRUNS, Entry
 
@@ -37,7 +37,7 @@ def _differing(group: Group) -> list[str]:
     return list(found)
 
 
-def findings(group: Group) -> list[str]:
+def conclusions(group: Group) -> list[str]:
     """The sentences at the top of a report, the most important first."""
     found = [sentence for network in group.networks if (sentence := _time(group, network))]
     more = (_bytes, _twins, _loss, _without, _controls, _choices, _ideal, _busy, _overruns, _unmeasured)
@@ -60,15 +60,15 @@ def _time(group: Group, network: str) -> str | None:
         if compared is None or compared.speed_up is None:
             continue
         codec, ratio = entry.cell.codec + _doubt(entry, marked), compared.speed_up.value
-        ends = tables.interval(compared.speed_up.interval, "{:.2f}")
+        ends = numbers.interval(compared.speed_up.interval, "{:.2f}")
         if not compared.separable:
             within.append(f"{codec} ({ratio:.2f} {ends}".rstrip() + ")")
         elif ratio > 1:
-            faster.append(f"{codec} is {ratio:.2f} {ends} times as fast ({tables.seconds(entry.measured.step_s)})")
+            faster.append(f"{codec} is {ratio:.2f} {ends} times as fast ({numbers.seconds(entry.measured.step_s)})")
         else:
             slower.append(f"{codec} ({1 / ratio:.2f} times as long)")
     return (
-        f"Over {network} a step takes {tables.seconds(base.measured.step_s)} with fp32{_doubt(base, marked)}; "
+        f"Over {network} a step takes {numbers.seconds(base.measured.step_s)} with fp32{_doubt(base, marked)}; "
         + (f"{_join(faster)}." if faster else "no codec makes it clearly faster.")
         + (f" Not separable from fp32: {_join(within)}." if within else "")
         + (f" Slower: {_join(slower)}." if slower else "")
@@ -95,8 +95,8 @@ def _bytes(group: Group) -> str | None:
     base = payloads.pop(BASELINE, None)
     if not base or not payloads:
         return None
-    parts = [f"{codec} {tables.three(base / payload)} times fewer" for codec, payload in payloads.items()]
-    return f"Payload of a step: fp32 {tables.size(base)}; {_join(parts)}."
+    parts = [f"{codec} {numbers.three(base / payload)} times fewer" for codec, payload in payloads.items()]
+    return f"Payload of a step: fp32 {numbers.size(base)}; {_join(parts)}."
 
 
 def _twins(group: Group) -> str | None:
@@ -104,7 +104,7 @@ def _twins(group: Group) -> str | None:
     payloads = _payloads(group)
     found: dict[str, list[str]] = {}
     for codec, payload in payloads.items():
-        for other in sorted(remarks.inside(codec) & payloads.keys()):
+        for other in sorted(remarks.wrapped_codecs(codec) & payloads.keys()):
             if abs(payload - payloads[other]) <= _SAME_BYTES * payloads[other]:
                 found.setdefault(other, []).append(codec)
     sentences = [
@@ -155,7 +155,7 @@ def _loss(group: Group) -> str | None:
             if codec != BASELINE and found is not None and found.loss_difference is not None:
                 difference = found.loss_difference
                 parts.append(
-                    f"{codec} {round(difference.value, 4) + 0.0:+.4f} {tables.interval(difference.interval, '{:+.4f}')}".rstrip()
+                    f"{codec} {round(difference.value, 4) + 0.0:+.4f} {numbers.interval(difference.interval, '{:+.4f}')}".rstrip()
                 )
         if parts:
             step = base.steps[0].validation[-1].step
@@ -223,7 +223,7 @@ def _busy(group: Group) -> str | None:
             worst = times[slow] / times[fast]
             found = (
                 f"The machine was not equally fast for all runs: over {network} the compute part of a step took "
-                f"{tables.seconds(times[slow])} with {slow} and {tables.seconds(times[fast])} with {fast}, "
+                f"{numbers.seconds(times[slow])} with {slow} and {numbers.seconds(times[fast])} with {fast}, "
                 "though codecs do not change it. Step times differ by as much for that reason alone."
             )
     return found

@@ -1,0 +1,52 @@
+"""Numbers as text, in the terminal, on the page and in Markdown. A missing number is '-', never 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Sequence
+
+from testbed.metrics.statistics import Interval
+
+MISSING = "-"
+_SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+
+
+def three(value: float | None) -> str:
+    """Three significant digits, never an exponent: 1234.5 -> '1234' (rounded half to even), 1.234 -> '1.23', None -> '-'."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    rounded = float(f"{value:.3g}")
+    digits = 2 if rounded == 0 else max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{value:.{min(digits, 6)}f}"
+
+
+def seconds(value: float | None) -> str:
+    """0.4123 -> '412 ms', 12.3 -> '12.3 s'."""
+    if value is None:
+        return MISSING
+    return f"{three(value * 1e3)} ms" if value < 1 else f"{three(value)} s"
+
+
+def size(value: float | None) -> str:
+    """1_048_576 -> '1.05 MB'."""
+    if value is None:
+        return MISSING
+    unit, name = next(((u, n) for u, n in _SIZES if value >= u), (1.0, "B"))
+    return f"{three(value / unit)} {name}" if unit > 1 else f"{value:.0f} B"
+
+
+def interval(found: Interval | tuple[float, float] | None, form: str) -> str:
+    """'[1.32, 1.39]'; empty where there is none."""
+    return "" if found is None else f"[{form.format(found[0])}, {form.format(found[1])}]"
+
+
+def byte_unit(values: Iterable[float | None]) -> tuple[float, str]:
+    """The unit that suits the largest."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    return next(((unit, name) for unit, name in _SIZES if largest >= unit), _SIZES[-1])
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:
+    """Write a table in Markdown; the columns named in `right` are aligned to the right."""
+    rule = ["---:" if heading in right else "---" for heading in headings]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (headings, rule, *rows))
