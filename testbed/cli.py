@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands import bench, codecs, devices, export, lab, profiles, sweep, traces, vm
+from testbed.commands import bench, codecs, devices, docs, export, lab, profiles, sweep, traces, vm
 from testbed.commands.console import err
 from testbed.errors import TestbedError, UserError
 
@@ -30,7 +30,7 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
     _State.debug = debug
 
 
-for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export):
+for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export, docs.docs):
     app.command()(command)
 app.command("profiles")(profiles.list_profiles)
 app.command("devices")(devices.list_devices)

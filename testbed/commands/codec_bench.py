@@ -95,11 +95,18 @@ def _tensors() -> Path:
 
 
 def _run(module: str, *arguments: str) -> Iterator[str]:
-    """Yield the lines that a program of ours prints, as the person behind sudo, with one thread. StageError when it fails."""
+    """Yield the lines that a program of ours prints, as the person behind sudo, with one thread.
+
+    StageError when it fails.
+    """
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, **paths.as_invoking_user(),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **paths.as_invoking_user(),
+    )
     if done.returncode:
         if done.returncode == UserError.exit_status:
             raise UserError(done.stderr.strip())

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List the codecs; show what is known of one.", invoke_without_command=True)
 _TOGETHER = (
-    "They are put together like this: ef(topk(0.1)); fwd=bf16, bwd=int8 for the two directions; 0: int8; rest: bf16 for the "
-    "boundaries. One in full: python -m testbed codecs show NAME"
+    "They are put together like this: ef(topk(0.1)); fwd=bf16, bwd=int8 for the two directions; 0: int8; rest: bf16 "
+    "for the boundaries. One in full: python -m testbed codecs show NAME"
 )
 
 
@@ -72,7 +72,10 @@ def check(
         typer.Argument(metavar="NAME", help="A codec's name, or a text such as 'ef(topk(0.1))' or 'pkg.mod:Class'."),
     ],
 ) -> None:
-    """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost. Exit status 1 if it fails."""
+    """Try a codec, ours or anyone else's: bytes, state, its law, odd tensors, hostile bytes, cost.
+
+    Exit status 1 if it fails.
+    """
     # In a process of its own, as the person behind sudo: it runs a stranger's code.
     with start_program(
         "testbed.codecs.check",

@@ -21,16 +21,9 @@ def list_devices(
     name: Annotated[
         str | None, typer.Argument(help="Show this device in full: its name, or the path of its file.")
     ] = None,
-    draw_page: Annotated[
-        bool, typer.Option("--page", help="Print the README of the devices, drawn from the files.")
-    ] = False,
 ) -> None:
     """List the devices whose pace stages can be held to, or show one in full, as a file that reads back."""
-    if draw_page:
-        from testbed.devices.devices_page import draw_devices_page
-
-        typer.echo(draw_devices_page(), nl=False)
-    elif name is not None:
+    if name is not None:
         shown = devices.load_device(name)
         typer.echo(f"# {shown.name}\n{devices.write_device(shown)}", nl=False)
     else:

@@ -22,14 +22,10 @@ def export(
         Path | None,
         typer.Option("-o", "--output", help="Folder to write to; by default export/FORMAT in the first one."),
     ] = None,
-    draw_page: Annotated[bool, typer.Option("--page", help="Print the README of the tables instead.")] = False,
 ) -> None:
     """Write the runs of an experiment's last sweep as tables, event files or timelines; starts nothing."""
     from testbed import export as exporting
 
-    if draw_page:
-        typer.echo(exporting.draw_export_page(), nl=False)
-        return
     if not folder.is_dir():
         raise UserError(f"there is no result folder {folder}; run a sweep first, or name another folder")
     place = output or folder / "export" / to

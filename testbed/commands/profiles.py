@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from testbed import paths, profiles
+from testbed import profiles
 from testbed.commands.console import out
 from testbed.errors import UserError
 from testbed.profiles.link_profile import LinkProfile
@@ -28,16 +28,9 @@ def list_profiles(
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the profile shown, e.g. up.rate=40Mbit."),
     ] = [],  # noqa: B006
-    draw_page: Annotated[
-        bool, typer.Option("--page", help="Print the README of the profiles, drawn from the files.")
-    ] = False,
 ) -> None:
     """List the link profiles, or show one in full, every number resolved, as a file that reads back."""
-    if draw_page:
-        from testbed.profiles.profiles_page import draw_profiles_page
-
-        typer.echo(draw_profiles_page(paths.profile_folders()[0]), nl=False)
-    elif name is not None:
+    if name is not None:
         shown = profiles.load_profile(name, change)
         typer.echo(f"# {shown.name}\n{profiles.write_profile(shown)}", nl=False)
     elif change:

@@ -207,7 +207,7 @@ def schema(table: str) -> Any:
 
 _HEAD = """# Results for other programs
 
-Printed by `python -m testbed export --page`.
+<!-- Drawn from columns.py by `python -m testbed docs` -->
 
 ```
 python -m testbed export results/default --to csv          # or parquet: six tables; columns.csv describes them

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from testbed import results
 from testbed.cli import app
 from testbed.errors import ResultsError, SpecError, UnknownNameError
-from testbed.export import FORMATS, columns, draw_export_page, export, rows, runs_to_export, table_files
+from testbed.export import FORMATS, columns, export, rows, runs_to_export, table_files
 from testbed.metrics import loss_curve, validation_curve
 
 TABLES = pytest.mark.parametrize("table", columns.TABLES)
@@ -109,11 +109,6 @@ def test_links_carry_what_the_counters_say(experiment: Path) -> None:
         seconds = one.at_s.diff()
         carried = (one.rate_bps * seconds).sum() / 8
         assert carried == pytest.approx(samples[-1].links[link][way].bytes - samples[0].links[link][way].bytes)
-
-
-def test_the_page_describes_the_tables() -> None:
-    shipped = Path(columns.__file__).with_name("README.md").read_text(encoding="utf8")
-    assert shipped == draw_export_page(), "print it again: python -m testbed export --page > testbed/export/README.md"
 
 
 def test_what_cannot_be_exported_is_said(experiment: Path, tmp_path: Path) -> None:

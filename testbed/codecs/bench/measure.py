@@ -1,7 +1,8 @@
-"""Measure codecs on saved tensors: `python -m testbed.codecs.bench.measure FILE CODEC ...` prints one line of JSON per result.
+"""Measure codecs on saved tensors: `python -m testbed.codecs.bench.measure FILE CODEC ...` prints one line of JSON
+per result.
 
-FILE is what `python -m testbed.workloads.capture` writes. This is a program of its own, so that the command line needs no torch,
-and torch has one thread.
+FILE is what `python -m testbed.workloads.capture` writes. This is a program of its own, so that the command line
+needs no torch, and torch has one thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def tensors_of(path: str) -> dict[Direction, list[Tensor]]:
 
 
 def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> tuple[float, float]:
-    """Return |decoded - x| / |x| over messages of consecutive steps of one micro-batch, and bits per value on the wire."""
+    """Return |decoded - x| / |x| over messages of consecutive steps of one micro-batch, and bits per value on the
+    wire.
+    """
     wrong = right = 0.0
     bits = count = 0
     for number, x in enumerate(tensors):
@@ -86,7 +89,10 @@ def results_in_model(text: str, forward: Subject, gradients: list[Tensor]) -> It
 
 
 def main(arguments: list[str]) -> int:
-    """Print each codec in both directions, then the peers that are installed. A codec that fails is a line with `failed`."""
+    """Print each codec in both directions, then the peers that are installed.
+
+    A codec that fails is a line with `failed`.
+    """
     path, *texts = arguments
     torch.set_num_threads(1)
     tensors = tensors_of(path)

@@ -9,7 +9,8 @@ SLOW_BPS, FAST_BPS = 80_000_000, 1_000_000_000
 """The two links that a codec's time is set beside, in bits per second of payload."""
 BENCHED = (
     "fp32", "bf16", "fp16", "fp8",
-    "int8", "int6(group=64)", "int4", "int4(group=64)", "int4(group=32, asymmetric)", "int3(group=64)", "int2(group=64)", "int1",
+    "int8", "int6(group=64)", "int4", "int4(group=64)", "int4(group=32, asymmetric)",
+    "int3(group=64)", "int2(group=64)", "int1",
     "blockwise-8", "hadamard(int4(group=64))", "tah", "acsgd",
     "topk(0.1)", "topk(0.1, tensor)", "topk(0.02)", "columns(0.1)", "mask(0.1)", "powersgd(8)", "powersgd(32)",
     "ef(topk(0.1))", "ef21(topk(0.1))",
@@ -59,7 +60,10 @@ class CodecCost(Frozen):
 
     @property
     def break_even_bps(self) -> float:
-        """The rate at which the codec takes the time that it saves on the wire; above it bf16 is faster. 0 where it saves nothing."""
+        """The rate at which the codec takes the time that it saves on the wire; above it bf16 is faster.
+
+        0 where it saves nothing.
+        """
         return max(0.0, 16 * self.values - 8 * self.payload_bytes) / self.codec_s
 
 

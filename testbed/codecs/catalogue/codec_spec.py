@@ -1,4 +1,7 @@
-"""One codec with its arguments: a tree of `notation` checked against the table, and its canonical text. No torch here."""
+"""One codec with its arguments: a tree of `notation` checked against the table, and its canonical text.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ class CodecSpec:
     def nominal_bits(self) -> float:
         """Bits per element of a large tensor, in the direction that takes more of them.
 
-        Links are certified with messages of about this size before the codec has sent any. A formula that leaves nothing of a
-        large tensor, such as that of a low-rank factor, is taken at a typical one.
+        Links are certified with messages of about this size before the codec has sent any. A formula that leaves
+        nothing of a large tensor, such as that of a low-rank factor, is taken at a typical one.
         """
         return self._most_bits(formula.LARGE) or self._most_bits(formula.TYPICAL)
 
@@ -64,7 +67,7 @@ class CodecSpec:
         return next((value for _, value in self.arguments if isinstance(value, CodecSpec)), None)
 
     def parts(self) -> Iterator[CodecSpec]:
-        """Itself, and the codecs inside it."""
+        """Yield the spec itself, and the codecs inside it."""
         yield self
         for _, value in self.arguments:
             if isinstance(value, CodecSpec):
@@ -96,12 +99,12 @@ class CodecSpec:
 
 
 def parse_codec(text: str) -> CodecSpec:
-    """One codec from its text. UnknownNameError or SpecError, with the place, for what cannot be made."""
+    """Read one codec from its text. UnknownNameError or SpecError, with the place, for what cannot be made."""
     return bind(codec_tree(text), text)
 
 
 def bind(call: Call, text: str) -> CodecSpec:
-    """A tree of `text` checked against the table: names, sorts of arguments, ranges, nothing missing."""
+    """Check a tree of `text` against the table: names, sorts of arguments, ranges, nothing missing."""
     try:
         row = table.find_codec(call.name)
     except UnknownNameError as error:
@@ -126,14 +129,14 @@ def bind(call: Call, text: str) -> CodecSpec:
 
 
 def _foreign(value: Number | Call, text: str) -> Value:
-    """Of a class that the table knows nothing of: a bare word is a text, a codec has brackets or a module."""
+    """Return an argument of anyone else's class: a bare word is a text, a codec has brackets or a module."""
     if isinstance(value, Number):
         return value.value
     return bind(value, text) if value.brackets or ":" in value.name else value.name
 
 
 def _parameter(row: CodecRow, argument: Argument, given: dict[str, Value], text: str) -> Parameter:
-    """The one that an argument sets."""
+    """Return the parameter that an argument sets."""
     value = argument.value
     if not row.parameters:
         raise fault(text, argument.at, f"{row.name} takes no arguments")
@@ -158,14 +161,14 @@ def _parameter(row: CodecRow, argument: Argument, given: dict[str, Value], text:
 
 
 def _open(parameter: Parameter, *, number: bool) -> bool:
-    """Whether it can be set without its name, by a number or by anything else that is no choice."""
+    """Whether a parameter can be set without its name, by a number or by anything else that is no choice."""
     if number:
         return parameter.kind in ("int", "float")
     return parameter.kind == "codec" or (parameter.kind == "word" and not parameter.choices)
 
 
 def _value(row: CodecRow, parameter: Parameter, value: Number | Call, text: str) -> Value:
-    """An argument's value, checked."""
+    """Return an argument's value, checked."""
 
     def wrong(found: str, wanted: str) -> SpecError:
         return fault(text, value.at, f"{parameter.name} of {row.name} must be {wanted}, found {found}")
@@ -187,7 +190,7 @@ def _value(row: CodecRow, parameter: Parameter, value: Number | Call, text: str)
 
 
 def wanted(parameter: Parameter) -> str:
-    """What a parameter may be, for people."""
+    """Say what a parameter may be."""
     if parameter.kind == "word":
         return f"one of {', '.join(parameter.choices)}" if parameter.choices else "a word"
     if parameter.kind == "codec":
@@ -219,7 +222,7 @@ def _filled(parameter: Parameter) -> Value:
 
 
 def example(row: CodecRow) -> str:
-    """A text with all that is required: what help and messages show, and what the kit checks."""
+    """Return a text with all that is required: help and messages show it, and the kit checks it."""
     if row.example:
         return row.example
     needed = [one for one in row.parameters if one.default is REQUIRED]
@@ -248,7 +251,7 @@ def _our_arguments(spec: CodecSpec) -> Iterator[str]:
     for (name, value), parameter in zip(spec.arguments, row.parameters, strict=True):
         number = parameter.kind in ("int", "float")
         required = parameter.default is REQUIRED
-        # Without its name it must be the first of its sort that is not set: no earlier one may have been left to its default.
+        # Without its name it must be the first of its sort that is not set, so no earlier one may be at its default.
         bare = required and not sorts_with_defaults[number]
         if _open(parameter, number=number) and not required:
             sorts_with_defaults[number] = True

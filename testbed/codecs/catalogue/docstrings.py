@@ -23,7 +23,10 @@ class ClassDocs(NamedTuple):
 
 
 def class_docs(path: str) -> ClassDocs:
-    """The docstrings of a class, named as 'pkg.mod:Class'. SpecError where the module has no source, or not this class."""
+    """Read the docstrings of a class, named as 'pkg.mod:Class'.
+
+    SpecError where the module has no source, or not this class.
+    """
     module, _, name = path.partition(":")
     origin = table.locate_module(module, path).origin
     if origin is None or not origin.endswith(".py"):

@@ -10,7 +10,7 @@ It may use numbers, + - * /, `or`, `A if B else C`, min, max, ceil and log2, and
     d            the width of the tensor, its last axis
     bn           the number of tokens in the message
     n            the number of values in the message
-    a parameter  its number; a codec's bits per element; where it is a word that names a codec (fp32, bf16), that codec's bits
+    a parameter  its number; a codec's bits per element, also where a word names the codec (fp32, bf16)
     a choice     whether the parameter that has this word among its choices is set to it
 """
 

@@ -1,4 +1,4 @@
-"""The notation of codecs: text to trees. What the names mean is `codec_spec`'s and `placement`'s business. No torch here.
+"""The grammar of codecs: a text as a tree. What the names mean is for `codec_spec` and `placement`. No torch here.
 
     placement   rule {";" rule}                         0: int8; 1-3: fwd=int4, bwd=int8; rest: bf16
     rule        [(number ["-" number] | "rest") ":"] both
@@ -63,7 +63,7 @@ class Both:
 
 @dataclass(frozen=True)
 class Rule:
-    """What is chosen for the boundaries `first` to `last`; for those without a rule of their own where `first` is None."""
+    """The codecs of the boundaries `first` to `last`; of all boundaries without a rule where `first` is None."""
 
     first: int | None
     last: int | None
@@ -72,7 +72,7 @@ class Rule:
 
 
 def fault(text: str, at: int, message: str) -> SpecError:
-    """What is wrong with a codec's text, and where."""
+    """Make the error that says what is wrong with a codec's text, and where."""
     where = f"character {at + 1}" if at < len(text) else "at its end"
     return SpecError(f"codec {text!r}, {where}: {message}")
 

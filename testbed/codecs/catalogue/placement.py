@@ -20,38 +20,49 @@ class CodecPair(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One codec where both are the same."""
+        """The canonical text, which names one codec where both are the same."""
         return (
             self.forward.text if self.forward == self.backward else f"fwd={self.forward.text}, bwd={self.backward.text}"
         )
 
     @property
     def fault(self) -> str | None:
-        """Why gradients that go by their activations' codec cannot."""
+        """Why gradients that go by their activations' codec cannot do so here; None where nothing is wrong."""
         for part in self.backward.parts():
             if not part.row.pairs:
                 continue
-            masks = [one for one in self.forward.parts() if one.row.backward == part.row.backward]
+            masks = [mask for mask in self.forward.parts() if mask.row.backward == part.row.backward]
             if not masks:
-                through = self.forward.text
-                return f"gradients of {part.name} go by its activations, which go through {through}; name {part.name} for both"
-            if all(_share(one) != _share(part) for one in masks):
-                return f"gradients of {part.text} go where the activations of {masks[0].text} went; give both the same share"
+                return (
+                    f"gradients of {part.name} go by its activations, which go through {self.forward.text}; "
+                    f"name {part.name} for both"
+                )
+            if all(_share(mask) != _share(part) for mask in masks):
+                return (
+                    f"gradients of {part.text} go where the activations of {masks[0].text} went; "
+                    "give both the same share"
+                )
         for spec in self:
             for part in spec.parts():
-                inside = [one for one in part.parts() if one.row.pairs] if part.row.measures else []
+                inside = [inner for inner in part.parts() if inner.row.pairs] if part.row.measures else []
                 if inside:
-                    return f"gradients of {inside[0].name} go by its activations; {part.name} may have sent those through another"
+                    return (
+                        f"gradients of {inside[0].name} go by its activations; "
+                        f"{part.name} may have sent those through another"
+                    )
         return None
 
 
 class Placement(NamedTuple):
-    """What a cell's `codec` says. Two are equal whenever two texts choose the same codecs, once `over` has seen how many boundaries there are."""
+    """What a cell's `codec` says.
+
+    Two are equal whenever two texts choose the same codecs, once `over` has seen how many boundaries there are.
+    """
 
     numbered: tuple[tuple[int, CodecPair], ...]
-    """In order."""
+    """The boundaries that have codecs of their own, in order."""
     rest: CodecPair | None
-    """Of the boundaries without a number; None where every one must have its own."""
+    """The codecs of all other boundaries; None where each must have its own."""
 
     @property
     def text(self) -> str:
@@ -72,7 +83,7 @@ class Placement(NamedTuple):
         return pair.forward if direction == "forward" else pair.backward
 
     def over(self, boundaries: int) -> Placement:
-        """The same for a pipeline of so many boundaries, in its canonical form: the commonest pair is the rest.
+        """Return the canonical form for a pipeline of `boundaries` boundaries: the commonest pair is the rest.
 
         SpecError for a boundary that has no codec, or that the pipeline does not have.
         """
@@ -105,14 +116,14 @@ class Placement(NamedTuple):
         return any(part.row.measures for spec in self.specs() for part in spec.parts())
 
     def specs(self) -> Iterator[CodecSpec]:
-        """All its codecs, some perhaps more than once."""
+        """Yield all its codecs, some perhaps more than once."""
         for pair in (*(pair for _, pair in self.numbered), self.rest):
             if pair is not None:
                 yield from pair
 
 
 def parse_placement(text: str) -> Placement:
-    """A cell's `codec`. UnknownNameError or SpecError, with the place, for what cannot be made."""
+    """Read a cell's `codec`. UnknownNameError or SpecError, with the place, for what cannot be made."""
     numbered: dict[int, CodecPair] = {}
     rest: CodecPair | None = None
     for rule in placement_tree(text):
@@ -130,7 +141,10 @@ def parse_placement(text: str) -> Placement:
 
 
 def canonical_text(text: str) -> str:
-    """The canonical text as far as it shows without the number of boundaries; one that cannot be read stays as it is."""
+    """Return the canonical text, as far as it shows without the number of boundaries.
+
+    A text that cannot be read stays as it is.
+    """
     try:
         return parse_placement(text).text
     except UserError:

@@ -24,7 +24,8 @@ Default: TypeAlias = int | float | str | _Required
 class Parameter:
     """One parameter of a codec's constructor, which receives it by name.
 
-    In a text, an argument without a name sets the first parameter of its sort (number, codec or free word) that is not set yet.
+    In a text, an argument without a name sets the first parameter of its sort (number, codec or free word) that is
+    not set yet.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Parameter:
     """REQUIRED, or a value; a codec's default is its text."""
     doc: str
     choices: tuple[str, ...] = ()
-    """The words that it may be. A bare word among the arguments that is one of them sets this parameter, wherever it stands."""
+    """The words that it may be: each sets this parameter where it stands bare among the arguments."""
     least: float | None = None
     most: float | None = None
 
@@ -44,7 +45,8 @@ class CodecRow:
 
     name: str
     forward: str
-    """The class for activations, 'pkg.mod:Class', called with a `contract.Context` and all parameters by name. A function will do."""
+    """The class for activations, 'pkg.mod:Class', called with a `contract.Context` and all parameters by name. A
+    function will do."""
     backward: str
     """The class for the gradients of activations."""
     parameters: tuple[Parameter, ...] = ()
@@ -52,9 +54,9 @@ class CodecRow:
     example: str = ""
     """A text that shows it in its usual surroundings; where this is empty, the shortest one serves."""
     bits: str | None
-    """Bits per element on the wire, without the payload's header: the one statement of its size, in the terms of `formula.py`.
-    The list of codecs prints it, `plan` and the certificates of links evaluate it, and the kit holds payloads to it.
-    None where nothing is known."""
+    """Bits per element on the wire, without the payload's header: the one statement of its size, in the terms of
+    `formula.py`. The list of codecs prints it, `plan` and the certificates of links evaluate it, and the kit holds
+    payloads to it. None where nothing is known."""
     backward_bits: str | None = None
     """The formula for gradients, where theirs is another one."""
     size_note: str = ""
@@ -65,9 +67,9 @@ class CodecRow:
     law: Law
     """What decoding leaves of a tensor; `codecs check` tests it.
 
-    identity: the fp32 values; bounded: each error within a bound; unbiased: bounded, and right in the mean over message keys; support:
-    the values kept are right (or within the inner codec's bound), the others zero; residual: payload + residual = input;
-    projection: idempotent; lossless: what the inner codec decodes, bit for bit; none.
+    identity: the fp32 values; bounded: each error within a bound; unbiased: bounded, and right in the mean over
+    message keys; support: the values kept are right (or within the inner codec's bound), the others zero; residual:
+    payload + residual = input; projection: idempotent; lossless: what the inner codec decodes, bit for bit; none.
     """
     hook: str | None = None
     """What it does to the model; None where it leaves the model alone."""
@@ -78,7 +80,8 @@ class CodecRow:
     control: bool = False
     """It is a negative control: here to show what goes wrong, not to be used."""
     pairs: bool = False
-    """Gradients go by what the activations' instance knows (`contract.Paired`): the forward codec must then be of the same family."""
+    """Gradients go by what the activations' instance knows (`contract.Paired`): the forward codec must then be of
+    the same family."""
 
     @property
     def size(self) -> str:

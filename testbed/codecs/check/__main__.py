@@ -48,7 +48,10 @@ def main(text: str) -> int:
 
 
 def _rows(results: Iterator[CheckResult]) -> Iterator[list[CheckResult]]:
-    """Yield both directions of each check. Neighbours whose names begin alike and that have nothing to ask, for one reason, are one row."""
+    """Yield both directions of each check.
+
+    Neighbours whose names begin alike and that have nothing to ask, for one reason, are one row.
+    """
     waiting: list[list[CheckResult]] = []
     for _, group in itertools.groupby(results, key=lambda result: result.check):
         row = list(group)

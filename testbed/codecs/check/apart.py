@@ -1,4 +1,4 @@
-"""Work done in a child process with little memory and little time, so that a codec can neither hide things nor do harm."""
+"""Work in a child process with little memory and time, so that a codec can neither hide things nor do harm."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _GRACE_S = 5.0
 
 
 def elsewhere(work: Callable[..., Any], *arguments: object, seconds: float) -> Any:
-    """Return what `work(*arguments)` returns, computed in a process that descends from another interpreter than this one: with another seed for
-    hashes of strings, another folder for temporary files, and no memory in common.
+    """Return what `work(*arguments)` returns, computed in a process that descends from another interpreter.
+
+    It has another seed for hashes of strings, another folder for temporary files, and no memory in common.
 
     Broken as in `in_child`. `work` is a function of a module, the arguments plain values.
     """
@@ -42,8 +43,8 @@ def elsewhere(work: Callable[..., Any], *arguments: object, seconds: float) -> A
 
 @contextlib.contextmanager
 def _unlike_this_one() -> Iterator[None]:
-    """The server of forks is started with the first of them and keeps the seed for hashes; a child would import this program's
-    main module again, of which it needs nothing.
+    """The server of forks is started with the first of them and keeps the seed for hashes; a child would import this
+    program's main module again, of which it needs nothing.
     """
     kept, main = os.environ.get("PYTHONHASHSEED"), sys.modules["__main__"]
     os.environ["PYTHONHASHSEED"] = "2" if kept == "1" else "1"
@@ -66,8 +67,8 @@ def _serve_elsewhere(answer: Connection, folder: str, work: Callable[..., Any], 
 def in_child(work: Callable[[], Any], *, seconds: float = 60.0, memory_bytes: int | None = None) -> Any:
     """Return what `work` returns (plain values, bytes, arrays), computed in a fork of this process.
 
-    Nothing that it leaves in modules or classes comes back. Broken where it takes longer than `seconds`; with `memory_bytes`, an
-    allocation beyond that much more than the process has now fails in it.
+    Nothing that it leaves in modules or classes comes back. Broken where it takes longer than `seconds`; with
+    `memory_bytes`, an allocation beyond that much more than the process has now fails in it.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_serve, args=(work, theirs, memory_bytes), daemon=True)

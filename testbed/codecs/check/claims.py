@@ -18,7 +18,9 @@ class Bounded(Protocol):
     """A codec that says how wrong a value can be."""
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """Return the largest |decoded - tensor| of a message key's first message, for each value: broadcastable to the tensor's shape."""
+        """Return the largest |decoded - tensor| of a message key's first message, for each value: broadcastable to
+        the tensor's shape.
+        """
         ...
 
 
@@ -36,7 +38,9 @@ class Sized(Protocol):
     """A codec that says how long its payloads are."""
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return the length of a payload of a tensor of this shape, header included; of a message key's first where the codec remembers."""
+        """Return the length of a payload of a tensor of this shape, header included; of a message key's first where
+        the codec remembers.
+        """
         ...
 
 
@@ -45,7 +49,7 @@ class Owing(Protocol):
     """A codec that says what it still owes: error feedback."""
 
     def residual(self, key: MessageKey) -> Tensor:
-        """Return what of the message key's inputs so far has not crossed: sum of decoded + residual == sum of inputs."""
+        """Return what of the message key's inputs so far has not crossed: sums of decoded + residual == inputs."""
         ...
 
 
@@ -54,7 +58,10 @@ class Agreeing(Protocol):
     """A hook that says what the other end of its boundary must hold too."""
 
     def agreed(self) -> Mapping[str, Tensor]:
-        """Return tensors by name, equal bit for bit at both ends once a message has crossed. Those named 'basis...' have orthonormal columns."""
+        """Return tensors by name, equal bit for bit at both ends once a message has crossed.
+
+        Those named 'basis...' have orthonormal columns.
+        """
         ...
 
 
@@ -63,16 +70,20 @@ class Constraining(Protocol):
     """A hook that says how well its constraint on the stage's weights holds."""
 
     def outside(self) -> float | None:
-        """Return the largest share of a weight's norm that lies outside what the codec needs; None where this end constrains nothing."""
+        """Return the largest share of a weight's norm that lies outside what the codec needs; None where this end
+        constrains nothing.
+        """
         ...
 
 
 def law_of(codec: Any) -> str | None:
-    """Return the law that a class or an instance names in an attribute `law`, in the words of `row.Law`; None where it names none."""
+    """Return the law that a class or an instance names in an attribute `law`, in the words of `row.Law`; None where
+    it names none.
+    """
     law = getattr(codec, "law", None)
     return law if isinstance(law, str) else None
 
 
 def exact_of(codec: Any) -> bool:
-    """Whether a class that changes the model says, in an attribute `exact`, that nothing of the hidden states is lost."""
+    """Whether a class that changes the model says, in an attribute `exact`, that hidden states lose nothing."""
     return getattr(codec, "exact", False) is True

@@ -1,4 +1,5 @@
-"""Processor time of encode and decode, with one thread: measured, and the check that it is small beside the time on the wire.
+"""Processor time of encode and decode, with one thread: measured, and the check that it is small beside the time on
+the wire.
 
 `process_time` leaves out what other processes do, and counts a codec's own threads.
 """
@@ -50,7 +51,8 @@ class InModelTime(NamedTuple):
     """The rest: the codec's part of the model."""
     payload_bytes: int
     relative_error: float | None
-    """The error of the hidden states that come back; None for gradients, and where the training is to find what is lost."""
+    """The error of the hidden states that come back; None for gradients, and where the training is to find what is
+    lost."""
 
 
 class _Round(NamedTuple):
@@ -65,7 +67,8 @@ class _Round(NamedTuple):
 def within_a_tenth_of_the_wire(subject: Subject) -> str:
     """Encode and decode of a tensor of 1,024 x 768 take at most a tenth of its bf16 wire time at 80 Mbit/s: 15.7 ms.
 
-    What a codec's layers in the model take is said and not judged: that is training, and matters as their parameters do.
+    What a codec's layers in the model take is said and not judged: that is training, and matters as their parameters
+    do.
     """
     tensors = [hidden(*_SHAPE, seed=seed) for seed in range(3)]
     if changes_model(subject.spec):

@@ -1,4 +1,6 @@
-"""Checks of the exchange: nothing but the payload crosses, the same again gives the same, what is handed over is the caller's."""
+"""Checks of the exchange: nothing but the payload crosses, the same again gives the same, what is handed over is the
+caller's.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Sent = tuple[MessageKey, bytes, npt.NDArray[np.float32]]
 
 
 def observed(encoder: TrialEnd, number: int) -> None:
-    """Before message `number`, tell an encoder that adapts to its link of one that is fast for eight messages, then slow for eight."""
+    """Before message `number`, tell an encoder that adapts to its link of one that is fast for eight messages, then
+    slow for eight.
+    """
     if (observer := capability(encoder.codec, ObservesLink)) is not None:
         observer.observe(100_000, 1e-4 if number // 8 % 2 == 0 else 10.0)
 
@@ -45,7 +49,9 @@ def converse(text: str, direction: Direction, steps: int) -> list[Sent]:
 
 
 def two_instances(subject: Subject) -> str:
-    """An encoder in another process, a fresh decoder here: all that it needs is in the bytes, and both ends hold the same."""
+    """An encoder in another process, a fresh decoder here: all that it needs is in the bytes, and both ends hold the
+    same.
+    """
     sent: list[Sent] = elsewhere(converse, subject.text, subject.direction, STEPS, seconds=120)
     receiver = subject.fresh()
     for key, payload, expected in sent:
@@ -92,7 +98,9 @@ def fresh_tensor(subject: Subject) -> str:
 
 
 def deterministic(subject: Subject) -> str:
-    """The same seed and message keys give the same bytes, whatever the global generators hold; and those are left alone."""
+    """The same seed and message keys give the same bytes, whatever the global generators hold; and those are left
+    alone.
+    """
 
     def run(seed: int) -> list[bytes]:
         torch.manual_seed(seed)

@@ -24,7 +24,9 @@ _CLAIMS = (0xFFFFFFFF, 0x7FFFFFFF, 0x10000, 0)
 
 
 def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Yield payloads that are truncated, oversized, flipped, overwritten with claims of huge sizes, or random, each with its name."""
+    """Yield payloads that are truncated, oversized, flipped, overwritten with claims of huge sizes, or random, each
+    with its name.
+    """
     draw = random.Random(seed)
     size = len(good)
     for cut in sorted({*range(min(size, 40)), size // 2, max(size - 1, 0)}):
@@ -51,8 +53,8 @@ def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
 
 
 def hostile_bytes(subject: Subject) -> str:
-    """In a process with little more memory than it has: CodecError or a tensor no larger than its bytes explain, in time, and
-    the decoder as it was.
+    """In a process with little more memory than it has: CodecError or a tensor no larger than its bytes explain, in
+    time, and the decoder as it was.
     """
     return str(in_child(lambda: _attack(subject), seconds=120, memory_bytes=MEMORY_BYTES))
 

@@ -23,7 +23,7 @@ _EXACT, _ALIKE, _WITHIN, _ORTHONORMAL = 1e-5, 1e-5, 1e-5, 1e-5
 
 
 def _asked(subject: Subject) -> CodecSpec:
-    """The codec, if it changes the model."""
+    """Return the codec, if it changes the model."""
     if subject.direction == "backward":
         raise NothingToAsk("asked of the forward direction")
     if not changes_model(subject.spec):
@@ -92,8 +92,8 @@ def shapes(subject: Subject) -> str:
 def gradients_alike(subject: Subject) -> str:
     """With fp32 inside, gradients of all parameters are those of the same model without a wire.
 
-    Where nothing of the hidden states is lost they are also those of the constrained model without the codec, but for what the
-    constraint takes from either.
+    Where nothing of the hidden states is lost they are also those of the constrained model without the codec, but
+    for what the constraint takes from either.
     """
     spec = _lossless(_asked(subject))
     (ours,) = TrialPipeline(spec).run(1)
@@ -102,7 +102,8 @@ def gradients_alike(subject: Subject) -> str:
     (theirs,) = TrialPipeline(spec, "graph").run(1)
     worst = _apart(ours.gradients, theirs.gradients, "without the wire")
     if not is_exact(subject.spec):
-        return f"within {worst:.1g}; the codec's own part of the model changes hidden states by {ours.lost:.1g} of their norm"
+        changes = f"the codec's own part of the model changes hidden states by {ours.lost:.1g} of their norm"
+        return f"within {worst:.1g}; {changes}"
     (alone,) = TrialPipeline(spec, "around").run(1)
     left, expected = (TrialPipeline(spec).constrained(one.gradients) for one in (ours, alone))
     whole = _apart(left, expected, "of the constrained model without the codec")
@@ -121,7 +122,9 @@ def _apart(ours: dict[str, Tensor], theirs: dict[str, Tensor], what: str) -> flo
 
 
 def exact(subject: Subject) -> str:
-    """Where the table says that nothing is lost, hidden states come back to 1e-5 in fp32, after every step of training."""
+    """Where the table says that nothing is lost, hidden states come back to 1e-5 in fp32, after every step of
+    training.
+    """
     spec = _asked(subject)
     if not is_exact(subject.spec):
         raise NothingToAsk("neither the table nor its class says that hidden states come back exactly")
@@ -131,8 +134,8 @@ def exact(subject: Subject) -> str:
 
 
 def ends_agree(subject: Subject) -> str:
-    """Layers and constants come from seed and boundary, not from a global generator; and what both ends say they hold alike is
-    the same bit for bit in every step, bases orthonormal.
+    """Layers and constants come from seed and boundary, not from a global generator; and what both ends say they
+    hold alike is the same bit for bit in every step, bases orthonormal.
     """
     spec = _asked(subject)
     kept = torch.get_rng_state()
@@ -192,7 +195,9 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 
 def weights_stay(subject: Subject) -> str:
-    """Where a hook says how far its weights lie outside of what it needs, that is nothing but rounding after every step."""
+    """Where a hook says how far its weights lie outside of what it needs, that is nothing but rounding after every
+    step.
+    """
     pipeline = TrialPipeline(_asked(subject))
     constraining = [hook for hook in pipeline.hooks if isinstance(hook, Constraining) and hook.outside() is not None]
     if not constraining:

@@ -1,4 +1,5 @@
-"""The laws: what decoding may do to a tensor. The table names one for each codec; a class or an instance may name its own.
+"""The laws: what decoding may do to a tensor. The table names one for each codec; a class or an instance may name
+its own.
 
 Where it has `bound` or `residual` (see `claims`), it is held to those as well, whatever its law is.
 """
@@ -73,9 +74,9 @@ def identity(subject: Subject) -> str:
 
 
 def bounded(subject: Subject, *, claimed: bool = False) -> str:
-    """|decoded - x| <= bound(x), value by value, of first messages, and of all where nothing is remembered. Where there is no
-    method `bound`, or it says infinity, no error is larger than the tensor's largest value; nor is one of a later message.
-    `claimed`: only what `bound` says is asked.
+    """|decoded - x| <= bound(x), value by value, of first messages, and of all where nothing is remembered. Where
+    there is no method `bound`, or it says infinity, no error is larger than the tensor's largest value; nor is one
+    of a later message. `claimed`: only what `bound` says is asked.
     """
     worst = {True: 0.0, False: 0.0}
     for name, x in _tried(subject):
@@ -119,7 +120,9 @@ def _share(x: Tensor, decoded: Tensor, bound: Tensor | None, name: str) -> float
 
 
 def unbiased(subject: Subject) -> str:
-    """Over many message keys the mean of what is decoded is the tensor: all values together within 5 sigma, each within 8."""
+    """Over many message keys the mean of what is decoded is the tensor: all values together within 5 sigma, each
+    within 8.
+    """
     x = hidden(2, 4, 64, seed=3)
     total, squares = torch.zeros_like(x, dtype=torch.float64), torch.zeros_like(x, dtype=torch.float64)
     sender, receiver = subject.fresh(), subject.fresh()
@@ -168,10 +171,11 @@ def support(subject: Subject) -> str:
 
 
 def residual(subject: Subject) -> str:
-    """payload + residual = input: over a message key's messages, the sum of what is decoded plus what is owed is the sum of inputs.
+    """payload + residual = input: over a message key's messages, the sum of what is decoded plus what is owed is the
+    sum of inputs.
 
-    What is owed is asked of the encoder where it has a method `residual`; else it must stay bounded while the sums grow. Two
-    micro-batches take turns.
+    What is owed is asked of the encoder where it has a method `residual`; else it must stay bounded while the sums
+    grow. Two micro-batches take turns.
     """
     sender, receiver = subject.fresh(), subject.fresh()
     shape = (2, 8, 64)
@@ -197,7 +201,8 @@ def residual(subject: Subject) -> str:
         f"{max(owed[steps // 2 :]) / norms[0]:.2f} in the second",
     )
     exact = "exact; " if isinstance(sender.codec, Owing) else "without a method residual, so from outside; "
-    return f"{exact}it owes at most {max(owed) / norms[0]:.2f} inputs, {owed[-1] / norms[0] / steps:.1%} of the sum after {steps}"
+    most, share = max(owed) / norms[0], owed[-1] / norms[0] / steps
+    return f"{exact}it owes at most {most:.2f} inputs, {share:.1%} of the sum after {steps}"
 
 
 def _is_owed(sender: Owing, key: MessageKey, left: Tensor, given: Tensor) -> None:
@@ -206,8 +211,8 @@ def _is_owed(sender: Owing, key: MessageKey, left: Tensor, given: Tensor) -> Non
 
 
 def owes(subject: Subject) -> str:
-    """Where a codec of another law has a method `residual`, payload + residual = input over the messages of a step, after which it
-    may forget.
+    """Where a codec of another law has a method `residual`, payload + residual = input over the messages of a step,
+    after which it may forget.
     """
     sender, receiver = subject.fresh(), subject.fresh()
     for step in range(10):
@@ -222,8 +227,8 @@ def owes(subject: Subject) -> str:
 
 
 def projection(subject: Subject) -> str:
-    """The error is orthogonal to what is decoded, |decoded|^2 + |error|^2 = |x|^2, something is decoded, and what is decoded
-    decodes to itself; each within what 16-bit coordinates allow.
+    """The error is orthogonal to what is decoded, |decoded|^2 + |error|^2 = |x|^2, something is decoded, and what is
+    decoded decodes to itself; each within what 16-bit coordinates allow.
     """
     worst = 0.0
     for name, x in _tried(subject):

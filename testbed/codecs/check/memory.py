@@ -24,7 +24,9 @@ def _conversation(steps: int = 2 * _BEFORE) -> list[TrialMessage]:
 
 
 def history(subject: Subject) -> str:
-    """Without `shared`, `state`, `load`, `reset` a codec remembers nothing: each message is what a fresh instance makes of it."""
+    """Without `shared`, `state`, `load`, `reset` a codec remembers nothing: each message is what a fresh instance
+    makes of it.
+    """
     if subject.stateful:
         raise NothingToAsk("it has the methods of a codec that remembers")
     sender, receiver = subject.fresh(), subject.fresh()
@@ -107,7 +109,9 @@ def _loaded(subject: Subject, state: dict[str, Any]) -> TrialEnd:
 
 
 def lost_frame(subject: Subject) -> str:
-    """After a lost frame the decoder says so or is right; after `reset` of the encoder any decoder follows and the ends agree."""
+    """After a lost frame the decoder says so or is right; after `reset` of the encoder any decoder follows and the
+    ends agree.
+    """
     if not subject.stateful:
         raise NothingToAsk("it remembers nothing")
     talk = _conversation(4 * _BEFORE)

@@ -13,7 +13,9 @@ _NOTHING = 1e-30
 
 
 def odd_tensors(subject: Subject) -> str:
-    """Every tensor of finite numbers crosses in its shape and comes out finite, zeros as zeros; or the error names the message key."""
+    """Every tensor of finite numbers crosses in its shape and comes out finite, zeros as zeros; or the error names
+    the message key.
+    """
     refused = []
     for name, x in odd().items():
         key = fitting(x, step=17)
@@ -49,7 +51,10 @@ def odd_tensors(subject: Subject) -> str:
 
 
 def not_finite(subject: Subject) -> str:
-    """NaN and infinity pass, where they were, or are refused by an error that names the message key. They never become other numbers."""
+    """NaN and infinity pass, where they were, or are refused by an error that names the message key.
+
+    They never become other numbers.
+    """
     passed = 0
     for bad in (float("nan"), float("inf"), float("-inf")):
         key, x = key_at(17), normal(2, 8, 64)

@@ -19,8 +19,8 @@ _SHAPES = (_REAL_SHAPE, (2, 64, 768), (1024, 256), (2, 3, 64))
 _ODD_SHAPES: tuple[tuple[int, ...], ...] = ((), (3, 5), (2, 3, 67), (2, 0, 5), (130,))
 """Shapes for codecs that state the length of their payloads themselves."""
 _SLACK, _SLACK_PER_TOKEN, _FRAMING = 0.1, 16, 64
-"""How far a length may lie from the table's formula, which leaves out headers and what is rounded up to whole values and tiles: a
-share of it, and so many bytes per token and per message."""
+"""How far a length may lie from the table's formula, which leaves out headers and what is rounded up to whole values
+and tiles: a share of it, and so many bytes per token and per message."""
 _OWN_HEADER = 4
 """Bytes that a codec that changes the model may put before what it wraps."""
 
@@ -46,8 +46,8 @@ def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def payload_length(subject: Subject) -> str:
-    """A payload is as long as `payload_bytes` says, to the byte, and within a tenth of the table's formula; where the length depends
-    on the values, it is at most a tenth over the formula.
+    """A payload is as long as `payload_bytes` says, to the byte, and within a tenth of the table's formula; where
+    the length depends on the values, it is at most a tenth over the formula.
     """
     told = []
     spec = _on_the_wire(subject.spec)

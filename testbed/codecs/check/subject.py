@@ -23,7 +23,9 @@ Shapes = dict[MessageKey, tuple[int, ...]]
 
 
 class TrialEnd:
-    """One end of a boundary: a codec as its class made it, and the activations that pass there before its gradients do."""
+    """One end of a boundary: a codec as its class made it, and the activations that pass there before its gradients
+    do.
+    """
 
     def __init__(self, codec: Codec, activations: Activations | None = None, shapes: Shapes | None = None) -> None:
         """`activations` is None for a codec that does not go by them. `shapes` is common to all ends of a subject."""
@@ -69,7 +71,9 @@ class TrialEnd:
 
 
 class Activations:
-    """What crosses in the other direction before a gradient does, through the codec that the gradient's codec goes by."""
+    """What crosses in the other direction before a gradient does, through the codec that the gradient's codec goes
+    by.
+    """
 
     def __init__(self, spec: CodecSpec, context: Context) -> None:
         """Make both ends' instances."""
@@ -93,8 +97,8 @@ class Subject:
     forward: CodecSpec
     """The codec of activations at the same boundary: some codecs of gradients go by what it knows."""
     shapes: Shapes = field(default_factory=dict, compare=False)
-    """The shapes of messages, which both ends know from the activations: `TrialEnd.encode` writes them, and so does a check that
-    decodes what another process has encoded."""
+    """The shapes of messages, which both ends know from the activations: `TrialEnd.encode` writes them, and so does
+    a check that decodes what another process has encoded."""
 
     @property
     def row(self) -> CodecRow:

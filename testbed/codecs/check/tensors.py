@@ -38,7 +38,9 @@ class TrialMessage(NamedTuple):
 
 
 def key_at(step: int, microbatch: int = 0, phase: Phase = "train", batch: int = BATCH) -> MessageKey:
-    """Make a message key whose sample ids are those of an epoch of `_EXAMPLES` sequences; those of an evaluation are apart."""
+    """Make a message key whose sample ids are those of an epoch of `_EXAMPLES` sequences; those of an evaluation are
+    apart.
+    """
     first = (step * MICROBATCHES + microbatch) * batch % _EXAMPLES
     offset = 0 if phase == "train" else 1000
     return MessageKey(phase, step, microbatch, tuple(offset + first + i for i in range(batch)))
@@ -49,7 +51,8 @@ def messages(
 ) -> Iterator[TrialMessage]:
     """Yield the messages of `steps` steps of three micro-batches, with an evaluation of two after every tenth step.
 
-    The tensors, of shape (2, 8, 16), move slowly, as training's do. The train messages are the same with and without evaluations.
+    The tensors, of shape (2, 8, 16), move slowly, as training's do. The train messages are the same with and without
+    evaluations.
     """
     states = [hidden(BATCH, TOKENS, WIDTH, seed=seed * 1000 + part) for part in range(MICROBATCHES)]
     for step in range(steps):

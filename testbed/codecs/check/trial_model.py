@@ -21,7 +21,8 @@ RATE = 0.1
 
 StagePlace = Literal["first", "middle", "last"]
 Way = Literal["bytes", "graph", "around"]
-"""How hidden states go from one stage to the next: as payloads, through the codec's part of the model alone, or as they are."""
+"""How hidden states go from one stage to the next: as payloads, through the codec's part of the model alone, or as
+they are."""
 
 
 class StageSize(NamedTuple):
@@ -48,7 +49,9 @@ class _StagePart(NamedTuple):
 
 
 class TrialStage(nn.Module):
-    """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer behind it."""
+    """A residual layer; at the first stage embeddings of token and position before it, at the last an output layer
+    behind it.
+    """
 
     learned_positions = True
 
@@ -131,8 +134,8 @@ class TrialPipeline:
         return dict(seen.values())
 
     def run(self, steps: int) -> Iterator[TrialStep]:
-        """Train with plain gradient descent, and tell of each step before its update. Without the bytes, which may carry what a codec
-        learns from, only the first step is the same; the weights are then left as they are.
+        """Train with plain gradient descent, and tell of each step before its update. Without the bytes, which may
+        carry what a codec learns from, only the first step is the same; the weights are then left as they are.
         """
         parameters = self.parameters()
         for step in range(steps):
@@ -163,7 +166,10 @@ class TrialPipeline:
                 self._update(step, parameters)
 
     def constrained(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the codec's constraint leaves of an update by these numbers. The parameters are overwritten by it."""
+        """Return what the codec's constraint leaves of an update by these numbers.
+
+        The parameters are overwritten by it.
+        """
         parameters = self.parameters()
         with torch.no_grad():
             for name, gradient in gradients.items():
@@ -183,7 +189,9 @@ class TrialPipeline:
 
 
 def ends_of(forward: CodecSpec, backward: CodecSpec) -> tuple[Codec, Codec, Codec, Codec]:
-    """Make the instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and giver, paired with them."""
+    """Make the instances of a boundary: activations' sender and receiver, gradients' taker (the upper end) and
+    giver, paired with them.
+    """
     sender, receiver = (build_codec(forward, Context(0, 0, "forward")) for _ in range(2))
     taker, giver = (build_codec(backward, Context(0, 0, "backward")) for _ in range(2))
     for codec, other in ((taker, sender), (giver, receiver)):

@@ -40,7 +40,9 @@ def require(condition: bool, otherwise: str) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare tensors and arrays by type, shape and bytes (so NaN equals itself and 0.0 is not -0.0), containers by what they hold."""
+    """Compare tensors and arrays by type, shape and bytes (so NaN equals itself and 0.0 is not -0.0), containers by
+    what they hold.
+    """
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return isinstance(a, Tensor) and isinstance(b, Tensor) and _same_tensor(a, b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):

@@ -10,8 +10,8 @@ _GRID = Parameter(
     "grid",
     "word",
     "suited",
-    "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and largest "
-    "value; suited: symmetric, and midrise for fewer than 8 bits rounded stochastically",
+    "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and "
+    "largest value; suited: symmetric, and midrise for fewer than 8 bits rounded stochastically",
     choices=("suited", "symmetric", "midrise", "asymmetric"),
 )
 _ROUNDING = Parameter(

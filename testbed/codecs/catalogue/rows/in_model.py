@@ -1,4 +1,7 @@
-"""Codecs that change the model: what crosses is made in the graph, and an inner codec puts it on the wire. No torch here."""
+"""Codecs that change the model: what crosses is made in the graph, and an inner codec puts it on the wire.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ ROWS: tuple[CodecRow, ...] = (
                 "keep",
                 "word",
                 "projected",
-                "how weights stay in the subspace: projected after each step, learned as coordinates, or with a basis that moves",
+                "how weights stay in the subspace: projected each step, as coordinates, or with a basis that moves",
                 choices=("projected", "reparametrised", "grassmann"),
             ),
             Parameter("every", "int", 500, "steps from one basis to the next, with grassmann", least=16),
@@ -60,7 +63,7 @@ ROWS: tuple[CodecRow, ...] = (
             _BF16,
             Parameter("rate", "float", 0.1, "the basis's learning rate as a share of the model's", least=0),
         ),
-        summary="a basis for each boundary, learned on the Stiefel manifold, and a small token embedding at every stage",
+        summary="a basis per boundary, learned on the Stiefel manifold, and a small token embedding at every stage",
         bits="inner/ratio",
         size_note="and 16/(ratio*bn) times d once a step each way",
         state="the basis; the small embedding is the stage's; the inner codec's",
@@ -108,6 +111,6 @@ ROWS: tuple[CodecRow, ...] = (
         state="none but the inner codec's; its layers are the stages'",
         source="residual bottleneck, ResBM (Macrocosmos, arXiv 2604.11947)",
         law="lossless",
-        hook="Linear, ReLU, Linear, ReLU at the sender, Linear, ReLU at the receiver, and the first channels as they are",
+        hook="Linear, ReLU, Linear, ReLU at the sender, Linear, ReLU at the receiver; the first channels as they are",
     ),
 )

@@ -31,7 +31,8 @@ ROWS: tuple[CodecRow, ...] = (
         summary="PowerSGD's two thin factors, each through another codec",
         bits="inner*rank*(1/d + 1/bn)",
         state="sender: one fp32 factor of d * rank values a phase",
-        source="after CompactFusion's low-rank compressor with INT4 factors, from memory; factors: Vogels et al., NeurIPS 2019",
+        source="after CompactFusion's low-rank compressor with INT4 factors, from memory; "
+        "factors: Vogels et al., NeurIPS 2019",
         law="none",
     ),
 )

@@ -12,8 +12,8 @@ _POSITIONS = Parameter(
     "positions",
     "word",
     "smaller",
-    "how places go over: a bit for each value, an index (8 bits among 256 values, 16 among 65,536, or 32) for each kept one, "
-    "or the shorter of the two",
+    "how places go over: a bit for each value, an index for each kept one (8 bits among 256 values, 16 among 65,536, "
+    "or 32), or the shorter of the two",
     choices=("smaller", "bitmap", "index"),
 )
 _PER = Parameter("per", "word", "token", "what the largest are sought in", choices=("token", "sample", "tensor"))

@@ -1,0 +1,52 @@
+"""Draw the tables of codecs/README.md: the codecs, from the catalogue, and the folders, from their docstrings.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+
+from testbed.codecs.catalogue.table import ROWS
+
+_FOLDER = Path(__file__).parents[1]
+
+
+def draw_codec_table() -> str:
+    """Draw every codec with its size, in Markdown."""
+    rows = []
+    for row in ROWS:
+        size = f"`{row.bits}`" + (f"; gradients `{row.backward_bits}`" if row.backward_bits else "")
+        note = f"; {row.size_note}" if row.size_note else ""
+        rows.append((f"`{row.name}`", size + note, row.summary, row.source))
+    return _table(("codec", "bits per element", "what it is", "source"), rows)
+
+
+def draw_folder_table() -> str:
+    """Draw the modules of codecs/ by folder, with the question that each folder answers, in Markdown."""
+    rows = [("`codecs/`", _summary(_FOLDER / "__init__.py"), _modules(_FOLDER))]
+    for folder in sorted(path.parent for path in _FOLDER.glob("*/__init__.py")):
+        rows.append((f"`{folder.name}/`", _summary(folder / "__init__.py"), _modules(folder)))
+        for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
+            rows.append((f"`{folder.name}/{inner.name}/`", _summary(inner / "__init__.py"), _modules(inner)))
+    return _table(("folder", "what it holds", "modules"), rows)
+
+
+def _summary(path: Path) -> str:
+    """Return the first sentence of a module's docstring."""
+    docstring = inspect.cleandoc(ast.get_docstring(ast.parse(path.read_text(encoding="utf8"))) or "")
+    first = " ".join(docstring.partition("\n\n")[0].split())
+    ends = [place for mark in (". ", "? ") if (place := first.find(mark)) >= 0]
+    return first[: min(ends) + 1] if ends else first
+
+
+def _modules(folder: Path) -> str:
+    return ", ".join(f"`{path.stem}`" for path in sorted(folder.glob("*.py")) if not path.stem.startswith("__"))
+
+
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [headings, ("---",) * len(headings), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,52 @@
+"""Pages that are drawn from tables: none is stale, and one that is gets named and drawn anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed.cli import app
+from testbed.codecs.catalogue.table import ROWS
+from testbed.commands import docs
+from testbed.errors import UserError
+
+
+def test_no_page_is_stale() -> None:
+    assert [str(path.relative_to(docs.ROOT)) for path in docs.stale_pages()] == [], "run python -m testbed docs"
+
+
+def test_every_codec_and_module_is_listed() -> None:
+    readme = (docs.ROOT / "testbed" / "codecs" / "README.md").read_text(encoding="utf8")
+    assert [row.name for row in ROWS if f"| `{row.name}` |" not in readme] == []
+    modules = (docs.ROOT / "testbed" / "codecs").rglob("*.py")
+    assert [str(path) for path in modules if not path.stem.startswith("__") and f"`{path.stem}`" not in readme] == []
+
+
+def test_a_stale_page_is_named_and_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    with pytest.raises(UserError, match="no checkout"):
+        docs.stale_pages()
+    (tmp_path / "pyproject.toml").touch()
+    whole = tmp_path / "whole.md"
+    monkeypatch.setattr(docs, "_whole_pages", lambda: {"whole.md": lambda: "all of it\n"})
+    page.write_text("by hand\n<!-- drawn: codecs -->\nold\n<!-- drawn: end -->\nby hand too\n", encoding="utf8")
+    told = CliRunner().invoke(app, ["docs", "--check"])
+    assert told.exit_code == 1
+    assert "docs/page.md is stale" in told.stdout
+    assert "whole.md is stale" in told.stdout
+    assert not whole.exists()
+    assert CliRunner().invoke(app, ["docs"]).exit_code == 0
+    text = page.read_text(encoding="utf8")
+    assert text.startswith("by hand\n<!-- drawn: codecs -->\n| codec |")
+    assert text.endswith("|\n<!-- drawn: end -->\nby hand too\n")
+    assert whole.read_text(encoding="utf8") == "all of it\n"
+    assert CliRunner().invoke(app, ["docs", "--check"]).exit_code == 0
+
+
+def test_a_part_that_nothing_draws_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"page\.md has a part 'profils'.*known: codecs"):
+        docs.fill_parts("<!-- drawn: profils -->\n<!-- drawn: end -->\n", {"codecs": lambda: ""}, "page.md")
