@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +13,8 @@ from rich.markup import escape
 from testbed import paths, results
 from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
 from testbed.commands.console import out, table
-from testbed.errors import StageError, UserError
+from testbed.errors import StageError
+from testbed.process import run_program
 
 
 def codecs(
@@ -26,16 +24,16 @@ def codecs(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Results as JSON.")] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(help="Draw bits a value against error, activations and gradients apart: FIGURE.png and .svg."),
+        typer.Option(help="Draw bits per value against error, activations and gradients apart: FIGURE.png and .svg."),
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the table, and the figure, as a Markdown page.")] = None,
 ) -> None:
     """Measure encode and decode on saved activations and gradients, beside the time on the wire and other packages."""
-    from testbed.codecs.catalogue import placement
+    from testbed.codecs.catalogue.placement import parse_placement
     from testbed.report import codec_costs
     from testbed.sweep.environment import describe_machine
 
-    texts = [placement.parse_placement(name).text for name in names] if names else list(BENCHED)
+    texts = [parse_placement(name).text for name in names] if names else list(BENCHED)
     for file in (output, figure, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
@@ -90,25 +88,18 @@ def _tensors() -> Path:
             f"training a small model for its activations and gradients, once, for some minutes: {target}",
             soft_wrap=True,
         )
-        list(_run("testbed.workloads.capture", str(target)))
+        _run("testbed.workloads.capture", str(target))
     return target
 
 
-def _run(module: str, *arguments: str) -> Iterator[str]:
-    """Yield the lines that a program of ours prints, as the person behind sudo, with one thread.
-
-    StageError when it fails.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+def _run(module: str, *arguments: str) -> list[str]:
+    """Return the lines that a program prints, run as the person behind sudo, with one thread."""
+    return run_program(
+        module,
+        *arguments,
+        attempt=f"run {module}",
+        failure=StageError,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=False,  # a Ctrl-C ends it too
         **paths.as_invoking_user(),
     )
-    if done.returncode:
-        if done.returncode == UserError.exit_status:
-            raise UserError(done.stderr.strip())
-        raise StageError(f"{module} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
-    yield from done.stdout.splitlines()

@@ -52,15 +52,15 @@ def show(
     ],
 ) -> None:
     """Print all that is known of a codec: parameters, bytes, state, law, source, and what its own code says of it."""
-    from testbed.codecs.catalogue import placement
+    from testbed.codecs.catalogue.placement import parse_placement
     from testbed.codecs.catalogue.table import CODECS
 
     if text in CODECS:  # even where it needs arguments
         rows_shown = [CODECS[text]]
     else:
-        chosen = placement.parse_placement(text)
+        chosen = parse_placement(text)
         out.print(f"{escape(chosen.text)}: about {chosen.nominal_bits:.4g} bits per element\n", highlight=False)
-        rows_shown = list({part.name: part.row for recipe in chosen.specs() for part in recipe.parts()}.values())
+        rows_shown = list({part.name: part.row for spec in chosen.specs() for part in spec.parts()}.values())
     for row in rows_shown:
         _show(row)
 
@@ -111,15 +111,15 @@ def _show(row: CodecRow) -> None:
     out.print(rows)
     if row.parameters:
         rows = table("parameter", "default", "values", "meaning")
-        for one in row.parameters:
-            rows.add_row(one.name, _default(one), escape(wanted(one)), escape(one.doc))
+        for parameter in row.parameters:
+            rows.add_row(parameter.name, _default(parameter), escape(wanted(parameter)), escape(parameter.doc))
         out.print(rows)
     modules: dict[str, str | None] = {}
     for path in dict.fromkeys((row.forward, row.backward)):
-        found = docstrings.class_docs(path)
+        documented = docstrings.class_docs(path)
         ways = [way for way in ("forward", "backward") if getattr(row, way) == path]
-        _print_docs(f"{path} ({' and '.join(ways)})", found.of_class)
-        modules[path.partition(":")[0]] = found.of_module
+        _print_docs(f"{path} ({' and '.join(ways)})", documented.of_class)
+        modules[path.partition(":")[0]] = documented.of_module
     for module, text in modules.items():
         _print_docs(module, text)
     out.print()
