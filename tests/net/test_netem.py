@@ -140,7 +140,7 @@ def test_the_kernel_holds_what_was_asked(netlink: Netlink, pipe: Pipe, layer: st
 
 
 @pytest.mark.netem
-@pytest.mark.parametrize("put", [netem.apply, netem.change])
+@pytest.mark.parametrize("put", [netem.apply_plan, netem.change_plan])
 def test_a_second_plan_leaves_nothing_of_the_first(netlink: Netlink, put: Any) -> None:
     netem.apply_plan(netlink, "x", PLAN, link="bench")
     lossy = planned(loss=Bernoulli(probability=0.5), rate_bps=40_000_000_000)
