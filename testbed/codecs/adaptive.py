@@ -14,7 +14,6 @@ from typing import Any
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, ObservesLink, Payload
-from testbed.codecs.wire import header
 from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame, parts_with
 from testbed.errors import CodecError
 
@@ -31,6 +30,8 @@ class Adaptive(Wrapper):
     fits into `within_ms` at the mean rate; one not used yet is tried where no milder one fits. Law: the chosen codec's. State:
     those of the three, and at the sender the rate and the bits per element of each.
     """
+
+    code = 68
 
     def __init__(self, context: Context, within_ms: float, mild: Codec, middle: Codec, strong: Codec) -> None:
         """`within_ms`: of the machine's own clock, which a dilated run slows down with everything else."""
@@ -64,11 +65,11 @@ class Adaptive(Wrapper):
         self._chosen = choice
         if tensor.numel():
             self._bytes[choice] = len(memoryview(payload).cast("B")) / tensor.numel()
-        return frame(header.ADAPTIVE, payload, kind=choice)
+        return frame(self.code, payload, kind=choice)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """As the codec chosen at the other end."""
-        choice, visit, body = open_frame(payload, header.ADAPTIVE)
+        choice, visit, body = open_frame(payload, self.code)
         if choice >= len(self._codecs) or visit:
             raise CodecError(f"cannot decode {key}: codec {choice} of {len(self._codecs)} with visit number {visit}")
         return self._codecs[choice].decode(body, key)

@@ -1,19 +1,25 @@
-"""PowerSGD's low-rank approximation of the matrix of a message: one row a token, one column a channel."""
+"""Low rank: the matrix of a message (one row per token, one column per channel) as the product of two thin factors.
+
+`PowerSGD` sends the factors as bf16 or fp32; `CodedLowRank` sends each through another codec.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.in_model import bases
-from testbed.codecs.sparse.sparsifiers import DTYPES, Values
+from testbed.codecs.sparse.sparsifier import DTYPES, ValueType
 from testbed.codecs.wire import header, noise
-from testbed.codecs.wrap import check_keys
+from testbed.codecs.wire.header import Shape, check_finite, rows_of
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
+from testbed.codecs.wrap import Wrapper, check_keys, decode_as, size_of, twin
 from testbed.errors import CodecError
 from testbed.message_key import Phase
 
@@ -21,40 +27,55 @@ _LARGEST = float.fromhex("0x1p+120")
 """Of a magnitude times the root of the number of rows: a column's norm, and with it a factor, stays far within fp32 and bf16."""
 _SMALLEST = 1e-20
 """A column of Q that is shorter, after M was scaled, holds nothing."""
+_LENGTH = struct.Struct("<Q")
 
 
-class PowerSGD:
+class PowerSGD(BodyCodec):
     """M (b n, d) is sent as P (b n, r), orthonormal, and Q (d, r): one step of power iteration, M ~ P Q^T.
 
     With Q of the message before (warm start) P = orth(M Q), then Q = M^T P; both go over. The channels that matter drift slowly
-    with the weights, so a Q of another micro-batch is a good start though its examples are others. Only the sender remembers: Q,
-    one a phase. start=cold draws Q anew from the message key's key each time.
+    with the weights, so a Q of another micro-batch is a good start though its examples are others. Only the sender remembers: one Q
+    per phase. start=cold draws Q anew from the message key each time.
 
     Law: a projection of M's columns on r directions, P P^T M, to the rounding of the factors (bf16: 2**-8 each): the error is
-    orthogonal to what is decoded. Bits a value: 16 r (1/d + 1/(b n)). `ef(powersgd(4))` is PowerSGD with error feedback.
+    orthogonal to what is decoded. Bits per value: 16 r (1/d + 1/(b n)). `ef(powersgd(4))` is PowerSGD with error feedback.
     Source: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024. (Q stays orthogonal enough for fp32 because P is
     made orthonormal in every message.)
     """
 
+    code = 46
+
     def __init__(
-        self, context: Context, *, rank: int, start: Literal["warm", "cold"] = "warm", values: Values = "bf16"
+        self, context: Context, *, rank: int, start: Literal["warm", "cold"] = "warm", values: ValueType = "bf16"
     ) -> None:
         self._context, self._rank, self._warm, self._dtype = context, rank, start == "warm", DTYPES[values]
         self._starts: dict[Phase, Tensor] = {}
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """P and Q."""
+        rows, width = rows_of(shape)
+        rank = _rank_in(shape, self._rank)
+        return Field(self._dtype, rows * rank), Field(self._dtype, width * rank)
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError names the message key for NaN, infinity, or magnitudes above 2**120 over the root of the number of tokens."""
-        shape = tuple(tensor.shape)
-        rows, width = header.rows_of(shape)
-        payload, body = header.allocate(header.LOW_RANK, shape, self._body_bytes(shape))
-        m = header.check_input(tensor).to(torch.float32).reshape(rows, width)
-        if rows == 0:
-            return payload
+        for field, factor in zip(body, self.factors(x, key), strict=True):
+            field.copy_(factor.reshape(-1))
+
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for factors that are not finite, or whose product is not."""
+        rank = _rank_in(shape, self._rank)
+        p, q = (factor.to(torch.float32).view(-1, rank) for factor in body)
+        return _product(p, q, key)
+
+    def factors(self, x: Tensor, key: MessageKey) -> tuple[Tensor, Tensor]:
+        """P (b n, r) and Q (d, r), fp32; the next message starts from this Q. CodecError as `fill` has it."""
+        m = x.reshape(rows_of(x.shape))
         largest = torch.maximum(m.amax(), m.amin().neg()).item()
-        if not largest * math.sqrt(rows) < _LARGEST:
-            header.check_finite(m, key, "a low-rank approximation")
+        if not largest * math.sqrt(len(m)) < _LARGEST:
+            check_finite(x, key, "a low-rank approximation")
             raise CodecError(
-                f"cannot encode {key}: a magnitude of {largest:g} is too large for the factors of {rows} tokens"
+                f"cannot encode {key}: a magnitude of {largest:g} is too large for the factors of {len(m)} tokens"
             )
         # A power of two, so nothing is rounded: products of values far from 1 would overflow or vanish.
         scale = math.ldexp(1.0, max(math.frexp(largest)[1], -125)) if largest else 1.0
@@ -62,32 +83,11 @@ class PowerSGD:
             m = m / scale
         else:
             scale = 1.0
-        p = bases.orthonormal(m @ self._start(key, width, self._of(shape)))
+        p = bases.orthonormal(m @ self._start(key, m.shape[1], _rank_in(x.shape, self._rank)))
         q = m.T @ p
-        sent_p, sent_q = self._split(body, shape)
-        sent_p.copy_(p)
-        sent_q.copy_(q * scale)
         if self._warm:
             self._starts[key.phase] = q
-        return payload
-
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for factors that are not finite, or whose product is not."""
-        opened = header.open_payload(payload, header.LOW_RANK, self._body_bytes)
-        if opened.visit != 0:
-            raise CodecError(
-                f"cannot decode a payload with visit number {opened.visit}: a low-rank approximation writes 0"
-            )
-        if not opened.elements:
-            return torch.empty(opened.shape)
-        sent_p, sent_q = self._split(header.as_tensor(opened.body, torch.uint8, len(opened.body)), opened.shape)
-        value = sent_p.to(torch.float32) @ sent_q.to(torch.float32).T
-        header.check_finite(value, key, "a low-rank approximation", doing="decode")
-        return value.view(opened.shape)
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The length of a payload of this shape."""
-        return header.header_bytes(len(shape)) + self._body_bytes(shape)
+        return p, q * scale
 
     def shared(self) -> Mapping[str, Tensor]:
         """Nothing: the receiver needs no Q but the one in the message."""
@@ -98,7 +98,7 @@ class PowerSGD:
         return {"starts": {phase: start.clone() for phase, start in self._starts.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `base.Stateful`."""
+        """See `contract.Stateful`."""
         check_keys(state, {"starts"})
         for start in (starts := dict(state["starts"])).values():
             if not isinstance(start, Tensor) or start.dtype != torch.float32 or start.ndim != 2:
@@ -123,16 +123,76 @@ class PowerSGD:
     def _draw(self, key: MessageKey, width: int, rank: int) -> Tensor:
         return bases.normal(f"low-rank start {noise.seed_of(self._context, key, 'low-rank start')}", width, rank)
 
-    def _split(self, body: Tensor, shape: header.Shape) -> tuple[Tensor, Tensor]:
-        """P and Q as they lie in a payload's body."""
-        rank, (rows, width) = self._of(shape), header.rows_of(shape)
-        factors = body.view(self._dtype)
-        return factors[: rows * rank].view(rows, rank), factors[rows * rank :].view(width, rank)
 
-    def _of(self, shape: header.Shape) -> int:
-        """The rank, at most that of any matrix of this shape."""
-        return min(self._rank, *header.rows_of(shape))
+class CodedLowRank(Wrapper):
+    """PowerSGD's P and Q, each through another codec, such as int4. Only the sender remembers (its warm start).
 
-    def _body_bytes(self, shape: header.Shape) -> int:
-        rows, width = header.rows_of(shape)
-        return self._of(shape) * (rows + width) * self._dtype.itemsize
+    Wire: the common header with the tensor's shape, u64 length of the coded P, the coded P (b n, r), the coded Q (d, r). Bits per
+    element with a codec of c bits: c r (1/d + 1/bn).
+    Source: after the low-rank compressor with INT4 factors of CompactFusion, from memory.
+    """
+
+    code = 65
+    payload_bytes: Callable[[Shape], int]
+    """The length of a payload of a shape. Not there where the inner codec does not say its own."""
+
+    def __init__(self, context: Context, inner: Codec, rank: int = 32) -> None:
+        """P and Q have codecs of their own, because one that remembers would mix them up."""
+        self._power = PowerSGD(context, rank=rank)
+        self.inner, self._second, self._rank = inner, twin(inner), rank
+        super().__init__(inner=inner, second=self._second, power=self._power)
+        if (of_factor := size_of(inner)) is not None:
+            self.payload_bytes = lambda shape: self._coded_bytes(shape, of_factor)
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        """CodecError as PowerSGD and the inner codec have it."""
+        x = header.check_input(tensor).to(torch.float32)
+        left = right = b""  # type: Payload
+        if x.numel():
+            with self.parts_unchanged_on_error():
+                p, q = self._power.factors(x, key)
+                left, right = self.inner.encode(p, key), self._second.encode(q, _second(key))
+        payload, body = header.allocate(self.code, tuple(x.shape), _LENGTH.size + len(left) + len(right))
+        body.numpy()[:] = bytearray().join((_LENGTH.pack(len(left)), left, right))
+        return payload
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        """CodecError where the factors do not fit the shape."""
+        size = len(memoryview(payload).cast("B")) if len(payload) else 0
+        opened = header.open_payload(payload, self.code, lambda shape: size - header.header_bytes(len(shape)))
+        if opened.visit or len(opened.body) < _LENGTH.size:
+            raise CodecError(
+                f"cannot decode {key}: {len(opened.body)} bytes with visit number {opened.visit} of two factors"
+            )
+        (length,) = _LENGTH.unpack_from(opened.body)
+        left, right = opened.body[_LENGTH.size :][:length], opened.body[_LENGTH.size :][length:]
+        if not opened.elements:
+            check_written(not len(left) and not len(right), key, "factors of a tensor without values")
+            return torch.empty(opened.shape)
+        (rows, width), rank = rows_of(opened.shape), _rank_in(opened.shape, self._rank)
+        with self.parts_unchanged_on_error("inner", "second"):
+            p = decode_as(self.inner, left, key, torch.Size((rows, rank)))
+            q = decode_as(self._second, right, _second(key), torch.Size((width, rank)))
+            return _product(p, q, key).view(opened.shape)
+
+    def _coded_bytes(self, shape: Shape, of_factor: Callable[[Shape], int]) -> int:
+        (rows, width), rank = rows_of(shape), _rank_in(shape, self._rank)
+        factors = of_factor((rows, rank)) + of_factor((width, rank)) if rank else 0
+        return header.header_bytes(len(shape)) + _LENGTH.size + factors
+
+
+def _rank_in(shape: Shape, rank: int) -> int:
+    """The rank, at most that of any matrix of this shape."""
+    return min(rank, *rows_of(shape))
+
+
+def _product(p: Tensor, q: Tensor, key: MessageKey) -> Tensor:
+    """P Q^T. CodecError where it is not finite."""
+    value = p @ q.T
+    check_finite(value, key, "a low-rank approximation", doing="decode")
+    return value
+
+
+def _second(key: MessageKey) -> MessageKey:
+    """Q's message key: with P's the two would be rounded with the same noise, and products of equal noise have a mean."""
+    return key._replace(microbatch=-1 - key.microbatch)

@@ -13,8 +13,8 @@ from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.in_model import bases
 from testbed.codecs.in_model.mapl import MaplHook
+from testbed.codecs.in_model.model_codec import Carrying
 from testbed.codecs.make import make
-from testbed.codecs.wire import header
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.wiring import largest_payload
 
@@ -238,7 +238,7 @@ def test_a_lost_basis_is_noticed_and_a_reset_heals() -> None:
 def test_the_largest_basis_fits_into_a_frame() -> None:
     """One token of width 2048: what is carried is far more than four times its values and a MiB."""
     width = 2048
-    payload = wrap.frame(header.CARRYING, bytes(2 * width**2), bytes(4 * width))
+    payload = wrap.frame(Carrying.code, bytes(2 * width**2), bytes(4 * width))
     assert 4 * 4 * width + 2**20 < len(payload) <= largest_payload(1, width)
     ends = mapl_ends()
     crossing(0, ends, HIDDEN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey
-from testbed.codecs.dense import groups, int8
+from testbed.codecs.dense import groups
 from testbed.codecs.make import make
-from testbed.codecs.wire import bits
+from testbed.codecs.wire import bits, noise
 from testbed.errors import CodecError, TestbedError
 
 FORWARD, BACKWARD = Context(0, 0, "forward"), Context(0, 0, "backward")
@@ -52,11 +53,11 @@ def test_packing_wastes_less_than_a_byte_a_plane(width: int, count: int) -> None
 @settings(deadline=None)
 def test_groups_come_apart_and_together(rows: int, width: int, size: int, edge: bool) -> None:
     x = normal(rows, width)
-    of = groups.layout((rows, width), size)
-    grouped = groups.split(x, of, edge=edge)
-    assert grouped.shape == (of.number, of.size)
-    assert torch.equal(groups.trim(grouped, of).view(rows, width), x)
-    assert torch.equal(groups.trim(groups.spread(x.view(-1), of), of).view(rows, width), x)
+    of = groups.Grouping.of((rows, width), size)
+    grouped = of.split(x, edge=edge)
+    assert grouped.shape == (of.groups, of.size)
+    assert torch.equal(of.trim(grouped).view(rows, width), x)
+    assert torch.equal(of.trim(of.spread(x.view(-1))).view(rows, width), x)
     if edge:
         assert torch.equal(grouped.amax(), x.amax())
         assert torch.equal(grouped.amin(), x.amin())
@@ -70,6 +71,12 @@ def test_bf16_is_rounded_to_the_side_asked_for(number: float) -> None:
     assert down <= number
     assert abs(away - number) <= max(abs(number) * 2**-7, 1e-40)
     assert number - down <= max(abs(number) * 2**-7, 1e-40)
+
+
+def test_the_largest_fp32_scale_is_the_largest() -> None:
+    largest = torch.tensor(groups.largest_scale(127, torch.float32))
+    assert torch.isfinite(largest * 127)
+    assert torch.isinf(torch.nextafter(largest, torch.tensor(float("inf"))) * 127)
 
 
 @pytest.mark.parametrize("levels", [1, 3, 7, 31, 127, 0.5, 1.5, 448.0])
@@ -226,8 +233,13 @@ def test_smaller_groups_and_more_bits_are_better() -> None:
 
 def test_plain_int8_has_the_bytes_it_always_had() -> None:
     x = normal(5, 37)
-    assert bytes(make("int8", FORWARD).encode(x, KEY)) == bytes(int8.Int8Nearest(FORWARD).encode(x, KEY))
-    assert bytes(make("int8", BACKWARD).encode(x, KEY)) == bytes(int8.Int8Stochastic(BACKWARD).encode(x, KEY))
+    step = x.abs().amax(-1, keepdim=True) / 127
+    drawn = noise.uniform(BACKWARD, KEY, x.numel(), "int8 rounding").view(x.shape) - 0.5
+    for context, added in ((FORWARD, 0.0), (BACKWARD, drawn)):
+        codes = (x * step.reciprocal() + added).round().to(torch.int8)
+        expected = struct.pack("<4B2I", 3, 2, 0, 0, 5, 37) + step.numpy().tobytes() + codes.numpy().tobytes()
+        assert bytes(make("int8", context).encode(x, KEY)) == expected
+        assert bytes(make("delta-int8", context).encode(x, KEY)) == expected
     assert bytes(make("int8(stochastic)", BACKWARD).encode(x, KEY)) == bytes(make("int8", BACKWARD).encode(x, KEY))
 
 
@@ -235,7 +247,7 @@ def test_a_code_that_no_encoder_writes_is_refused() -> None:
     codec = make("int4", FORWARD)
     payload = bytearray(codec.encode(torch.zeros(1, 4), KEY))
     payload[-1] |= 0x0F
-    with pytest.raises(CodecError, match="step=0"):
+    with pytest.raises(CodecError, match="step 0"):
         codec.decode(payload, KEY)
 
 
@@ -258,7 +270,7 @@ def test_a_step_that_no_encoder_writes_is_refused(scale: int) -> None:
 
 def test_a_group_beyond_the_largest_number_is_refused_by_name() -> None:
     x = torch.tensor([[3.4e38, -3.4e38]])
-    with pytest.raises(CodecError, match="microbatch=0"):
+    with pytest.raises(CodecError, match="micro-batch 0"):
         make("int4(asymmetric)", FORWARD).encode(x, KEY)
     assert sent(make("int4", FORWARD), x).isfinite().all()
 

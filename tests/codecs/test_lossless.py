@@ -15,7 +15,6 @@ from torch import Tensor
 from testbed.codecs import lossless
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
-from testbed.codecs.wire import header
 from testbed.errors import CodecError
 
 FORWARD = Context(0, 0, "forward")
@@ -82,7 +81,7 @@ def test_no_payload_is_worth_more_than_256_times_its_bytes(wrapper: str) -> None
     assert packed * lossless.MOST >= plain
     bomb = zstandard.ZstdCompressor().compress(bytes(2**28))
     claim = (
-        bytes([header.ZSTD if wrapper == "zstd" else header.ENTROPY, 1, 0, 0])
+        bytes([(lossless.Zstd if wrapper == "zstd" else lossless.Entropy).code, 1, 0, 0])
         + struct.pack("<QQ", 2**28, len(bomb))
         + bomb
     )

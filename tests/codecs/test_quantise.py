@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.contract import Context, MessageKey
-from testbed.codecs.dense import int8
+from testbed.codecs.dense import groups
 from testbed.codecs.make import make
 from testbed.codecs.memory.delta import DeltaInt8
 from testbed.codecs.wire import noise
@@ -46,12 +46,6 @@ def test_delta_moves_as_many_bytes_as_int8_at_every_step() -> None:
         assert len(delta.encode(x, key_at(step))) == len(plain.encode(x, key_at(step)))
 
 
-def test_the_largest_scale_is_the_largest() -> None:
-    largest = torch.tensor(int8.LARGEST_SCALE)
-    assert torch.isfinite(largest * int8.LEVELS)
-    assert torch.isinf(torch.nextafter(largest, torch.tensor(float("inf"))) * int8.LEVELS)
-
-
 floats = st.floats(-FLT_MAX, FLT_MAX, width=32)
 
 
@@ -59,7 +53,7 @@ floats = st.floats(-FLT_MAX, FLT_MAX, width=32)
 @settings(max_examples=300, deadline=None)
 def test_bounds_hold_for_every_finite_row(row: list[float], step: int) -> None:
     x = torch.tensor([row], dtype=torch.float32)
-    scale = max(x.abs().max().double().item() / 127, int8.SMALLEST_SCALE)
+    scale = max(x.abs().max().double().item() / 127, groups.SMALLEST_SCALE)
     for context, share in ((FORWARD, 0.5), (BACKWARD, 1.0)):
         codec = make("int8", context)
         decoded = codec.decode(codec.encode(x, key_at(step)), key_at(step))
@@ -144,11 +138,13 @@ def test_keys_do_not_mix() -> None:
     for step in range(3):
         for m, x in xs.items():
             receiver.decode(sender.encode(x, key_at(step, m)), key_at(step, m))
-    before = {key: value.value.clone() for key, value in receiver.memory.items()}
+    before = {name: value.clone() for name, value in receiver.shared().items()}
+    assert set(before) == {f"train/{m}{what}" for m in range(3) for what in ("", "/visit")}
     key = MessageKey("evaluation", 3, 0, ())
     receiver.decode(sender.encode(normal(2, 8, seed=9), key), key)
-    assert set(receiver.memory) == {("train", m) for m in range(3)} | {("evaluation", 0)}
-    assert all(torch.equal(receiver.memory[key].value, value) for key, value in before.items())
+    after = receiver.shared()
+    assert set(after) == set(before) | {"evaluation/0", "evaluation/0/visit"}
+    assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 def test_another_shape_starts_the_key_anew_at_both_ends() -> None:
@@ -156,8 +152,8 @@ def test_another_shape_starts_the_key_anew_at_both_ends() -> None:
     for step, shape in enumerate([(2, 8), (2, 8), (3, 8), (3, 8), (8, 3), (2, 8)]):
         x = normal(*shape, seed=step)
         payload = sender.encode(x, key_at(step))
-        assert torch.equal(receiver.decode(payload, key_at(step)), sender.memory["train", 0].value)
-        assert sender.memory["train", 0].visit == receiver.memory["train", 0].visit
+        assert torch.equal(receiver.decode(payload, key_at(step)), sender.shared()["train/0"])
+        assert torch.equal(sender.shared()["train/0/visit"], receiver.shared()["train/0/visit"])
 
 
 def test_a_lost_or_repeated_message_is_noticed_even_after_many() -> None:
@@ -179,7 +175,7 @@ def test_a_lost_or_repeated_message_is_noticed_even_after_many() -> None:
 def test_a_difference_too_large_for_fp32_is_refused() -> None:
     sender = DeltaInt8(FORWARD)
     sender.encode(torch.full((1, 2), 3e38), key_at(0))
-    before = sender.memory["train", 0]
-    with pytest.raises(CodecError, match="step=1"):
+    before = {name: value.clone() for name, value in sender.shared().items()}
+    with pytest.raises(CodecError, match="step 1"):
         sender.encode(torch.full((1, 2), -3e38), key_at(1))
-    assert sender.memory["train", 0] is before
+    assert all(torch.equal(sender.shared()[name], value) for name, value in before.items())

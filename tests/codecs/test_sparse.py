@@ -15,8 +15,8 @@ from torch import Tensor
 from testbed.codecs.catalogue import placement
 from testbed.codecs.contract import Codec, Context, MessageKey, Paired
 from testbed.codecs.make import make
-from testbed.codecs.sparse.positions import Form, Layout, Selection, kept_of, pack, unpack
-from testbed.codecs.sparse.sparsifiers import TopK
+from testbed.codecs.sparse.positions import Form, LargestInRows, PositionCoding, kept_of, pack, unpack
+from testbed.codecs.sparse.sparsifier import TopK
 from testbed.codecs.wire.header import header_bytes
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError, SpecError
@@ -54,17 +54,17 @@ def test_positions_come_back_from_their_code(data: st.DataObject, rows: int, wid
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     columns = np.stack([np.sort(random.permutation(width)[:kept]) for _ in range(rows)])
     positions = (columns + np.arange(rows)[:, None] * width).reshape(-1)
-    layout = Layout(rows, width, kept, form)
-    coded = np.zeros(layout.coded_bytes, np.uint8)
-    layout.write(positions, coded)
-    assert np.array_equal(layout.read(coded), positions)
+    coding = PositionCoding(rows, width, kept, form)
+    coded = np.zeros(coding.coded_bytes, np.uint8)
+    coding.write(positions, coded)
+    assert np.array_equal(coding.read(coded), positions)
 
 
 @given(rows=st.integers(1, 50), width=st.integers(1, 70_000), share=st.floats(1e-4, 1))
 @settings(max_examples=200, deadline=None)
 def test_the_smaller_form_is_the_smaller(rows: int, width: int, share: float) -> None:
     kept = kept_of(share, width)
-    sizes = {form: Layout(rows, width, kept, form).coded_bytes for form in FORMS}
+    sizes = {form: PositionCoding(rows, width, kept, form).coded_bytes for form in FORMS}
     assert sizes["smaller"] == min(sizes.values())
     assert 1 <= kept <= width
     if kept == width:
@@ -84,14 +84,14 @@ def test_the_largest_are_chosen_and_of_equals_the_first(
     keys = np.array(drawn, np.float32).reshape(rows, width)
     order = np.sort(np.argsort(-keys, axis=1, kind="stable")[:, :kept], axis=1)
     wanted = (order + np.arange(rows)[:, None] * width).reshape(-1)
-    selection = Selection()
-    assert np.array_equal(selection.largest(keys, kept), wanted)
-    assert np.array_equal(selection.largest(keys.astype(np.uint32), kept), wanted)
-    assert np.array_equal(selection.largest(keys, kept), wanted)
+    largest = LargestInRows()
+    assert np.array_equal(largest.positions(keys, kept), wanted)
+    assert np.array_equal(largest.positions(keys.astype(np.uint32), kept), wanted)
+    assert np.array_equal(largest.positions(keys, kept), wanted)
 
 
 def test_codes_that_no_encoder_writes_are_refused() -> None:
-    bitmap, index = Layout(2, 9, 3, "bitmap"), Layout(2, 300, 3, "index")
+    bitmap, index = PositionCoding(2, 9, 3, "bitmap"), PositionCoding(2, 300, 3, "index")
 
     def mapped(*positions: int) -> Any:
         return pack(np.array(positions), 18)

@@ -7,17 +7,21 @@ import inspect
 import math
 import subprocess
 import sys
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from testbed.codecs import low_rank
 from testbed.codecs.catalogue import codec_spec, docstrings, table
 from testbed.codecs.catalogue.row import REQUIRED, CodecRow
 from testbed.codecs.contract import Context, MessageKey, ModelCodec, Paired
+from testbed.codecs.dense import fp8, integer
 from testbed.codecs.make import make
-from testbed.codecs.wrap import capability
+from testbed.codecs.wire.message import BodyCodec
+from testbed.codecs.wrap import capability, walk
+from testbed.message_key import Direction
 
 ENTRIES = [pytest.param(entry, id=entry.name) for entry in table.CODECS.values()]
 
@@ -66,6 +70,20 @@ def test_its_example_can_be_made(entry: CodecRow, direction: Any) -> None:
     assert found.nominal_bits > 0
     codec = make(text, Context(1, 0, direction))
     assert entry.hook is None or direction == "backward" or capability(codec, ModelCodec) is not None
+
+
+def test_no_two_codecs_share_a_body_code() -> None:
+    owners: dict[int, set[type]] = defaultdict(set)
+    for entry in table.CODECS.values():
+        for direction in get_args(Direction):
+            for part in walk(make(codec_spec.example(entry), Context(1, 0, direction))):
+                if isinstance(code := getattr(part, "code", None), int):
+                    family = type(part).__mro__
+                    above = family.index(BodyCodec) if isinstance(part, BodyCodec) else 1
+                    stated = [kind for kind in family if "code" in vars(kind)]
+                    owners[code].add(stated[0] if stated else family[above - 1])
+    assert {fp8.Fp8, integer.Integer, low_rank.CodedLowRank} <= set().union(*owners.values())
+    assert {code: kinds for code, kinds in owners.items() if len(kinds) > 1 or not 1 <= code < 200} == {}
 
 
 @pytest.mark.parametrize("entry", [one for one in ENTRIES if table.CODECS[str(one.id)].hook is None])

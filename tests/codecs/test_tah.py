@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.contract import Context, MessageKey
-from testbed.codecs.dense import groups, hadamard
+from testbed.codecs.dense import hadamard
 from testbed.codecs.dense.tah import Tah
 from testbed.codecs.make import make
 from testbed.errors import CodecError
@@ -64,8 +64,8 @@ def test_choices_follow_the_formulas() -> None:
     x = normal(20, 12 * 32)
     x[torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.02] *= 8
     codec = Tah(FORWARD, tile=32)
-    of = codec._layout(tuple(x.shape))
-    plan = codec._plan(groups.split(x, of), codec._ranked(tuple(x.shape), of), KEY)
+    of = codec._grouping(tuple(x.shape))
+    plan = codec._plan(of.split(x), codec._ranked(tuple(x.shape), of), KEY)
     wide, rotated, pivot = _plan(x, 32)
     assert np.array_equal(plan.wide.view(20, 12).numpy(), wide)
     assert np.array_equal(plan.rotated.view(20, 12).numpy(), rotated)
@@ -80,8 +80,8 @@ def test_choices_follow_the_formulas() -> None:
 def test_tiles_ranked_in_a_sample_are_as_many_however_narrow_a_token_is() -> None:
     x = normal(3, 40, 128)
     tokens, sample = Tah(FORWARD), Tah(FORWARD, per="sample")
-    of = tokens._layout(tuple(x.shape))
-    grouped = groups.split(x, of)
+    of = tokens._grouping(tuple(x.shape))
+    grouped = of.split(x)
     assert bool(tokens._plan(grouped, tokens._ranked((3, 40, 128), of), KEY).wide.all())
     wide = sample._plan(grouped, sample._ranked((3, 40, 128), of), KEY).wide.view(3, 80)
     assert wide.sum(1).tolist() == [64, 64, 64]

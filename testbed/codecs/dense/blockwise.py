@@ -12,6 +12,7 @@ Source: Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 20
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,10 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.dense import groups
-from testbed.codecs.wire import header
-from testbed.errors import CodecError
+from testbed.codecs.dense.groups import Grouping
+from testbed.codecs.wire.header import Shape
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 
 HALF_GAP = 0.45 / 64
 """Half the map's largest gap."""
@@ -69,8 +71,10 @@ def _pieces(values: int) -> Iterator[slice]:
     return (slice(start, start + _PIECE) for start in range(0, values, _PIECE))
 
 
-class Blockwise8:
+class Blockwise8(BodyCodec):
     """Nothing is remembered. A block runs over the ends of tokens, so one outlier coarsens several of them."""
+
+    code = 13
 
     def __init__(self, context: Context, block: int = 4096) -> None:
         """`block` values share an absmax; the last block has what is left."""
@@ -78,61 +82,45 @@ class Blockwise8:
             raise ValueError(f"a block of {block} values: it has at least 1")
         self._block = block
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """An absmax per block, and codes."""
+        of = self._grouping(shape)
+        return Field(torch.float32, of.groups), Field(torch.uint8, of.values)
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError names the message key where the tensor holds NaN or infinity."""
-        tensor = header.check_input(tensor)
-        shape = tuple(tensor.shape)
-        payload, body = header.allocate(header.BLOCKWISE_8, shape, self._body_bytes(shape))
-        of = self._layout(shape)
-        if of.rows == 0:
-            return payload
-        x = groups.split(tensor.to(torch.float32), of)
+        absmax, codes = body
+        of = self._grouping(x.shape)
+        x = of.split(x)
         largest = groups.largest_magnitude(x)
-        if not bool(largest.isfinite().all()):
-            raise CodecError(f"cannot encode {key}: the tensor of shape {shape} holds NaN or infinity")
+        groups.check_ends(largest, key)
         largest.clamp_(min=_SMALLEST)
-        body[: 4 * of.number].view(torch.float32).copy_(largest.view(-1))
-        scaled = groups.trim(x * largest.reciprocal(), of).numpy()
-        tables = _tables()
-        codes = body[4 * of.number :].numpy()
+        absmax.copy_(largest.view(-1))
+        scaled = of.trim(x * largest.reciprocal()).numpy()
+        tables, out = _tables(), codes.numpy()
         for piece in _pieces(of.values):
             part = scaled[piece]
             heads = (part.view(np.uint32) >> 16).astype(np.intp)
-            np.add(tables.lower.take(heads), part > tables.border.take(heads), out=codes[piece])
-        return payload
+            np.add(tables.lower.take(heads), part > tables.border.take(heads), out=out[piece])
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for bytes that `encode` does not write."""
-        opened = header.open_payload(payload, header.BLOCKWISE_8, self._body_bytes)
-        of = self._layout(opened.shape)
-        if of.rows == 0:
-            return torch.empty(opened.shape, dtype=torch.float32)
-        largest = header.as_tensor(opened.body, torch.float32, of.number).view(-1, 1)
-        if opened.visit or not bool((largest.isfinite() & (largest >= _SMALLEST)).all()):
-            raise CodecError(f"cannot decode {key}: it holds an absmax or a visit number that no encoder writes")
-        codes = header.as_tensor(opened.body, torch.uint8, of.values, offset=4 * of.number).numpy()
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for an absmax that is not finite, or smaller than any that is sent."""
+        absmax, codes = body
+        check_written(bool((absmax.isfinite() & (absmax >= _SMALLEST)).all()), key, "such an absmax")
+        of = self._grouping(shape)
         numbers, values = _tables().numbers, np.empty(of.values, np.float32)
         for piece in _pieces(of.values):
-            values[piece] = numbers.take(codes[piece].astype(np.intp))
-        return groups.trim(groups.spread(torch.from_numpy(values), of).mul_(largest), of).view(opened.shape)
+            values[piece] = numbers.take(codes.numpy()[piece].astype(np.intp))
+        return of.trim(of.spread(torch.from_numpy(values)).mul_(absmax.view(-1, 1)))
 
     def bound(self, tensor: Tensor) -> Tensor:
         """The largest error of each value."""
-        of = self._layout(tuple(tensor.shape))
-        if of.rows == 0:
+        if not tensor.numel():
             return torch.zeros(tensor.shape)
-        x = groups.split(tensor.detach().to(torch.float32), of)
+        of = self._grouping(tensor.shape)
+        x = of.split(tensor.detach().to(torch.float32))
         largest = groups.largest_magnitude(x).clamp_min_(_SMALLEST).to(torch.float64)
-        return groups.trim((HALF_GAP * (1 + 2**-14) * largest).expand(x.shape).contiguous(), of).view(tensor.shape)
+        return of.trim((HALF_GAP * (1 + 2**-14) * largest).expand(x.shape).contiguous()).view(tensor.shape)
 
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """Header, an absmax a block, codes."""
-        return header.header_bytes(len(shape)) + self._body_bytes(shape)
-
-    def _layout(self, shape: header.Shape) -> groups.Layout:
-        rows, width = header.rows_of(shape)
-        return groups.layout((rows * width,), self._block)
-
-    def _body_bytes(self, shape: header.Shape) -> int:
-        of = self._layout(shape)
-        return 4 * of.number + of.values
+    def _grouping(self, shape: Shape) -> Grouping:
+        return Grouping.of((math.prod(shape),), self._block)

@@ -8,74 +8,65 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
-from testbed.codecs.wire import header
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.wire.header import Shape
+from testbed.codecs.wire.message import Body, BodyCodec, Field
 from testbed.errors import CodecError
 
 
-class _Cast:
-    code: ClassVar[int]
+class Cast(BodyCodec):
+    """Rounds to the nearest value of a type, ties to even. Its subclasses say which type."""
+
     dtype: ClassVar[torch.dtype]
 
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters to a cast."""
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """The values in the codec's type, rounded to nearest even. One pass: the copy into the payload is the cast."""
-        tensor = header.check_input(tensor)
-        payload, body = header.allocate(self.code, tuple(tensor.shape), self._bytes(tuple(tensor.shape)))
-        if tensor.numel():
-            body.view(self.dtype).view(tensor.shape).copy_(tensor)
-        return payload
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """The values."""
+        return (Field(self.dtype, math.prod(shape)),)
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """The values as fp32, which holds every bf16 value exactly."""
-        opened = header.open_payload(payload, self.code, self._bytes)
-        values = torch.empty(opened.shape, dtype=torch.float32)
-        values.view(-1).copy_(header.as_tensor(opened.body, self.dtype, opened.elements))
-        return values
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
+        """Cast in one pass: the copy into the payload."""
+        body[0].copy_(x.view(-1))
+
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """Return the values as fp32, which holds every value of the smaller types exactly."""
+        return body[0].to(torch.float32, copy=True)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value: half a unit in its last place, or all of it where the type rounds to infinity."""
+        """Return each value's largest error: half a unit in its last place, or infinity where the type rounds to infinity."""
         kind = torch.finfo(self.dtype)
         size = tensor.detach().to(torch.float64).abs()
         half = torch.maximum(size, size.new_tensor(kind.tiny)) * (kind.eps / 2)
         return torch.where(size > kind.max, torch.inf, 0.0 if self.dtype == torch.float32 else half)
 
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """Header and values."""
-        return header.header_bytes(len(shape)) + self._bytes(shape)
 
-    def _bytes(self, shape: header.Shape) -> int:
-        return math.prod(shape) * self.dtype.itemsize
+class Fp32(Cast):
+    """32 bits per value: the identity for fp32 tensors, bit for bit, NaN payloads too. The reference of every ratio."""
 
-
-class Fp32(_Cast):
-    """32 bits a value: the identity for fp32 tensors, bit for bit, NaN payloads too. The reference of every ratio."""
-
-    code = header.FP32
+    code = 1
     dtype = torch.float32
 
 
-class Bf16(_Cast):
-    """16 bits a value: torch's own cast."""
+class Bf16(Cast):
+    """16 bits per value: torch's own cast."""
 
-    code = header.BF16
+    code = 2
     dtype = torch.bfloat16
 
 
-class Fp16(_Cast):
-    """16 bits a value: three bits finer than bf16, of the range 6e-8 to 65504: gradients are often too small for it."""
+class Fp16(Cast):
+    """16 bits per value, three bits finer than bf16. Its range is 6e-8 to 65504: gradients are often too small for it."""
 
-    code = header.FP16
+    code = 10
     dtype = torch.float16
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError for finite values that would become infinity."""
-        payload = super().encode(tensor, key)
-        halves = header.as_tensor(memoryview(payload)[header.header_bytes(tensor.ndim) :], self.dtype, tensor.numel())
+        super().fill(x, body, key)
+        (halves,) = body
         if not math.isfinite(halves.sum(dtype=torch.float32).item()) and bool(
-            (halves.isinf() & ~tensor.flatten().isinf()).any()
+            (halves.isinf() & ~x.view(-1).isinf()).any()
         ):
             raise CodecError(f"cannot encode {key}: a value is beyond fp16's largest, 65504; bf16 has fp32's range")
-        return payload

@@ -13,17 +13,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.dense import groups
-from testbed.codecs.wire import bits, header
-from testbed.errors import CodecError
+from testbed.codecs.wire import bits
+from testbed.codecs.wire.header import Shape, rows_of
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 
 FORWARD_BITS, BACKWARD_BITS = 4, 8
 """Published for GPT-2 XL."""
 
 
-class FixedPoint:
+class FixedPoint(BodyCodec):
     """Nothing is remembered."""
+
+    code = 15
 
     def __init__(self, context: Context, bits: int = 0) -> None:
         """2 to 8 bits; 0: 4 forward, 8 backward. ValueError for others."""
@@ -32,56 +35,37 @@ class FixedPoint:
             raise ValueError(f"{bits} bits: fixed point has 2 to 8")
         self._bits, self._half = bits, 1 << (bits - 1)
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Scales and packed codes."""
+        rows, width = rows_of(shape)
+        return Field(torch.bfloat16, width), Field(torch.uint8, bits.packed_bytes(rows * width, self._bits))
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError names the message key where the tensor holds NaN or infinity."""
-        tensor = header.check_input(tensor)
-        shape = tuple(tensor.shape)
-        rows, width = header.rows_of(shape)
-        payload, body = header.allocate(header.FIXED_POINT, shape, self._body_bytes(shape))
-        if rows == 0:
-            return payload
-        x = tensor.to(torch.float32).reshape(rows, width).contiguous()
-        step = self._step(x, key)
-        body[: 2 * width].view(torch.bfloat16).copy_(step)
+        scales, packed = body
+        x = x.view(rows_of(x.shape))
+        largest = groups.largest_magnitude(x, 0)
+        groups.check_ends(largest, key)
+        step = groups.scales(largest, self._half)
+        scales.copy_(step.view(-1))
         codes = torch.mul(x, step.to(torch.float32).reciprocal_())
         codes = groups.to_codes(codes.add_(self._half + 0.5).clamp_(0, 2 * self._half - 1))  # cut off, so rounded
-        bits.pack(codes.view(-1), self._bits, body[2 * width :])
-        return payload
+        bits.pack(codes.view(-1), self._bits, packed)
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for bytes that `encode` does not write."""
-        opened = header.open_payload(payload, header.FIXED_POINT, self._body_bytes)
-        rows, width = header.rows_of(opened.shape)
-        if rows == 0:
-            return torch.empty(opened.shape, dtype=torch.float32)
-        step = header.as_tensor(opened.body, torch.bfloat16, width)
-        if opened.visit or not groups.scales_are_sound(step, self._half):
-            raise CodecError(f"cannot decode {key}: it holds a scale or a visit number that no encoder writes")
-        packed = header.as_tensor(opened.body, torch.uint8, len(opened.body) - 2 * width, offset=2 * width)
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for scales that are not finite."""
+        scales, packed = body
+        check_written(groups.scales_are_sound(scales, self._half), key, "such a scale")
+        rows, width = rows_of(shape)
         values = bits.unpack(packed, self._bits, rows * width).to(torch.float32).view(rows, width)
-        return values.sub_(self._half).mul_(step.to(torch.float32)).view(opened.shape)
+        return values.sub_(self._half).mul_(scales.to(torch.float32))
 
     def bound(self, tensor: Tensor) -> Tensor:
         """The largest error of each value."""
-        rows, width = header.rows_of(tuple(tensor.shape))
-        if rows == 0:
+        if not tensor.numel():
             return torch.zeros(tensor.shape)
-        x = tensor.detach().to(torch.float32).reshape(rows, width)
-        step = self._step(x, MessageKey("train", 0, 0, ())).to(torch.float64)
+        x = tensor.detach().to(torch.float32).reshape(rows_of(tensor.shape))
+        step = groups.scales(groups.largest_magnitude(x, 0), self._half).to(torch.float64)
         half = torch.maximum(step / 2, x.to(torch.float64) - (self._half - 1) * step)
         clipped = (x.abs().to(torch.float64) - self._half * step).clamp_min(0)
         return (half * (1 + 2**-14) + x.abs() * 2**-20 + clipped).view(tensor.shape)
-
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """Header, a scale a channel, codes."""
-        return header.header_bytes(len(shape)) + self._body_bytes(shape)
-
-    def _step(self, x: Tensor, key: MessageKey) -> Tensor:
-        """s / h: bf16 (width)."""
-        largest = torch.maximum(x.amax(0), x.amin(0).neg_())
-        groups.check_ends(largest, key)
-        return groups.scales(largest, self._half)
-
-    def _body_bytes(self, shape: header.Shape) -> int:
-        rows, width = header.rows_of(shape)
-        return 2 * width + bits.packed_bytes(rows * width, self._bits) if rows else 0

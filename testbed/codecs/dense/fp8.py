@@ -13,10 +13,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.dense import groups
-from testbed.codecs.wire import header
-from testbed.errors import CodecError
+from testbed.codecs.dense.groups import Grouping
+from testbed.codecs.wire.header import Shape
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 
 
 class _Format(NamedTuple):
@@ -24,86 +25,61 @@ class _Format(NamedTuple):
     dtype: torch.dtype
     largest: float
     last_finite: int
-    """Of the codes without their sign."""
+    """The highest code of a finite number, without the sign."""
     up: float
     """What a code's value is to be multiplied by when its exponent and mantissa are read as fp16's."""
 
 
-_E4M3 = _Format(header.FP8_E4M3, torch.float8_e4m3fn, 448.0, 0x7E, 2.0**8)
-_E5M2 = _Format(header.FP8_E5M2, torch.float8_e5m2, 57344.0, 0x7B, 1.0)
+_E4M3 = _Format(11, torch.float8_e4m3fn, 448.0, 0x7E, 2.0**8)
+_E5M2 = _Format(12, torch.float8_e5m2, 57344.0, 0x7B, 1.0)
 
 
-class Fp8:
+class Fp8(BodyCodec):
     """Nothing is remembered. NaN and infinity are refused: they would spread over their token."""
 
     def __init__(self, context: Context, format: Literal["auto", "e4m3", "e5m2"] = "auto") -> None:
-        """'auto' is e4m3 forward and e5m2, of the larger range, backward."""
+        """'auto' is e4m3 forward and e5m2, which has the larger range, backward."""
         if format == "auto":
             format = "e4m3" if context.direction == "forward" else "e5m2"
         self._format = {"e4m3": _E4M3, "e5m2": _E5M2}[format]
+        self.code = self._format.code
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Scales and codes."""
+        tokens = Grouping.of(shape, 0)
+        return Field(torch.bfloat16, tokens.rows), Field(torch.uint8, tokens.values)
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError names the message key where the tensor holds NaN or infinity."""
-        tensor = header.check_input(tensor)
-        shape = tuple(tensor.shape)
-        payload, body = header.allocate(self._format.code, shape, _body_bytes(shape))
-        of = groups.layout(shape, 0)
-        if of.rows == 0:
-            return payload
-        x = groups.split(tensor.to(torch.float32), of)
+        scales, codes = body
+        x = Grouping.of(x.shape, 0).split(x)
         largest = groups.largest_magnitude(x)
-        if not bool(largest.isfinite().all()):
-            raise CodecError(
-                f"cannot encode {key}: the tensor of shape {shape} holds NaN or infinity, which fp8 cannot carry"
-            )
+        groups.check_ends(largest, key)
         scale = groups.scales(largest, self._format.largest)
-        body[: 2 * of.rows].view(torch.bfloat16).copy_(scale.view(-1))
-        body[2 * of.rows :].view(self._format.dtype).view(x.shape).copy_(x * scale.to(torch.float32).reciprocal_())
-        return payload
+        scales.copy_(scale.view(-1))
+        codes.view(self._format.dtype).view(x.shape).copy_(x * scale.to(torch.float32).reciprocal_())
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for bytes that `encode` does not write."""
-        opened = header.open_payload(payload, self._format.code, _body_bytes)
-        of = groups.layout(opened.shape, 0)
-        if of.rows == 0:
-            return torch.empty(opened.shape, dtype=torch.float32)
-        scale = header.as_tensor(opened.body, torch.bfloat16, of.rows).view(-1, 1)
-        codes = header.as_tensor(opened.body, torch.uint8, of.values, offset=2 * of.rows)
-        if (
-            opened.visit
-            or int((codes & 0x7F).amax()) > self._format.last_finite
-            or not groups.scales_are_sound(scale, self._format.largest)
-        ):
-            raise CodecError(f"cannot decode {key}: it holds a scale, a value or a visit number that no encoder writes")
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for scales and values that are not finite."""
+        scales, codes = body
+        sound = groups.scales_are_sound(scales, self._format.largest)
+        check_written(sound and int((codes & 0x7F).amax()) <= self._format.last_finite, key, "such a scale or value")
         # By way of fp16, which has e5m2's exponent, and e4m3's with a bias of 8 more: torch's own cast takes ten times as long.
         halves = codes.to(torch.int16) << 8
         if self._format is _E4M3:
             halves = (halves >> 1) & ~0x4000
-        values = halves.view(torch.float16).to(torch.float32).view(of.rows, of.width)
-        # Not multiplied with the scale first: that might overflow.
-        return (
-            (values.mul_(self._format.up) if self._format.up != 1 else values)
-            .mul_(scale.to(torch.float32))
-            .view(opened.shape)
-        )
+        values = halves.view(torch.float16).to(torch.float32).view(len(scales), -1)
+        if self._format.up != 1:  # not multiplied with the scale first: that might overflow
+            values.mul_(self._format.up)
+        return values.mul_(scales.to(torch.float32).view(-1, 1))
 
     def bound(self, tensor: Tensor) -> Tensor:
         """The largest error of each value."""
-        of = groups.layout(tuple(tensor.shape), 0)
-        if of.rows == 0:
+        if not tensor.numel():
             return torch.zeros(tensor.shape)
-        x = groups.split(tensor.detach().to(torch.float32), of)
+        x = Grouping.of(tensor.shape, 0).split(tensor.detach().to(torch.float32))
         scale = groups.scales(groups.largest_magnitude(x), self._format.largest).to(torch.float64)
         kind = torch.finfo(self._format.dtype)
         half = torch.maximum(x.abs().to(torch.float64), kind.tiny * scale) * (kind.eps / 2)
         clipped = (x.abs().to(torch.float64) - self._format.largest * scale).clamp_min(0)
         return (half * (1 + 2**-14) + clipped).view(tensor.shape)
-
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """Header, scales, codes."""
-        return header.header_bytes(len(shape)) + _body_bytes(shape)
-
-
-def _body_bytes(shape: header.Shape) -> int:
-    rows, width = header.rows_of(shape)
-    return rows * (2 + width)

@@ -1,14 +1,15 @@
-"""Groups: runs of neighbouring channels of one token that share a scale, and the 16-bit numbers that they share.
+"""Groups: runs of neighbouring channels of one token that share a scale, and the bf16 numbers that they share.
 
-A row is the last axis; a group is `size` values of one row, the last of a row as many as are left. Scales and zero points go
-over as bf16, not as the papers' fp16: as many bits, and fp32's range. A gradient shrinks with the number of tokens in the
-batch, and a scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are quantised with the
-rounded scale: it is rounded up, so that no value lies beyond the last level, and is at most 2**-7 above the true one. An offset
-is rounded down, by up to 2**-7 of itself: of groups far from zero, as a rotated tile with one outlier is, that widens the step.
+A row is the last axis; a group is `size` values of one row, the last of a row as many as are left. Scales and offsets go over as
+bf16, not as the papers' fp16: as many bits, and fp32's range. A gradient shrinks with the number of tokens in the batch, and a
+scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are quantised with the rounded scale: it
+is rounded up, so that no value lies beyond the last level, and is at most 2**-7 above the true one. An offset is rounded down, by
+up to 2**-7 of itself: for groups far from zero, such as a rotated tile with one outlier, that widens the step.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -22,12 +23,11 @@ from testbed.codecs.wire.header import Shape, rows_of
 from testbed.errors import CodecError
 
 SMALLEST_SCALE = torch.finfo(torch.bfloat16).tiny
-"""Scales stay normal numbers: a denormal one would be too coarse to divide by."""
-LARGEST_BF16 = torch.finfo(torch.bfloat16).max
-SCALE_BITS = 16
+"""Scales stay normal numbers: a denormal one would be too coarse to divide by. fp32's smallest normal number is the same."""
+_MANTISSA_BITS = {torch.bfloat16: 8, torch.float32: 24}
 
 
-class Layout(NamedTuple):
+class Grouping(NamedTuple):
     """How a shape falls into groups. An empty tensor has no rows; a scalar is one row of one value."""
 
     rows: int
@@ -35,19 +35,25 @@ class Layout(NamedTuple):
     size: int
     """Values in a group, at most the width."""
 
+    @classmethod
+    def of(cls, shape: Shape, size: int) -> Grouping:
+        """Groups of `size` values; 0 means one group per row."""
+        rows, width = rows_of(shape)
+        return cls(rows, width, min(size, width) if size else width)
+
     @property
     def per_row(self) -> int:
         """Groups in a row, the last one perhaps short."""
         return -(-self.width // self.size) if self.width else 0
 
     @property
-    def number(self) -> int:
+    def groups(self) -> int:
         """Groups in all."""
         return self.rows * self.per_row
 
     @property
     def values(self) -> int:
-        """Of the tensor, without padding."""
+        """Values of the tensor, without padding."""
         return self.rows * self.width
 
     @property
@@ -55,38 +61,29 @@ class Layout(NamedTuple):
         """Values that the last group of a row lacks."""
         return self.per_row * self.size - self.width
 
+    def split(self, x: Tensor, *, edge: bool = False) -> Tensor:
+        """An fp32 tensor as contiguous (groups, size): a view where the groups are whole, otherwise a copy padded with zeros.
 
-def layout(shape: Shape, size: int) -> Layout:
-    """Groups of `size` values; 0 means one group a row."""
-    rows, width = rows_of(shape)
-    return Layout(rows, width, min(size, width) if size else width)
+        `edge`: padded with the row's last value instead, which changes no group's minimum or maximum.
+        """
+        x = x.reshape(self.rows, self.width).contiguous()
+        if self.padding and edge:
+            x = torch.cat([x, x[:, -1:].expand(-1, self.padding)], dim=1)
+        elif self.padding:
+            x = functional.pad(x, (0, self.padding))
+        return x.view(self.groups, self.size)
 
+    def trim(self, grouped: Tensor) -> Tensor:
+        """(groups, size) as flat values without padding: the inverse of `split`. A view where the groups are whole."""
+        if not self.padding:
+            return grouped.view(-1)
+        return grouped.view(self.rows, -1)[:, : self.width].reshape(-1)
 
-def split(x: Tensor, of: Layout, *, edge: bool = False) -> Tensor:
-    """An fp32 tensor as contiguous (groups, size): a view where the groups are whole, else a copy padded with zeros.
-
-    `edge`: padded with the row's last value instead, which changes no group's least or largest.
-    """
-    x = x.reshape(of.rows, of.width).contiguous()
-    if of.padding and edge:
-        x = torch.cat([x, x[:, -1:].expand(-1, of.padding)], dim=1)
-    elif of.padding:
-        x = functional.pad(x, (0, of.padding))
-    return x.view(of.number, of.size)
-
-
-def trim(grouped: Tensor, of: Layout) -> Tensor:
-    """(groups, size) as the flat values without padding: the inverse of `split`. A view where the groups are whole."""
-    if not of.padding:
-        return grouped.view(-1)
-    return grouped.view(of.rows, -1)[:, : of.width].reshape(-1)
-
-
-def spread(flat: Tensor, of: Layout) -> Tensor:
-    """Flat values without padding as (groups, size), padded with zeros: what `trim` undoes. A view where the groups are whole."""
-    if not of.padding:
-        return flat.view(of.number, of.size)
-    return functional.pad(flat.view(of.rows, of.width), (0, of.padding)).view(of.number, of.size)
+    def spread(self, flat: Tensor) -> Tensor:
+        """Flat values without padding as (groups, size), padded with zeros: the inverse of `trim`. A view where groups are whole."""
+        if not self.padding:
+            return flat.view(self.groups, self.size)
+        return functional.pad(flat.view(self.rows, self.width), (0, self.padding)).view(self.groups, self.size)
 
 
 def to_codes(numbers: Tensor) -> Tensor:
@@ -97,9 +94,12 @@ def to_codes(numbers: Tensor) -> Tensor:
     return torch.from_numpy(numbers.numpy().astype(np.uint8))
 
 
-def largest_magnitude(grouped: Tensor) -> Tensor:
-    """max|x| of each group, (groups, 1); NaN and infinity stay. Two reductions are faster than one pass for |x| and one more."""
-    return torch.maximum(grouped.amax(-1, keepdim=True), grouped.amin(-1, keepdim=True).neg_())
+def largest_magnitude(grouped: Tensor, dim: int = -1) -> Tensor:
+    """max|x| along `dim`, which stays as an axis of length 1; NaN and infinity stay.
+
+    Two reductions are faster than one pass for |x| and one more.
+    """
+    return torch.maximum(grouped.amax(dim, keepdim=True), grouped.amin(dim, keepdim=True).neg_())
 
 
 def bf16_up(numbers: Tensor) -> Tensor:
@@ -118,27 +118,68 @@ def bf16_down(numbers: Tensor) -> Tensor:
 def scales(ranges: Tensor, levels: float) -> Tensor:
     """Steps (bf16) of which `levels` reach over each of the `ranges` (fp32, not negative, finite), within what bf16 holds.
 
-    None is larger than `largest_scale(levels)`: of a group beyond it the last few per mille are clipped.
+    None is larger than `largest_scale(levels)`: for a group beyond it the last few per mille are clipped.
     """
     return bf16_up((ranges / levels).clamp_(SMALLEST_SCALE, largest_scale(levels)))
 
 
-def largest_scale(levels: float) -> float:
-    """The largest bf16 number that `levels` times is still finite in fp32."""
-    exact = min(torch.finfo(torch.float32).max / levels, LARGEST_BF16)
+@functools.cache
+def largest_scale(levels: float, dtype: torch.dtype = torch.bfloat16) -> float:
+    """The largest number of the type (bf16 or fp32) that `levels` times is still finite in fp32."""
+    exact = min(torch.finfo(torch.float32).max / levels, torch.finfo(dtype).max)
     mantissa, exponent = math.frexp(exact)
-    return math.ldexp(math.floor(mantissa * 256), exponent - 8)
+    bits = _MANTISSA_BITS[dtype]
+    return math.ldexp(math.floor(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-def scales_are_sound(found: Tensor, levels: float) -> bool:
-    """Whether every scale (bf16) is one that `scales` makes."""
-    found = found.to(torch.float32)
-    return bool(((found >= SMALLEST_SCALE) & (found <= largest_scale(levels))).all())
+def scales_are_sound(steps: Tensor, levels: float) -> bool:
+    """Whether every scale (bf16, or fp32 of a codec that sends those) is one that an encoder makes."""
+    largest = largest_scale(levels, steps.dtype)
+    steps = steps.to(torch.float32)
+    return bool(((steps >= SMALLEST_SCALE) & (steps <= largest)).all())
 
 
 def check_ends(ends: Tensor, key: MessageKey) -> None:
-    """CodecError that names the message key unless what groups reach to is finite."""
+    """Raise a CodecError that names the message key unless what groups reach to is finite."""
     if not bool(ends.isfinite().all()):
         raise CodecError(
             f"cannot encode {key}: it holds NaN or infinity, or values that reach beyond fp32's largest number"
         )
+
+
+class Affine(NamedTuple):
+    """Levels between a group's minimum and maximum: value = offset + step * code. Both bf16, (groups, 1).
+
+    The offset is rounded down and the step up, so that the codes reach over the group whatever bf16 does to the two.
+    """
+
+    step: Tensor
+    offset: Tensor
+
+    @classmethod
+    def fit(cls, x: Tensor, top: int | Tensor, key: MessageKey) -> Affine:
+        """Codes 0..top over groups x, fp32 (groups, size); `top` may be each group's own, (groups, 1).
+
+        CodecError names the message key for what no two bf16 numbers reach over.
+        """
+        lowest, highest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        offset = bf16_down(lowest)
+        base = offset.to(torch.float32)
+        step = bf16_up(((highest - base) / top).clamp_(SMALLEST_SCALE, torch.finfo(torch.bfloat16).max))
+        # The lowest itself, too: NaN has another bit pattern in bf16, and might come out finite.
+        check_ends(lowest + highest + (base + top * step.to(torch.float32)), key)
+        return cls(step, offset)
+
+    def scaled_(self, x: Tensor) -> Tensor:
+        """Groups in steps above their offset, in place: 0..top, and fractions."""
+        return x.sub_(self.offset.to(torch.float32)).mul_(self.step.to(torch.float32).reciprocal_())
+
+    def values_(self, codes: Tensor) -> Tensor:
+        """The values of fp32 codes (groups, size), in place."""
+        return codes.mul_(self.step.to(torch.float32)).add_(self.offset.to(torch.float32))
+
+    def is_sound(self, top: int | Tensor) -> bool:
+        """Whether these are numbers that `fit` makes: every code has a finite value."""
+        step, offset = self.step.to(torch.float32), self.offset.to(torch.float32)
+        # A NaN fails the comparison, an infinite offset or step the other test.
+        return bool((step >= SMALLEST_SCALE).all()) and bool((offset + top * step).isfinite().all())

@@ -24,16 +24,20 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
-from testbed.codecs.dense import affine, groups, int8
-from testbed.codecs.wire import bits, header, noise
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.dense import groups
+from testbed.codecs.dense.groups import Affine, Grouping
+from testbed.codecs.wire import bits, noise
+from testbed.codecs.wire.header import Shape
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 from testbed.codecs.wire.scratch import Scratch
-from testbed.errors import CodecError
 
 Grid = Literal["suited", "symmetric", "midrise", "asymmetric"]
 Rounding = Literal["auto", "nearest", "stochastic"]
 _GRIDS = ("symmetric", "midrise", "asymmetric")
 WIDTHS = (1, 2, 3, 4, 6, 8)
+_FIRST_CODE = 20
+"""Body code of the first of 18 pairs of a width and a grid."""
 
 
 class Levels(NamedTuple):
@@ -59,26 +63,14 @@ class Levels(NamedTuple):
 
     @property
     def code(self) -> int:
-        """Of the body, for `framing`."""
-        return header.INTEGER + 3 * WIDTHS.index(self.bits) + _GRIDS.index(self.grid)
+        """The body code."""
+        return _FIRST_CODE + 3 * WIDTHS.index(self.bits) + _GRIDS.index(self.grid)
 
 
 _SIGNS = Levels(1, "midrise")
 
 
-def is_stochastic(rounding: Rounding, context: Context) -> bool:
-    """'auto' rounds activations to the nearest and gradients, whose errors add up over steps, stochastically."""
-    return rounding == "stochastic" or (rounding == "auto" and context.direction == "backward")
-
-
-def check_group(group: int) -> int:
-    """ValueError for fewer than no channels."""
-    if group < 0:
-        raise ValueError(f"a group of {group} channels: it has at least 1, or is 0 for the whole token")
-    return group
-
-
-class Integer:
+class Integer(BodyCodec):
     """Codes of `bits` bits. Subclasses give the width."""
 
     bits: ClassVar[int]
@@ -91,80 +83,76 @@ class Integer:
         grid: Grid = "suited",
         bits: int | None = None,
     ) -> None:
-        """`group` channels share a step; 0: a token's. `bits` stands for the class's width where there is none."""
+        """`group` channels share a step; 0: those of a token. `bits` stands for the class's width where it has none.
+
+        rounding='auto' rounds activations to the nearest and gradients, whose errors add up over steps, stochastically. ValueError
+        for a width or a group that there is not.
+        """
         width = self.bits if bits is None else bits
         if width not in WIDTHS:
             raise ValueError(f"{width} bits: there are codes of {', '.join(map(str, WIDTHS))}")
-        self._group = check_group(group)
-        self._context = context
-        self._stochastic = is_stochastic(rounding, context)
+        if group < 0:
+            raise ValueError(f"a group of {group} channels: it has at least 1, or is 0 for the whole token")
+        self._context, self._group = context, group
+        self._stochastic = rounding == "stochastic" or (rounding == "auto" and context.direction == "backward")
         self.law = "unbiased" if self._stochastic else "bounded"
         if grid == "suited":
             grid = "midrise" if self._stochastic and width < 8 else "symmetric"
         self._levels = Levels(width, "midrise" if width == 1 and grid == "symmetric" else grid)
+        self.code = self._levels.code
         self._scratch, self._above = Scratch(), Scratch()
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Steps, offsets where they are sent, and packed codes."""
+        of = Grouping.of(shape, self._group)
+        codes = Field(torch.uint8, bits.packed_bytes(of.values, self._levels.bits))
+        return *[Field(torch.bfloat16, of.groups)] * (2 if self._levels.grid == "asymmetric" else 1), codes
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError names the message key where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
-        tensor = header.check_input(tensor)
-        shape = tuple(tensor.shape)
-        of = groups.layout(shape, self._group)
-        payload, body = header.allocate(self._levels.code, shape, self._body_bytes(shape))
-        if of.rows == 0:
-            return payload
-        x = groups.split(tensor.to(torch.float32), of, edge=self._levels.grid == "asymmetric")
-        head = 2 * of.number
-        if self._levels.grid == "asymmetric":
-            step, offset = affine.fit(x, self._levels.top, key)
-            body[head : 2 * head].view(torch.bfloat16).copy_(offset.view(-1))
+        steps, *offsets, packed = body
+        of = Grouping.of(x.shape, self._group)
+        x = of.split(x, edge=bool(offsets))
+        if offsets:
+            step, offset = Affine.fit(x, self._levels.top, key)
+            offsets[0].copy_(offset.view(-1))
             x = torch.sub(x, offset.to(torch.float32), out=self._above.of(x.shape))
         else:
-            step = self._step(x, of, key)
-        body[:head].view(torch.bfloat16).copy_(step.view(-1))
-        codes = groups.trim(self._round(x, step, key), of)
-        bits.pack(codes, self._levels.bits, body[self._numbers * head :])
-        return payload
+            groups.check_ends(ranges := groups.largest_magnitude(x), key)
+            step = self._step(x, ranges, of)
+        steps.copy_(step.view(-1))
+        bits.pack(of.trim(self._round(x, step, key)), self._levels.bits, packed)
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for bytes that `encode` does not write."""
-        levels = self._levels
-        opened = header.open_payload(payload, levels.code, self._body_bytes)
-        of = groups.layout(opened.shape, self._group)
-        if of.rows == 0:
-            return torch.empty(opened.shape, dtype=torch.float32)
-        head = 2 * of.number
-        step = header.as_tensor(opened.body, torch.bfloat16, of.number).view(-1, 1)
-        size = bits.packed_bytes(of.values, levels.bits)
-        packed = header.as_tensor(opened.body, torch.uint8, size, offset=self._numbers * head)
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for steps, offsets and codes that `fill` does not write."""
+        steps, *offsets, packed = body
+        of, levels = Grouping.of(shape, self._group), self._levels
         codes = bits.unpack(packed, levels.bits, of.values)
-        if levels.grid == "asymmetric":
-            found = affine.Affine(
-                step, header.as_tensor(opened.body, torch.bfloat16, of.number, offset=head).view(-1, 1)
-            )
-            sound = affine.is_sound(found, levels.top)
+        step = steps.view(-1, 1)
+        if offsets:
+            affine = Affine(step, offsets[0].view(-1, 1))
+            sound = affine.is_sound(levels.top)
         else:
-            used = step[step != 0] if levels.grid == "midrise" else step
-            sound = groups.scales_are_sound(used, levels.reach)
-        if opened.visit or not sound or (levels.grid == "symmetric" and int(codes.amax()) > levels.top):
-            raise CodecError(
-                f"cannot decode {key}: it holds a step, an offset, a code or a visit number that no encoder writes"
-            )
-        values = groups.spread(codes, of).to(torch.float32)
-        if levels.grid == "asymmetric":
-            affine.apply(values, found)
+            sound = groups.scales_are_sound(step[step != 0] if levels.grid == "midrise" else step, levels.reach)
+        sound = sound and (levels.grid != "symmetric" or int(codes.amax()) <= levels.top)
+        check_written(sound, key, "such a step, offset or code")
+        values = of.spread(codes).to(torch.float32)
+        if offsets:
+            affine.values_(values)
         else:
             values.sub_(levels.centre).mul_(step.to(torch.float32))
-        return groups.trim(values, of).view(opened.shape)
+        return of.trim(values)
 
     def bound(self, tensor: Tensor) -> Tensor:
         """The largest error of each value."""
-        shape, levels = tuple(tensor.shape), self._levels
-        of = groups.layout(shape, self._group)
-        if of.rows == 0:
-            return torch.zeros(shape)
-        x = groups.split(tensor.detach().to(torch.float32), of, edge=levels.grid == "asymmetric")
-        key = MessageKey("train", 0, 0, ())
-        step = affine.fit(x, levels.top, key).step if levels.grid == "asymmetric" else self._step(x, of, key)
+        if not tensor.numel():
+            return torch.zeros(tensor.shape)
+        of, levels = Grouping.of(tensor.shape, self._group), self._levels
+        x = of.split(tensor.detach().to(torch.float32), edge=levels.grid == "asymmetric")
+        if levels.grid == "asymmetric":
+            step = Affine.fit(x, levels.top, MessageKey("train", 0, 0, ())).step
+        else:
+            step = self._step(x, groups.largest_magnitude(x), of)
         step, size = step.to(torch.float64), x.abs().to(torch.float64)
         if levels == _SIGNS and not self._stochastic:
             share = size + step / 2
@@ -172,25 +160,10 @@ class Integer:
             share = step.expand(x.shape) * (1.0 if self._stochastic else 0.5)
         # fp32 rounds x / step, the product and the sum with the offset; beyond the largest step the ends are clipped.
         clipped = (size - levels.reach * step).clamp_min(0) if levels.grid != "asymmetric" else 0.0
-        return groups.trim(share * (1 + 2**-14) + size * 2**-20 + clipped, of).view(shape)
+        return of.trim(share * (1 + 2**-14) + size * 2**-20 + clipped).view(tensor.shape)
 
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """Header, steps, offsets, codes."""
-        return header.header_bytes(len(shape)) + self._body_bytes(shape)
-
-    def _body_bytes(self, shape: header.Shape) -> int:
-        of = groups.layout(shape, self._group)
-        return 2 * self._numbers * of.number + bits.packed_bytes(of.values, self._levels.bits)
-
-    @property
-    def _numbers(self) -> int:
-        """bf16 numbers that go over with each group."""
-        return 2 if self._levels.grid == "asymmetric" else 1
-
-    def _step(self, x: Tensor, of: groups.Layout, key: MessageKey) -> Tensor:
-        """bf16 (groups, 1), of a grid about zero."""
-        ranges = groups.largest_magnitude(x)
-        groups.check_ends(ranges, key)
+    def _step(self, x: Tensor, ranges: Tensor, of: Grouping) -> Tensor:
+        """Steps, bf16 (groups, 1), of a grid about zero over groups x with these largest magnitudes."""
         if self._levels == _SIGNS and not self._stochastic:
             ranges = _mean_magnitude(x, of)
         step = groups.scales(ranges, self._levels.reach)
@@ -211,7 +184,7 @@ class Integer:
         return groups.to_codes(scaled.clamp_(0, levels.top))
 
 
-def _mean_magnitude(x: Tensor, of: groups.Layout) -> Tensor:
+def _mean_magnitude(x: Tensor, of: Grouping) -> Tensor:
     """mean|x| of each group without its padding, (groups, 1)."""
     # Divided first, because the sum of large numbers overflows.
     means = x.abs().div_(of.size).sum(-1, keepdim=True)
@@ -251,24 +224,53 @@ class Int6(Integer):
 
 
 class Int8(Integer):
-    """Eight bits. A symmetric grid per token has fp32 steps and the bytes of `quantise`."""
+    """Eight bits. On a symmetric grid with one step per token the steps go over as fp32, the codes as signed integers -127..127,
+    and ties are rounded to even.
+
+    8 + 32/d bits per element. As many steps as bf16 ones, they cost the width of a few values; they are what the first version of this
+    codec sent, and its payloads stay the same.
+    """
 
     bits = 8
 
     def __init__(self, context: Context, group: int = 0, rounding: Rounding = "auto", grid: Grid = "suited") -> None:
         """See `Integer`."""
         super().__init__(context, group, rounding, grid)
-        self._rows: int8.Int8Nearest | int8.Int8Stochastic | None = None
-        if group == 0 and self._levels.grid == "symmetric":
-            self._rows = int8.Int8Stochastic(context) if self._stochastic else int8.Int8Nearest(context)
+        self._signed = group == 0 and self._levels.grid == "symmetric"
+        if self._signed:
+            self.code = 3
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """See `Integer` and `quantise`."""
-        return super().encode(tensor, key) if self._rows is None else self._rows.encode(tensor, key)
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Steps and codes."""
+        if not self._signed:
+            return super().fields(shape)
+        tokens = Grouping.of(shape, 0)
+        return Field(torch.float32, tokens.rows), Field(torch.int8, tokens.values)
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """See `Integer` and `quantise`."""
-        return super().decode(payload, key) if self._rows is None else self._rows.decode(payload, key)
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
+        """CodecError names the message key where the tensor holds NaN or infinity."""
+        if not self._signed:
+            super().fill(x, body, key)
+            return
+        steps, codes = body
+        x = Grouping.of(x.shape, 0).split(x)
+        groups.check_ends(largest := groups.largest_magnitude(x), key)
+        top = self._levels.reach
+        step = largest.div_(top).clamp_(groups.SMALLEST_SCALE, groups.largest_scale(top, torch.float32))
+        steps.copy_(step.view(-1))
+        q = self._scratch.of(x.shape)
+        if self._stochastic:
+            noise.fill(q.view(-1), self._context, key, "int8 rounding")
+            q.addcmul_(x, step.reciprocal_()).round_().clamp_(-top, top)
+        else:
+            torch.mul(x, step.reciprocal_(), out=q).round_()  # at most 127 * (1 + 2**-22), so no value needs clipping
+        codes.view(q.shape).copy_(q)
 
-    def _body_bytes(self, shape: header.Shape) -> int:
-        return super()._body_bytes(shape) if self._rows is None else int8.body_bytes(shape)
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for steps and codes that `fill` does not write."""
+        if not self._signed:
+            return super().values(body, shape, key)
+        steps, codes = body
+        top = self._levels.reach
+        check_written(groups.scales_are_sound(steps, top) and int(codes.amin()) >= -top, key, "such a step or code")
+        return codes.view(len(steps), -1).to(torch.float32).mul_(steps.view(-1, 1))

@@ -18,8 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
-from testbed.codecs.wire import bits, header
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.wire import bits
+from testbed.codecs.wire.header import Shape, check_finite, rows_of
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 from testbed.errors import CodecError
 
 _SMALL, _EDGE, _LARGE = 0.5675, 1.2303, 1.8925
@@ -27,75 +29,56 @@ _LARGEST = 2.0**100
 """Of a magnitude: products of means then stay far within fp32."""
 
 
-class OneBit:
+class OneBit(BodyCodec):
     """Signs. Law: a sign is kept, and the error of a value is at most the larger of |x| and s."""
 
-    code: ClassVar[int] = header.ONE_BIT
+    code = 63
     width: ClassVar[int] = 1
+    """Bits per value."""
     largest: ClassVar[float] = 1.0
-    """Level, in units of s."""
+    """The largest level, in units of s."""
 
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters: no number is drawn."""
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Magnitudes of rows, magnitudes of columns, and packed codes."""
+        rows, width = rows_of(shape)
+        packed = Field(torch.uint8, bits.packed_bytes(rows * width, self.width))
+        return Field(torch.bfloat16, rows), Field(torch.bfloat16, width), packed
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """CodecError names the message key for NaN, infinity, or a magnitude above 2**100."""
-        shape = tuple(tensor.shape)
-        rows, width = header.rows_of(shape)
-        payload, body = header.allocate(self.code, shape, self._body_bytes(shape))
-        x = header.check_input(tensor).to(torch.float32).reshape(rows, width)
-        if rows == 0:
-            return payload
-        of_rows, of_columns = _means(magnitudes := x.abs(), key)
-        scales = body[: 2 * (rows + width)].view(torch.bfloat16)
-        scales[:rows].copy_(of_rows)
-        scales[rows:].copy_(of_columns)
+        of_rows, of_columns, packed = body
+        x = x.view(rows_of(x.shape))
+        magnitudes = x.abs()
+        for field, means in zip((of_rows, of_columns), _means(magnitudes, key), strict=True):
+            field.copy_(means)
         codes = (x < 0).view(torch.uint8)
         if self.width == 2:
-            edges = torch.outer(scales[:rows].to(torch.float32) * _EDGE, scales[rows:].to(torch.float32))
+            edges = torch.outer(of_rows.to(torch.float32) * _EDGE, of_columns.to(torch.float32))
             codes |= (magnitudes > edges).view(torch.uint8) << 1
-        bits.pack(codes.reshape(-1), self.width, body[2 * (rows + width) :])
-        return payload
+        bits.pack(codes.view(-1), self.width, packed)
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for scales that no encoder writes."""
-        opened = header.open_payload(payload, self.code, self._body_bytes)
-        rows, width = header.rows_of(opened.shape)
-        if opened.visit != 0:
-            raise CodecError(
-                f"cannot decode {key}: visit number {opened.visit} of a codec that remembers nothing and writes 0"
-            )
-        if rows == 0:
-            return torch.empty(opened.shape)
-        scales = header.as_tensor(opened.body, torch.bfloat16, rows + width).to(torch.float32)
-        if not bool(((scales >= 0) & (scales <= _LARGEST)).all()):
-            raise CodecError(f"cannot decode {key}: it holds a scale that no encoder writes")
-        packed = header.as_tensor(
-            opened.body, torch.uint8, len(opened.body) - 2 * (rows + width), offset=2 * (rows + width)
-        )
-        codes = bits.unpack(packed, self.width, rows * width)
-        value = self._in_scales(codes).view(rows, width)
-        value.mul_(scales[:rows, None]).mul_(scales[rows:])
-        header.check_finite(value, key, "a scale times a scale", doing="decode")
-        return value.view(opened.shape)
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for magnitudes that `fill` does not write, or whose product is not finite."""
+        of_rows, of_columns = (field.to(torch.float32) for field in body[:2])
+        sound = (((field >= 0) & (field <= _LARGEST)).all() for field in (of_rows, of_columns))
+        check_written(all(map(bool, sound)), key, "such a magnitude")
+        rows, width = rows_of(shape)
+        values = self._in_scales(bits.unpack(body[2], self.width, rows * width)).view(rows, width)
+        values.mul_(of_rows[:, None]).mul_(of_columns)
+        check_finite(values, key, "a scale times a scale", doing="decode")
+        return values
 
     def bound(self, tensor: Tensor) -> Tensor:
         """|decoded - x| value by value: the signs agree."""
         x = tensor.detach().to(torch.float32)
         if not x.numel():
             return x
-        rows, width = header.rows_of(tuple(x.shape))
-        of_rows, of_columns = _means(x.abs().reshape(rows, width), None)
+        of_rows, of_columns = _means(x.abs().reshape(rows_of(x.shape)), None)
         rounded = (1 + 2.0**-8) ** 2 * self.largest
         return torch.maximum(x.abs(), torch.outer(of_rows, of_columns).mul_(rounded).view(x.shape))
-
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """The length of a payload of this shape."""
-        return header.header_bytes(len(shape)) + self._body_bytes(shape)
-
-    def _body_bytes(self, shape: header.Shape) -> int:
-        rows, width = header.rows_of(shape)
-        return 2 * (rows + width) + bits.packed_bytes(rows * width, self.width) if rows else 0
 
     @staticmethod
     def _in_scales(codes: Tensor) -> Tensor:
@@ -106,7 +89,7 @@ class OneBit:
 class TwoBit(OneBit):
     """Signs and whether a value is large. Law: as OneBit's, with 1.893 s for s."""
 
-    code = header.TWO_BIT
+    code = 64
     width = 2
     largest = _LARGE
 

@@ -26,12 +26,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Context, MessageKey, Payload
-from testbed.codecs.dense import affine, groups, hadamard
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.dense import groups, hadamard
+from testbed.codecs.dense.groups import Affine, Grouping
 from testbed.codecs.dense.integer import Integer
-from testbed.codecs.wire import bits, header
+from testbed.codecs.wire import bits
+from testbed.codecs.wire.header import Shape, check_finite, rows_of
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 from testbed.codecs.wire.scratch import Scratch
-from testbed.errors import CodecError
 
 Per = Literal["token", "sample"]
 _AT_ONCE = 2**20
@@ -57,12 +59,14 @@ class _Plan(NamedTuple):
     """bool (tiles)."""
     x: Tensor
     """fp32 (tiles, G), as it is quantised."""
-    found: affine.Affine
+    affine: Affine
     """(tiles, 1)."""
 
 
-class Tah:
+class Tah(BodyCodec):
     """Activations. Nothing is remembered."""
+
+    code = 14
 
     def __init__(
         self, context: Context, tile: int = 64, share: float = 0.8, tau: float = 2.0, bits: int = 6, per: Per = "token"
@@ -74,90 +78,79 @@ class Tah:
         self._tile, self._share, self._tau, self._per = tile, share, tau, per
         self._scratch, self._sizes = Scratch(), Scratch()
 
-    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """CodecError names the message key where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
-        tensor = header.check_input(tensor)
-        shape = tuple(tensor.shape)
-        of = self._layout(shape)
-        payload, body = header.allocate(header.TAH, shape, self._body_bytes(shape))
-        if of.rows == 0:
-            return payload
-        ranked = self._ranked(shape, of)
-        some = max(1, _AT_ONCE // (ranked.tiles * of.size)) * ranked.tiles
-        tiles = torch.split(groups.split(tensor.to(torch.float32), of), some)
-        coded = (self._code(part, ranked, key) for part in tiles)
-        wide, rotated, pivot, step, offset, codes = map(torch.cat, zip(*coded, strict=True))
-        parts = _Parts(body, of, ranked.wide_in_all)
-        parts.step.copy_(step.view(-1))
-        parts.offset.copy_(offset.view(-1))
-        bits.pack(wide.view(-1).to(torch.uint8), 1, parts.wide)
-        bits.pack(rotated.to(torch.uint8), 1, parts.rotated)
-        bits.pack(pivot, _pivot_bits(of), parts.pivot)
-        for width, which, packed in parts.codes(wide):
-            bits.pack(codes.index_select(0, which).view(-1), width, packed)
-        return payload
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Steps, offsets, codes of 4 bits, codes of 3 bits, which tiles have 4 bits, which are rotated, and the pivots; all packed."""
+        of = self._grouping(shape)
+        wide = self._ranked(shape, of).wide_in_all
+        packed = (
+            (wide * of.size, 4),
+            ((of.groups - wide) * of.size, 3),
+            (of.groups, 1),
+            (of.groups, 1),
+            (of.groups, _pivot_bits(of)),
+        )
+        return *[Field(torch.bfloat16, of.groups)] * 2, *(Field(torch.uint8, bits.packed_bytes(*one)) for one in packed)
 
-    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError for bytes that `encode` does not write."""
-        opened = header.open_payload(payload, header.TAH, self._body_bytes)
-        of = self._layout(opened.shape)
-        if of.rows == 0:
-            return torch.empty(opened.shape, dtype=torch.float32)
-        ranked = self._ranked(opened.shape, of)
-        parts = _Parts(header.as_tensor(opened.body, torch.uint8, len(opened.body)), of, ranked.wide_in_all)
-        wide = bits.unpack(parts.wide, 1, of.number).view(torch.bool).view(-1, 1)
-        rotated = bits.unpack(parts.rotated, 1, of.number).view(torch.bool)
-        pivot = bits.unpack(parts.pivot, _pivot_bits(of), of.number)
-        found = affine.Affine(parts.step.view(-1, 1), parts.offset.view(-1, 1))
-        if (
-            opened.visit
-            or not bool((wide.view(-1, ranked.tiles).sum(1) == ranked.wide).all())
-            or bool(pivot[~rotated].any())
-            or not affine.is_sound(found, _top(wide))
-        ):
-            raise CodecError(f"cannot decode {key}: it holds metadata of tiles that no encoder writes")
-        # Put in order as bytes: as fp32 they are four times as many. Of a tile's size each, which numpy assigns fastest.
-        tiles = np.empty(of.number, f"V{of.size}")
-        for width, which, packed in parts.codes(wide):
-            tiles[which.numpy()] = bits.unpack(packed, width, len(which) * of.size).numpy().view(tiles.dtype)
-        codes = torch.from_numpy(tiles.view(np.uint8)).view(-1, of.size)
-        values = affine.apply(codes.to(torch.float32), found)
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
+        """CodecError names the message key where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
+        of = self._grouping(x.shape)
+        ranked = self._ranked(x.shape, of)
+        some = max(1, _AT_ONCE // (ranked.tiles * of.size)) * ranked.tiles
+        coded = (self._code(part, ranked, key) for part in torch.split(of.split(x), some))
+        wide, rotated, pivot, step, offset, codes = map(torch.cat, zip(*coded, strict=True))
+        body[0].copy_(step.view(-1))
+        body[1].copy_(offset.view(-1))
+        for width, tiles, packed in _by_width(wide, body):
+            bits.pack(codes.index_select(0, tiles).view(-1), width, packed)
+        bits.pack(wide.view(-1).to(torch.uint8), 1, body[4])
+        bits.pack(rotated.to(torch.uint8), 1, body[5])
+        bits.pack(pivot, _pivot_bits(of), body[6])
+
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for metadata that `fill` does not write, or a rotation that is not finite."""
+        of = self._grouping(shape)
+        ranked = self._ranked(shape, of)
+        affine = Affine(body[0].view(-1, 1), body[1].view(-1, 1))
+        wide = bits.unpack(body[4], 1, of.groups).view(torch.bool).view(-1, 1)
+        rotated = bits.unpack(body[5], 1, of.groups).view(torch.bool)
+        pivot = bits.unpack(body[6], _pivot_bits(of), of.groups)
+        sound = (
+            bool((wide.view(-1, ranked.tiles).sum(1) == ranked.wide).all())
+            and not bool(pivot[~rotated].any())
+            and affine.is_sound(_top(wide))
+        )
+        check_written(sound, key, "such metadata of tiles")
+        # Put in order as bytes: as fp32 they are four times as many. numpy assigns items of a tile's size fastest.
+        codes = np.empty(of.groups, f"V{of.size}")
+        for width, tiles, packed in _by_width(wide, body):
+            codes[tiles.numpy()] = bits.unpack(packed, width, len(tiles) * of.size).numpy().view(codes.dtype)
+        values = affine.values_(torch.from_numpy(codes.view(np.uint8)).view(-1, of.size).to(torch.float32))
         if len(turned := rotated.nonzero().view(-1)):
-            header.check_finite(_rotate(values, turned), key, "a rotation", doing="decode")
+            check_finite(_rotate(values, turned), key, "a rotation", doing="decode")
             _swap(values, turned, pivot)
-        return groups.trim(values, of).view(opened.shape)
+        return of.trim(values)
 
     def bound(self, tensor: Tensor) -> Tensor:
         """The largest error of each value."""
-        of = self._layout(tuple(tensor.shape))
-        if of.rows == 0:
+        if not tensor.numel():
             return torch.zeros(tensor.shape)
-        key = MessageKey("train", 0, 0, ())
-        plan = self._plan(
-            groups.split(tensor.detach().to(torch.float32), of), self._ranked(tuple(tensor.shape), of), key
-        )
-        bounds = plan.found.step.to(torch.float64) / 2 * (1 + 2**-12)
+        of = self._grouping(tensor.shape)
+        x, ranked = of.split(tensor.detach().to(torch.float32)), self._ranked(tensor.shape, of)
+        plan = self._plan(x, ranked, MessageKey("train", 0, 0, ()))
+        bounds = plan.affine.step.to(torch.float64) / 2 * (1 + 2**-12)
         bounds += plan.x.abs().amax(-1, keepdim=True) * 2**-18
         bounds *= torch.where(plan.rotated, math.sqrt(of.size), 1.0).view(-1, 1)
-        return groups.trim(bounds.expand(-1, of.size).contiguous(), of).view(tensor.shape)
+        return of.trim(bounds.expand(-1, of.size).contiguous()).view(tensor.shape)
 
-    def payload_bytes(self, shape: header.Shape) -> int:
-        """Header, metadata, codes."""
-        return header.header_bytes(len(shape)) + self._body_bytes(shape)
+    def _grouping(self, shape: Shape) -> Grouping:
+        rows, width = rows_of(shape)
+        return Grouping(rows, width, min(self._tile, 1 << (width - 1).bit_length() if width else 1))
 
-    def _layout(self, shape: header.Shape) -> groups.Layout:
-        rows, width = header.rows_of(shape)
-        return groups.Layout(rows, width, min(self._tile, 1 << (width - 1).bit_length() if width else 1))
-
-    def _ranked(self, shape: header.Shape, of: groups.Layout) -> _Ranked:
+    def _ranked(self, shape: Shape, of: Grouping) -> _Ranked:
         tokens = shape[-2] if self._per == "sample" and len(shape) > 1 else 1
         tiles = tokens * of.per_row
         wide = math.ceil(self._share * tiles - 1e-9)
-        return _Ranked(tiles, wide, of.number // tiles * wide)
-
-    def _body_bytes(self, shape: header.Shape) -> int:
-        of = self._layout(shape)
-        return _Parts.bytes(of, self._ranked(shape, of).wide_in_all) if of.rows else 0
+        return _Ranked(tiles, wide, of.groups // tiles * wide)
 
     def _plan(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> _Plan:
         """Of tiles x, as many as are ranked together, or some times as many."""
@@ -175,14 +168,14 @@ class Tah:
             pivot[turned] = x.index_select(0, turned).abs_().argmax(-1).to(torch.uint8)
             _swap(x, turned, pivot)
             _rotate(x, turned)
-        return _Plan(wide, pivot, rotated, x, affine.fit(x, _top(wide), key))
+        return _Plan(wide, pivot, rotated, x, Affine.fit(x, _top(wide), key))
 
     def _code(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> tuple[Tensor, ...]:
         """Of tiles x: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
         plan = self._plan(x, ranked, key)
         # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
-        codes = groups.to_codes(affine.scaled_(plan.x, plan.found).add_(0.5))
-        return plan.wide, plan.rotated, plan.pivot, *plan.found, codes
+        codes = groups.to_codes(plan.affine.scaled_(plan.x).add_(0.5))
+        return plan.wide, plan.rotated, plan.pivot, *plan.affine, codes
 
 
 class TahGradients(Integer):
@@ -193,30 +186,11 @@ class TahGradients(Integer):
         super().__init__(context, tile, "nearest", bits=bits)
 
 
-class _Parts:
-    """The body's parts as tensors over its memory."""
-
-    def __init__(self, body: Tensor, of: groups.Layout, wide: int) -> None:
-        """`wide` tiles have 4 bits."""
-        step, offset, *self._codes, self.wide, self.rotated, self.pivot = torch.split(body, self._sizes(of, wide))
-        self.step, self.offset = step.view(torch.bfloat16), offset.view(torch.bfloat16)
-
-    def codes(self, wide: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(bits, which tiles, where their codes are) for both widths."""
-        flat = wide.view(-1)
-        for width, which, packed in zip((4, 3), (flat, ~flat), self._codes, strict=True):
-            yield width, which.nonzero().view(-1), packed
-
-    @classmethod
-    def bytes(cls, of: groups.Layout, wide: int) -> int:
-        """Of all."""
-        return sum(cls._sizes(of, wide))
-
-    @staticmethod
-    def _sizes(of: groups.Layout, wide: int) -> list[int]:
-        codes = [bits.packed_bytes(wide * of.size, 4), bits.packed_bytes((of.number - wide) * of.size, 3)]
-        flags = bits.packed_bytes(of.number, 1)
-        return [2 * of.number, 2 * of.number, *codes, flags, flags, bits.packed_bytes(of.number, _pivot_bits(of))]
+def _by_width(wide: Tensor, body: Body) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(bits, indices of the tiles, their packed codes) for both widths."""
+    flat = wide.view(-1)
+    for width, which, packed in zip((4, 3), (flat, ~flat), body[2:4], strict=True):
+        yield width, which.nonzero().view(-1), packed
 
 
 def _choose(entropy: Tensor, count: int) -> Tensor:
@@ -228,7 +202,7 @@ def _choose(entropy: Tensor, count: int) -> Tensor:
     return torch.from_numpy(wide)
 
 
-def _pivot_bits(of: groups.Layout) -> int:
+def _pivot_bits(of: Grouping) -> int:
     return of.size.bit_length() - 1
 
 

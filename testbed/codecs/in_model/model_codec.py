@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from testbed.codecs.contract import Codec, Context, MessageKey, ModelCodec, Paired, Payload
-from testbed.codecs.wire import header
 from testbed.codecs.wrap import Wrapper, capability, frame, open_frame, walk
 from testbed.errors import CodecError, SpecError
 from testbed.message_key import Direction
@@ -152,6 +151,8 @@ class Carrying(InModel, Wrapper):
     Wire: a wrapper's header of 4 bytes, the matrix if there is one (bf16, padded to 4 bytes), the inner payload.
     """
 
+    code = 80
+
     def __init__(self, context: Context, *, inner: Codec) -> None:
         InModel.__init__(self, context, inner=inner)
         Wrapper.__init__(self, inner=inner)
@@ -170,17 +171,17 @@ class Carrying(InModel, Wrapper):
         body = self.inner.encode(tensor, key)
         visit = 0 if end is None else end.visit(self._context.direction)
         if matrix is None:
-            payload = frame(header.CARRYING, body, visit=visit)
+            payload = frame(self.code, body, visit=visit)
         else:
             values = matrix.contiguous().view(torch.uint8).numpy().tobytes()
-            payload = frame(header.CARRYING, values, bytes(-len(values) % 4), body, kind=1, visit=visit)
+            payload = frame(self.code, values, bytes(-len(values) % 4), body, kind=1, visit=visit)
         if end is not None:
             end.sent(key, matrix)
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """Decode with the inner codec, and give the hook what came along."""
-        kind, visit, rest = open_frame(payload, header.CARRYING)
+        kind, visit, rest = open_frame(payload, self.code)
         end = self._matrix
         if kind > 1:
             raise CodecError(f"cannot decode {key}: a payload that carries {kind} matrices; one is the most")

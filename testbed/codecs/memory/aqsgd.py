@@ -42,6 +42,8 @@ class AqSgd(ClosedLoop):
     noticed when its examples come back.
     """
 
+    code = 62
+
     def __init__(
         self, context: Context, inner: Codec, first: str = "fp32", memory_mb: float = 1024.0, **_: Any
     ) -> None:
@@ -80,7 +82,7 @@ class AqSgd(ClosedLoop):
                 )
             padding = bytes(-len(visits) % 4)
             payload = frame(
-                header.PER_EXAMPLE,
+                self.code,
                 visits,
                 padding,
                 struct.pack("<Q", len(full)),
@@ -105,7 +107,7 @@ class AqSgd(ClosedLoop):
 
     def _advance(self, payload: Payload, key: MessageKey) -> Tensor:
         """Move on, at either end, from the bytes alone. Return the new m of the message's examples."""
-        kind, zero, body = open_frame(payload, header.PER_EXAMPLE)
+        kind, zero, body = open_frame(payload, self.code)
         if kind not in (_EACH, _WHOLE) or zero or (kind == _EACH and not key.samples):
             raise CodecError(f"cannot decode {key}: a message of kind {kind}, which this encoder does not write")
         examples, whole = _examples_of(key, kind), kind == _WHOLE

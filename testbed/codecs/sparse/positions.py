@@ -25,14 +25,14 @@ def kept_of(share: float, width: int) -> int:
     return min(width, max(1, round(share * width)))
 
 
-class Selection:
-    """Chooses the largest keys of each row. Its buffers serve every message of one shape."""
+class LargestInRows:
+    """Finds the largest keys of each row. Its buffers serve every message of one shape."""
 
     def __init__(self) -> None:
         self._ordered: npt.NDArray[Any] = np.empty((0, 0), np.float32)
         self._mask: npt.NDArray[np.bool_] = np.empty((0, 0), np.bool_)
 
-    def largest(self, keys: npt.NDArray[Any], kept: int) -> Positions:
+    def positions(self, keys: npt.NDArray[Any], kept: int) -> Positions:
         """Positions of the `kept` largest keys in each row of (rows, width); of equal ones those that come first. No NaN."""
         rows, width = keys.shape
         if kept == width:
@@ -60,7 +60,12 @@ def _drop_surplus(mask: npt.NDArray[np.bool_], keys: npt.NDArray[Any], threshold
     mask[crowded] = above | (equal & (np.cumsum(equal, axis=1, dtype=np.int32) <= room))
 
 
-class Layout(NamedTuple):
+def every_row(columns: Positions, rows: int, width: int) -> Positions:
+    """The same columns in each of the rows."""
+    return (np.arange(0, rows * width, width)[:, np.newaxis] + columns).reshape(-1)
+
+
+class PositionCoding(NamedTuple):
     """How the positions of `kept` values in each of `rows` rows of `width` are coded."""
 
     rows: int

@@ -1,7 +1,7 @@
 """One mask in both directions: the gradient is sent where the activations were, and no positions go back.
 
 The forward codec remembers each micro-batch's mask at either end; the backward codec at the same end is paired with it and looks
-there. What comes back is exactly the gradient of masking, and the other elements' gradients are zero.
+it up. What comes back is exactly the gradient of masking, and the other elements' gradients are zero.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey
-from testbed.codecs.sparse.positions import Form, Layout, Positions, kept_of, pack, unpack
-from testbed.codecs.sparse.sparsifiers import Floats, Sparse, Told, TopK, Values, every_row
-from testbed.codecs.wire import header
+from testbed.codecs.sparse.positions import Bytes, Form, PositionCoding, Positions, every_row, kept_of, pack, unpack
+from testbed.codecs.sparse.sparsifier import Floats, Sparsifier, TopK, ValueType, WithPositions
+from testbed.codecs.wire.header import Shape, rows_of
 from testbed.codecs.wrap import check_keys, walk
 from testbed.errors import CodecError, SpecError
 from testbed.message_key import Phase
@@ -28,20 +28,20 @@ class Kept(NamedTuple):
     """The mask of one micro-batch."""
 
     step: int
-    shape: header.Shape
+    shape: Shape
     bitmap: Tensor
     """uint8, a bit for each element."""
 
 
-class _Remembers(Told):
+class _Remembers(WithPositions):
     """A forward codec that keeps the mask of each (phase, micro-batch) until its next message: a bit for each element."""
 
     def __init__(self, context: Context, **parameters: Any) -> None:
         super().__init__(context, **parameters)
         self._kept: dict[tuple[Phase, int], Kept] = {}
 
-    def sent(self, key: MessageKey, shape: header.Shape, positions: Positions) -> None:
-        """See `Sparse`."""
+    def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
+        """See `Sparsifier`."""
         bitmap = torch.from_numpy(pack(positions, math.prod(shape)))
         self._kept[key.phase, key.microbatch] = Kept(key.step, shape, bitmap)
 
@@ -59,7 +59,7 @@ class _Remembers(Told):
         return {"masks": [(*key, kept.step, kept.shape, kept.bitmap.clone()) for key, kept in self._kept.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `base.Stateful`."""
+        """See `contract.Stateful`."""
         check_keys(state, {"masks"})
         loaded: dict[tuple[Phase, int], Kept] = {}
         for row in state["masks"]:
@@ -73,78 +73,77 @@ class _Remembers(Told):
         self._kept = loaded
 
     def reset(self) -> None:
-        """See `base.Stateful`."""
+        """See `contract.Stateful`."""
         self._kept = {}
 
 
 class SharedTopK(_Remembers, TopK):
-    """Forward: top-k, whose mask the gradient uses as well. Bits a value and law as of `sparse.TopK`.
+    """Forward: top-k, whose mask the gradient uses as well. Bits per value and law as of `TopK`.
 
     Source: the re-used forward mask of Rudakov et al., arXiv 2401.07788, whose independent masks could diverge.
     """
 
-    code = header.SHARED_TOP_K
+    code = 41
 
 
 class Columns(_Remembers):
     """Forward: the channels of the largest Euclidean norm over all tokens of the message, whole.
 
     k of the d channels; the gradient keeps the same ones, so the weight gradients of those channels stay exact. Law: kept values
-    exact (fp32) or rounded (bf16), the others zero. Bits a value: 16 * share, and 1/(b n) for the bitmap of the channels.
+    exact (fp32) or rounded (bf16), the others zero. Bits per value: 16 * share, and 1/(b n) for the bitmap of the channels.
     Source: structured sparsification, "Beyond Top-K" (MCDC workshop at ICLR 2025), from a re-implementation: the paper's own rule
     of selection was not seen.
     """
 
-    code = header.COLUMNS
+    code = 44
 
-    def __init__(self, context: Context, *, share: float, values: Values = "bf16", positions: Form = "smaller") -> None:
+    def __init__(
+        self, context: Context, *, share: float, values: ValueType = "bf16", positions: Form = "smaller"
+    ) -> None:
         super().__init__(context, share=share, values=values, positions=positions)
 
-    def layout(self, shape: header.Shape) -> Layout:
+    def coding(self, shape: Shape) -> PositionCoding:
         """One row: the channels."""
-        rows, width = header.rows_of(shape)
-        return Layout(min(rows, 1), width, kept_of(self._share, width), self._form)
+        _, width = rows_of(shape)
+        return PositionCoding(1, width, kept_of(self._share, width), self._form)
 
-    def count(self, shape: header.Shape) -> int:
-        """See `sparse.Sparse`."""
-        return header.rows_of(shape)[0] * self.layout(shape).kept
+    def count(self, shape: Shape) -> int:
+        """See `Sparsifier`."""
+        return rows_of(shape)[0] * self.coding(shape).kept
 
-    def choose(self, flat: Floats, shape: header.Shape, key: MessageKey) -> Positions:
+    def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
         """By the sum of squares in fp64, which no fp32 value overflows."""
-        rows, width = header.rows_of(shape)
-        if rows == 0:
-            return np.empty(0, np.int64)
+        rows, width = rows_of(shape)
         x = flat.reshape(rows, width)
         squares: npt.NDArray[np.float64] = np.einsum("rw,rw->w", x, x, dtype=np.float64)
-        return every_row(self._selection.largest(squares[np.newaxis], self.layout(shape).kept), rows, width)
+        return every_row(self._largest.positions(squares[np.newaxis], self.coding(shape).kept), rows, width)
 
-    def write_positions(self, positions: Positions, shape: header.Shape, out: npt.NDArray[np.uint8]) -> None:
+    def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
         """The channels of the first row are those of all."""
-        layout = self.layout(shape)
-        layout.write(positions[: layout.values], out)
+        coding = self.coding(shape)
+        coding.write(positions[: coding.values], out)
 
-    def read_positions(self, coded: npt.NDArray[np.uint8], shape: header.Shape, key: MessageKey) -> Positions:
+    def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
         """See `write_positions`."""
-        rows, width = header.rows_of(shape)
-        return every_row(super().read_positions(coded, shape, key), rows, width) if rows else np.empty(0, np.int64)
+        return every_row(super().read_positions(coded, shape, key), *rows_of(shape))
 
 
-class ForwardMask(Sparse):
+class ForwardMask(Sparsifier):
     """Backward: the gradient's values at the places that its activations kept. Paired with the forward instance of the same end.
 
     It remembers nothing itself; a gradient whose activations did not pass, or of another shape, is a CodecError. Law: values at
-    the kept places rounded (bf16) or exact (fp32), the others zero. Bits a value: share * 16.
+    the kept places rounded (bf16) or exact (fp32), the others zero. Bits per value: share * 16.
     """
 
-    code = header.FORWARD_MASK
+    code = 45
 
-    def __init__(self, context: Context, *, share: float, values: Values = "bf16", **_: Any) -> None:
+    def __init__(self, context: Context, *, share: float, values: ValueType = "bf16", **_: Any) -> None:
         """The forward codec's parameters, of which the type of the values matters here."""
         super().__init__(context, share=share, values=values)
         self._forward: tuple[_Remembers, ...] = ()
 
     def pair(self, forward: Codec) -> None:
-        """See `base.Paired`. SpecError unless the forward codec, or what it wraps, remembers its masks."""
+        """See `contract.Paired`. SpecError unless the forward codec, or what it wraps, remembers its masks."""
         self._forward = tuple(part for part in walk(forward) if isinstance(part, _Remembers))
         if not self._forward:
             raise SpecError(
@@ -152,15 +151,15 @@ class ForwardMask(Sparse):
                 "as it is in 'topk-shared(0.1)' or in 'fwd=topk-shared(0.1), bwd=ef(topk-shared(0.1))'"
             )
 
-    def choose(self, flat: Floats, shape: header.Shape, key: MessageKey) -> Positions:
+    def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
         """The forward mask."""
         return self._mask(shape, key)
 
-    def count(self, shape: header.Shape) -> int:
+    def count(self, shape: Shape) -> int:
         """As many as the activations keep."""
         return self._sources[0].count(shape)
 
-    def read_positions(self, coded: npt.NDArray[np.uint8], shape: header.Shape, key: MessageKey) -> Positions:
+    def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
         """Nothing was sent: both ends know the forward mask."""
         return self._mask(shape, key)
 
@@ -172,7 +171,7 @@ class ForwardMask(Sparse):
             )
         return self._forward
 
-    def _mask(self, shape: header.Shape, key: MessageKey) -> Positions:
+    def _mask(self, shape: Shape, key: MessageKey) -> Positions:
         for forward in self._sources:
             if (kept := forward.kept(key)) is not None:
                 if kept.shape != shape:

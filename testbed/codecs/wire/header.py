@@ -1,6 +1,7 @@
-"""What every payload begins with: the code of its body, a visit number, the shape. Written and checked here.
+"""What a payload begins with: the code of its body, a visit number, the shape. Written and checked here.
 
 Little-endian: code u8, number of axes u8, visit u8, a zero byte, each axis u32. The body follows; the shape decides its length.
+Wrappers have a header of their own, of 4 bytes (`wrap.frame`); both begin with a code, which no two codecs share.
 """
 
 from __future__ import annotations
@@ -18,20 +19,9 @@ from torch import Tensor
 from testbed.codecs.contract import MessageKey, Payload
 from testbed.errors import CodecError
 
-FP32, BF16, INT8_ROWS = 1, 2, 3
-"""Body codes: fp32 values; bf16 values; an fp32 scale per row, then int8 values."""
-FP16, FP8_E4M3, FP8_E5M2, BLOCKWISE_8, TAH, FIXED_POINT, INTEGER = 10, 11, 12, 13, 14, 15, 20
-"""Body codes of `cast`, `fp8`, `blockwise`, `tah` and `fixed_point`; of `integer`, the first of 18."""
-TOP_K, SHARED_TOP_K, RANDOM_K, KEYED_MASK, COLUMNS, FORWARD_MASK, LOW_RANK = 40, 41, 42, 43, 44, 45, 46
-"""Body codes: values and where they stand; values where both ends know where; values of whole columns; two factors."""
-
-DELTA, OPEN_DELTA, PER_EXAMPLE, ONE_BIT, TWO_BIT, CODED_LOW_RANK, ZSTD, ENTROPY, ADAPTIVE = range(60, 69)
-"""Body codes: differences; matrices of few levels, or of two coded factors; wrappers."""
-
-CARRYING = 80
-"""Body code of what carries a matrix along for the codecs that change the model."""
-
 MAX_AXES = 8
+VISIT_AT = 2
+"""Where the visit number's byte stands."""
 _FIXED = struct.Struct("<BBBB")
 # An empty tensor may claim long axes at no cost in bytes, and torch multiplies them into strides.
 _MAX_STRIDE = 2**48
@@ -40,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 def rows_of(shape: Shape) -> tuple[int, int]:
-    """(rows, width) of a shape; rows lie along the last axis. A scalar is one row of one value, an empty tensor has no rows."""
+    """(rows, width) of a shape; rows lie along the last axis. A scalar is one row of one value; an empty tensor has no rows."""
     width = shape[-1] if shape else 1
     return (math.prod(shape) // width if width else 0), width
 
@@ -50,15 +40,15 @@ def header_bytes(axes: int) -> int:
     return _FIXED.size + 4 * axes
 
 
-def allocate(code: int, shape: Shape, body_bytes: int, *, visit: int = 0) -> tuple[memoryview, Tensor]:
-    """A fresh payload with its header written, and its body as a uint8 tensor to be filled. CodecError for a shape too large."""
+def allocate(code: int, shape: Shape, body_bytes: int) -> tuple[memoryview, Tensor]:
+    """A fresh payload, visit 0, with its header written, and its body as a uint8 tensor to be filled. CodecError for a shape too large."""
     if len(shape) > MAX_AXES or any(axis >= 2**32 for axis in shape):
         raise CodecError(
             f"cannot encode a tensor of shape {shape}: a payload holds at most {MAX_AXES} axes, each below 2**32"
         )
     start = header_bytes(len(shape))
     store: npt.NDArray[np.uint8] = np.empty(start + body_bytes, np.uint8)
-    struct.pack_into(f"<BBBB{len(shape)}I", store.data, 0, code, len(shape), visit, 0, *shape)
+    struct.pack_into(f"<BBBB{len(shape)}I", store.data, 0, code, len(shape), 0, 0, *shape)
     return store.data, torch.from_numpy(store[start:])
 
 
@@ -85,8 +75,8 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
     view = view.cast("B") if view.nbytes else memoryview(b"")
     if len(view) < _FIXED.size:
         raise CodecError(f"cannot decode a payload of {len(view)} bytes: a header has at least {_FIXED.size}")
-    found, axes, visit, zero = _FIXED.unpack_from(view)
-    if found != code or zero != 0 or axes > MAX_AXES:
+    first, axes, visit, zero = _FIXED.unpack_from(view)
+    if first != code or zero != 0 or axes > MAX_AXES:
         raise CodecError(
             f"cannot decode a payload that begins {view[:4].hex(' ')}: expected body code {code}, at most {MAX_AXES} axes"
         )
@@ -104,7 +94,7 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
 
 
 def as_tensor(body: memoryview, dtype: torch.dtype, count: int, *, offset: int = 0) -> Tensor:
-    """`count` values of an opened body as a flat tensor over the same memory, to be read only."""
+    """`count` values of an opened body as a flat tensor over the same memory, not to be written to."""
     return torch.frombuffer(body, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
 
 
@@ -118,7 +108,7 @@ def check_input(tensor: Tensor) -> Tensor:
 
 
 def check_finite(tensor: Tensor, key: MessageKey, what: str, doing: str = "encode") -> None:
-    """CodecError that names the message key and `what` cannot carry it, where the tensor holds NaN or infinity."""
+    """Raise a CodecError that names the message key and `what` cannot carry it where the tensor holds NaN or infinity."""
     # The sum is one cheap pass; large values may overflow it, so only a sum that is not finite is looked into.
     if not math.isfinite(tensor.sum().item()) and not bool(torch.isfinite(tensor).all()):
         shape = tuple(tensor.shape)

@@ -22,8 +22,8 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="lowrank",
-        forward="testbed.codecs.coded_low_rank:CodedLowRank",
-        backward="testbed.codecs.coded_low_rank:CodedLowRank",
+        forward="testbed.codecs.low_rank:CodedLowRank",
+        backward="testbed.codecs.low_rank:CodedLowRank",
         parameters=(
             Parameter("rank", "int", 32, "columns of each factor", least=1, most=4096),
             Parameter("inner", "codec", "int4(group=32)", "what the two factors go over as"),

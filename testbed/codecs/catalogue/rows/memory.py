@@ -18,7 +18,7 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="delta-int8",
         forward="testbed.codecs.memory.delta:DeltaInt8",
-        backward="testbed.codecs.dense.int8:Int8Stochastic",
+        backward="testbed.codecs.dense.integer:Int8",
         summary="difference from the previous step's tensor of the same micro-batch, as int8; gradients as int8",
         bits="8 + 32/d",
         state="one fp32 tensor per micro-batch and phase, forward",

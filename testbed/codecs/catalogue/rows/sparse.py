@@ -27,8 +27,8 @@ _TOLD = "share*values + (1 if bitmap else w*share if index else min(1, w*share))
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="topk",
-        forward="testbed.codecs.sparse.sparsifiers:TopK",
-        backward="testbed.codecs.sparse.sparsifiers:TopK",
+        forward="testbed.codecs.sparse.sparsifier:TopK",
+        backward="testbed.codecs.sparse.sparsifier:TopK",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
         summary="the largest magnitudes of each token and where they stand; gradients choose for themselves",
         bits=_TOLD,
@@ -64,8 +64,8 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="randk",
-        forward="testbed.codecs.sparse.sparsifiers:RandK",
-        backward="testbed.codecs.sparse.sparsifiers:RandK",
+        forward="testbed.codecs.sparse.random_places:RandK",
+        backward="testbed.codecs.sparse.random_places:RandK",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "inverse", _SCALE_DOC, choices=_SCALES), _VALUES),
         summary="random values of each token, scaled up; both ends draw the places from the message key",
         bits="share*values",
@@ -75,8 +75,8 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="mask",
-        forward="testbed.codecs.sparse.sparsifiers:KeyedMask",
-        backward="testbed.codecs.sparse.sparsifiers:KeyedMask",
+        forward="testbed.codecs.sparse.random_places:KeyedMask",
+        backward="testbed.codecs.sparse.random_places:KeyedMask",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "none", _SCALE_DOC, choices=_SCALES), _VALUES),
         summary="one random mask for activations and their gradient, drawn from the message key at both ends",
         bits="share*values",

@@ -1,0 +1,136 @@
+"""Sparsifiers whose places are drawn at random from the message key, by both ends alike, so that no positions are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.sparse.positions import Bytes, Positions, every_row, kept_of
+from testbed.codecs.sparse.sparsifier import Floats, Sparsifier, ValueType
+from testbed.codecs.wire import noise
+from testbed.codecs.wire.header import Shape, rows_of
+from testbed.errors import CodecError
+
+_SCALES: dict[str, Callable[[float], float]] = {
+    "none": lambda _: 1.0,
+    "inverse": lambda p: 1 / p,
+    "rms": lambda p: p**-0.5,
+}
+
+
+class _Keyed(Sparsifier):
+    """k values of each token, or k whole channels, at places drawn from the message key: the receiver draws the same."""
+
+    purpose: ClassVar[str]
+    laws: ClassVar[dict[str, str]]
+    """By `scale`, in the words of `entry.Law`."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        share: float,
+        per: Literal["token", "channels"],
+        scale: Literal["none", "inverse", "rms"],
+        values: ValueType,
+    ) -> None:
+        super().__init__(context, share=share, values=values)
+        self._per, self._scale = per, _SCALES[scale]
+        self.law = self.laws[scale]
+
+    def count(self, shape: Shape) -> int:
+        """See `Sparsifier`."""
+        rows, width = rows_of(shape)
+        return rows * kept_of(self._share, width)
+
+    def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
+        """By the order of 32-bit words, one for each value or channel: every choice of k is as likely as any other."""
+        rows, width = rows_of(shape)
+        kept = kept_of(self._share, width)
+        lines = rows if self._per == "token" else 1
+        words = noise.words(self._context, key, lines * width, self.purpose).reshape(lines, width)
+        positions = self._largest.positions(words, kept)
+        return positions if lines == rows else every_row(positions, rows, width)
+
+    def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
+        """Nothing was sent: they are drawn again."""
+        return self.choose(np.empty(0, np.float32), shape, key)
+
+    def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
+        """Scaled."""
+        _, width = rows_of(shape)
+        factor = np.float32(self._scale(kept_of(self._share, width) / width))
+        with np.errstate(over="ignore"):
+            kept *= factor
+        if not bool(np.isfinite(kept).all()):
+            raise CodecError(f"cannot encode {key}: a kept value times {factor:g} is beyond fp32; use scale=none")
+        return super().adjust(kept, shape, key)
+
+
+class RandK(_Keyed):
+    """k random values of each token, times d/k: right in the mean over message keys. No positions are sent.
+
+    Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law: unbiased,
+    for scale=none kept values rounded and the others zero. Bits per value: share * 16. Remembers nothing. With
+    error feedback around it `scale` must be none: scaled up, the error that is fed back grows from step to step.
+    Source: rand-k as in Stich et al., NeurIPS 2018 (scaled as in Wangni et al., NeurIPS 2018).
+    """
+
+    code = 42
+    purpose = "rand-k places"
+    laws: ClassVar[dict[str, str]] = {"inverse": "unbiased", "none": "support", "rms": "none"}
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        share: float,
+        per: Literal["token", "channels"] = "token",
+        scale: Literal["none", "inverse", "rms"] = "inverse",
+        values: ValueType = "bf16",
+    ) -> None:
+        super().__init__(context, share=share, per=per, scale=scale, values=values)
+
+    def kept_bound(self, tensor: Tensor) -> Tensor:
+        """With scale=none: a whole step of bf16, because it is rounded up or down; nothing in fp32."""
+        return 2 * super().kept_bound(tensor)
+
+    def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
+        """Scaled, and for bf16 rounded up with the probability of the part that is cut off."""
+        kept = super().adjust(kept, shape, key)
+        if self._dtype is torch.bfloat16:
+            words = noise.words(self._context, key, -(-kept.size // 2), "rand-k rounding")
+            patterns = kept.view(np.uint32)
+            patterns += words.view("<u2")[: kept.size]
+            patterns &= np.uint32(0xFFFF0000)
+        return kept
+
+
+class KeyedMask(_Keyed):
+    """One random mask for both directions: k of d values of each token, drawn from the message key, whatever its direction.
+
+    The gradient that comes back is that of masking, so the mask is a part of the network that is drawn anew for each micro-batch.
+    scale: none; inverse, d/k; rms, (d/k)**0.5, which keeps the mean square. Law for scale=none: kept values rounded, the others
+    zero. Bits per value: share * 16; nothing is remembered and no positions are sent.
+    Source: random activation masks of 90 and 95 %, arXiv 2609.14339 (from a summary: how it scales is not known).
+    """
+
+    code = 43
+    purpose = "mask of both directions"
+    laws: ClassVar[dict[str, str]] = {"none": "support", "inverse": "none", "rms": "none"}
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        share: float,
+        per: Literal["token", "channels"] = "token",
+        scale: Literal["none", "inverse", "rms"] = "none",
+        values: ValueType = "bf16",
+    ) -> None:
+        super().__init__(context._replace(direction="forward"), share=share, per=per, scale=scale, values=values)

@@ -1,0 +1,164 @@
+"""Sparsifiers: some of a tensor's values are sent, the others are zero to the receiver. Here what they share, and top-k.
+
+They differ in which values they keep. Top-k takes the largest and sends their positions; `random_places` draws them at both ends from
+the message key; `shared_mask` uses one mask in both directions.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.sparse.positions import Bytes, Form, LargestInRows, PositionCoding, Positions, kept_of
+from testbed.codecs.wire.header import Shape, check_finite, rows_of
+from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
+
+ValueType = Literal["bf16", "fp32"]
+Floats = npt.NDArray[np.float32]
+
+DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_LARGEST_BF16 = np.float32(torch.finfo(torch.bfloat16).max)
+
+
+class Sparsifier(BodyCodec):
+    """What sparsifiers share: gather, write, read, scatter. A subclass says which positions.
+
+    Kept values are rounded to the nearest bf16 (relative error at most 2**-8) or sent as they are, in the order of their positions;
+    then the positions where they are sent.
+    """
+
+    def __init__(self, context: Context, *, share: float, values: ValueType) -> None:
+        """`share` of the values is kept, 0 < share <= 1."""
+        self._context, self._share, self._dtype = context, share, DTYPES[values]
+        self._largest = LargestInRows()
+
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Kept values and coded positions."""
+        return Field(self._dtype, self.count(shape)), Field(torch.uint8, self.positions_bytes(shape))
+
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
+        """CodecError names the message key when the tensor holds NaN or infinity."""
+        check_finite(x, key, "a sparsifier")
+        values, coded = body
+        flat: Floats = x.view(-1).numpy()
+        shape = tuple(x.shape)
+        positions = self.choose(flat, shape, key)
+        values.copy_(torch.from_numpy(self.adjust(flat[positions], shape, key)))
+        self.write_positions(positions, shape, coded.numpy())
+        self.passed(key, shape, positions)
+
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """CodecError for positions or values that `fill` does not write."""
+        kept = body[0].to(torch.float32)
+        check_written(bool(torch.isfinite(kept).all()), key, "a kept value that is NaN or infinite")
+        positions = self.read_positions(body[1].numpy(), shape, key)
+        out: Floats = np.zeros(math.prod(shape), np.float32)
+        out[positions] = kept.numpy()
+        self.passed(key, shape, positions)
+        return torch.from_numpy(out)
+
+    def kept_bound(self, tensor: Tensor) -> Tensor:
+        """How wrong a kept value may be: half a step of bf16, the whole one where bf16 ends; nothing in fp32."""
+        return tensor.detach().to(torch.float32).abs() * (2.0**-8 if self._dtype is torch.bfloat16 else 0.0)
+
+    @abstractmethod
+    def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
+        """At the encoder: which of the values are kept."""
+
+    @abstractmethod
+    def count(self, shape: Shape) -> int:
+        """How many are kept, before memory is set aside for them."""
+
+    def positions_bytes(self, shape: Shape) -> int:
+        """How many bytes say where they stand."""
+        return 0
+
+    def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
+        """Into `out`, of `positions_bytes`."""
+
+    @abstractmethod
+    def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
+        """At the decoder: the positions, checked."""
+
+    def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
+        """The kept values (a fresh array) as they are to be rounded: within bf16's range, which ends before fp32's."""
+        return np.clip(kept, -_LARGEST_BF16, _LARGEST_BF16, out=kept) if self._dtype is torch.bfloat16 else kept
+
+    def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
+        """After a message, at either end: for those that remember."""
+
+
+class WithPositions(Sparsifier):
+    """A sparsifier that sends its positions, in the `PositionCoding` of the shape."""
+
+    def __init__(self, context: Context, *, share: float, values: ValueType, positions: Form) -> None:
+        super().__init__(context, share=share, values=values)
+        self._form: Form = positions
+
+    @abstractmethod
+    def coding(self, shape: Shape) -> PositionCoding:
+        """In which rows the values are chosen, how many of each, and how their positions are coded."""
+
+    def count(self, shape: Shape) -> int:
+        """See `Sparsifier`."""
+        return self.coding(shape).values
+
+    def positions_bytes(self, shape: Shape) -> int:
+        """See `Sparsifier`."""
+        return self.coding(shape).coded_bytes
+
+    def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
+        """See `Sparsifier`."""
+        self.coding(shape).write(positions, out)
+
+    def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
+        """See `Sparsifier`."""
+        return self.coding(shape).read(coded)
+
+
+class TopK(WithPositions):
+    """The k largest magnitudes of each token (k = share * d), each sample, or the whole tensor; of equal ones the first.
+
+    Law: kept values exact (fp32) or rounded (bf16), the others zero; no other choice of as many has a smaller squared error.
+    Bits per value: share * 16, and 1 for the bitmap or share * w, indices of w = 8 bits among 256 values, 16 among 65,536, or 32.
+    Source: top-k of activations as in Rudakov et al., arXiv 2401.07788, theirs is `sample`; both ends remember nothing.
+    """
+
+    code = 40
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        share: float,
+        per: Literal["token", "sample", "tensor"] = "token",
+        values: ValueType = "bf16",
+        positions: Form = "smaller",
+    ) -> None:
+        super().__init__(context, share=share, values=values, positions=positions)
+        self._per = per
+        self._magnitudes: Floats = np.empty((0, 0), np.float32)
+
+    def coding(self, shape: Shape) -> PositionCoding:
+        """Rows of tokens or of samples, the first axis, or one row of everything."""
+        rows, width = rows_of(shape)
+        if self._per == "tensor" or (self._per == "sample" and len(shape) < 3):
+            rows, width = 1, rows * width
+        elif self._per == "sample":
+            rows, width = shape[0], rows // shape[0] * width
+        return PositionCoding(rows, width, kept_of(self._share, width), self._form)
+
+    def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
+        """See `LargestInRows`."""
+        coding = self.coding(shape)
+        if self._magnitudes.shape != (coding.rows, coding.width):
+            self._magnitudes = np.empty((coding.rows, coding.width), np.float32)
+        np.abs(flat.reshape(coding.rows, coding.width), out=self._magnitudes)
+        return self._largest.positions(self._magnitudes, coding.kept)

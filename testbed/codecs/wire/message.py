@@ -1,0 +1,107 @@
+"""The encode and decode that codecs share, so that a codec of its own shows only its maths and one statement of its size.
+
+A `BodyCodec` says which fields its body holds for a shape, fills them, and makes values of them. Everything else is done here: the
+header, the input's type, empty tensors, the length of a payload, a visit number in a message of a codec that counts none.
+`testbed/codecs/dense/cast.py` is the shortest example.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import MessageKey, Payload
+from testbed.codecs.wire import header
+from testbed.codecs.wire.header import Shape
+from testbed.errors import CodecError
+
+Body: TypeAlias = tuple[Tensor, ...]
+"""The fields of a body, one flat tensor each, over the payload's own memory."""
+
+
+class Field(NamedTuple):
+    """Numbers of one type that follow each other in a body. Packed bits are torch.uint8."""
+
+    dtype: torch.dtype
+    length: int
+
+
+class BodyCodec(ABC):
+    """A codec whose payload is the common header and a body whose length follows from the tensor's shape alone."""
+
+    code: int
+    """The first byte of a payload, which says whose body follows: 1 to 199, and no other codec's."""
+    counts_visits: ClassVar[bool] = False
+    """Whether the header's visit byte is written and read by what is around this codec. Otherwise it is 0, and must be."""
+
+    @abstractmethod
+    def fields(self, shape: Shape) -> tuple[Field, ...]:
+        """Return the body's fields, in order, for a shape without a zero: the codec's one statement of its size.
+
+        Types of more bytes go first, which keeps every field aligned.
+        """
+
+    @abstractmethod
+    def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
+        """Write x, fp32, contiguous, not empty and not to be changed, to the body's fields.
+
+        CodecError names the message key where the codec cannot carry x.
+        """
+
+    @abstractmethod
+    def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
+        """Return what the fields, not to be changed, hold: a new contiguous fp32 tensor with as many values as the shape.
+
+        CodecError for fields that `fill` does not write (see `check_written`).
+        """
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        """Encode as the contract says. CodecError for another type or device, for a shape too large, and as `fill` has it."""
+        tensor = header.check_input(tensor)
+        shape = tuple(tensor.shape)
+        fields = self._fields(shape)
+        payload, _ = header.allocate(self.code, shape, _size_bytes(fields))
+        if fields:
+            body = _cut(payload[header.header_bytes(len(shape)) :], fields)
+            self.fill(tensor.to(torch.float32).contiguous(), body, key)
+        return payload
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        """Decode as the contract says. CodecError for a wrong header, length or visit number, and as `values` has it."""
+        opened = header.open_payload(payload, self.code, self._body_bytes)
+        check_written(self.counts_visits or not opened.visit, key, f"visit number {opened.visit} for this codec")
+        if not (fields := self._fields(opened.shape)):
+            return torch.empty(opened.shape)
+        return self.values(_cut(opened.body, fields), opened.shape, key).view(opened.shape)
+
+    def payload_bytes(self, shape: Shape) -> int:
+        """Return the length of a payload of a tensor of this shape, header included."""
+        return header.header_bytes(len(shape)) + self._body_bytes(shape)
+
+    def _body_bytes(self, shape: Shape) -> int:
+        return _size_bytes(self._fields(shape))
+
+    def _fields(self, shape: Shape) -> tuple[Field, ...]:
+        """None where there are no values."""
+        return self.fields(shape) if 0 not in shape else ()
+
+
+def _size_bytes(fields: tuple[Field, ...]) -> int:
+    return sum(length * dtype.itemsize for dtype, length in fields)
+
+
+def _cut(memory: memoryview, fields: tuple[Field, ...]) -> Body:
+    body, start = [], 0
+    for dtype, length in fields:
+        body.append(header.as_tensor(memory, dtype, length, offset=start))
+        start += length * dtype.itemsize
+    return tuple(body)
+
+
+def check_written(sound: bool, key: MessageKey, what: str) -> None:
+    """Raise a CodecError that names the message key and `what` no encoder writes, unless the payload is `sound`."""
+    if not sound:
+        raise CodecError(f"cannot decode {key}: no encoder writes {what}")
