@@ -16,25 +16,28 @@ Side = Literal["upstream", "downstream"]
 
 
 class MessageKey(NamedTuple):
-    """What both ends know about a message without sending it. With a direction it names one message of a run."""
+    """Which message this is. Both ends know it without sending it. With a direction it names one message of a run."""
 
     phase: Phase
     step: int
-    """Optimiser steps done before this one; where nothing is learned, batches that were evaluated before."""
+    """The optimiser steps done before this message; where nothing is learned, the batches evaluated before it."""
     microbatch: int
-    """Of its batch, also in an evaluation: what a codec remembers of a micro-batch is then as old as it is in training."""
+    """The micro-batch's number within its batch, in an evaluation too.
+
+    So what a codec remembers of a micro-batch is as old in an evaluation as it is in training.
+    """
     samples: tuple[int, ...]
-    """Ids of the sequences in the micro-batch, in order: an id names the same text in every epoch."""
+    """Ids of the sequences in the micro-batch, in order. An id names the same text in every epoch."""
 
     def __str__(self) -> str:
         return f"{self.phase} step {self.step}, micro-batch {self.microbatch}"
 
 
 def outgoing(side: Side) -> Direction:
-    """The direction of what goes to the neighbour on that side: activations downstream, gradients upstream."""
+    """Return the direction of what goes to the neighbour on that side: activations downstream, gradients upstream."""
     return "forward" if side == "downstream" else "backward"
 
 
 def incoming(side: Side) -> Direction:
-    """The direction of what comes from the neighbour on that side."""
+    """Return the direction of what comes from the neighbour on that side."""
     return "backward" if side == "downstream" else "forward"

@@ -132,9 +132,6 @@ class Autoencoder(_Bottleneck):
     Source: the learned linear autoencoder of Bian et al. (MLSys 2024).
     """
 
-    def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:
-        super().__init__(context, inner=inner, ratio=ratio)
-
     def encoder(self, width: int) -> nn.Module:
         return _xavier(width, self.narrow(width))
 
@@ -155,9 +152,6 @@ class ResBm(_Bottleneck):
     Source: residual bottleneck (Macrocosmos, arXiv 2604.11947 and the IOTA code, as far as they were to be had). The
     width between the encoder's layers is not stated: it is d here.
     """
-
-    def __init__(self, context: Context, *, ratio: float, inner: Codec) -> None:
-        super().__init__(context, inner=inner, ratio=ratio)
 
     def encoder(self, width: int) -> nn.Module:
         narrow = self.narrow(width)
