@@ -11,25 +11,24 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from testbed.errors import CapabilityError, StageError
+from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.message_key import Phase
 from testbed.pipeline.job import StageJob
 from testbed.pipeline.pacing import prefer
+from testbed.process import start_program
 
 Ended = Literal["steps", "target", "budget", "asked"]
 """Why training ended: all steps done, target loss reached, budget spent, `Finish`."""
 LARGEST_BYTES = 64 * 1024
 _MOST_SOCKETS = 64
 _KILL_AFTER_S = 2.0
-READABLE = "under sudo it runs as the person behind it, who must be able to read the checkout and its .venv"
 
 
 # ------------------------------------------------------------------ controller -> host
@@ -131,20 +130,21 @@ class Host:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         number = str(theirs.fileno())
         try:
-            self.process = popen(
-                [sys.executable, "-m", "testbed.pipeline.host", "--control-fd", number, "--parent", str(os.getpid())]
-                + ["--light"] * light,
+            self.process = start_program(
+                "testbed.pipeline.host",
+                *("--control-fd", number),
+                *["--light"] * light,
+                attempt=f"start the host of {name}",
+                popen=popen,
                 pass_fds=(theirs.fileno(),),
                 env=host_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
             )
-        except BaseException as error:
+        except BaseException:
             self._channel.close()
             self._log.close()
-            if isinstance(error, OSError):  # in the child, before the program began: as a rule the user may not read it
-                raise CapabilityError(f"{name}: cannot start {sys.executable}: {error.strerror}; {READABLE}") from None
             raise
         finally:
             theirs.close()

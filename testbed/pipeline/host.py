@@ -147,11 +147,9 @@ def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="A stage host; started by the controller, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--light", action="store_true")
     arguments = parser.parse_args()
     drop_capabilities()
-    die_with_parent(arguments.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what a Ctrl-C ends
     channel = socket.socket(fileno=arguments.control_fd)
     channel.set_inheritable(False)

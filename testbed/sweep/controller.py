@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Literal
 
 from testbed import paths, results
 from testbed.codecs.catalogue import placement as codecs
-from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
+from testbed.errors import StageError, TestbedError
 from testbed.metrics import summarise
-from testbed.pipeline.control import READABLE, Ended
+from testbed.pipeline.control import Ended
+from testbed.process import run_program
 from testbed.records import Certificate, LabRecord, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, WorkloadSpec
 from testbed.sweep import replays
@@ -185,24 +184,14 @@ def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
 
 def prepare_text(workload: WorkloadSpec) -> Tokens:
     """Have the text tokenised, as the invoking user and in a process of its own: this one imports no torch."""
-    command = [sys.executable, "-m", "testbed.workloads.prepare", "--text", workload.text, "--model", workload.model]
-    command += ["--cache", str(paths.cache_folder()), "--sequence-length", str(workload.sequence_length)]
-    command += ["--batch-size", str(workload.batch_size), "--validation-batches", str(workload.validation_batches)]
+    options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
+    options += ["--sequence-length", str(workload.sequence_length), "--batch-size", str(workload.batch_size)]
+    options += ["--validation-batches", str(workload.validation_batches)]
     if workload.training_sequences is not None:
-        command += ["--training-sequences", str(workload.training_sequences)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, start_new_session=True, **paths.as_invoking_user()
-        )
-    except OSError as error:
-        raise CapabilityError(
-            f"cannot prepare the text: cannot start {sys.executable}: {error.strerror}; {READABLE}"
-        ) from None
-    if done.returncode == 2:
-        raise SpecError(done.stderr.strip().removeprefix("testbed: error: "))
-    if done.returncode != 0:
-        raise StageError(
-            f"preparing the text {workload.text!r} failed with status {done.returncode}: {done.stderr.strip()[-2000:]}"
-        )
-    found = json.loads(done.stdout.splitlines()[-1])
-    return Tokens(Path(found["path"]), int(found["vocabulary"]))
+        options += ["--training-sequences", str(workload.training_sequences)]
+    attempt = f"prepare the text {workload.text!r}"
+    lines = run_program(
+        "testbed.workloads.prepare", *options, attempt=attempt, failure=StageError, **paths.as_invoking_user()
+    )
+    prepared = json.loads(lines[-1])
+    return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))

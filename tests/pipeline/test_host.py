@@ -60,7 +60,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def popen(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    return subprocess.Popen(command, env={**env, "PYTHONPATH": path}, start_new_session=True, **options)
+    return subprocess.Popen(command, env={**env, "PYTHONPATH": path}, **options)
 
 
 def a_host(stage: int) -> Host:

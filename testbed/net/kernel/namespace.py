@@ -88,7 +88,7 @@ class Namespace:
         pass_fds: Sequence[int] = (),
         **options: Any,
     ) -> subprocess.Popen[bytes]:
-        """Start a program inside, in a session of its own (a terminal's Ctrl-C does not reach it), as `user` (uid, gid) if given.
+        """Start a program inside, as `user` (uid, gid) if given; called like subprocess.Popen.
 
         From the main thread only: the program asks the kernel to be killed when the thread that started it ends.
         """
@@ -96,7 +96,7 @@ class Namespace:
         if user is not None:
             options |= {"user": user[0], "group": user[1], "extra_groups": []}
         with self.entered():
-            return subprocess.Popen(command, pass_fds=pass_fds, start_new_session=True, **options)
+            return subprocess.Popen(command, pass_fds=pass_fds, **options)
 
     def close(self) -> None:
         """Let go; the namespace ends with the last process or socket inside it."""
