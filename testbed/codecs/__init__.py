@@ -7,10 +7,13 @@ dense      every value, with fewer bits: casts and quantisers
 sparse     few values, and where they were
 memory     differences from earlier messages, and error feedback
 in_model   codecs that change the model
-low_rank, coded_low_rank, lossless, adaptive   one codec each, or a small family
-wire       what payloads are made of: headers, bits, noise
+low_rank   PowerSGD, and with coded factors
+lossless   packing of another codec's payload
+adaptive   a choice of codecs, by what the link carries
+wire       what payloads are made of: headers, bodies, bits, noise
 wrap       what a codec around other codecs needs
 check      the kit: does a codec, ours or a stranger's, keep the rules?
+bench      how long encode and decode take, beside other packages' codecs
 
 README.md shows how to write a codec of one's own.
 """

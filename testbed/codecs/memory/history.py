@@ -8,7 +8,6 @@ is a CodecError and never a silent drift.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -52,11 +51,6 @@ class History:
 
     def __init__(self) -> None:
         self._memory: dict[MicrobatchKey, Memory] = {}
-
-    @property
-    def memory(self) -> Mapping[MicrobatchKey, Memory]:
-        """What is held, to be read only."""
-        return MappingProxyType(self._memory)
 
     def last(self, key: MessageKey) -> Memory | None:
         """Return what is held for a message's micro-batch."""
