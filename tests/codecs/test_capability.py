@@ -105,9 +105,10 @@ def test_gradients_by_a_mask_are_paired_through_any_wrapper() -> None:
 
 
 def test_states_are_named_after_the_parts_at_every_level() -> None:
-    state = capability(make("zstd(zstd(delta-int8))", FORWARD), Stateful)
-    assert state is not None
-    assert state.state() == {"inner": {"inner": {"memory": []}}}
+    outer, inner = (capability(make(text, FORWARD), Stateful) for text in ("zstd(zstd(delta-int8))", "delta-int8"))
+    assert outer is not None
+    assert inner is not None
+    assert outer.state() == {"inner": {"inner": inner.state()}}
 
 
 def test_strangers_wrappers_need_only_show_what_they_wrap() -> None:
