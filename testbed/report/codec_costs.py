@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ HEADINGS = ("codec", "of", *NUMBERS, "package")
 
 
 def cost_rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
-    """Under HEADINGS, a codec and direction each."""
+    """Return one row per codec and direction, under HEADINGS."""
     return [
         (
             one.codec,
@@ -42,27 +43,42 @@ def cost_rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
 
 
 def costs_legend(found: CodecBenchmark) -> str:
-    """What was measured, where, and what the columns say."""
+    """Say what was measured, where, and what the columns hold."""
     values = found.results[0].values if found.results else 0
     return (
-        f"{found.machine}; {found.tensors}; messages of {values} values, activations X and gradients G. Times are milliseconds: "
-        "encode, decode, what of both is a codec's layers in the model (its work once a step is not counted), the payload on "
-        "links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and decode. share: of the tensor's bf16 time at 80 "
-        "Mbit/s that encode and decode take, at most 10 % (! is more). pays to: Gbit/s up to which it is faster than bf16."
+        f"{found.machine}; {found.tensors}; messages of {values} values, activations X and gradients G. Times are in "
+        "milliseconds: encode, decode, the part of both that a codec's layers in the model take (without its work once "
+        "per step), and the payload on links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and decode. "
+        "share: encode and decode over the tensor's bf16 time at 80 Mbit/s, at most 10 % (! is more). pays to: the rate "
+        "in Gbit/s up to which the codec is faster than bf16."
     )
 
 
 def costs_page(found: CodecBenchmark, figure: str | None) -> str:
-    """Markdown; `figure`: the picture's path as seen from the page."""
-    parts = [
-        "# What codecs cost, and how wrong they are\n",
-        "Printed by `python -m testbed bench codecs --page docs/codecs.md --figure docs/images/rate-distortion`.\n",
-        costs_legend(found) + "\n",
-    ]
+    """Draw the Markdown page; `figure` is the picture's path as seen from the page."""
+    parts = ["# What codecs cost, and how wrong they are\n", textwrap.fill(_verdict(found), 120) + "\n"]
     if figure:
-        parts.append(f"![Bits a value against error]({figure})\n")
-    parts.append(markdown_table(HEADINGS, cost_rows(found), right=NUMBERS))
+        parts.append(f"![Bits per value against error]({figure})\n")
+    parts += [
+        markdown_table(HEADINGS, cost_rows(found), right=NUMBERS),
+        "## How it was measured\n",
+        textwrap.fill(costs_legend(found), 120) + "\n",
+        "Drawn by `python -m testbed bench codecs --page docs/codecs.md --figure docs/images/rate-distortion`.\n",
+    ]
     return "\n".join(parts)
+
+
+def _verdict(found: CodecBenchmark) -> str:
+    """Say how many of our codecs keep the rule of a tenth, and which do not."""
+    ours = [one for one in found.results if not one.package]
+    slow = [one for one in ours if one.share_of_wire > 0.1]
+    names = ", ".join(f"{one.codec} ({'X' if one.direction == 'forward' else 'G'})" for one in slow)
+    return (
+        f"Encode and decode take at most a tenth of the time that the tensor takes as bf16 at 80 Mbit/s in "
+        f"{len(ours) - len(slow)} of {len(ours)} measurements of our codecs, activations (X) and gradients (G) apart. "
+        f"{f'They take more in {names}. ' if slow else ''}"
+        "`bits` are per value, `error` is the relative error of what is decoded."
+    )
 
 
 _FAMILIES = {

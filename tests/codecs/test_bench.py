@@ -131,7 +131,7 @@ def test_the_command(saved: Path, tmp_path: Path) -> None:
     assert (tmp_path / "drawn.png").is_file()
     assert (tmp_path / "drawn.svg").is_file()
     lines = page.read_text(encoding="utf8").splitlines()
-    assert "![Bits a value against error](../drawn.png)" in lines
+    assert "![Bits per value against error](../drawn.png)" in lines
     assert {line.split(" | ")[1] for line in lines if line.startswith("| int8 |")} >= {"X", "G"}
 
 

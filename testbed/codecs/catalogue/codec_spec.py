@@ -112,10 +112,10 @@ def bind(call: Call, text: str) -> CodecSpec:
             raise
         raise fault(text, call.at, str(error)) from None
     if call.name not in table.CODECS:
-        for index, one in enumerate(call.arguments):
-            if one.key is not None and any(one.key == earlier.key for earlier in call.arguments[:index]):
-                raise fault(text, one.at, f"{one.key} of {call.name} is stated twice")
-        return CodecSpec(call.name, tuple((one.key, _foreign(one.value, text)) for one in call.arguments))
+        for index, argument in enumerate(call.arguments):
+            if argument.key is not None and any(argument.key == earlier.key for earlier in call.arguments[:index]):
+                raise fault(text, argument.at, f"{argument.key} of {call.name} is stated twice")
+        return CodecSpec(call.name, tuple((each.key, _foreign(each.value, text)) for each in call.arguments))
     given: dict[str, Value] = {}
     for argument in call.arguments:
         parameter = _parameter(row, argument, given, text)
@@ -124,8 +124,8 @@ def bind(call: Call, text: str) -> CodecSpec:
         given[parameter.name] = _value(row, parameter, argument.value, text)
     for parameter in row.parameters:
         if parameter.name not in given:
-            given[parameter.name] = _default(row, parameter, call, text)
-    return CodecSpec(row.name, tuple((one.name, given[one.name]) for one in row.parameters))
+            given[parameter.name] = _unless_required(row, parameter, call, text)
+    return CodecSpec(row.name, tuple((parameter.name, given[parameter.name]) for parameter in row.parameters))
 
 
 def _foreign(value: Number | Call, text: str) -> Value:
@@ -141,26 +141,26 @@ def _parameter(row: CodecRow, argument: Argument, given: dict[str, Value], text:
     if not row.parameters:
         raise fault(text, argument.at, f"{row.name} takes no arguments")
     if argument.key is not None:
-        found = row.parameter(argument.key)
-        if found is None:
-            known = [one.name for one in row.parameters]
+        named = row.parameter(argument.key)
+        if named is None:
+            known = [parameter.name for parameter in row.parameters]
             raise fault(text, argument.at, str(UnknownNameError(f"parameter of {row.name}", argument.key, known)))
-        return found
+        return named
     if isinstance(value, Call) and not value.brackets and (choosing := row.choosing(value.name)):
         return choosing[0]
     sort = "a number" if isinstance(value, Number) else "a codec or a word"
-    fit = [one for one in row.parameters if _open(one, number=isinstance(value, Number))]
+    fit = [each for each in row.parameters if _needs_no_name(each, number=isinstance(value, Number))]
     if isinstance(value, Call) and not fit:
-        words = [word for one in row.parameters for word in one.choices]
+        words = [word for parameter in row.parameters for word in parameter.choices]
         raise fault(text, argument.at, str(UnknownNameError(f"word for {row.name}", value.name, words)))
-    free = [one for one in fit if one.name not in given]
+    free = [parameter for parameter in fit if parameter.name not in given]
     if not free:
-        takes = f"{sort} for {', '.join(one.name for one in fit)}" if fit else f"no {sort[2:]}"
+        takes = f"{sort} for {', '.join(parameter.name for parameter in fit)}" if fit else f"no {sort[2:]}"
         raise fault(text, argument.at, f"{row.name} takes {takes}, and no further one")
     return free[0]
 
 
-def _open(parameter: Parameter, *, number: bool) -> bool:
+def _needs_no_name(parameter: Parameter, *, number: bool) -> bool:
     """Whether a parameter can be set without its name, by a number or by anything else that is no choice."""
     if number:
         return parameter.kind in ("int", "float")
@@ -203,13 +203,13 @@ def wanted(parameter: Parameter) -> str:
     return sort if parameter.most is None else f"{sort} of at most {parameter.most:g}"
 
 
-def _default(row: CodecRow, parameter: Parameter, call: Call, text: str) -> Value:
+def _unless_required(row: CodecRow, parameter: Parameter, call: Call, text: str) -> Value:
     if parameter.default is REQUIRED:
         raise fault(text, call.at, f"{row.name} needs {parameter.name}: {parameter.doc}; for example {example(row)}")
-    return _filled(parameter)
+    return _default(parameter)
 
 
-def _filled(parameter: Parameter) -> Value:
+def _default(parameter: Parameter) -> Value:
     default = parameter.default
     if parameter.kind == "codec":
         assert isinstance(default, str)
@@ -225,9 +225,9 @@ def example(row: CodecRow) -> str:
     """Return a text with all that is required: help and messages show it, and the kit checks it."""
     if row.example:
         return row.example
-    needed = [one for one in row.parameters if one.default is REQUIRED]
+    required = [parameter for parameter in row.parameters if parameter.default is REQUIRED]
     written = ", ".join(
-        f"{one.name}={_sample(one)}" if one.kind in ("int", "float") else _sample(one) for one in needed
+        f"{each.name}={_sample(each)}" if each.kind in ("int", "float") else _sample(each) for each in required
     )
     return f"{row.name}({written})" if written else row.name
 
@@ -253,9 +253,9 @@ def _our_arguments(spec: CodecSpec) -> Iterator[str]:
         required = parameter.default is REQUIRED
         # Without its name it must be the first of its sort that is not set, so no earlier one may be at its default.
         bare = required and not sorts_with_defaults[number]
-        if _open(parameter, number=number) and not required:
+        if _needs_no_name(parameter, number=number) and not required:
             sorts_with_defaults[number] = True
-        if not required and value == _filled(parameter):
+        if not required and value == _default(parameter):
             continue
         written = _written(value)
         if parameter.choices:

@@ -137,7 +137,7 @@ def parse_placement(text: str) -> Placement:
             if boundary in numbered:
                 raise fault(text, rule.at, f"boundary {boundary} has a codec already")
             numbered[boundary] = pair
-    return Placement(tuple(sorted(numbered.items(), key=lambda one: one[0])), rest)
+    return Placement(tuple(sorted(numbered.items(), key=lambda item: item[0])), rest)
 
 
 def canonical_text(text: str) -> str:
@@ -178,4 +178,4 @@ def _ranges(numbered: tuple[tuple[int, CodecPair], ...]) -> Iterator[tuple[int, 
 
 
 def _last(pairs: list[CodecPair | None], pair: CodecPair | None) -> int:
-    return max(index for index, one in enumerate(pairs) if one == pair)
+    return max(index for index, other in enumerate(pairs) if other == pair)

@@ -11,17 +11,17 @@ _GRID = Parameter(
     "word",
     "suited",
     "where the levels lie: about zero with zero one of them, about zero without it, or between a group's least and "
-    "largest value; suited: symmetric, and midrise for fewer than 8 bits rounded stochastically",
+    "largest value; suited: symmetric, but midrise for fewer than 8 bits rounded stochastically",
     choices=("suited", "symmetric", "midrise", "asymmetric"),
 )
 _ROUNDING = Parameter(
     "rounding",
     "word",
     "auto",
-    "auto: to the nearest forward, stochastic (unbiased) backward",
+    "auto: to nearest forward, stochastic (unbiased) backward",
     choices=("auto", "nearest", "stochastic"),
 )
-_GROUP = Parameter("group", "int", 0, "channels of a token that share a step; 0: the whole token", least=0)
+_GROUP = Parameter("group", "int", 0, "how many channels of a token share a step; 0: all of them", least=0)
 
 
 def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
@@ -44,7 +44,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="fp32",
         forward="testbed.codecs.dense.cast:Fp32",
         backward="testbed.codecs.dense.cast:Fp32",
-        summary="the tensor as it is: the reference of every ratio",
+        summary="the tensor as it is: the reference for every ratio",
         bits="32",
         state=_NONE,
         source="IEEE 754 binary32",
@@ -79,7 +79,7 @@ ROWS: tuple[CodecRow, ...] = (
                 "format",
                 "word",
                 "auto",
-                "auto: e4m3 (finer) forward, e5m2 (of larger range) backward",
+                "auto: e4m3 (finer) forward, e5m2 (larger range) backward",
                 choices=("auto", "e4m3", "e5m2"),
             ),
         ),
@@ -99,7 +99,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="blockwise-8",
         forward="testbed.codecs.dense.blockwise:Blockwise8",
         backward="testbed.codecs.dense.blockwise:Blockwise8",
-        parameters=(Parameter("block", "int", 4096, "values in memory order that share an absmax", least=1),),
+        parameters=(Parameter("block", "int", 4096, "how many values, in memory order, share an absmax", least=1),),
         summary="8-bit codes of a dynamic map, fine near zero, with an absmax per block of 4096 values",
         bits="8 + 32/block",
         state=_NONE,
@@ -110,7 +110,9 @@ ROWS: tuple[CodecRow, ...] = (
         name="acsgd",
         forward="testbed.codecs.dense.fixed_point:FixedPoint",
         backward="testbed.codecs.dense.fixed_point:FixedPoint",
-        parameters=(Parameter("bits", "int", 0, "2 to 8; 0: 4 forward, 8 backward, as published", least=0, most=8),),
+        parameters=(
+            Parameter("bits", "int", 0, "2 to 8 bits; 0: 4 forward, 8 backward, as published", least=0, most=8),
+        ),
         summary="fixed point with one scale per channel over all tokens of the micro-batch",
         bits="(bits or 4) + 16/bn",
         backward_bits="(bits or 8) + 16/bn",
@@ -123,10 +125,10 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.dense.hadamard:Hadamard",
         backward="testbed.codecs.dense.hadamard:Hadamard",
         parameters=(
-            Parameter("inner", "codec", REQUIRED, "what the rotated tensor is sent with"),
+            Parameter("inner", "codec", REQUIRED, "the codec that sends the rotated tensor"),
             Parameter("size", "int", 64, "channels of a tile, a power of two", least=1),
         ),
-        summary="each token rotated in tiles, which spreads outliers, around any other codec",
+        summary="each token rotated in tiles, which spreads outliers, then any other codec",
         bits="inner",
         state="the inner codec's",
         source="QuaRot (Ashkboos et al., NeurIPS 2024); tiles: TAH-Quant",
@@ -138,16 +140,27 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.dense.tah:TahGradients",
         parameters=(
             Parameter("tile", "int", 64, "channels of a tile, a power of two", least=1, most=256),
-            Parameter("share", "float", 0.8, "of the tiles, those of most entropy: 4 bits; others 3", least=0, most=1),
             Parameter(
-                "tau", "float", 2.0, "a tile is rotated if its largest value is so many times its second", least=0
+                "share",
+                "float",
+                0.8,
+                "the share of the tiles, those of most entropy, that gets 4 bits; the others get 3",
+                least=0,
+                most=1,
             ),
-            Parameter("bits", "int", 6, "of gradients: 1, 2, 3, 4, 6 or 8", least=1, most=8),
+            Parameter(
+                "tau",
+                "float",
+                2.0,
+                "a tile is rotated if its largest value is more than tau times its second largest",
+                least=0,
+            ),
+            Parameter("bits", "int", 6, "bits of gradients: 1, 2, 3, 4, 6 or 8", least=1, most=8),
             Parameter(
                 "per",
                 "word",
                 "token",
-                "what tiles are ranked in; a narrow token's few are best ranked with its sample's",
+                "the tiles that are ranked together; a narrow token has so few that its sample's are better",
                 choices=("token", "sample"),
             ),
         ),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from testbed.codecs.catalogue.row import CodecRow, Parameter
 
-_RATIO = Parameter("ratio", "float", 8, "hidden size over the values a token that cross", least=1)
-_BF16 = Parameter("inner", "codec", "bf16", "what puts them on the wire")
-_INT8 = Parameter("inner", "codec", "int8", "what puts them on the wire")
+_RATIO = Parameter("ratio", "float", 8, "hidden size over the number of values that cross per token", least=1)
+_BF16 = Parameter("inner", "codec", "bf16", "the codec that sends them")
+_INT8 = Parameter("inner", "codec", "int8", "the codec that sends them")
 _SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed tables; 1 in the released code", least=0)
 _SUBSPACE = "testbed.codecs.in_model.subspace:Subspace"
 _SSN = "Ramasinghe et al., Protocol Models (arXiv 2506.01260)"
@@ -65,7 +65,7 @@ ROWS: tuple[CodecRow, ...] = (
         ),
         summary="a basis per boundary, learned on the Stiefel manifold, and a small token embedding at every stage",
         bits="inner/ratio",
-        size_note="and 16/(ratio*bn) times d once a step each way",
+        size_note="and 16 d/(ratio*bn) once per step each way",
         state="the basis; the small embedding is the stage's; the inner codec's",
         source="Janson, Oyallon, Belilovsky, MAPL (arXiv 2606.05484)",
         law="lossless",
@@ -76,7 +76,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.in_model.bottleneck:Swarm",
         backward="testbed.codecs.in_model.bottleneck:Swarm",
         parameters=(
-            Parameter("ratio", "int", 4, "hidden size over the values a token that cross", least=1),
+            Parameter("ratio", "int", 4, "hidden size over the number of values that cross per token", least=1),
             _INT8,
             Parameter(
                 "kind", "word", "linear", "a linear layer, or the largest of each group", choices=("linear", "maxout")
@@ -93,7 +93,10 @@ ROWS: tuple[CodecRow, ...] = (
         name="autoencoder",
         forward="testbed.codecs.in_model.bottleneck:Autoencoder",
         backward="testbed.codecs.in_model.bottleneck:Autoencoder",
-        parameters=(Parameter("ratio", "float", 4, "hidden size over the values a token that cross", least=1), _BF16),
+        parameters=(
+            Parameter("ratio", "float", 4, "hidden size over the number of values that cross per token", least=1),
+            _BF16,
+        ),
         summary="a learned linear encoder and decoder",
         bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",

@@ -12,11 +12,11 @@ ROWS: tuple[CodecRow, ...] = (
         parameters=(
             Parameter("rank", "int", REQUIRED, "columns of each factor", least=1, most=4096),
             Parameter("start", "word", "warm", "Q of the message before, or a random one", choices=("warm", "cold")),
-            Parameter("values", "word", "bf16", "what the factors go over as", choices=("bf16", "fp32")),
+            Parameter("values", "word", "bf16", "the format of the factors", choices=("bf16", "fp32")),
         ),
         summary="the matrix of tokens and channels as two thin factors, one step of power iteration",
         bits="values*rank*(1/d + 1/bn)",
-        state="sender: one fp32 factor of d * rank values a phase",
+        state="sender: one fp32 factor of d * rank values per phase",
         source="PowerSGD: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024",
         law="projection",
     ),
@@ -26,11 +26,11 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.low_rank:CodedLowRank",
         parameters=(
             Parameter("rank", "int", 32, "columns of each factor", least=1, most=4096),
-            Parameter("inner", "codec", "int4(group=32)", "what the two factors go over as"),
+            Parameter("inner", "codec", "int4(group=32)", "the codec that sends the two factors"),
         ),
         summary="PowerSGD's two thin factors, each through another codec",
         bits="inner*rank*(1/d + 1/bn)",
-        state="sender: one fp32 factor of d * rank values a phase",
+        state="sender: one fp32 factor of d * rank values per phase",
         source="after CompactFusion's low-rank compressor with INT4 factors, from memory; "
         "factors: Vogels et al., NeurIPS 2019",
         law="none",

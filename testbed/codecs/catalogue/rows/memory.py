@@ -5,12 +5,12 @@ from __future__ import annotations
 from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
 
 _CLOSED = "both ends hold what the receiver last decoded"
-_BACKWARD = Parameter("backward", "codec", "int8", "what gradients go over as, without differences")
+_BACKWARD = Parameter("backward", "codec", "int8", "the codec that sends gradients, without differences")
 _FIRST = Parameter(
     "first",
     "word",
     "inner",
-    "a message key's first message: through inner too, or as it is",
+    "how a message key's first message is sent: through inner too, or in full",
     choices=("inner", "fp32", "bf16"),
 )
 
@@ -29,7 +29,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="delta",
         forward="testbed.codecs.memory.delta:Delta",
         backward="testbed.codecs.memory.delta:gradients",
-        parameters=(Parameter("inner", "codec", REQUIRED, "what the difference goes over as"), _FIRST, _BACKWARD),
+        parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the difference"), _FIRST, _BACKWARD),
         summary="difference from the same micro-batch's tensor of the step before, through any codec, in a closed loop",
         bits="inner + 32/n",
         backward_bits="backward",
@@ -41,7 +41,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="delta-open",
         forward="testbed.codecs.memory.delta:OpenDelta",
         backward="testbed.codecs.memory.delta:gradients",
-        parameters=(Parameter("inner", "codec", REQUIRED, "what the difference goes over as"), _FIRST, _BACKWARD),
+        parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the difference"), _FIRST, _BACKWARD),
         summary="as delta, in an open loop: the difference from the true previous tensor, so that errors add up",
         bits="inner + 32/n",
         backward_bits="backward",
@@ -55,17 +55,17 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.memory.aqsgd:AqSgd",
         backward="testbed.codecs.memory.delta:gradients",
         parameters=(
-            Parameter("inner", "codec", "acsgd(bits=4)", "what the difference goes over as"),
-            Parameter("first", "word", "fp32", "an example's first visit", choices=("fp32", "bf16")),
+            Parameter("inner", "codec", "acsgd(bits=4)", "the codec that sends the difference"),
+            Parameter("first", "word", "fp32", "how an example's first visit is sent", choices=("fp32", "bf16")),
             Parameter(
-                "memory_mb", "float", 1024.0, "held in memory by each end, 10**6 bytes; the rest in a file", least=0
+                "memory_mb", "float", 1024.0, "memory of each end, in 10**6 bytes; the rest is in a file", least=0
             ),
-            Parameter("backward", "codec", "acsgd(bits=8)", "what gradients go over as, without differences"),
+            Parameter("backward", "codec", "acsgd(bits=8)", "the codec that sends gradients, without differences"),
         ),
         summary="difference from the same example's last visit, an epoch ago; its first visit in full",
         bits="first",
         backward_bits="backward",
-        size_note="after an example's first visit the inner codec's, and 1 byte an example",
+        size_note="after an example's first visit the inner codec's, and 1 byte per example",
         state=f"{_CLOSED}: one fp32 tensor per example and phase, forward, in memory up to a limit; "
         "and the inner codec's",
         source="AQ-SGD: Wang et al., NeurIPS 2022 (arXiv 2206.01299)",
@@ -76,7 +76,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.memory.delta:Delta",
         backward="testbed.codecs.memory.delta:gradients",
         parameters=(
-            Parameter("inner", "codec", "onebit", "what the residual goes over as: onebit, twobit, lowrank"),
+            Parameter("inner", "codec", "onebit", "the codec that sends the residual: onebit, twobit, lowrank"),
             Parameter("first", "word", "bf16", _FIRST.doc, choices=_FIRST.choices),
             _BACKWARD,
         ),
@@ -92,7 +92,7 @@ ROWS: tuple[CodecRow, ...] = (
         name="ef",
         forward="testbed.codecs.memory.feedback:ErrorFeedback",
         backward="testbed.codecs.memory.feedback:ErrorFeedback",
-        parameters=(Parameter("inner", "codec", REQUIRED, "what goes over"),),
+        parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the sum"),),
         summary="error feedback: what a message left out is added to the same micro-batch of the next step",
         example="ef(topk(0.1))",
         bits="inner",
@@ -104,11 +104,11 @@ ROWS: tuple[CodecRow, ...] = (
         name="lazy",
         forward="testbed.codecs.memory.feedback:LazyErrorFeedback",
         backward="testbed.codecs.memory.feedback:LazyErrorFeedback",
-        parameters=(Parameter("inner", "codec", REQUIRED, "what goes over"),),
+        parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the sum"),),
         summary="lazy error propagation: what a message left out is added to the next of the same step; for gradients",
         example="lazy(powersgd(4))",
         bits="inner",
-        state="sender: one fp32 tensor a phase, and the inner codec's",
+        state="sender: one fp32 tensor per phase, and the inner codec's",
         source="Optimus-CC: Song et al., ASPLOS 2023, there with powersgd on gradients only",
         law="none",
     ),
@@ -116,8 +116,8 @@ ROWS: tuple[CodecRow, ...] = (
         name="ef21",
         forward="testbed.codecs.memory.delta:Delta",
         backward="testbed.codecs.memory.delta:Delta",
-        parameters=(Parameter("inner", "codec", REQUIRED, "what the difference goes over as"),),
-        summary="both ends hold A; C(X - A) goes over and is added to A, which is what the receiver uses",
+        parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the difference"),),
+        summary="both ends hold A; C(X - A) is sent and added to A, which is what the receiver uses",
         example="ef21(topk(0.1))",
         bits="inner + 32/n",
         state="one fp32 tensor per micro-batch and phase at each end, both directions, and the inner codec's",

@@ -5,20 +5,31 @@ from __future__ import annotations
 from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
 
 _SHARE = Parameter(
-    "share", "float", REQUIRED, "of the values is kept, 0.1 for a tenth; at least one of each row", least=1e-4, most=1.0
+    "share",
+    "float",
+    REQUIRED,
+    "the share of the values that is kept, 0.1 for a tenth; at least one of each row",
+    least=1e-4,
+    most=1.0,
 )
-_VALUES = Parameter("values", "word", "bf16", "what kept values go over as", choices=("bf16", "fp32"))
+_VALUES = Parameter("values", "word", "bf16", "the format of kept values", choices=("bf16", "fp32"))
 _POSITIONS = Parameter(
     "positions",
     "word",
     "smaller",
-    "how places go over: a bit for each value, an index for each kept one (8 bits among 256 values, 16 among 65,536, "
-    "or 32), or the shorter of the two",
+    "how positions are sent: a bit for each value, an index for each kept one (8 bits among 256 values, 16 among "
+    "65,536, or 32), or the shorter of the two",
     choices=("smaller", "bitmap", "index"),
 )
-_PER = Parameter("per", "word", "token", "what the largest are sought in", choices=("token", "sample", "tensor"))
+_PER = Parameter(
+    "per", "word", "token", "within which the largest values are chosen", choices=("token", "sample", "tensor")
+)
 _DRAWN = Parameter(
-    "per", "word", "token", "places drawn for each token, or channels for all tokens", choices=("token", "channels")
+    "per",
+    "word",
+    "token",
+    "positions drawn for each token, or channels for all tokens",
+    choices=("token", "channels"),
 )
 _SCALES = ("none", "inverse", "rms")
 _SCALE_DOC = "kept values times 1, d/k (right in the mean) or (d/k)**0.5 (the mean square is kept)"
@@ -30,7 +41,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.sparsifier:TopK",
         backward="testbed.codecs.sparse.sparsifier:TopK",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
-        summary="the largest magnitudes of each token and where they stand; gradients choose for themselves",
+        summary="the largest magnitudes of each token, and their positions; gradients choose their own",
         bits=_TOLD,
         state="none",
         source="top-k of activations: Rudakov et al., arXiv 2401.07788",
@@ -41,7 +52,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.shared_mask:SharedTopK",
         backward="testbed.codecs.sparse.shared_mask:ForwardMask",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
-        summary="as topk; gradients go over where the activations did, without places",
+        summary="as topk; gradients are sent at the activations' positions, so theirs need not be",
         bits=_TOLD,
         backward_bits="share*values",
         state="a bit for each element of a micro-batch, until its gradient has passed",
@@ -54,7 +65,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.shared_mask:Columns",
         backward="testbed.codecs.sparse.shared_mask:ForwardMask",
         parameters=(_SHARE, _VALUES, _POSITIONS),
-        summary="the channels of the largest norm over the message's tokens, whole; gradients keep the same ones",
+        summary="the channels of the largest norm over the message's tokens, whole; gradients keep the same channels",
         bits="share*values + 1/bn",
         backward_bits="share*values",
         state="a bit for each element of a micro-batch, until its gradient has passed",
@@ -67,7 +78,7 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.sparse.random_places:RandK",
         backward="testbed.codecs.sparse.random_places:RandK",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "inverse", _SCALE_DOC, choices=_SCALES), _VALUES),
-        summary="random values of each token, scaled up; both ends draw the places from the message key",
+        summary="random values of each token, scaled up; both ends draw the positions from the message key",
         bits="share*values",
         state="none",
         source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",

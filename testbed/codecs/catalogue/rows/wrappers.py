@@ -5,7 +5,11 @@ from __future__ import annotations
 from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
 
 _SPLIT = Parameter(
-    "split", "word", "auto", "16 and 32-bit values into byte planes, or never", choices=("auto", "whole")
+    "split",
+    "word",
+    "auto",
+    "auto: 16 and 32-bit values are split into byte planes; whole: they are not",
+    choices=("auto", "whole"),
 )
 _ANY = Parameter("inner", "codec", REQUIRED, "the codec whose payload is packed")
 
@@ -14,10 +18,10 @@ ROWS: tuple[CodecRow, ...] = (
         name="zstd",
         forward="testbed.codecs.lossless:Zstd",
         backward="testbed.codecs.lossless:Zstd",
-        parameters=(_ANY, Parameter("level", "int", 1, "zstd's: 1 is fast", least=1, most=19), _SPLIT),
+        parameters=(_ANY, Parameter("level", "int", 1, "zstd's level: 1 is fast", least=1, most=19), _SPLIT),
         summary="the inner payload packed by zstd, byte planes of 16 and 32-bit values apart",
         bits="inner",
-        size_note="at most this and 20 to 44 bytes a message: it depends on the values",
+        size_note="at most this and 20 to 44 bytes per message: it depends on the values",
         state="the inner codec's",
         source="zstd (RFC 8878); byte split: BloomBee, arXiv 2604.21072",
         law="lossless",
@@ -27,9 +31,9 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.lossless:Entropy",
         backward="testbed.codecs.lossless:Entropy",
         parameters=(_ANY, _SPLIT),
-        summary="the inner payload as Huffman codes of its bytes: what their distribution alone is worth",
+        summary="the inner payload as Huffman codes of its bytes: what their distribution alone can save",
         bits="inner",
-        size_note="at most this and 20 to 44 bytes a message: it depends on the values",
+        size_note="at most this and 20 to 44 bytes per message: it depends on the values",
         state="the inner codec's",
         source="zstd's Huffman coder (RFC 8878), all but without its matches",
         law="lossless",
@@ -39,15 +43,15 @@ ROWS: tuple[CodecRow, ...] = (
         forward="testbed.codecs.adaptive:Adaptive",
         backward="testbed.codecs.adaptive:Adaptive",
         parameters=(
-            Parameter("within_ms", "float", REQUIRED, "the time that a message may take on the link", least=0),
-            Parameter("mild", "codec", "bf16", "for links that have time for it"),
-            Parameter("middle", "codec", "int8", "for those that have not"),
-            Parameter("strong", "codec", "int4(group=64)", "for the slowest"),
+            Parameter("within_ms", "float", REQUIRED, "the time that a message may take on the link, in ms", least=0),
+            Parameter("mild", "codec", "bf16", "the codec for links that have the time for it"),
+            Parameter("middle", "codec", "int8", "the codec for links that have not"),
+            Parameter("strong", "codec", "int4(group=64)", "the codec for the slowest links"),
         ),
         summary="the mildest of three codecs for which the link, as measured while it sends, has time",
         example="adaptive(50)",
         bits="mild",
-        size_note="or those of the codec chosen, and 4 bytes a message",
+        size_note="or those of the codec chosen, and 4 bytes per message",
         state="those of the three; sender: the measured rate",
         source="after FusionLLM's AdaTopK, arXiv 2410.12707: the slowest link compresses most",
         law="none",
