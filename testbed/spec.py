@@ -18,7 +18,6 @@ from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
 Topology = Literal["star", "line"]
-Family = Literal["gpt2", "llama"]
 Timing = Literal["full", "replay"]
 DurationNs = Annotated[int, Field(ge=1)]
 
@@ -26,7 +25,8 @@ DurationNs = Annotated[int, Field(ge=1)]
 class WorkloadSpec(Frozen):
     """Which model learns what."""
 
-    family: Family
+    family: str
+    """A row of `testbed.workloads.models.FAMILIES`."""
     model: str
     """A named size (see `testbed.workloads`), or the id or path of a cached checkpoint."""
     text: str
@@ -58,7 +58,7 @@ class PipelineSpec(Frozen):
     accumulation: int = Field(default=1, ge=1)
     """Times that the schedule is gone through, with its micro-batches each time, before the optimiser takes a step."""
     layers: tuple[int, ...] | None = None
-    """Layers of each stage; None: as even as can be (see `workloads.table.split`)."""
+    """Layers of each stage; None: as even as can be (see `workloads.models.split_layers`)."""
     recompute: bool = False
     """What a stage computes forward is not kept for the backward pass but computed again there: less memory for more time."""
 

@@ -25,7 +25,7 @@ from testbed.report.canvas import HOLLOW_DASH, Handle, canvas
 from testbed.report.collect import codec_order
 from testbed.report.lines import window
 from testbed.report.remarks import labelled
-from testbed.workloads import table
+from testbed.workloads import models
 
 HERE = Path(__file__).resolve().parent
 RUN = experiments.RUN
@@ -103,9 +103,9 @@ def summarised(runs: Any) -> Any:
     found["difference_low"], found["difference_high"] = rows.difference.min(), rows.difference.max()
     found["seeds"], found["steps"], found["certified"] = rows.seed.nunique(), rows.steps.first(), rows.certified.all()
     found = found.reset_index()
-    models = list(table.SIZES)
+    sizes = list(models.SIZES)
     place = [
-        (models.index(row.model), row.batches, row.profile != UNSHAPED, codec_order(row.codec))
+        (sizes.index(row.model), row.batches, row.profile != UNSHAPED, codec_order(row.codec))
         for row in found.itertuples()
     ]
     return found.iloc[sorted(range(len(place)), key=place.__getitem__)].reset_index(drop=True)
@@ -212,7 +212,9 @@ def loss_figure(runs: Any, curves: Any) -> Figure:
     settings = list(runs[["model", "batches"]].drop_duplicates().itertuples(index=False, name=None))
     words = LOSS_WORDS + experiments.caption(runs)
     figure, panels = canvas("Loss against steps", 1.9, legend_of(codecs, runs), words, 2 * len(settings), columns=2)
-    for row, (model, batches) in enumerate(sorted(settings, key=lambda one: (list(table.SIZES).index(one[0]), one[1]))):
+    for row, (model, batches) in enumerate(
+        sorted(settings, key=lambda one: (list(models.SIZES).index(one[0]), one[1]))
+    ):
         left, right = panels[2 * row : 2 * row + 2]
         of_setting = curves[(curves.model == model) & (curves.batches == batches)]
         train, tested = by_seed(of_setting, "train"), by_seed(of_setting, "evaluation")

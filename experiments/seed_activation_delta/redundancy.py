@@ -25,9 +25,9 @@ from testbed.codecs.make import make
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.spec import Cell
 from testbed.sweep import plan
-from testbed.workloads import prepare
-from testbed.workloads.build import build
+from testbed.workloads.build import build_stage
 from testbed.workloads.data import Data
+from testbed.workloads.prepare import prepare_tokens
 
 HERE = Path(__file__).resolve().parent
 GAPS = (1, 2, 5, 10, 20, 50, 100)
@@ -66,11 +66,11 @@ class Training:
 
     def __init__(self, cell: Cell) -> None:
         """`cell` has two stages and is trained as its fp32 arm, in one micro-batch. The text is prepared where it is not yet."""
-        text = prepare.prepare(cell.workload.text, cell.workload.model, paths.cache_folder())
+        text = prepare_tokens(cell.workload.text, cell.workload.model, paths.cache_folder())
         seed = cell.training.seed
         self._cell = cell
         self._upper, self._lower = (
-            build(
+            build_stage(
                 cell.workload, stage=stage, stages=2, seed=seed, vocabulary=text.vocabulary, layers=cell.pipeline.layers
             )
             for stage in range(2)

@@ -28,8 +28,8 @@ from testbed.metrics.time_to_loss import TargetCrossing, crossing
 from testbed.report import canvas, experiments, style
 from testbed.results import Run
 from testbed.spec import Cell
-from testbed.workloads.build import build
-from testbed.workloads.table import size_of
+from testbed.workloads.build import build_stage
+from testbed.workloads.models import model_size
 
 NAME = "subspace_80mbps"
 BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
@@ -87,12 +87,12 @@ def learned_parameters(cell: Cell) -> int:
     learned: dict[torch.nn.Parameter, None] = {}
     last = cell.pipeline.stages - 1
     for stage in range(cell.pipeline.stages):
-        model = build(
+        model = build_stage(
             cell.workload,
             stage=stage,
             stages=cell.pipeline.stages,
             seed=cell.training.seed,
-            vocabulary=size_of(cell.workload.model).vocabulary,
+            vocabulary=model_size(cell.workload.model).vocabulary,
             layers=cell.pipeline.layers,
         )
         hooks = []

@@ -10,8 +10,8 @@ from testbed.devices import flops
 from testbed.devices.device import ComputeDevice, RecordedTimes
 from testbed.errors import SpecError
 from testbed.spec import PipelineSpec, WorkloadSpec
-from testbed.workloads import table
-from testbed.workloads.table import Size
+from testbed.workloads import models
+from testbed.workloads.models import ModelSize
 
 
 class Durations(NamedTuple):
@@ -33,8 +33,8 @@ def durations(device: ComputeDevice, workload: WorkloadSpec, pipeline: PipelineS
     otherwise computed from FLOPs. SpecError when the device has neither for the precision, or when the model cannot be
     cut like this.
     """
-    size = table.checked_size(workload)
-    stages = table.split(size.layers, pipeline.stages, pipeline.layers)
+    size = models.workload_size(workload)
+    stages = models.split_layers(size.layers, pipeline.stages, pipeline.layers)
     sequences = workload.batch_size // (pipeline.microbatches * pipeline.accumulation)
     recorded = device.recording(workload.model, workload.sequence_length, sequences, workload.precision)
     if recorded is not None:
@@ -64,7 +64,7 @@ def durations(device: ComputeDevice, workload: WorkloadSpec, pipeline: PipelineS
 
 
 def _as_recorded(
-    recorded: RecordedTimes, size: Size, stages: tuple[range, ...]
+    recorded: RecordedTimes, size: ModelSize, stages: tuple[range, ...]
 ) -> tuple[list[int], list[int], list[int]]:
     def of(what: str) -> list[int]:
         return [

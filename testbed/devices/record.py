@@ -22,7 +22,7 @@ from testbed.devices.device import (
     write_device,
 )
 from testbed.errors import SpecError, StageError
-from testbed.workloads import table
+from testbed.workloads import models
 
 _SOURCE = "measured by: python -m testbed record"
 
@@ -45,7 +45,7 @@ def record_model(
     `device` is cpu or cuda. SpecError for a model that is not available or a length that it cannot read,
     CapabilityError where there is no such device or no Python for the invoking user, StageError when measuring fails.
     """
-    size = table.size_of(model)
+    size = models.model_size(model)
     if not 2 <= sequence_length <= size.context or sequences < 1:
         raise SpecError(
             f"cannot record {sequences} sequences of {sequence_length} tokens; {model} needs at least one sequence, of 2 "
@@ -136,7 +136,7 @@ def cpu_model() -> str:
 
 def _reached(recorded: RecordedTimes) -> int:
     """Return the FLOPs of a whole model's two passes over the time that they took, in FLOP/s."""
-    size = table.size_of(recorded.model)
+    size = models.model_size(recorded.model)
     counted = 3 * flops.stage(
         size, range(size.layers), sequence_length=recorded.sequence_length, sequences=recorded.sequences
     )
@@ -147,6 +147,6 @@ def _reached(recorded: RecordedTimes) -> int:
 
 def _bandwidth(recorded: RecordedTimes) -> int:
     """Return the memory bandwidth that the optimiser's update reached, in bytes per second."""
-    size = table.size_of(recorded.model)
+    size = models.model_size(recorded.model)
     took_ns = recorded.embedding.update_ns + recorded.head.update_ns + size.layers * recorded.layer.update_ns
     return round(flops.ADAMW_BYTES * flops.parameters(size, range(size.layers)) * 1e9 / took_ns)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from testbed.errors import CapabilityError
 from testbed.process import Parent
 from testbed.spec import WorkloadSpec
-from testbed.workloads import table
-from testbed.workloads.build import build
-from testbed.workloads.model import StageModel
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.stage_model import StageModel
 
 _WARM_UP = 3
 _FEWEST, _MOST = 5, 200
@@ -125,7 +125,7 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
             f"torch {torch.__version__} finds no CUDA device here; use --device cpu, or install a torch with CUDA"
         )
     torch.set_num_threads(1)
-    size = table.size_of(asked["model"])
+    size = models.model_size(asked["model"])
     spec = WorkloadSpec(
         family=size.family,
         model=asked["model"],
@@ -136,7 +136,7 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
         precision=asked["precision"],
     )
     watch = _Stopwatch(device)
-    model = build(spec, stage=0, stages=1, seed=1, vocabulary=size.vocabulary).to(device)
+    model = build_stage(spec, stage=0, stages=1, seed=1, vocabulary=size.vocabulary).to(device)
     with torch.device(device):  # the model makes positions where its default device is
         generator = torch.Generator(device).manual_seed(1)
         ids = torch.randint(size.vocabulary, (sequences, length), generator=generator)

@@ -27,8 +27,9 @@ from testbed.pipeline import faults
 from testbed.pipeline.control import JobDone, JobFailed, Ready, Start, receive_order, send
 from testbed.pipeline.job import StageJob
 from testbed.process import die_with_parent, drop_capabilities
+from testbed.workloads import models
 
-_PRELOADED = ("testbed.pipeline.train", *table.codec_modules())
+_PRELOADED = ("testbed.pipeline.train", *models.family_modules(), *table.codec_modules())
 _LIGHT = ("testbed.pipeline.replay",)
 _LONGEST_TEXT = 8_000
 

@@ -36,9 +36,9 @@ from testbed.pipeline.step_log import StepLog, number_in_record
 from testbed.pipeline.transport import Connection
 from testbed.pipeline.wiring import Wiring
 from testbed.records import ActionRecord
-from testbed.workloads.build import build
+from testbed.workloads.build import build_stage
 from testbed.workloads.data import Batch, Data
-from testbed.workloads.model import StageModel
+from testbed.workloads.stage_model import StageModel
 
 
 class _Kept(NamedTuple):
@@ -292,7 +292,7 @@ def train_job(
     trainer: StageTrainer | None = None
     try:
         with Wiring(job, sockets) as wiring:
-            model = build(
+            model = build_stage(
                 job.workload,
                 stage=job.stage,
                 stages=job.pipeline.stages,

@@ -19,7 +19,7 @@ from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import Endpoint, StageJob
 from testbed.pipeline.pacing import be_prompt, step_back
 from testbed.pipeline.transport import Connection
-from testbed.workloads import table as workloads
+from testbed.workloads import models as workloads
 
 _SWITCH_INTERVAL_S = 0.0005
 """How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message."""
@@ -97,7 +97,7 @@ class Wiring:
             name=name,
             token=bytes.fromhex(self._job.token),
             side=side,
-            max_payload_bytes=largest_payload(tokens, workloads.width(workload)),
+            max_payload_bytes=largest_payload(tokens, workloads.hidden_width(workload)),
             max_frames=_FRAMES * frames,
         )
         return self._stack.enter_context(connection)

@@ -21,7 +21,7 @@ from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.session import Session, Tokens, network_of
-from testbed.workloads import table as workloads
+from testbed.workloads import models as workloads
 
 _NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
 _SAME_SIZE = 1.1
@@ -163,7 +163,7 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
         spec.batch_size
         // (pipeline.microbatches * pipeline.accumulation)
         * spec.sequence_length
-        * workloads.width(spec)
+        * workloads.hidden_width(spec)
     )
     return tuple(
         sorted({max(1, int(values * bits / 8)) for bits in (codecs.parse_placement(cell.codec).nominal_bits, 32)})

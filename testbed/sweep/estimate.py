@@ -19,7 +19,7 @@ from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
 from testbed.spec import Cell, Measured, Paced, link_count
 from testbed.sweep.session import network_of
-from testbed.workloads import table as workloads
+from testbed.workloads import models as workloads
 
 _AROUND_S = 7.0
 """A run without its steps: both certificates, and its share of building the lab and loading torch; seen, 2 cores, 3 stages."""
@@ -102,7 +102,7 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
     """(How long the busiest direction of a link carries one step's frames, how long one frame takes over all links and back)."""
     pipeline = cell.pipeline
     parts, stages = pipeline.microbatches * pipeline.accumulation, pipeline.stages
-    values = cell.workload.batch_size // parts * cell.workload.sequence_length * workloads.width(cell.workload)
+    values = cell.workload.batch_size // parts * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
     bits = values * codecs.parse_placement(cell.codec).nominal_bits * _HEADERS
     busiest = way = 0.0
     for index in range(link_count(cell.topology, stages)):

@@ -16,7 +16,7 @@ from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import Cell, Engine
-from testbed.workloads import table as workloads
+from testbed.workloads import models as workloads
 
 
 def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
@@ -37,12 +37,12 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'measured'")
     workload = content.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
-        content["workload"] = {**workload, "family": workloads.size_of(workload["model"]).family}
+        content["workload"] = {**workload, "family": workloads.model_size(workload["model"]).family}
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         text = json.dumps({**content, "engine": engine, "compute": {"mode": "measured"}})
         cell = Cell.model_validate_json(text, strict=True)
-        workloads.check(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
+        workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
         found = devices.compute_of(
             compute, cell.workload, cell.pipeline, where
         )  # of a workload that is known to be one

@@ -26,7 +26,7 @@ from testbed.profiles.timeline import timeline
 from testbed.records import LabRecord, Sample
 from testbed.spec import Cell, Paced
 from testbed.sweep.interrupt import Interrupt
-from testbed.workloads import table as workloads
+from testbed.workloads import models as workloads
 
 _DATA_PORT = 29500
 _USERS = {kind.__name__ for kind in (SpecError, UnknownNameError, CapabilityError)}
@@ -193,7 +193,7 @@ def network_of(cell: Cell) -> tuple[object, ...]:
 
 def _transfer_s(cell: Cell) -> float:
     """How long all fp32 tensors of one step need on the slowest direction of any link, at its worst moment, delays included."""
-    values = cell.workload.batch_size * cell.workload.sequence_length * workloads.width(cell.workload)
+    values = cell.workload.batch_size * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
 
     def seconds(pipe: Pipe) -> float:
         line = timeline(pipe)

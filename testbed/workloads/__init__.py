@@ -1,6 +1,17 @@
-"""What is learned: models cut into stages, and the text that they learn from.
+"""What does a pipeline learn? Models cut into stages, and the text that they learn from.
 
-Without torch: `table` names the models and `texts` the texts; `windows` cuts and orders what `prepare` makes of a text that
-`sources` gets. With torch: `data` serves batches; `build` builds a stage's share of a model (`model`, `gpt2`, `llama`) from the
-seed or from `weights`; `checkpoint` puts the shares together again; `smollm2` fetches a model that has learned.
+| module | what it holds | torch |
+|---|---|---|
+| `models` | families, named sizes and checkpoints; how layers are divided | no |
+| `stage_model` | a stage's share of a model: what is the same for every family | yes |
+| `gpt2`, `llama` | a family: what is its own | yes |
+| `build` | makes a stage's share, from the seed or from a checkpoint | yes |
+| `weights` | reads one stage's weights from a checkpoint | yes |
+| `smollm2` | fetches a model that has learned | no |
+| `texts` | what a text is called | no |
+| `sources` | gets a text: the bundled one, a file, a data set of the hub | no |
+| `prepare` | makes a text into tokens, once | no |
+| `windows` | cuts tokens into sequences and orders them | no |
+| `data` | serves them as batches | yes |
+| `capture` | keeps real activations and gradients for benchmarks | yes |
 """

@@ -2,81 +2,82 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from testbed.errors import SpecError
 from testbed.spec import WorkloadSpec
-from testbed.workloads import gpt2, llama, table, weights
-from testbed.workloads.model import StageModel
-
-_FAMILIES: dict[str, tuple[ModuleType, type[Any]]] = {
-    "gpt2": (gpt2, gpt2.Gpt2Stage),
-    "llama": (llama, llama.LlamaStage),
-}
+from testbed.workloads import models
+from testbed.workloads.stage_model import StageModel
+from testbed.workloads.weights import read_weights
 
 
-def build(
+def stage_class(family: str) -> type[Any]:
+    """Import the class of a family's stages. UnknownNameError for a family without a row."""
+    module, _, name = models.family(family).stage.partition(":")
+    return cast("type[Any]", getattr(importlib.import_module(module), name))
+
+
+def build_stage(
     spec: WorkloadSpec, *, stage: int, stages: int, seed: int, vocabulary: int, layers: Sequence[int] | None = None
 ) -> StageModel:
-    """The share of one stage, fp32. All stages of all cuts hold parts of one and the same model.
+    """Build the share of one stage, fp32. All stages of all cuts hold parts of one and the same model.
 
     A named size is initialised by transformers from the seed, a checkpoint is loaded; the global generator is left as it was.
     `vocabulary` is the tokenizer's; `layers` says how many each stage has, None: as even as can be. SpecError when the model
     cannot be had, is not of the family, has too few layers or does not know all tokens.
     """
-    size = table.checked_size(spec)
+    size = models.workload_size(spec)
     if vocabulary > size.vocabulary:
         raise SpecError(
             f"the tokenizer has {vocabulary} tokens and the model {spec.model!r} {size.vocabulary}: they do not belong together"
         )
-    own = table.split(size.layers, stages, layers)[stage]
-    family, kind = _FAMILIES[spec.family]
-    if spec.model not in table.SIZES:
-        model: StageModel = kind(empty(spec), own, spec, seed)
+    own = models.split_layers(size.layers, stages, layers)[stage]
+    kind = stage_class(spec.family)
+    if spec.model not in models.SIZES:
+        model: StageModel = kind(empty_model(spec), size, own, spec, seed)
         _fill(model, spec)
         return model
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         # whole, because a layer's numbers come after those of all layers before it
-        return kind(family.WHOLE(family.configuration(size, spec.dropout)), own, spec, seed)  # type: ignore[no-any-return]
+        return kind(kind.whole_class(kind.config(size, spec.dropout)), size, own, spec, seed)  # type: ignore[no-any-return]
 
 
-def empty(spec: WorkloadSpec) -> Any:
-    """transformers' whole model without its numbers: its parameters take no memory. SpecError as `build`."""
-    size = table.checked_size(spec)
-    family, _ = _FAMILIES[spec.family]
-    named = spec.model in table.SIZES
-    config = (
-        family.configuration(size, spec.dropout) if named else _configuration(spec, **family.settings(spec.dropout))
-    )
+def empty_model(spec: WorkloadSpec) -> Any:
+    """Make transformers' whole model without its numbers: its parameters take no memory. SpecError as `build_stage`."""
+    size, kind = models.workload_size(spec), stage_class(spec.family)
+    if spec.model in models.SIZES:
+        config = kind.config(size, spec.dropout)
+    else:
+        config = _checkpoint_config(spec, **kind.config_options(spec.dropout))
     with torch.device("meta"):
-        return family.WHOLE(config)
+        return kind.whole_class(config)
 
 
-def _configuration(spec: WorkloadSpec, **changes: Any) -> Any:
-    """A checkpoint's own, but for `changes`."""
-    folder = table.checkpoint_folder(spec.model)
-    family, _ = _FAMILIES[spec.family]
+def _checkpoint_config(spec: WorkloadSpec, **changes: Any) -> Any:
+    """Load a checkpoint's own configuration, with `changes`."""
+    folder = models.checkpoint_folder(spec.model)
     try:
-        return family.WHOLE.config_class.from_pretrained(folder, local_files_only=True, **changes)
+        return stage_class(spec.family).whole_class.config_class.from_pretrained(
+            folder, local_files_only=True, **changes
+        )
     except (OSError, ValueError) as error:
         raise SpecError(f"model {spec.model!r}: cannot load a configuration from {folder}: {error}") from None
 
 
 def _fill(model: StageModel, spec: WorkloadSpec) -> None:
     """Read the stage's weights. A published checkpoint ties its embeddings; each gets a copy, and from here they learn apart."""
-    family, _ = _FAMILIES[spec.family]
-    base, output = f"{family.WHOLE.base_model_prefix}.", "lm_head.weight"
+    base, output = f"{model.whole_class.base_model_prefix}.", "lm_head.weight"
     # the oldest checkpoints of GPT-2 are of the model without its output layer, whose names lack the prefix
     wanted = {name: [name, name.removeprefix(base)] for name in model.state_dict()}
-    if _configuration(spec).tie_word_embeddings:
-        for name in {family.EMBEDDING, output} & wanted.keys():
-            wanted[name] = [family.EMBEDDING, family.EMBEDDING.removeprefix(base), output]
+    if _checkpoint_config(spec).tie_word_embeddings:
+        for name in {model.embedding_name, output} & wanted.keys():
+            wanted[name] = [model.embedding_name, model.embedding_name.removeprefix(base), output]
     try:
-        model.load_state_dict(weights.read(table.checkpoint_folder(spec.model), wanted), assign=True)
+        model.load_state_dict(read_weights(models.checkpoint_folder(spec.model), wanted), assign=True)
     except (SpecError, RuntimeError) as error:
         raise SpecError(f"model {spec.model!r}: {error}") from None

@@ -17,9 +17,10 @@ import torch
 
 from testbed import paths
 from testbed.spec import WorkloadSpec
-from testbed.workloads import gpt2, prepare
 from testbed.workloads.data import Data
-from testbed.workloads.table import Size
+from testbed.workloads.gpt2 import Gpt2Stage
+from testbed.workloads.models import ModelSize
+from testbed.workloads.prepare import prepare_tokens
 
 STEPS, KEPT = 120, 4
 """Optimiser steps before, and messages kept."""
@@ -40,8 +41,8 @@ def _specification(sequences: int) -> WorkloadSpec:
     )
 
 
-def _stages(seed: int) -> tuple[gpt2.Gpt2Stage, gpt2.Gpt2Stage]:
-    size = Size(
+def _stages(seed: int) -> tuple[Gpt2Stage, Gpt2Stage]:
+    size = ModelSize(
         family="gpt2",
         layers=_LAYERS,
         width=_WIDTH,
@@ -53,9 +54,9 @@ def _stages(seed: int) -> tuple[gpt2.Gpt2Stage, gpt2.Gpt2Stage]:
     )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        whole = gpt2.WHOLE(gpt2.configuration(size, 0.0))
+        whole = Gpt2Stage.whole_class(Gpt2Stage.config(size))
     spec = _specification(_TRAINED)
-    return gpt2.Gpt2Stage(whole, range(_CUT), spec, seed), gpt2.Gpt2Stage(whole, range(_CUT, _LAYERS), spec, seed)
+    return Gpt2Stage(whole, size, range(_CUT), spec, seed), Gpt2Stage(whole, size, range(_CUT, _LAYERS), spec, seed)
 
 
 def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, Any]:
@@ -65,7 +66,7 @@ def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, An
     upper, lower = _stages(seed)
     parameters = [*upper.parameters(), *lower.parameters()]
     optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=0.1)
-    tokens = np.load(prepare.prepare("bundled", "gpt2-mini", paths.cache_folder()).path, mmap_mode="r")
+    tokens = np.load(prepare_tokens("bundled", "gpt2-mini", paths.cache_folder()).path, mmap_mode="r")
     learning, large = (Data(tokens, _specification(count), seed) for count in (_TRAINED, _SEQUENCES))
     found: dict[str, list[Any]] = {"forward": [], "backward": []}
     losses = []

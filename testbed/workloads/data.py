@@ -29,11 +29,11 @@ class Data:
 
     def __init__(self, tokens: npt.NDArray[np.unsignedinteger], spec: WorkloadSpec, seed: int) -> None:
         """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it does not hold the workload."""
-        windows.check_workload(spec, len(tokens))
+        windows.check_text_for(spec, len(tokens))
         self._tokens, self._spec, self._seed = tokens, spec, seed
-        self._train, self._validation = windows.cut(len(tokens), spec.sequence_length)
+        self._train, self._validation = windows.cut_windows(len(tokens), spec.sequence_length)
         if spec.training_sequences is not None:
-            self._train = windows.chosen(self._train, spec.training_sequences)
+            self._train = windows.choose_training_windows(self._train, spec.training_sequences)
         self._validation = self._validation[windows.shuffled(len(self._validation), "validation")]
         self._epoch, self._order = -1, self._train
 
@@ -58,7 +58,7 @@ class Data:
         return self._part(self._order, index, microbatch, microbatches)
 
     def validation(self, index: int, microbatch: int, microbatches: int) -> Batch:
-        """Part `microbatch` of validation batch `index`. IndexError past the last (`windows.check` says so earlier)."""
+        """Part `microbatch` of validation batch `index`. IndexError past the last (`windows.check_text_for` says so earlier)."""
         if not 0 <= index < self.validation_batches:
             raise IndexError(f"validation batch {index} of {self.validation_batches}")
         return self._part(self._validation, index, microbatch, microbatches)

@@ -12,53 +12,53 @@ from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
 from testbed.spec import WorkloadSpec
-from testbed.workloads.model import Part, StageModel
-from testbed.workloads.table import Size
-
-WHOLE = GPT2LMHeadModel
-EMBEDDING = "transformer.wte.weight"
-"""Which the output layer shares in published checkpoints."""
-
-
-def settings(dropout: float) -> dict[str, Any]:
-    """What a workload decides of a configuration, a checkpoint's too."""
-    # sdpa on one thread gives the same bits every time, forward and backward.
-    return {
-        "resid_pdrop": dropout,
-        "embd_pdrop": dropout,
-        "attn_pdrop": dropout,
-        "use_cache": False,
-        "attn_implementation": "sdpa",
-        "tie_word_embeddings": False,
-    }
+from testbed.workloads.models import ModelSize
+from testbed.workloads.stage_model import StageModel, Submodule
 
 
 class Gpt2Stage(StageModel):
     """One stage's share of a `GPT2LMHeadModel`."""
 
-    def __init__(self, whole: Any, layers: range, spec: WorkloadSpec, seed: int) -> None:
-        config = whole.config
-        first, last = layers.start == 0, layers.stop == config.n_layer
-        super().__init__(
-            first=first,
-            last=last,
-            layers=layers,
-            width=config.n_embd,
-            context=config.n_positions,
-            vocabulary=config.vocab_size,
-            learned_positions=True,
-            spec=spec,
-            seed=seed,
-        )
+    whole_class = GPT2LMHeadModel
+    embedding_name = "transformer.wte.weight"
+
+    def __init__(self, whole: Any, size: ModelSize, layers: range, spec: WorkloadSpec, seed: int) -> None:
+        """Take `layers` out of the `whole` model, and what belongs to the first and the last stage."""
+        super().__init__(size, layers, spec, seed)
         source = whole.transformer
         parts: dict[str, nn.Module] = {"h": nn.ModuleDict({str(i): source.h[i] for i in layers})}
-        if first:
+        if self.first:
             parts = {"wte": source.wte, "wpe": source.wpe, "drop": source.drop, **parts}
-        if last:
+        if self.last:
             parts["ln_f"] = source.ln_f
         self.transformer = nn.ModuleDict(parts)
-        if last:
+        if self.last:
             self.lm_head: nn.Module = whole.lm_head
+
+    @staticmethod
+    def config_options(dropout: float) -> dict[str, Any]:
+        # sdpa on one thread gives the same bits every time, forward and backward.
+        return {
+            "resid_pdrop": dropout,
+            "embd_pdrop": dropout,
+            "attn_pdrop": dropout,
+            "use_cache": False,
+            "attn_implementation": "sdpa",
+            "tie_word_embeddings": False,
+        }
+
+    @classmethod
+    def config(cls, size: ModelSize, dropout: float = 0.0) -> GPT2Config:
+        return GPT2Config(
+            n_layer=size.layers,
+            n_embd=size.width,
+            n_head=size.heads,
+            n_positions=size.context,
+            vocab_size=size.vocabulary,
+            bos_token_id=None,
+            eos_token_id=None,
+            **cls.config_options(dropout),
+        )
 
     def embed(self, ids: Tensor) -> Tensor:
         positions = torch.arange(ids.shape[1]).unsqueeze(0)
@@ -70,27 +70,13 @@ class Gpt2Stage(StageModel):
         assert isinstance(blocks, nn.ModuleDict)
         return (partial(block, use_cache=False) for block in blocks.values())  # without a mask, sdpa is causal
 
-    def tables(self) -> tuple[Part, ...]:
-        return (Part(self.transformer, "wte"), Part(self.transformer, "wpe")) if self.first else ()
+    def tables(self) -> tuple[Submodule, ...]:
+        return (Submodule(self.transformer, "wte"), Submodule(self.transformer, "wpe")) if self.first else ()
 
-    def writers(self) -> tuple[Part, ...]:
+    def writers(self) -> tuple[Submodule, ...]:
         blocks: Any = self.transformer["h"]
-        return tuple(Part(part, "c_proj") for block in blocks.values() for part in (block.attn, block.mlp))
+        return tuple(Submodule(part, "c_proj") for block in blocks.values() for part in (block.attn, block.mlp))
 
     def head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.transformer["ln_f"](hidden))
         return logits
-
-
-def configuration(size: Size, dropout: float = 0.0) -> GPT2Config:
-    """transformers' description of a named size."""
-    return GPT2Config(
-        n_layer=size.layers,
-        n_embd=size.width,
-        n_head=size.heads,
-        n_positions=size.context,
-        vocab_size=size.vocabulary,
-        bos_token_id=None,
-        eos_token_id=None,
-        **settings(dropout),
-    )

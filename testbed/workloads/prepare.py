@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from testbed import paths, results
 from testbed.errors import SpecError, TestbedError
-from testbed.workloads import sources, table, texts, windows
+from testbed.workloads import models, sources, texts, windows
 
 VERSION = 1
 """Part of every name: raise it when the same text would give other tokens."""
@@ -41,13 +41,13 @@ class Prepared(NamedTuple):
     """Tokens that the tokenizer has."""
 
 
-def prepare(text: str, model: str, cache: Path) -> Prepared:
+def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
     """The token file of a text (see `WorkloadSpec.text`) for a model, made below `cache` where it is not there yet.
 
     A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing is
     downloaded but a data set of the hub, once. SpecError for a text or tokenizer that cannot be had or read.
     """
-    source, tokenizer = sources.source(text, cache), tokenizer_file(model)
+    source, tokenizer = sources.text_file(text, cache), tokenizer_file(model)
     name = hashlib.sha256(f"{VERSION} {sources.digest(source)} {sources.digest(tokenizer)}".encode()).hexdigest()[:32]
     folder = cache / "tokens"
     path, description = folder / f"{name}.npy", folder / f"{name}.json"
@@ -70,9 +70,9 @@ def prepare(text: str, model: str, cache: Path) -> Prepared:
 # ------------------------------------------------------------------ what is read
 def tokenizer_file(model: str) -> Path:
     """The tokenizer.json of a model; all named sizes have the bundled one. SpecError where there is none."""
-    if model in table.SIZES:
+    if model in models.SIZES:
         return _TOKENIZER
-    path = table.checkpoint_folder(model) / "tokenizer.json"
+    path = models.checkpoint_folder(model) / "tokenizer.json"
     if not path.is_file():
         raise SpecError(
             f"model {model!r} has no {path}; transformers makes it: "
@@ -100,7 +100,7 @@ def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.ND
     import datasets
     from tokenizers import Tokenizer
 
-    sources.unpack(source, scratch / "text.txt")
+    sources.write_plain_text(source, scratch / "text.txt")
     try:
         tokenizer = Tokenizer.from_file(os.fspath(tokenizer_file))
     except Exception as error:  # tokenizers raises the bare class
@@ -152,9 +152,9 @@ def main(arguments: list[str] | None = None) -> int:
             texts.hub_text(asked.text) is None
         ):  # a local file is all that is read; without this, libraries ask the network about it
             os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        found = prepare(asked.text, asked.model, asked.cache or paths.cache_folder())
+        found = prepare_tokens(asked.text, asked.model, asked.cache or paths.cache_folder())
         if asked.sequence_length:
-            windows.check(
+            windows.check_text_length(
                 found.tokens,
                 sequence_length=asked.sequence_length,
                 batch_size=asked.batch_size,

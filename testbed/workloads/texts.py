@@ -35,7 +35,7 @@ def hub_text(text: str) -> HubText | None:
     )
 
 
-def check(text: str) -> None:
+def check_text_name(text: str) -> None:
     """What can be known without the network. SpecError."""
     if hub_text(text) is None and text != "bundled" and not Path(text).is_file():
         raise SpecError(

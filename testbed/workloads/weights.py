@@ -19,8 +19,8 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 _Read = Callable[[str], Tensor]
 
 
-def read(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
-    """The tensors of `wanted`, fp32, in memory of their own; each may lie in the files under any of the names given for it.
+def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """Read the tensors of `wanted`, fp32, in memory of their own; each may lie in the files under any of the names given for it.
 
     SpecError when there are no such files, one cannot be read, or a tensor is in none of them or of integers.
     """

@@ -29,7 +29,7 @@ class Windows(NamedTuple):
     validation: Starts
 
 
-def cut(tokens: int, sequence_length: int) -> Windows:
+def cut_windows(tokens: int, sequence_length: int) -> Windows:
     """The windows of a text of so many tokens. SpecError when a stretch cannot hold one."""
     fits = (STRETCH_TOKENS - 1) // sequence_length
     if fits == 0:
@@ -51,12 +51,12 @@ def shuffled(count: int, purpose: str) -> npt.NDArray[np.int64]:
     return np.argsort(np.asarray(np.random.Philox(key=keyed.key(purpose)).random_raw(count)), kind="stable")
 
 
-def chosen(train: Starts, count: int) -> Starts:
+def choose_training_windows(train: Starts, count: int) -> Starts:
     """`count` of the training windows, from all over the text; the same whatever the seed, and all of them among more."""
     return np.sort(train[shuffled(len(train), "training sequences")[:count]])
 
 
-def check(
+def check_text_length(
     tokens: int,
     *,
     sequence_length: int,
@@ -65,7 +65,7 @@ def check(
     training_sequences: int | None = None,
 ) -> None:
     """SpecError when a text of so many tokens does not hold a training batch, or the sequences and batches asked for."""
-    windows = cut(tokens, sequence_length)
+    windows = cut_windows(tokens, sequence_length)
     wanted = {"training": max(batch_size, training_sequences or 0), "validation": batch_size * validation_batches}
     for (name, need), found in zip(wanted.items(), windows, strict=True):
         if len(found) < need:
@@ -75,9 +75,9 @@ def check(
             )
 
 
-def check_workload(spec: WorkloadSpec, tokens: int) -> None:
-    """`check` for a workload."""
-    check(
+def check_text_for(spec: WorkloadSpec, tokens: int) -> None:
+    """Check that a text of `tokens` tokens holds a workload: see `check_text_length`."""
+    check_text_length(
         tokens,
         sequence_length=spec.sequence_length,
         batch_size=spec.batch_size,

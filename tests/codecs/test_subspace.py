@@ -22,7 +22,7 @@ from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.optimise import RowwiseAdamW
 from testbed.spec import OptimiserSpec, WorkloadSpec
-from testbed.workloads.build import build
+from testbed.workloads.build import build_stage
 
 FORWARD, BACKWARD = Context(3, 0, "forward"), Context(3, 0, "backward")
 KEY = MessageKey("train", 0, 0, (0, 1))
@@ -48,7 +48,7 @@ def stages_of(family: Any, count: int, **changes: Any) -> list[Any]:
         validation_batches=1,
         **changes,
     )
-    return [build(spec, stage=stage, stages=count, seed=1, vocabulary=4096) for stage in range(count)]
+    return [build_stage(spec, stage=stage, stages=count, seed=1, vocabulary=4096) for stage in range(count)]
 
 
 def ids() -> Tensor:

@@ -15,14 +15,14 @@ from testbed.devices import flops
 from testbed.devices.durations import durations
 from testbed.errors import SpecError
 from testbed.spec import Measured, Paced, PipelineSpec, WorkloadSpec
-from testbed.workloads import table
+from testbed.workloads import models
 
 MS = 1_000_000
 
 
 def workload(model: str = "gpt2-mini", **changes: Any) -> WorkloadSpec:
     fields: dict[str, Any] = {"text": "bundled", "sequence_length": 64, "batch_size": 16, "validation_batches": 1}
-    return WorkloadSpec(**{"family": table.size_of(model).family, "model": model, **fields, **changes})
+    return WorkloadSpec(**{"family": models.model_size(model).family, "model": model, **fields, **changes})
 
 
 def pipeline(stages: int = 3, microbatches: int = 4, **changes: Any) -> PipelineSpec:
@@ -128,12 +128,12 @@ def test_a_device_that_cannot_compute_so_is_refused() -> None:
 def test_flops_take_their_time_at_the_devices_speed(
     model: str, stages: int, recompute: bool, accumulation: int
 ) -> None:
-    device, size = devices.load_device("rtx-3060"), table.size_of(model)
+    device, size = devices.load_device("rtx-3060"), models.model_size(model)
     shape = pipeline(stages, 4, recompute=recompute, accumulation=accumulation)
     found = durations(device, workload(model), shape)
     assert device.fp32 is not None
     sequences = 16 // (4 * accumulation)
-    for stage, own in enumerate(table.split(size.layers, stages)):
+    for stage, own in enumerate(models.split_layers(size.layers, stages)):
         needed = flops.stage(size, own, sequence_length=64, sequences=sequences) / device.fp32.effective_flops * 1e9
         assert found.forward_ns[stage] == pytest.approx(needed, abs=1)
         assert found.backward_ns[stage] == pytest.approx(needed * (3 if recompute else 2), abs=2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
 
 import pytest
 import torch
@@ -12,16 +11,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.devices import flops
 from testbed.errors import UnknownNameError
-from testbed.spec import Family, WorkloadSpec
-from testbed.workloads import table
-from testbed.workloads.build import build
+from testbed.spec import WorkloadSpec
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.llama import LlamaStage
 
 MODELS = ("gpt2-nano", "gpt2-mini", "llama-nano", "llama-mini")
 
 
 def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:
     return WorkloadSpec(
-        family=table.size_of(model).family,
+        family=models.model_size(model).family,
         model=model,
         text="bundled",
         sequence_length=sequence_length,
@@ -33,9 +33,9 @@ def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("sequence_length", "sequences"), [(16, 1), (33, 3)])
 def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) -> None:
-    size, stages = table.size_of(model), 3
-    for stage, own in enumerate(table.split(size.layers, stages)):
-        part = build(
+    size, stages = models.model_size(model), 3
+    for stage, own in enumerate(models.split_layers(size.layers, stages)):
+        part = build_stage(
             workload(model, sequence_length, sequences), stage=stage, stages=stages, seed=1, vocabulary=size.vocabulary
         )
         ids = torch.randint(size.vocabulary, (sequences, sequence_length))
@@ -55,17 +55,17 @@ def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) ->
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_cut_adds_nothing(model: str) -> None:
-    size = table.size_of(model)
+    size = models.model_size(model)
     whole = flops.stage(size, range(size.layers), sequence_length=64, sequences=2)
     for stages in range(1, size.layers + 1):
-        cut = table.split(size.layers, stages)
+        cut = models.split_layers(size.layers, stages)
         assert sum(flops.stage(size, own, sequence_length=64, sequences=2) for own in cut) == whole
         assert sum(flops.parameters(size, own) for own in cut) == flops.parameters(size, range(size.layers))
 
 
 def test_a_family_that_is_not_in_the_table_is_refused() -> None:
     """Its numbers are not guessed to be those of another family."""
-    unknown = dataclasses.replace(table.size_of("llama-nano"), family="mamba")  # type: ignore[arg-type]
+    unknown = dataclasses.replace(models.model_size("llama-nano"), family="mamba")
     for count in (
         lambda: flops.parameters(unknown, range(1)),
         lambda: flops.stage(unknown, range(1), sequence_length=16, sequences=1),
@@ -75,5 +75,22 @@ def test_a_family_that_is_not_in_the_table_is_refused() -> None:
             count()
 
 
-def test_every_family_has_its_row() -> None:
-    assert set(flops.FAMILIES) == set(get_args(Family))
+def test_a_third_family_is_a_row_and_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else knows the families: its stages are built, and its numbers are its row's."""
+    row = dataclasses.replace(models.FAMILIES["llama"], stage=f"{__name__}:ThirdStage", biases=True)
+    monkeypatch.setitem(models.FAMILIES, "third", row)
+    monkeypatch.setitem(models.SIZES, "third-nano", dataclasses.replace(models.SIZES["llama-nano"], family="third"))
+    spec, size = workload("third-nano", 16, 1), models.model_size("third-nano")
+    models.check_workload(spec, 2)
+    assert isinstance(build_stage(spec, stage=1, stages=2, seed=1, vocabulary=4096), ThirdStage)
+    more = size.layers * (5 * size.width + size.inner + 2 * size.width)  # biases of its layers and of their norms
+    like = models.SIZES["llama-nano"]
+    whole = range(size.layers)
+    assert flops.parameters(size, whole) == flops.parameters(like, whole) + more + size.width
+    assert flops.stage(size, whole, sequence_length=16, sequences=1) == flops.stage(
+        like, whole, sequence_length=16, sequences=1
+    )
+
+
+class ThirdStage(LlamaStage):
+    """A family of its own."""

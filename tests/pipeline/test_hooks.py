@@ -18,8 +18,8 @@ from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import SpecError
 from testbed.spec import Cell, WorkloadSpec
-from testbed.workloads import table
-from testbed.workloads.build import build
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
 
 CODECS = [
     "subspace(4, fp32)",
@@ -40,9 +40,9 @@ WIDTH = 32
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for family in ("gpt2", "llama"):
         tiny = dataclasses.replace(
-            table.SIZES[f"{family}-nano"], layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS
+            models.SIZES[f"{family}-nano"], layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS
         )
-        monkeypatch.setitem(table.SIZES, f"{family}-tiny", tiny)
+        monkeypatch.setitem(models.SIZES, f"{family}-tiny", tiny)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +67,7 @@ class Counting(ToyData):
 
 
 def model_of(spec: WorkloadSpec) -> Callable[[int, int], Any]:
-    return lambda stage, stages: build(spec, stage=stage, stages=stages, seed=5, vocabulary=TOKENS)
+    return lambda stage, stages: build_stage(spec, stage=stage, stages=stages, seed=5, vocabulary=TOKENS)
 
 
 def run(codec: str, cell: Cell, made: list[Codec] | None = None) -> Result:

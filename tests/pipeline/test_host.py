@@ -162,14 +162,14 @@ UNSPLIT = """
 import sys, numpy as np, torch
 from testbed.spec import WorkloadSpec
 from testbed.workloads.data import Data
-from testbed.workloads.gpt2 import configuration
-from testbed.workloads.table import SIZES
+from testbed.workloads.gpt2 import Gpt2Stage
+from testbed.workloads.models import SIZES
 from transformers import GPT2LMHeadModel
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 torch.manual_seed(3)
-model = GPT2LMHeadModel(configuration(SIZES["gpt2-nano"]))
+model = GPT2LMHeadModel(Gpt2Stage.config(SIZES["gpt2-nano"]))
 adamw = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
 spec = WorkloadSpec(
     family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2

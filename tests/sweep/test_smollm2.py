@@ -17,9 +17,9 @@ from transformers import LlamaForCausalLM
 from testbed import results
 from testbed.records import StepRecord
 from testbed.spec import WorkloadSpec
-from testbed.workloads import table
-from testbed.workloads.build import build
-from testbed.workloads.prepare import prepare
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -66,16 +66,16 @@ def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> Non
     spec = WorkloadSpec(
         family="llama", model=MODEL, text="bundled", sequence_length=256, batch_size=1, validation_batches=1
     )
-    table.check(spec, 4)
+    models.check_workload(spec, 4)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text = lzma.decompress((ASSETS / "sotu_half.txt.xz").read_bytes()).decode("utf8")[1_000_000:1_004_000]
     (tmp_path / "text.txt").write_text(text, encoding="utf8")
-    assert prepare(str(tmp_path / "text.txt"), MODEL, tmp_path).vocabulary == tokenizer.get_vocab_size() == 49152
+    assert prepare_tokens(str(tmp_path / "text.txt"), MODEL, tmp_path).vocabulary == tokenizer.get_vocab_size() == 49152
     ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids[:257]])
     hidden = ids[:, :-1]
     with torch.no_grad():
         for stage in range(3):
-            model = build(spec, stage=stage, stages=3, seed=0, vocabulary=49152, layers=[5, 20, 5]).eval()
+            model = build_stage(spec, stage=stage, stages=3, seed=0, vocabulary=49152, layers=[5, 20, 5]).eval()
             hidden = model(hidden)
         whole = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
         assert torch.equal(hidden, whole(ids[:, :-1], use_cache=False).logits)

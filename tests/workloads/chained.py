@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from testbed.spec import WorkloadSpec
-from testbed.workloads import gpt2, llama, table
-from testbed.workloads.build import build
-from testbed.workloads.model import EMBEDDING, StageModel, dropout_key
+from testbed.workloads import models, prepare
+from testbed.workloads.build import build_stage, empty_model, stage_class
+from testbed.workloads.stage_model import EMBEDDING, StageModel, dropout_key
 
 SEED, MICROBATCHES, STEPS = 11, 2, 3
 Trained = tuple[list[Tensor], dict[str, Tensor]]
@@ -41,14 +44,25 @@ def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def reference(spec: WorkloadSpec) -> Any:
     """The whole model of a named size as transformers makes it from the seed."""
-    family = llama if spec.family == "llama" else gpt2
+    kind = stage_class(spec.family)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return family.WHOLE(family.configuration(table.SIZES[spec.model], spec.dropout))
+        return kind.whole_class(kind.config(models.SIZES[spec.model], spec.dropout))
+
+
+def save_checkpoint(spec: WorkloadSpec, states: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
+    """Write what the stages learned as a folder that transformers loads and that a workload's `model` can name.
+
+    The two embeddings have learned apart, so both are saved, and the configuration says that they are not tied.
+    """
+    whole = empty_model(spec)
+    whole.load_state_dict({name: value for state in states for name, value in state.items()}, assign=True)
+    whole.save_pretrained(folder)
+    shutil.copyfile(prepare.tokenizer_file(spec.model), folder / "tokenizer.json")
 
 
 def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> list[StageModel]:
-    return [build(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
+    return [build_stage(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
 
 
 def _key_dropout(model: Any, key: list[int]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.spec import WorkloadSpec
-from testbed.workloads import table, windows
+from testbed.workloads import models, windows
 from testbed.workloads.data import Data
 
 TOKENS = np.arange(60_000, dtype=np.uint16)  # a token's value is its place
@@ -43,7 +43,7 @@ def epoch(data: Data, number: int) -> list[int]:
 @given(tokens=st.integers(0, 300_000), length=st.integers(1, 2000))
 @settings(max_examples=60, deadline=None)
 def test_windows_fill_stretches_and_never_leave_them(tokens: int, length: int) -> None:
-    train, validation = windows.cut(tokens, length)
+    train, validation = windows.cut_windows(tokens, length)
     held_out = {int(s) // windows.STRETCH_TOKENS for s in validation}
     assert all(stretch % windows.VALIDATION_EVERY == 0 for stretch in held_out)
     assert held_out.isdisjoint(int(s) // windows.STRETCH_TOKENS for s in train)
@@ -58,9 +58,9 @@ def test_windows_fill_stretches_and_never_leave_them(tokens: int, length: int) -
 
 def test_the_validation_split_depends_on_neither_length_nor_text_behind_it() -> None:
     for length in (16, 100, 500):
-        _, validation = windows.cut(200_000, length)
+        _, validation = windows.cut_windows(200_000, length)
         assert {int(s) // windows.STRETCH_TOKENS for s in validation} == {0, 20, 40}
-        _, longer = windows.cut(240_000, length)
+        _, longer = windows.cut_windows(240_000, length)
         assert np.array_equal(longer[: len(validation)], validation)
 
 
@@ -83,7 +83,7 @@ def test_targets_are_the_inputs_one_later() -> None:
 def test_an_epoch_reads_every_sequence_at_most_once_and_the_next_in_another_order() -> None:
     data = served(64, 8, 0)
     epochs = [epoch(data, number) for number in range(3)]
-    train, _ = windows.cut(len(TOKENS), 64)
+    train, _ = windows.cut_windows(len(TOKENS), 64)
     for read in epochs:
         assert len(set(read)) == len(read) > len(train) - 8
         assert set(read) <= set(train.tolist())
@@ -174,20 +174,20 @@ def test_a_text_too_short() -> None:
     with pytest.raises(SpecError, match="0 training sequences"):
         served(32, 4, tokens=4096)
     with pytest.raises(SpecError, match="127 validation sequences of 32, and 160"):
-        windows.check(4097 + 4096, sequence_length=32, batch_size=4, validation_batches=40)
+        windows.check_text_length(4097 + 4096, sequence_length=32, batch_size=4, validation_batches=40)
     with pytest.raises(SpecError, match=r"training sequences of 32, and 99999 are needed"):
         served(32, 4, training_sequences=99_999)
     with pytest.raises(SpecError, match="less than a batch of 4"):
-        table.check(served(32, 4)._spec.model_copy(update={"training_sequences": 3}), 1)
+        models.check_workload(served(32, 4)._spec.model_copy(update={"training_sequences": 3}), 1)
     with pytest.raises(SpecError, match="at most 4095"):
-        windows.cut(10_000, 4096)
+        windows.cut_windows(10_000, 4096)
 
 
 @given(layers=st.integers(1, 100), data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_split_covers_the_layers_evenly(layers: int, data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, layers))
-    parts = table.split(layers, stages)
+    parts = models.split_layers(layers, stages)
     assert [layer for part in parts for layer in part] == list(range(layers))
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
@@ -197,9 +197,9 @@ def test_split_covers_the_layers_evenly(layers: int, data: st.DataObject) -> Non
 @pytest.mark.parametrize("stages", [-1, 0, 7])
 def test_split_that_leaves_a_stage_without_layers(stages: int) -> None:
     with pytest.raises(SpecError):
-        table.split(6, stages)
+        models.split_layers(6, stages)
 
 
 def test_table_and_windows_need_no_torch() -> None:
-    code = "import sys; from testbed.workloads import table, windows; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys; from testbed.workloads import models, windows; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)

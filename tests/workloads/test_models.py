@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from chained import Trained, batches, cut, reference, train_stages, train_whole, workload
+from chained import Trained, batches, cut, reference, save_checkpoint, train_stages, train_whole, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import WorkloadSpec
-from testbed.workloads import checkpoint, table
-from testbed.workloads.build import build
-from testbed.workloads.gpt2 import configuration
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.gpt2 import Gpt2Stage
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _a_deep_narrow_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """No named GPT-2 is both quick and of enough layers for many cuts."""
-    monkeypatch.setitem(table.SIZES, "gpt2-deep", dataclasses.replace(table.SIZES["gpt2-nano"], layers=8))
+    monkeypatch.setitem(models.SIZES, "gpt2-deep", dataclasses.replace(models.SIZES["gpt2-nano"], layers=8))
 
 
 REGIMES: dict[str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 @pytest.mark.parametrize("shares", [1, 2, 3, 4, 5, 6, "uneven"], ids=str)
 def test_training_in_stages_is_training_the_whole(size: str, shares: int | str, regime: str) -> None:
     spec = workload(size, **REGIMES[regime])
-    uneven = [1, table.SIZES[size].layers - 3, 2]
+    uneven = [1, models.SIZES[size].layers - 3, 2]
     stages = cut(spec, 3, uneven) if shares == "uneven" else cut(spec, int(shares))
     before = torch.get_rng_state()
     trained = train_stages(stages)
@@ -90,7 +90,7 @@ def test_activations_computed_again_are_the_same(size: str, regime: str) -> None
 )
 @settings(max_examples=12, deadline=None)
 def test_any_cut_is_the_whole(cuts: set[int], size: str, regime: str, recompute: bool) -> None:
-    layers = table.SIZES[size].layers
+    layers = models.SIZES[size].layers
     ends = [0, *sorted(end for end in cuts if end < layers), layers]
     shares = [end - start for start, end in itertools.pairwise(ends)]
     spec = workload(size, **REGIMES[regime])
@@ -119,7 +119,7 @@ def test_regimes_are_not_the_same() -> None:
 def test_what_stages_learned_is_a_checkpoint(size: str, kind: Any, tmp_path: Path) -> None:
     stages = cut(workload(size), 3)
     train_stages(stages)
-    checkpoint.save(workload(size), [stage.state_dict() for stage in stages], tmp_path / "llama or gpt2")
+    save_checkpoint(workload(size), [stage.state_dict() for stage in stages], tmp_path / "llama or gpt2")
     hidden = ids = batches()[0, 0, :, :-1]
     with torch.no_grad():
         for stage in stages:
@@ -134,7 +134,7 @@ def test_what_stages_learned_is_a_checkpoint(size: str, kind: Any, tmp_path: Pat
             again = stage(again)
         assert torch.equal(again, hidden)
     with pytest.raises(RuntimeError, match="Missing key"):
-        checkpoint.save(workload(size), [stage.state_dict() for stage in stages[1:]], tmp_path / "a part")
+        save_checkpoint(workload(size), [stage.state_dict() for stage in stages[1:]], tmp_path / "a part")
 
 
 def test_a_stage_holds_its_own_parameters_and_no_others() -> None:
@@ -149,10 +149,10 @@ def test_a_stage_holds_its_own_parameters_and_no_others() -> None:
 def test_parameters_follow_the_seed_and_leave_global_generators_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = build(workload("gpt2-nano"), stage=0, stages=1, seed=0, vocabulary=4096)
+    one = build_stage(workload("gpt2-nano"), stage=0, stages=1, seed=0, vocabulary=4096)
     torch.manual_seed(2)
-    same = build(workload("gpt2-nano"), stage=0, stages=1, seed=0, vocabulary=4096)
-    other = build(workload("gpt2-nano"), stage=0, stages=1, seed=1, vocabulary=4096)
+    same = build_stage(workload("gpt2-nano"), stage=0, stages=1, seed=0, vocabulary=4096)
+    other = build_stage(workload("gpt2-nano"), stage=0, stages=1, seed=1, vocabulary=4096)
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), before)
     weight = "transformer.h.0.attn.c_attn.weight"
@@ -161,7 +161,7 @@ def test_parameters_follow_the_seed_and_leave_global_generators_alone() -> None:
 
 
 def test_a_middle_stage_sees_no_future() -> None:
-    stage = build(workload("gpt2-nano"), stage=1, stages=3, seed=0, vocabulary=4096)
+    stage = build_stage(workload("gpt2-nano"), stage=1, stages=3, seed=0, vocabulary=4096)
     x = torch.randn(1, 16, 64, generator=torch.Generator().manual_seed(0))
     changed = x.clone()
     changed[:, 10:] += 1
@@ -172,15 +172,15 @@ def test_a_middle_stage_sees_no_future() -> None:
 
 
 def test_the_width_of_a_boundary() -> None:
-    for name, size in table.SIZES.items():
-        assert table.width(workload(name)) == size.width
-    stage = build(workload("gpt2-nano"), stage=0, stages=3, seed=0, vocabulary=4096)
+    for name, size in models.SIZES.items():
+        assert models.hidden_width(workload(name)) == size.width
+    stage = build_stage(workload("gpt2-nano"), stage=0, stages=3, seed=0, vocabulary=4096)
     assert stage(torch.zeros(2, 7, dtype=torch.int64)).shape == (2, 7, stage.width) == (2, 7, 64)
 
 
 # ------------------------------------------------------------------ checkpoints
 def save(folder: Path, *, tied: bool) -> Any:
-    config = configuration(table.SIZES["gpt2-nano"])
+    config = Gpt2Stage.config(models.SIZES["gpt2-nano"])
     config.tie_word_embeddings = tied
     config.resid_pdrop = 0.1
     model = GPT2LMHeadModel(config)
@@ -192,7 +192,7 @@ def save(folder: Path, *, tied: bool) -> Any:
 def test_a_checkpoint_in_stages_is_the_checkpoint(tied: bool, tmp_path: Path) -> None:
     saved = save(tmp_path / "saved", tied=tied)
     spec = workload(str(tmp_path / "saved"))
-    table.check(spec, 3)
+    models.check_workload(spec, 3)
     stages = cut(spec, 3)
     hidden = ids = batches()[0, 0, :, :-1]
     with torch.no_grad():
@@ -249,55 +249,57 @@ def test_a_cached_checkpoint_is_found_by_its_id(tmp_path: Path, monkeypatch: pyt
     save(repository / "snapshots" / "abc", tied=True)
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
-    assert table.size_of("someone/tiny") == table.SIZES["gpt2-nano"]
-    assert build(workload("someone/tiny"), stage=2, stages=3, seed=0, vocabulary=4096).width == 64
+    assert models.model_size("someone/tiny") == models.SIZES["gpt2-nano"]
+    assert build_stage(workload("someone/tiny"), stage=2, stages=3, seed=0, vocabulary=4096).width == 64
     with pytest.raises(SpecError, match="hf download someone/other"):
-        table.check(workload("someone/other"), 1)
+        models.check_workload(workload("someone/other"), 1)
 
 
 def test_a_pretrained_model_that_is_not_here_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for model, module in table.FETCHED.items():
+    for model, module in models.FETCHED.items():
         with pytest.raises(SpecError, match=f"fetch it once with: python -m {module}"):
-            table.check(workload(model).model_copy(update={"family": "llama"}), 2)
+            models.check_workload(workload(model).model_copy(update={"family": "llama"}), 2)
         save(tmp_path / "testbed" / "models" / model, tied=True)
-        table.check(workload(model).model_copy(update={"family": "gpt2"}), 2)
+        models.check_workload(workload(model).model_copy(update={"family": "gpt2"}), 2)
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(SpecError, match="mamba"):
-        table.check(workload(str(tmp_path)), 1)
+        models.check_workload(workload(str(tmp_path)), 1)
     (tmp_path / "config.json").write_text("not json")
     with pytest.raises(SpecError, match="not the config"):
-        table.check(workload(str(tmp_path)), 1)
+        models.check_workload(workload(str(tmp_path)), 1)
     save(tmp_path / "torn", tied=True)
     weights = tmp_path / "torn" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(SpecError, match="cannot load"):
-        build(workload(str(tmp_path / "torn")), stage=0, stages=1, seed=0, vocabulary=4096)
+        build_stage(workload(str(tmp_path / "torn")), stage=0, stages=1, seed=0, vocabulary=4096)
     save(tmp_path / "shallow", tied=True)
     config = json.loads((tmp_path / "shallow" / "config.json").read_text())
     (tmp_path / "shallow" / "config.json").write_text(json.dumps(config | {"n_layer": 4}))
     with pytest.raises(SpecError, match="lacks 12 weights"):
-        build(workload(str(tmp_path / "shallow")), stage=0, stages=1, seed=0, vocabulary=4096)
+        build_stage(workload(str(tmp_path / "shallow")), stage=0, stages=1, seed=0, vocabulary=4096)
 
 
 def test_what_cannot_be_built() -> None:
     with pytest.raises(SpecError, match=r"family is 'gpt2', and the model 'llama-nano' is a llama"):
-        build(workload("llama-nano").model_copy(update={"family": "gpt2"}), stage=0, stages=1, seed=0, vocabulary=4096)
+        build_stage(
+            workload("llama-nano").model_copy(update={"family": "gpt2"}), stage=0, stages=1, seed=0, vocabulary=4096
+        )
     for shares in ([2, 6], [8, 0, 0], [1, 1, 1]):
         with pytest.raises(SpecError, match=r"3 numbers from 1 on that add up to 8"):
             cut(workload(), 3, shares)
     with pytest.raises(UnknownNameError, match="did you mean 'gpt2-mini'"):
-        table.check(workload("gpt2-mimi"), 1)
+        models.check_workload(workload("gpt2-mimi"), 1)
     with pytest.raises(SpecError, match="8 layers cannot be cut into 9"):
-        table.check(workload(), 9)
+        models.check_workload(workload(), 9)
     with pytest.raises(SpecError, match="at most 512"):
-        table.check(workload(sequence_length=513), 1)
+        models.check_workload(workload(sequence_length=513), 1)
     with pytest.raises(SpecError, match="no such folder"):
-        table.check(workload("./nowhere"), 1)
+        models.check_workload(workload("./nowhere"), 1)
     with pytest.raises(SpecError, match="do not belong together"):
-        build(workload(), stage=0, stages=1, seed=0, vocabulary=50257)
+        build_stage(workload(), stage=0, stages=1, seed=0, vocabulary=50257)

@@ -16,8 +16,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from testbed.errors import SpecError
-from testbed.workloads import table
-from testbed.workloads.prepare import prepare
+from testbed.workloads import models
+from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
 
 TEXT = "One nation, «indivisible»,\nwith liberty\n\n\tand justice — for all. 日本語 🙂\n" * 300
@@ -44,7 +44,7 @@ def bundled_tokenizer() -> Any:
 
 
 def test_the_tokens_are_the_text(text: Path, tmp_path: Path) -> None:
-    made = prepare(str(text), "gpt2-mini", tmp_path / "cache")
+    made = prepare_tokens(str(text), "gpt2-mini", tmp_path / "cache")
     ids = np.load(made.path)
     assert ids.dtype == np.uint16
     assert len(ids) == made.tokens
@@ -66,19 +66,19 @@ def test_nothing_but_the_token_file_is_kept(text: Path, tmp_path: Path) -> None:
 
 def test_the_name_follows_the_content(text: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = prepare(str(text), "gpt2-mini", cache)
-    assert prepare(str(text), "gpt2-nano", cache) == first  # the same tokenizer
+    first = prepare_tokens(str(text), "gpt2-mini", cache)
+    assert prepare_tokens(str(text), "gpt2-nano", cache) == first  # the same tokenizer
     shutil.copy(text, elsewhere := tmp_path / "copy.txt")
-    assert prepare(str(elsewhere), "gpt2-mini", cache) == first
+    assert prepare_tokens(str(elsewhere), "gpt2-mini", cache) == first
     elsewhere.write_text(TEXT + "more", encoding="utf8")
-    assert prepare(str(elsewhere), "gpt2-mini", cache).path != first.path
+    assert prepare_tokens(str(elsewhere), "gpt2-mini", cache).path != first.path
     with lzma.open(packed := tmp_path / "text.xz", "wt", encoding="utf8") as file:
         file.write(TEXT)
-    assert np.array_equal(np.load(prepare(str(packed), "gpt2-mini", cache).path), np.load(first.path))
+    assert np.array_equal(np.load(prepare_tokens(str(packed), "gpt2-mini", cache).path), np.load(first.path))
 
 
 def test_a_second_call_needs_no_library(text: Path, tmp_path: Path) -> None:
-    first = prepare(str(text), "gpt2-mini", tmp_path)
+    first = prepare_tokens(str(text), "gpt2-mini", tmp_path)
     heavy = ("torch", "transformers", "datasets", "tokenizers", "pyarrow")
     code = (
         f"import sys; from testbed.workloads.prepare import main; status = main(sys.argv[1:]); "
@@ -90,17 +90,17 @@ def test_a_second_call_needs_no_library(text: Path, tmp_path: Path) -> None:
 
 
 def test_a_token_file_without_its_description_is_made_again(text: Path, tmp_path: Path) -> None:
-    first = prepare(str(text), "gpt2-mini", tmp_path)
+    first = prepare_tokens(str(text), "gpt2-mini", tmp_path)
     good = first.path.read_bytes()
     first.path.with_suffix(".json").unlink()
     first.path.write_bytes(b"cut off")
-    assert prepare(str(text), "gpt2-mini", tmp_path) == first
+    assert prepare_tokens(str(text), "gpt2-mini", tmp_path) == first
     assert first.path.read_bytes() == good
 
 
 @pytest.mark.slow
 def test_the_bundled_text_in_chunks_is_the_text_in_one_piece(tmp_path: Path) -> None:
-    ids = np.load(prepare("bundled", "gpt2-mini", tmp_path).path)
+    ids = np.load(prepare_tokens("bundled", "gpt2-mini", tmp_path).path)
     whole = lzma.decompress((ASSETS / "sotu_half.txt.xz").read_bytes()).decode("utf8")
     assert np.array_equal(ids, bundled_tokenizer().encode(whole).ids)
 
@@ -109,13 +109,13 @@ def test_a_checkpoint_brings_its_tokenizer(text: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     with pytest.raises(SpecError, match=r"save_pretrained"):
-        prepare(str(text), str(checkpoint), tmp_path)
+        prepare_tokens(str(text), str(checkpoint), tmp_path)
     tokenizer = json.loads((ASSETS / "bpe4096.json").read_text())
     tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 70_000, "content": "<|far|>"})
     (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
-    made = prepare(str(text), str(checkpoint), tmp_path)
+    made = prepare_tokens(str(text), str(checkpoint), tmp_path)
     assert np.load(made.path).dtype == (np.uint32 if made.vocabulary > 65536 else np.uint16)
-    assert made.path != prepare(str(text), "gpt2", tmp_path).path
+    assert made.path != prepare_tokens(str(text), "gpt2", tmp_path).path
 
 
 def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
@@ -151,4 +151,4 @@ def test_errors_are_one_message_and_status_2(tmp_path: Path) -> None:
 
 def test_every_named_size_knows_the_bundled_tokens() -> None:
     tokens = bundled_tokenizer().get_vocab_size()
-    assert all(size.vocabulary >= tokens for size in table.SIZES.values())
+    assert all(size.vocabulary >= tokens for size in models.SIZES.values())

@@ -20,7 +20,7 @@ from small_hub import serve
 
 from testbed.errors import SpecError
 from testbed.workloads import texts
-from testbed.workloads.prepare import prepare
+from testbed.workloads.prepare import prepare_tokens
 
 ROWS = [" = A title = \n", "", "two\nlines", "ünïcode 日本", " \n"] * 40
 TEXT = "".join(row if row.endswith("\n") else row + "\n" for row in ROWS)
@@ -34,25 +34,25 @@ def write(path: Path, column: str = "text", rows: list[Any] = ROWS, kind: pa.Dat
 
 def test_a_parquet_file_is_its_rows(tmp_path: Path) -> None:
     (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
-    expected = np.load(prepare(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    expected = np.load(prepare_tokens(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
     for kind in (pa.string(), pa.large_string(), pa.string_view()):
         path = write(tmp_path / "rows.parquet", kind=kind)
-        assert np.array_equal(np.load(prepare(str(path), "gpt2-mini", tmp_path).path), expected)
+        assert np.array_equal(np.load(prepare_tokens(str(path), "gpt2-mini", tmp_path).path), expected)
     with_nulls = write(tmp_path / "nulls.parquet", rows=[None, *ROWS, None])
-    assert np.array_equal(np.load(prepare(str(with_nulls), "gpt2-mini", tmp_path).path), expected)
+    assert np.array_equal(np.load(prepare_tokens(str(with_nulls), "gpt2-mini", tmp_path).path), expected)
 
 
 def test_what_is_no_text(tmp_path: Path) -> None:
     for column, rows in (("content", ROWS), ("text", [1, 2, 3])):
         path = write(tmp_path / "rows.parquet", column, rows, None if rows is ROWS else pa.int64())
         with pytest.raises(SpecError, match=r"id: int64, .*; one must be text: string"):
-            prepare(str(path), "gpt2-mini", tmp_path)
+            prepare_tokens(str(path), "gpt2-mini", tmp_path)
     torn = tmp_path / "torn.parquet"
     torn.write_bytes(write(tmp_path / "rows.parquet").read_bytes()[:300])
     with pytest.raises(SpecError, match=r"not a whole \.parquet file"):
-        prepare(str(torn), "gpt2-mini", tmp_path)
+        prepare_tokens(str(torn), "gpt2-mini", tmp_path)
     with pytest.raises(SpecError, match="is empty"):
-        prepare(str(write(torn, rows=[])), "gpt2-mini", tmp_path)
+        prepare_tokens(str(write(torn, rows=[])), "gpt2-mini", tmp_path)
 
 
 def test_names_of_the_hub() -> None:
@@ -61,9 +61,9 @@ def test_names_of_the_hub() -> None:
     assert texts.hub_text("bundled") is None
     for wrong in ("hub:", "hub:a/b/c", "hub:../../etc:x", "hub:a b", "hub:a:b:c", "hub:a/b:"):
         with pytest.raises(SpecError, match="wikitext-2-raw-v1"):
-            texts.check(wrong)
+            texts.check_text_name(wrong)
     with pytest.raises(SpecError, match="no file 'wikitext'"):
-        texts.check("wikitext")
+        texts.check_text_name("wikitext")
 
 
 def cached(home: Path, column: str = "text") -> None:
@@ -116,7 +116,7 @@ def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, cl
     found = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_ENDPOINT=closed)
     assert found.returncode == 0, found.stderr
     (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
-    expected = np.load(prepare(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    expected = np.load(prepare_tokens(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
     assert np.array_equal(np.load(json.loads(found.stdout)["path"]), expected)
     again = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_HOME=str(tmp_path / "empty"), HF_ENDPOINT=closed)
     assert (again.returncode, again.stdout) == (0, found.stdout), again.stderr
@@ -140,7 +140,7 @@ def test_a_data_set_in_reach_is_fetched_once(tmp_path: Path) -> None:
     again = run(tmp_path, f"hub:{NAME}:{CONFIGURATION}", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "empty"))
     assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
     (tmp_path / "same.txt").write_text(TEXT, encoding="utf8")
-    expected = np.load(prepare(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
+    expected = np.load(prepare_tokens(str(tmp_path / "same.txt"), "gpt2-mini", tmp_path).path)
     assert np.array_equal(np.load(json.loads(first.stdout)["path"]), expected)
 
 

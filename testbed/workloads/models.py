@@ -1,26 +1,30 @@
-"""The models that can be named, how their layers are divided, and where checkpoints lie. Imports no torch."""
+"""Which models can be named: families, named sizes and checkpoints, and how a model's layers are divided. No torch.
+
+A new family is one row of `FAMILIES` and the module that the row names. A new size is one row of `SIZES`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import Family, WorkloadSpec
+from testbed.spec import WorkloadSpec
 from testbed.workloads import texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class ModelSize:
     """What decides the shapes of a causal language model."""
 
-    family: Family
+    family: str
+    """A row of `FAMILIES`."""
     layers: int
     width: int
     """The hidden size: values of a token at a boundary."""
@@ -35,8 +39,8 @@ class Size:
     """Rows of the token embedding; at least as many as the tokenizer has tokens."""
 
 
-def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int) -> Size:
-    return Size(
+def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int) -> ModelSize:
+    return ModelSize(
         family="gpt2",
         layers=layers,
         width=width,
@@ -48,8 +52,10 @@ def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int)
     )
 
 
-def _llama(*, layers: int, width: int, heads: int, key_heads: int, inner: int, context: int, vocabulary: int) -> Size:
-    return Size(
+def _llama(
+    *, layers: int, width: int, heads: int, key_heads: int, inner: int, context: int, vocabulary: int
+) -> ModelSize:
+    return ModelSize(
         family="llama",
         layers=layers,
         width=width,
@@ -61,7 +67,77 @@ def _llama(*, layers: int, width: int, heads: int, key_heads: int, inner: int, c
     )
 
 
-SIZES: dict[str, Size] = {
+def _gpt2_of(config: Mapping[str, Any]) -> ModelSize:
+    return _gpt2(
+        layers=int(config["n_layer"]),
+        width=int(config["n_embd"]),
+        heads=int(config["n_head"]),
+        context=int(config.get("n_positions", 1024)),
+        vocabulary=int(config["vocab_size"]),
+    )
+
+
+def _llama_of(config: Mapping[str, Any]) -> ModelSize:
+    heads = int(config["num_attention_heads"])
+    return _llama(
+        layers=int(config["num_hidden_layers"]),
+        width=int(config["hidden_size"]),
+        heads=heads,
+        key_heads=int(config.get("num_key_value_heads") or heads),
+        inner=int(config["intermediate_size"]),
+        context=int(config.get("max_position_embeddings", 2048)),
+        vocabulary=int(config["vocab_size"]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """What is known about a family of models without loading torch."""
+
+    stage: str
+    """Where the class of its stages is, a `stage_model.StageModel`: 'module:class'."""
+    size_of_config: Callable[[Mapping[str, Any]], ModelSize]
+    """Reads the size from the config.json of a checkpoint."""
+    feed_forward_matrices: int
+    """Matrices of width x inner values in each layer: 2 with a plain activation function, 3 with a gated one."""
+    biases: bool
+    """Whether linear layers and norms have a bias: LayerNorm does, RMSNorm does not."""
+    learned_positions: bool
+    """Whether positions have an embedding with one row per token of the context."""
+
+
+FAMILIES: dict[str, ModelFamily] = {
+    "gpt2": ModelFamily(
+        stage="testbed.workloads.gpt2:Gpt2Stage",
+        size_of_config=_gpt2_of,
+        feed_forward_matrices=2,
+        biases=True,
+        learned_positions=True,
+    ),
+    "llama": ModelFamily(
+        stage="testbed.workloads.llama:LlamaStage",
+        size_of_config=_llama_of,
+        feed_forward_matrices=3,
+        biases=False,
+        learned_positions=False,
+    ),
+}
+"""Families by what transformers calls them: the `model_type` of their config.json."""
+
+
+def family(name: str) -> ModelFamily:
+    """Look a family up. UnknownNameError for one without a row."""
+    if name not in FAMILIES:
+        raise UnknownNameError("model family", name, FAMILIES)
+    return FAMILIES[name]
+
+
+def family_modules() -> list[str]:
+    """Return the modules of all families; importing them loads torch and transformers."""
+    return [row.stage.partition(":")[0] for row in FAMILIES.values()]
+
+
+SIZES: dict[str, ModelSize] = {
     # Randomly initialised, for the bundled tokenizer of 4,096 tokens.
     "gpt2-nano": _gpt2(layers=3, width=64, heads=2, context=128, vocabulary=4096),
     "gpt2-micro": _gpt2(layers=4, width=128, heads=4, context=128, vocabulary=4096),
@@ -79,8 +155,8 @@ FETCHED = {"smollm2-135m": "testbed.workloads.smollm2"}
 """Pretrained models that a program of ours fetches, once a machine: name to module."""
 
 
-def split(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
-    """Consecutive layers for each stage: `shares` of them, or as even as can be, the first stages taking one more.
+def split_layers(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
+    """Divide the layers: consecutive ones for each stage, `shares` of them, or as even as can be, the first stages taking one more.
 
     The last stage has the output layer besides, which for a small model costs as much as a few layers. SpecError when a stage
     would have none, or the shares are not one a stage or do not add up.
@@ -98,69 +174,43 @@ def split(layers: int, stages: int, shares: Sequence[int] | None = None) -> tupl
     return tuple(range(end - share, end) for share, end in zip(shares, itertools.accumulate(shares), strict=True))
 
 
-def size_of(model: str) -> Size:
-    """Of a named size, or of a checkpoint. UnknownNameError or SpecError for what is neither."""
+def model_size(model: str) -> ModelSize:
+    """Return the size of a named model, or of a checkpoint. UnknownNameError or SpecError for what is neither."""
     if model in SIZES:
         return SIZES[model]
     path = checkpoint_folder(model) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf8"))
         kind = config["model_type"]
-        if kind not in _OF_CONFIG:
-            known = " and ".join(_OF_CONFIG)
+        if kind not in FAMILIES:
+            known = " and ".join(FAMILIES)
             raise SpecError(
                 f"model {model!r} is a {kind}, found in {path}; only {known} checkpoints can be cut into stages"
             )
-        return _OF_CONFIG[kind](config)
+        return FAMILIES[kind].size_of_config(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecError(
             f"model {model!r}: {path} is not the config.json of a checkpoint: {type(error).__name__}: {error}"
         ) from None
 
 
-def _gpt2_of(config: dict[str, Any]) -> Size:
-    return _gpt2(
-        layers=int(config["n_layer"]),
-        width=int(config["n_embd"]),
-        heads=int(config["n_head"]),
-        context=int(config.get("n_positions", 1024)),
-        vocabulary=int(config["vocab_size"]),
-    )
-
-
-def _llama_of(config: dict[str, Any]) -> Size:
-    heads = int(config["num_attention_heads"])
-    return _llama(
-        layers=int(config["num_hidden_layers"]),
-        width=int(config["hidden_size"]),
-        heads=heads,
-        key_heads=int(config.get("num_key_value_heads") or heads),
-        inner=int(config["intermediate_size"]),
-        context=int(config.get("max_position_embeddings", 2048)),
-        vocabulary=int(config["vocab_size"]),
-    )
-
-
-_OF_CONFIG: dict[str, Callable[[dict[str, Any]], Size]] = {"gpt2": _gpt2_of, "llama": _llama_of}
-
-
-def checked_size(spec: WorkloadSpec) -> Size:
-    """Of a workload's model. SpecError when that is of another family than the workload says, else as `size_of`."""
-    size = size_of(spec.model)
+def workload_size(spec: WorkloadSpec) -> ModelSize:
+    """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as `model_size`."""
+    size = model_size(spec.model)
     if size.family != spec.family:
         raise SpecError(f"workload.family is {spec.family!r}, and the model {spec.model!r} is a {size.family}")
     return size
 
 
-def width(spec: WorkloadSpec) -> int:
-    """Values of a token at a boundary."""
-    return size_of(spec.model).width
+def hidden_width(spec: WorkloadSpec) -> int:
+    """Return how many values a token has at a boundary."""
+    return model_size(spec.model).width
 
 
-def check(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
-    """Everything that can be known before anything starts. SpecError or UnknownNameError."""
-    size = checked_size(spec)
-    split(size.layers, stages, layers)
+def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
+    """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
+    size = workload_size(spec)
+    split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:
         raise SpecError(
             f"workload.sequence_length is {spec.sequence_length}; {spec.model} reads at most {size.context} tokens at once"
@@ -169,12 +219,12 @@ def check(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) 
         raise SpecError(
             f"workload.training_sequences is {spec.training_sequences}, less than a batch of {spec.batch_size} sequences"
         )
-    texts.check(spec.text)
+    texts.check_text_name(spec.text)
 
 
 # ------------------------------------------------------------------ checkpoints
 def checkpoint_folder(model: str) -> Path:
-    """The folder of a checkpoint: `model` itself where it is one, else the newest snapshot of that id in the Hugging Face cache.
+    """Return the folder of a checkpoint: `model` itself where it is one, else the newest snapshot of that id in the Hugging Face cache.
 
     Nothing is downloaded. UnknownNameError for a plain word, SpecError for a model that is not here.
     """
@@ -204,7 +254,7 @@ def checkpoint_folder(model: str) -> Path:
 
 
 def fetched_folder(model: str) -> Path:
-    """Where the checkpoint of a fetched model lies, or will."""
+    """Return where the checkpoint of a fetched model lies, or will lie."""
     return paths.cache_folder() / "models" / model
 
 

@@ -1,4 +1,4 @@
-"""A causal language model cut into stages: what is the same for every family. gpt2.py and llama.py fill in the rest.
+"""A causal language model cut into stages: what is the same for every family. Each family's module fills in the rest.
 
 Chained with plain tensors, the stages do the same operations in the same order as transformers' whole model, bit for bit,
 whatever the number of stages, in fp32 and in bf16, with and without dropout. Input and output embeddings are not tied: tied ones
@@ -9,24 +9,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from testbed import keyed
 from testbed.spec import WorkloadSpec
+from testbed.workloads import models
+from testbed.workloads.models import ModelSize
 
 EMBEDDING = "embedding"
 """Stands for the layer's number where the embedding's dropout is drawn."""
 
 
 def dropout_key(seed: int, step: int, microbatch: int, layer: int | str) -> int:
-    """What torch's generator is seeded with before that layer. Its Mersenne Twister takes 32 bits and no more."""
+    """Return what torch's generator is seeded with before that layer. Its Mersenne Twister takes 32 bits and no more."""
     return keyed.key(f"dropout {seed} {step} {microbatch} {layer}", size_bytes=4)
 
 
-class Part(NamedTuple):
+class Submodule(NamedTuple):
     """A module of a stage, and where it hangs: what a codec that changes the model takes and puts back."""
 
     owner: nn.Module
@@ -34,46 +36,45 @@ class Part(NamedTuple):
 
     @property
     def module(self) -> nn.Module:
-        """What is there now."""
+        """The module that is there now."""
         return getattr(self.owner, self.name)  # type: ignore[no-any-return]
 
     def replace(self, module: nn.Module) -> None:
-        """Put another in its place."""
+        """Put another module in its place."""
         setattr(self.owner, self.name, module)
 
 
 class StageModel(nn.Module, ABC):
-    """One stage's share. Its parameters bear the names that they have in transformers' whole model.
+    """One stage's share of a model. Its parameters bear the names that they have in transformers' whole model.
 
     The first stage has the embeddings, the last the final norm and the output layer; one stage alone has all.
     """
 
-    def __init__(
-        self,
-        *,
-        first: bool,
-        last: bool,
-        layers: range,
-        width: int,
-        context: int,
-        vocabulary: int,
-        learned_positions: bool,
-        spec: WorkloadSpec,
-        seed: int,
-    ) -> None:
-        """`layers` of the whole model are here; `width` is the hidden size, `context` the longest sequence in tokens,
-        `vocabulary` the rows of the token embedding; `learned_positions`: the first stage adds to the token's embedding one of
-        the position.
+    whole_class: ClassVar[Any]
+    """transformers' class of the whole model."""
+    embedding_name: ClassVar[str]
+    """The token embedding's parameter, which published checkpoints may tie to the output layer."""
 
-        `spec` says dropout and precision, `seed` keys the dropout.
-        """
+    def __init__(self, size: ModelSize, layers: range, spec: WorkloadSpec, seed: int) -> None:
+        """`layers` of the whole model of that `size` are here. `spec` says dropout and precision, `seed` keys the dropout."""
         super().__init__()
-        self.first, self.last, self.layers, self.width, self.context = first, last, layers, width, context
-        self.vocabulary, self.learned_positions = vocabulary, learned_positions
+        self.first, self.last, self.layers = layers.start == 0, layers.stop == size.layers, layers
+        self.width, self.context, self.vocabulary = size.width, size.context, size.vocabulary
+        self.learned_positions = models.family(size.family).learned_positions
         self.kept: dict[str, Any] = {}
         """What codecs that change the model keep with this stage, so that its two boundaries find the same."""
         self._dropout, self._bf16, self._seed = spec.dropout, spec.precision == "bf16", seed
         self._drawn_for: tuple[int, int] | None = None
+
+    @staticmethod
+    @abstractmethod
+    def config_options(dropout: float) -> dict[str, Any]:
+        """Return what a workload decides about a configuration, a checkpoint's too."""
+
+    @classmethod
+    @abstractmethod
+    def config(cls, size: ModelSize, dropout: float = 0.0) -> Any:
+        """Return transformers' description of a named size."""
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
@@ -88,21 +89,21 @@ class StageModel(nn.Module, ABC):
         """Hidden states (b, n, d) to logits (b, n, v); at the last stage only."""
 
     @abstractmethod
-    def tables(self) -> tuple[Part, ...]:
+    def tables(self) -> tuple[Submodule, ...]:
         """The embeddings whose rows add up to the first hidden states: of tokens, and of positions where they are learned.
 
         Empty but at the first stage.
         """
 
     @abstractmethod
-    def writers(self) -> tuple[Part, ...]:
+    def writers(self) -> tuple[Submodule, ...]:
         """The linear layers whose outputs are added to the hidden states, in order: nothing else changes those.
 
         Each is a torch Linear, or a transformers Conv1D, whose weight is the transpose.
         """
 
     def draw(self, step: int, microbatch: int) -> None:
-        """What the next forward passes are for: dropout is the same whenever seed, step, micro-batch and layer are.
+        """Say what the next forward passes are for: dropout is the same whenever seed, step, micro-batch and layer are.
 
         So neither the cut nor the order of micro-batches changes it, nor that activations are computed again.
         """
