@@ -37,7 +37,7 @@ def parse_device_table(table: bytes) -> dict[str, DeviceRow]:
 
 
 class DeviceTable:
-    """/proc/net/dev of the network namespace in which the calling thread makes this; a context manager that closes it."""
+    """/proc/net/dev of the network namespace that the calling thread is in at first; a context manager."""
 
     def __init__(self) -> None:
         # Of the thread, not of the process: a thread may have entered another namespace. The file stays bound to it.

@@ -1,4 +1,4 @@
-"""The two directions of a link, in one place for everything that names them: profiles, plans, relay, probe, records and reports."""
+"""The two directions of a link, for everything that names them: profiles, plans, relay, probe, records and reports."""
 
 from __future__ import annotations
 

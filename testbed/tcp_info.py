@@ -1,4 +1,4 @@
-"""TCP_INFO, as every reader of it gets it: from a socket of its own, or from the kernel's list of a namespace's sockets."""
+"""What the kernel knows of a TCP connection (TCP_INFO), from a socket or from the list of a namespace's sockets."""
 
 from __future__ import annotations
 

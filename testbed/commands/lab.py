@@ -36,7 +36,7 @@ def doctor() -> None:
     facts = remedies.facts()
     out.print(f"{remedies.platform(facts)}, kernel {facts.release}", highlight=False)
     rows = table("", "what", "found")
-    findings = (*capabilities.findings(), _guest_kernel())
+    findings = (*capabilities.try_capabilities(), _guest_kernel())
     for finding in findings:
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
         rows.add_row(mark, finding.name, escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
@@ -94,7 +94,8 @@ def stand(
             lab.play()
             out.print("schedules and traces play from now on", highlight=False)
         out.print(
-            f"open a shell: {shlex.join(typed('shell', lab.nodes[0].name))}; take the lab down: Ctrl-C (process {os.getpid()})",
+            f"open a shell: {shlex.join(typed('shell', lab.nodes[0].name))}; "
+            f"take the lab down: Ctrl-C (process {os.getpid()})",
             highlight=False,
             soft_wrap=True,
         )
@@ -168,9 +169,9 @@ def link(
         rows = table(
             "packets that crossed", "sent", "arrived", "p1 ms", "median ms", "p99 ms", right=("sent", "arrived")
         )
-        for found in transits(pcap):
+        for transit in transits(pcap):
             rows.add_row(
-                found.name, str(found.sent), str(found.arrived), *(f"{value:.3f}" for value in found.transit_ms)
+                transit.name, str(transit.sent), str(transit.arrived), *(f"{value:.3f}" for value in transit.transit_ms)
             )
         out.print(rows)
     out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)

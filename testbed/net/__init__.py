@@ -1,4 +1,6 @@
-"""Make network links that are what a profile says, and prove it: the only code that needs privilege. No torch, no training.
+"""Make network links that are what a profile says, and prove it: the only code that needs privilege.
+
+It knows no torch and no training.
 
 From a profile to the kernel one reads lab.py -> topology.py -> build.py -> kernel/netlink.py:
 lab.py        owns what stands: builds it, plays and changes links, certifies them, takes everything down

@@ -1,4 +1,7 @@
-"""Make what a plan says: namespaces, cables, TUN devices, addresses, routes, shapers, the relay; each read back and compared."""
+"""Make what a plan says: namespaces, cables, TUN devices, addresses, routes, shapers and the relay.
+
+Each is read back and compared with what was asked.
+"""
 
 from __future__ import annotations
 
@@ -206,10 +209,10 @@ def _port(tun: Tun, descriptor: int) -> RelayPort:
 
 
 def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, NetworkDevice]:
-    """List the devices, once the kernel has noticed that the other ends of `first_up` are up too: it drops what is sent before.
+    """List the devices, once the kernel has noticed that the other ends of `first_up` are up too.
 
-    It notices at once, but in a thread of its own. (An end that went up after its other end sends from the start, although its
-    state may be told a second later.)
+    Before, it drops what they send. It notices at once, but in a thread of its own. (An end that went up after its
+    other end sends from the start, although its state may be told a second later.)
     """
     deadline = time.monotonic() + _CARRIER_S
     while True:
@@ -225,7 +228,7 @@ def _with_carriers(netlink: Netlink, first_up: Sequence[str]) -> dict[str, Netwo
 
 
 def _close_at_once(descriptors: Sequence[int]) -> None:
-    """Close all at the same time: the kernel waits about 17 ms for each device to be out of use; together they wait once."""
+    """Close all at the same time: the kernel waits about 17 ms for each device to be out of use; so it waits once."""
     threads = [threading.Thread(target=os.close, args=(descriptor,)) for descriptor in descriptors]
     for thread in threads:
         thread.start()

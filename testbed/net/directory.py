@@ -1,7 +1,8 @@
 """Which labs run on this machine, and how to get inside one: for `testbed shell`.
 
-A lab's namespaces have no names in the file system, so that nothing can be left behind. Instead a lab keeps a file in memory
-open, with a list of its namespaces' descriptors; others find it by its name under /proc, and it ends with the process.
+A lab's namespaces have no names in the file system, so that nothing can be left behind. Instead a lab keeps a file in
+memory open, with a list of its namespaces' descriptors; others find it by its name under /proc, and it ends with the
+process.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ def publish(namespaces: Mapping[str, Namespace]) -> Iterator[None]:
 
 
 def running_labs() -> list[RunningLab]:
-    """List the labs of all processes that the caller may look into, the oldest first. Other users' labs take root to see."""
+    """List the labs of all processes that the caller may look into, the oldest first.
+
+    Other users' labs take root to see.
+    """
     labs = []
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
@@ -83,8 +87,8 @@ def _read(entry: Path, pid: int) -> RunningLab | None:
 def run_inside(pid: int, descriptor: int, command: Sequence[str]) -> NoReturn:
     """Become `command`, inside the network namespace that process `pid` holds as `descriptor`. From one thread only.
 
-    A lab without root stands in a user namespace; whoever is not root joins that first. CapabilityError where that is not
-    permitted, UserError where the lab has ended meanwhile or the command cannot be started.
+    A lab without root stands in a user namespace; whoever is not root joins that first. CapabilityError where that is
+    not permitted, UserError where the lab has ended meanwhile or the command cannot be started.
     """
     try:
         network = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
@@ -93,7 +97,8 @@ def run_inside(pid: int, descriptor: int, command: Sequence[str]) -> NoReturn:
         enter(network)
     except PermissionError:
         raise CapabilityError(
-            f"not permitted to enter the lab of process {pid}; be root (sudo python -m testbed ...), or the user whose lab it is"
+            f"not permitted to enter the lab of process {pid}; be root (sudo python -m testbed ...), "
+            "or the user whose lab it is"
         ) from None
     except FileNotFoundError:
         raise UserError(f"the lab of process {pid} has ended") from None

@@ -64,8 +64,9 @@ class Node:
 
 
 class Lab:
-    """Links that stand until it is closed; a context manager. From the main thread only, like `Relay` and `Namespace.popen`;
-    `counters` from any one thread.
+    """Links that stand until it is closed; a context manager.
+
+    It is used from the main thread only, like `Relay` and `Namespace.popen`; `counters` from any one thread.
     """
 
     nodes: tuple[Node, ...]
@@ -79,8 +80,8 @@ class Lab:
     def __init__(self, spec: LabSpec) -> None:
         """Build it. Where a step fails, everything made before it is undone.
 
-        SpecError for what the topology or the engine cannot carry out, before anything is started. LabError names the step,
-        ShapingError what was asked and found, CapabilityError what this machine lacks.
+        SpecError for what the topology or the engine cannot carry out, before anything is started. LabError names the
+        step, ShapingError what was asked and found, CapabilityError what this machine lacks.
         """
         started = time.monotonic()
         self.spec = spec
@@ -134,7 +135,10 @@ class Lab:
         raise UnknownNameError("link", name, (link.name for link in self._plan.links))
 
     def play(self) -> int:
-        """Begin the schedules and traces of all links now; the moment, in nanoseconds of CLOCK_MONOTONIC. Noted in `record`."""
+        """Begin the schedules and traces of all links now; the moment, in nanoseconds of CLOCK_MONOTONIC.
+
+        Noted in `record`.
+        """
         start_ns = self._play()
         self.record = self.record.model_copy(update={"played_at_ns": start_ns})
         return start_ns
@@ -162,7 +166,8 @@ class Lab:
     def change(self, link: str, direction: LinkDirection, pipe: Pipe) -> None:
         """Shape one direction of a link otherwise, from its next packet on, until `hold`; what is queued is kept.
 
-        SpecError where that direction has no shaper, or its engine cannot carry the pipe out; ShapingError as from `Lab`.
+        SpecError where that direction has no shaper, or its engine cannot carry the pipe out; ShapingError as from
+        `Lab`.
         """
         if self._link(link).profile.pipe(direction) is None:
             raise SpecError(

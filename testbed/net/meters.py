@@ -55,7 +55,8 @@ class Meters:
             return netem.read_counters(self._netlinks[meter.where], meter.what)
         if (row := tables[meter.where].get(meter.what)) is None:
             raise LabError(
-                f"{link.name}: cannot read the counters of {meter.what} in {meter.where}: there is no such device any more"
+                f"{link.name}: cannot read the counters of {meter.what} in {meter.where}: "
+                "there is no such device any more"
             )
         size, packets, dropped = row[:3] if meter.kind == "received" else row[3:]
         return LinkCounters(
@@ -72,9 +73,11 @@ class Meters:
 
 
 def port_counters(counts: Mapping[str, int], overhead_bytes: int) -> LinkCounters:
-    """Convert a relay direction's counts, which count a packet when it is accepted, to a qdisc's, which does when it leaves.
+    """Convert a relay direction's counts, which count a packet when it is accepted, to a qdisc's, which does when it
+    leaves.
 
-    So what still waits for the wire is taken off, in packets of the mean size. `overhead_bytes` are counted on top of each.
+    So what still waits for the wire is taken off, in packets of the mean size. `overhead_bytes` are counted on top of
+    each.
     """
     accepted, packets = counts["bytes_out"], counts["packets_out"]
     on_the_wire = accepted + packets * overhead_bytes

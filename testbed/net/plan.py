@@ -1,4 +1,5 @@
-"""What a lab is made of, as frozen records: namespaces, cables, TUN devices, shaped devices, links and where they are counted.
+"""What a lab is made of, as frozen records: namespaces, cables, TUN devices, shaped devices, links and where they are
+counted.
 
 Pure. topology.py draws a plan, build.py makes what it says, and lab.py owns what was made.
 """
@@ -19,7 +20,7 @@ Role = Literal["node", "gateway", "hub"]
 
 _NEXT_SEED = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: seeds of neighbouring links lie far apart
 _SOCKET_BUFFERS = "4096 131072 33554432"
-"""Least, first and largest, in bytes: 32 MiB lets one connection fill 1 Gbit/s at 100 ms, and is the same on every machine."""
+"""Least, first and largest, in bytes, the same on every machine: 32 MiB let a connection fill 1 Gbit/s at 100 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)

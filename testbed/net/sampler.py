@@ -1,6 +1,7 @@
-"""Everything that can be counted on a lab's links, ten times a second while a run lasts, one JSON line each (counters.jsonl).
+"""Write down all that can be counted on a lab's links, ten times a second while a run lasts (counters.jsonl).
 
-A thread of the controller, which waits otherwise. It reads what the kernel and the relay count anyway and touches no packet.
+A thread of the controller does it, which waits otherwise. It reads what the kernel and the relay count anyway, and
+touches no packet.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ _CHECK_EVERY = 5
 class Sampler:
     """Samples from entering to leaving it; a context manager. Every line is in the file when the next is begun.
 
-    Meanwhile it is the only one to ask the lab anything, and asks whether it still stands, too: `check` says what it found.
+    Meanwhile it is the only one to ask the lab anything, and asks whether it still stands, too: `check` says what it
+    found.
     """
 
     samples: int
-    """Taken so far."""
+    """How many have been taken so far."""
     latest: Sample | None
     """The last of them."""
     cpu_s: float
-    """Time of a processor that they took, the relay's own answers not counted."""
+    """Processor time that they took, without the relay's own answers."""
 
     def __init__(self, lab: Lab, path: Path, period_s: float = 0.1) -> None:
-        """`path` is made, for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
+        """Make the file `path` for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
         self._lab, self._period_s = lab, period_s
         self.samples, self.cpu_s, self.latest = 0, 0.0, None
         self._fault: BaseException | None = None
@@ -52,19 +54,19 @@ class Sampler:
         return tuple(
             SocketSample(
                 node=node,
-                local=found.local,
-                remote=found.remote,
-                congestion_control=found.congestion_control,
-                rtt_us=found.info.rtt_us,
-                cwnd_packets=found.info.cwnd_packets,
-                unacked_packets=found.info.unacked_packets,
-                retransmits=found.info.retransmits,
-                delivery_rate_bps=found.info.delivery_rate_bps,
-                bytes_acked=found.info.bytes_acked,
-                bytes_received=found.info.bytes_received,
+                local=connection.local,
+                remote=connection.remote,
+                congestion_control=connection.congestion_control,
+                rtt_us=connection.info.rtt_us,
+                cwnd_packets=connection.info.cwnd_packets,
+                unacked_packets=connection.info.unacked_packets,
+                retransmits=connection.info.retransmits,
+                delivery_rate_bps=connection.info.delivery_rate_bps,
+                bytes_acked=connection.info.bytes_acked,
+                bytes_received=connection.info.bytes_received,
             )
             for node, diagnosis in self._diagnoses
-            for found in diagnosis.connections()
+            for connection in diagnosis.connections()
         )
 
     def _take(self) -> None:
@@ -91,7 +93,7 @@ class Sampler:
         self.cpu_s = time.thread_time()
 
     def check(self) -> None:
-        """That it still samples and the lab still stands: LabError or ShapingError otherwise."""
+        """Check that it still samples and the lab still stands: LabError otherwise."""
         if self._fault is not None:
             raise self._fault
 

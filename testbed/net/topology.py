@@ -1,4 +1,6 @@
-"""Plans of the two topologies: which namespaces, links and addresses a star or a line has. Pure; build.py makes what they say.
+"""Plans of the two topologies: which namespaces, links and addresses a star or a line has.
+
+Pure; build.py makes what they say.
 
 star    node-0 --- wan0 [access link node-0] hub           node i: 10.77.<i+1>.2, hub: 10.77.0.1
         node-1 --- wan0 [access link node-1] hub           every pair of nodes is two links apart
@@ -7,9 +9,9 @@ line    node-0 next0 --- [boundary-0] --- prev0 node-1 next0 --- [boundary-1] --
         boundary b: 10.78.<b>.1 at node b, 10.78.<b>.2 at node b+1; only neighbours reach each other
 
 Every link is shaped both ways. Engine netem leads it through a gateway namespace of its own, and shapes what leaves the
-gateway: `up` on its far side, `down` on its near side. (On the sender's own device TCP small queues would keep the buffer
-empty.) Engine relay gives each end of a link a TUN device (the hub has one for all its links) and leaves shaping to the
-relay process.
+gateway: `up` on its far side, `down` on its near side. (On the sender's own device TCP small queues would keep the
+buffer empty.) Engine relay gives each end of a link a TUN device (the hub has one for all its links) and leaves shaping
+to the relay process.
 """
 
 from __future__ import annotations
@@ -152,8 +154,8 @@ class _Draft:
     def __init__(self, profiles: tuple[LinkProfile, ...], engine: Engine) -> None:
         """`profiles`: one per link.
 
-        Where the relay carries any link it carries all, also the unshaped ones, so that every node's device counts the same.
-        A lab without any shaped link is cables only, under either engine.
+        Where the relay carries any link it carries all, also the unshaped ones, so that every node's device counts the
+        same. A lab without any shaped link is cables only, under either engine.
         """
         self.profiles = profiles
         self.by_relay = engine == "relay" and any(profile.shaped for profile in profiles)

@@ -23,7 +23,7 @@ def _works() -> str:
 
 @pytest.mark.root
 def test_findings_are_complete_and_say_what_to_do() -> None:
-    found = capabilities.findings()
+    found = capabilities.try_capabilities()
     assert len({finding.name for finding in found}) == len(found)
     for finding in found:
         assert finding.detail
@@ -39,7 +39,7 @@ def test_findings_are_complete_and_say_what_to_do() -> None:
 
 @pytest.mark.netem
 def test_every_effect_of_netem_works_where_netem_does() -> None:
-    found = next(finding for finding in capabilities.findings() if finding.name == "netem's other effects")
+    found = next(finding for finding in capabilities.try_capabilities() if finding.name == "netem's other effects")
     assert found.ok, found.detail
     assert "Gilbert-Elliott" in found.detail
 
@@ -50,7 +50,7 @@ def test_without_a_namespace_the_rest_is_not_tried_and_one_remedy_is_told(monkey
         raise CapabilityError(f"cannot make a network namespace for {name}: not permitted; run as root")
 
     monkeypatch.setattr(capabilities, "Namespace", refused)
-    tried = {finding.name: finding for finding in capabilities.findings()}
+    tried = {finding.name: finding for finding in capabilities.try_capabilities()}
     assert not tried["network namespaces"].ok
     assert tried["network namespaces"].remedy
     for name in ("veth and offloads", "netem", "TUN device"):
@@ -66,7 +66,7 @@ def test_an_effect_that_netem_refuses_is_named_and_not_needed(monkeypatch: pytes
             raise ShapingError("a scratch link: the kernel has no slot")
 
     monkeypatch.setattr(capabilities, "_shape", shape)
-    found = next(finding for finding in capabilities.findings() if finding.name == "netem's other effects")
+    found = next(finding for finding in capabilities.try_capabilities() if finding.name == "netem's other effects")
     assert not found.ok
     assert not found.needed
     assert "slot (a scratch link: the kernel has no slot)" in found.detail
@@ -107,7 +107,7 @@ def test_a_machine_that_keeps_no_time_is_told_apart_from_one_that_is_busy(
 
 def test_sleeps_are_measured_and_the_scheduling_class_is_put_back() -> None:
     before = os.sched_getscheduler(0)
-    found = timekeeping.measure()
+    found = timekeeping.measure_timekeeping()
     assert os.sched_getscheduler(0) == before
     assert 0 <= found.late_p99_ms <= found.late_worst_ms
     assert found.processors >= 1
@@ -123,10 +123,10 @@ def test_a_percentile_is_a_value_that_enough_others_do_not_exceed(values: list[i
 
 @pytest.mark.root
 def test_trying_leaves_nothing_behind() -> None:
-    capabilities.findings()
+    capabilities.try_capabilities()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     scheduling = os.sched_getscheduler(0)
-    capabilities.findings()
+    capabilities.try_capabilities()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert os.sched_getscheduler(0) == scheduling
 
@@ -178,5 +178,5 @@ def test_without_the_right_to_make_namespaces_the_message_says_how(monkeypatch: 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(CapabilityError, match="sudo"):
         capabilities.resolve_engine("auto")
-    told = {finding.name: finding for finding in capabilities.findings()}
+    told = {finding.name: finding for finding in capabilities.try_capabilities()}
     assert "sudo" in told["network namespaces"].remedy

@@ -17,7 +17,7 @@ from typing import Any
 
 from testbed.net.capture.pcapng import INBOUND, LINKTYPE_ETHERNET, LINKTYPE_RAW, OUTBOUND, PcapngWriter
 from testbed.net.capture.ring import KEPT_BYTES, PacketRing
-from testbed.net.probe.sockets import enter
+from testbed.net.kernel.namespace import enter
 from testbed.process import Parent
 
 _LAST_BLOCK_S = 0.1  # more than the kernel takes to hand over a block that is not full

@@ -1,6 +1,7 @@
-"""Netlink messages as bytes, whatever their family: headers, attributes, errors. Pure; netlink.py and sock_diag.py send them.
+"""Netlink messages as bytes, whatever their family: headers, attributes, errors.
 
-A message is a header and a body; a body is a fixed structure and attributes, each with its length and type (RFC 3549).
+Pure; netlink.py and sock_diag.py send and receive them. A message is a header and a body; a body is a fixed structure
+and attributes, each with its length and type (RFC 3549).
 """
 
 from __future__ import annotations

@@ -24,7 +24,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def unshare(kinds: int) -> None:
     """Move the calling thread into new namespaces of these kinds. OSError where that is refused."""
-    _check(_libc.unshare(kinds))
+    if _libc.unshare(kinds) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def enter(descriptor: int, kind: int = NEW_NETWORK) -> None:
@@ -32,13 +34,9 @@ def enter(descriptor: int, kind: int = NEW_NETWORK) -> None:
 
     It stays there. Sockets opened before stay where they are.
     """
-    _check(_libc.setns(descriptor, kind))
-
-
-def _check(result: int) -> None:
-    if result != 0:
+    if _libc.setns(descriptor, kind) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, f"cannot enter a namespace of the lab: {os.strerror(number)}")
 
 
 def _open_current() -> int:
@@ -69,7 +67,10 @@ class Namespace:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Keep the calling thread inside. Sockets and devices opened meanwhile, and children started, belong to it for good."""
+        """Keep the calling thread inside.
+
+        Sockets and devices opened meanwhile, and children started, belong to it for good.
+        """
         home = _open_current()
         try:
             enter(self.fd)

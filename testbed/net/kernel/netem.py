@@ -55,10 +55,11 @@ _QUEUE = struct.Struct("=5I")  # packets held, bytes held, drops, requeues, over
 
 
 def pack_options(plan: NetemPlan, *, afresh: bool = True) -> bytes:
-    """Write TCA_OPTIONS for a plan. Every attribute is written, also the zeros: the kernel keeps what a change leaves out.
+    """Write TCA_OPTIONS for a plan, with every attribute, also the zeros: the kernel keeps what a change leaves out.
 
-    Without `afresh` the two that are left out begin anew whenever they are stated: the seed, whose draws would repeat with each
-    step of a schedule, and the slots. (The Gilbert-Elliott model cannot be left out; a change puts it into its good state.)
+    Without `afresh` the two that are left out begin anew whenever they are stated: the seed, whose draws would repeat
+    with each step of a schedule, and the slots. (The Gilbert-Elliott model cannot be left out; a change puts it into
+    its good state.)
     """
     slot = plan.slot or SlotPlan(0, 0, 0, 0)
     stated = [
@@ -86,8 +87,8 @@ def pack_options(plan: NetemPlan, *, afresh: bool = True) -> bytes:
 def unpack_options(options: bytes) -> NetemPlan:
     """Read the plan behind TCA_OPTIONS as the kernel dumps them.
 
-    ShapingError where they hold an effect that no plan asks for (correlation, corruption, marks, cells, the four-state loss
-    model, another gap, slots from a table), or are not netem options at all.
+    ShapingError where they hold an effect that no plan asks for (correlation, corruption, marks, cells, the four-state
+    loss model, another gap, slots from a table), or are not netem options at all.
     """
     if len(options) < _QOPT.size:
         raise ShapingError(
@@ -128,7 +129,10 @@ def unpack_options(options: bytes) -> NetemPlan:
 
 
 def unpack_statistics(statistics: bytes) -> LinkCounters:
-    """Read TCA_STATS2 of a qdisc on a device with Ethernet headers, which are taken off. ShapingError when there are none."""
+    """Read TCA_STATS2 of a qdisc on a device with Ethernet headers, which are taken off.
+
+    ShapingError when there are none.
+    """
     held = _attributes(statistics)
     basic, queue, packets64 = (held.get(kind, b"") for kind in (_STATS_BASIC, _STATS_QUEUE, _STATS_PACKETS64))
     if len(basic) < _BASIC.size or len(queue) < _QUEUE.size:
@@ -172,10 +176,10 @@ def _values(held: dict[int, bytes], kind: int) -> tuple[int, ...]:
 
 
 def apply_plan(netlink: Netlink, device: str, plan: NetemPlan, *, link: str) -> NetemPlan:
-    """Shape what leaves `device`, and return what the kernel then says it has, which equals `plan`. All draws begin afresh.
+    """Shape what leaves `device`, and return what the kernel then says it has, which equals `plan`.
 
-    ShapingError names the link, the plan asked for and the plan found; CapabilityError when this kernel has no sch_netem, or
-    one that is too old for the plan.
+    All draws begin afresh. ShapingError names the link, the plan asked for and the plan found; CapabilityError when
+    this kernel has no sch_netem, or one that is too old for the plan.
     """
     try:
         netlink.set_root_qdisc(device, KIND, pack_options(plan))
@@ -187,9 +191,9 @@ def apply_plan(netlink: Netlink, device: str, plan: NetemPlan, *, link: str) -> 
 def change_plan(netlink: Netlink, device: str, plan: NetemPlan, *, link: str) -> NetemPlan:
     """Shape a device otherwise from now on. What waits in it keeps its place, and leaves when it was due before.
 
-    A lower rate is therefore felt only after the backlog. The draws of losses go on where they were, unless the seed is another
-    one; a Gilbert-Elliott model begins in its good state. Errors as in `apply_plan`; ShapingError also where the device has no
-    netem.
+    A lower rate is therefore felt only after the backlog. The draws of losses go on where they were, unless the seed is
+    another one; a Gilbert-Elliott model begins in its good state. Errors as in `apply_plan`; ShapingError also where
+    the device has no netem.
     """
     # Read first: the kernel would put a new, empty netem in place of another kind.
     held = _read_plan(netlink, device, plan, link)

@@ -1,6 +1,6 @@
-"""What sch_netem is asked for. Pure: a pipe, or one step of a pipe that varies, becomes a plan in the kernel's own units.
+"""Plan what sch_netem is asked for: a pipe, or one step of a pipe that varies, in the kernel's own units.
 
-netem.py writes a plan as netlink bytes, sends it to the kernel, reads back what it holds and compares.
+Pure. netem.py writes a plan as netlink bytes, sends it to the kernel, reads back what it holds and compares.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class NetemPlan(NamedTuple):
     """Added to each packet's length before it is timed: -14 leaves the Ethernet header out."""
     latency_ns: int
     jitter_ns: int
-    """Largest deviation from the latency: uniform, no distribution table. With a rate netem keeps the packets' order."""
+    """Largest deviation from the latency: uniform, no distribution table.
+
+    With a rate netem keeps the packets' order.
+    """
     limit_packets: int
     """Packets that netem holds at most: on the delay line, waiting for the wire, and the one being sent."""
     loss_u32: int
@@ -66,7 +69,10 @@ class NetemPlan(NamedTuple):
     duplicate_u32: int
     slot: SlotPlan | None
     seed: int | None
-    """The seed of all these draws. In a plan None means that nothing is ever drawn; as read back, that this kernel knows none."""
+    """The seed of all these draws.
+
+    In a plan None means that nothing is ever drawn; as read back, that this kernel knows none.
+    """
 
     def describe(self) -> dict[str, Any]:
         """The plan for a result file."""
@@ -77,16 +83,18 @@ class NetemPlan(NamedTuple):
 def plan_netem(
     pipe: Pipe, *, mtu: int, layer: Literal["ip", "ethernet"], step: TimelineStep | None = None
 ) -> NetemPlan:
-    """Plan how sch_netem carries out `start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay`.
+    """Plan how sch_netem carries out a pipe, or one `step` of it in place of its own rate, delay, jitter and loss.
 
-    netem times packets by exactly this formula, but bounds its queue by packets, not bytes. `limit_packets` is therefore what
-    the pipe holds when every packet is as large as the MTU: in flight and in the buffer, to the nearest packet, and one being
-    sent. Smaller packets find a shorter queue in bytes than `buffer_bytes`. Where the pipe varies, the largest number in flight
-    counts at all times, or a step to a shorter delay would drop packets under way; in the other steps the difference is
-    buffer. `step` takes the place of the pipe's own rate, delay, jitter and loss.
+        start = max(now + jitter, free); free = start + bytes * 8 / rate; due = free + delay
 
-    SpecError for what netem cannot do at some time of the pipe: a rate that is not whole bytes per second, packets reordered
-    by jitter, a jitter beyond 2.1 s.
+    netem times packets by exactly this formula, but bounds its queue by packets, not bytes. `limit_packets` is
+    therefore what the pipe holds when every packet is as large as the MTU: in flight and in the buffer, to the nearest
+    packet, and one being sent. Smaller packets find a shorter queue in bytes than `buffer_bytes`. Where the pipe
+    varies, the largest number in flight counts at all times, or a step to a shorter delay would drop packets under way;
+    in the other steps the difference is buffer.
+
+    SpecError for what netem cannot do at some time of the pipe: a rate that is not whole bytes per second, packets
+    reordered by jitter, a jitter beyond 2.1 s.
     """
     extent = _extent(pipe)
     now = step or _own(pipe)
@@ -133,7 +141,10 @@ class _Extent(NamedTuple):
     in_flight_bits: int
     """The most that is ever under way: sent, late by jitter or held back by a slot, and not yet arrived."""
     draws: bool
-    """Whether anything is ever left to chance that a seed decides. (Slots are not: the kernel draws them from elsewhere.)"""
+    """Whether anything is ever left to chance that a seed decides.
+
+    (Slots are not: the kernel draws them from elsewhere.)
+    """
 
 
 @functools.lru_cache(maxsize=512)
@@ -146,7 +157,8 @@ def _extent(pipe: Pipe) -> _Extent:
     for step in steps:
         if step.rate_bps % 8:
             raise SpecError(
-                f"rate {step.rate_bps} bit/s is not a whole number of bytes per second, the kernel's unit; choose a multiple of 8"
+                f"rate {step.rate_bps} bit/s is not a whole number of bytes per second, the kernel's unit; "
+                "choose a multiple of 8"
             )
         if step.jitter_ns > _JITTER_MAX_NS:
             raise SpecError(

@@ -1,6 +1,6 @@
-"""Devices, addresses, routes, neighbours and qdiscs of one network namespace, through one netlink socket opened inside it.
+"""Configure one network namespace through a netlink socket inside it: devices, addresses, routes, neighbours, qdiscs.
 
-rtnetlink.py packs the requests and reads the answers; this sends many at once, and says what the kernel refused, and why.
+rtnetlink.py packs the requests and reads the answers; this sends many at once, and says what was refused, and why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LARGEST_ANSWER = 1 << 17
 
 
 def dump_answers(sock: socket.socket, sequence: int) -> Iterator[tuple[int, int, bytes]]:
-    """Give (type, flags, body) of every answer to one dump request, the last (DONE) included; skip answers to earlier ones."""
+    """Give (type, flags, body) of each answer to a dump request, DONE included; skip answers to earlier requests."""
     while True:
         for kind, flags, number, body in messages.split_messages(sock.recv(_LARGEST_ANSWER)):
             if number == sequence:
@@ -47,7 +47,7 @@ class _Step(NamedTuple):
 
 
 class Netlink:
-    """One namespace's network configuration; a context manager that closes its socket. LabError names the step that failed.
+    """One namespace's network configuration; a context manager. LabError names the step that failed.
 
     Inside `with netlink.batch():` steps are only noted, and sent together at its end.
     """
@@ -68,7 +68,10 @@ class Netlink:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Send the steps stated inside together, in their order: one system call for up to 64. Errors are those of each step."""
+        """Send the steps stated inside together, in their order: one system call for up to 64.
+
+        Errors are those of each step.
+        """
         assert self._waiting is None
         self._waiting = []
         try:
@@ -177,7 +180,7 @@ class Netlink:
         source: str | None,
         congestion_control: str | None = None,
     ) -> None:
-        """Route `destination` ("default" or a prefix) through a device: to the neighbour `via`, or straight out of the device.
+        """Route `destination` ("default" or a prefix) through a device: to the neighbour `via`, or straight out of it.
 
         `congestion_control`: what the TCP connections that take it use, unless their program chooses another.
         """

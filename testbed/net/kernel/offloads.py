@@ -1,7 +1,7 @@
-"""Switch a device's offloads off, so that packets on a link are real: no larger than the MTU, with their checksums in them.
+"""Switch a device's offloads off, so that packets are real: no larger than the MTU, with their checksums in them.
 
-With offloads on, one "packet" between two veth ends can be 64 KB long; delay, loss and queue limits would act on it as one.
-Speaks the ethtool ioctl itself; call inside the device's namespace.
+With offloads on, one "packet" between two veth ends can be 64 KB long; delay, loss and queue limits would act on it as
+one. Speaks the ethtool ioctl itself; call inside the device's namespace.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Route netlink as bytes: the requests that configure a namespace, and the kernel's answers. Pure; netlink.py sends them.
+"""Route netlink as bytes: the requests that configure a namespace, and the kernel's answers. Pure.
 
-Requests are packed by pyroute2's message classes, which know the kernel's layouts; its sockets are not used, because they send
-one request at a time and go into another namespace by forking. Answers are understood here, apart from what packed the requests:
-so that a fault of the packing cannot confirm itself when what was set is read back. (pyroute2 0.9.7's own netem has several.)
+Requests are packed by pyroute2's message classes, which know the kernel's layouts; its sockets are not used, because
+they send one request at a time and go into another namespace by forking. Answers are understood here, apart from what
+packed the requests: so that a fault of the packing cannot confirm itself when what was set is read back. (pyroute2
+0.9.7's own netem has several.)
 """
 
 from __future__ import annotations

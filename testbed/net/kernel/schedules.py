@@ -1,7 +1,7 @@
 """Follow the schedules of links that vary under engine netem: one thread changes each qdisc when its next step is due.
 
-profiles/timeline.py says what holds when, for a schedule and for a trace; netem.py changes it. The relay follows its own
-pipes and needs none of this.
+profiles/timeline.py says what holds when, for a schedule and for a trace; netem.py changes it. The relay follows its
+own pipes and needs none of this.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _PRIORITY = 40
 
 
 class ScheduledDevice(NamedTuple):
-    """A device that netem shapes, and the pipe whose schedule it follows. It holds the pipe's own constant numbers already."""
+    """A device that netem shapes, and the pipe whose schedule it follows.
+
+    It holds the pipe's own constant numbers already.
+    """
 
     label: str
     """The link and its direction, for messages."""
@@ -65,13 +68,13 @@ class _Track:
 
 
 class ScheduleDriver:
-    """Follows schedules until it is closed. Its thread sleeps but for the changes; a change takes less than a millisecond.
+    """Follows schedules until it is closed. Its thread sleeps but for the changes, which take less than a millisecond.
 
     A step that comes due while another is being made is made right after it.
     """
 
     def __init__(self, devices: Sequence[ScheduledDevice]) -> None:
-        """SpecError, now and not in the middle of a run, where netem cannot carry out one of the pipes at some time."""
+        """Begin to wait for orders. SpecError, already now, where netem cannot carry out a pipe at some time."""
         self._tracks = [_Track(scheduled) for scheduled in devices if scheduled.pipe.varies]
         self._orders: queue.SimpleQueue[_Play | _Hold | _Stop] = queue.SimpleQueue()
         self._start_ns = 0
@@ -94,7 +97,10 @@ class ScheduleDriver:
         self._orders.put(_Play(start_ns))
 
     def hold(self) -> None:
-        """Go back to every pipe's own constant numbers. Returns when the kernel holds them; errors as in `netem.change_plan`."""
+        """Go back to every pipe's own constant numbers.
+
+        Returns when the kernel holds them; errors as in `netem.change_plan`.
+        """
         assert self._thread.is_alive()
         done: Future[None] = Future()
         self._orders.put(_Hold(done))

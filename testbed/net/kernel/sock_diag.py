@@ -1,6 +1,7 @@
 """TCP_INFO of every connection in a namespace, whoever owns it: the kernel's list of sockets (see sock_diag(7)).
 
-Needs no privilege inside the namespace and touches no packet. One question and a few kilobytes of answer for all connections.
+Needs no privilege inside the namespace and touches no packet. One question and a few kilobytes of answer for all
+connections.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class TcpConnection(NamedTuple):
 
 
 def parse_connection(answer: bytes) -> TcpConnection | None:
-    """Read one inet_diag_msg with its attributes; None where the kernel gave no TCP_INFO (the connection ended meanwhile)."""
+    """Read one inet_diag_msg with its attributes; None without TCP_INFO: the connection has ended meanwhile."""
     source_port, remote_port, source, remote = _ANSWER.unpack_from(answer)
     held = messages.attributes(answer, _ANSWER_BYTES)
     if _TCP_INFO not in held:

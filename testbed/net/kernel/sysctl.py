@@ -1,6 +1,7 @@
 """Kernel parameters of a network namespace: written, read back, compared.
 
-`/proc/sys/net` shows the namespace of the thread that opens it, so callers stand inside: `with namespace.entered(): ...`.
+`/proc/sys/net` shows the namespace of the thread that opens it, so callers stand inside: `with namespace.entered():
+...`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def read_parameter(name: str) -> str | None:
 
 
 def set_parameter(name: str, value: str) -> str:
-    """Set a parameter and return what was read back. ShapingError when that differs, CapabilityError when it may not be set."""
+    """Set a parameter and return what was read back.
+
+    ShapingError when that differs, CapabilityError when it may not be set.
+    """
     try:
         descriptor = _open(name, os.O_RDWR)
         try:
@@ -49,8 +53,8 @@ def set_parameter(name: str, value: str) -> str:
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES, errno.EROFS):
             raise CapabilityError(
-                f"cannot set {name} = {value}: {error.strerror}; run as root, on a machine (or in a container started with "
-                "--privileged) whose /proc/sys can be written"
+                f"cannot set {name} = {value}: {error.strerror}; run as root, on a machine (or in a container started "
+                "with --privileged) whose /proc/sys can be written"
             ) from None
         if error.errno == errno.ENOENT and read_parameter(name) is None:
             raise CapabilityError(f"cannot set {name} = {value}: this kernel has no such parameter") from None
@@ -75,8 +79,9 @@ def switch_ipv6_off() -> dict[str, str]:
 def require_congestion_control(algorithm: str) -> None:
     """Check that TCP here has an algorithm, and load its module if it is one. CapabilityError where it has not.
 
-    Labs name it in their routes, which may name any algorithm that there is. A namespace's default may not: the kernel lets namespaces
-    other than the first choose from `tcp_allowed_congestion_control` only (where the default is bbr, not even cubic is there).
+    Labs name it in their routes, which may name any algorithm that there is. A namespace's default may not: the kernel
+    lets namespaces other than the first choose from `tcp_allowed_congestion_control` only (where the default is bbr,
+    not even cubic is there).
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""What this machine can do, found by trying it in a scratch namespace: never by a version, a module list or a config file.
+"""What this machine can do, found by trying it in a scratch namespace: never by version, list of modules or config.
 
 remedies.py knows what to do, by platform, about what is missing.
 """
@@ -28,6 +28,7 @@ from testbed.net.machine import remedies, rootless, timekeeping
 from testbed.net.machine.remedies import GUEST, Facts, Problem
 from testbed.net.plan import base_sysctls
 from testbed.net.relay.tun import open_tun
+from testbed.process import ROOT
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 from testbed.spec import Engine
 
@@ -157,7 +158,7 @@ def _try_user() -> str:
             capture_output=True,
             timeout=60,
             check=False,
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
         )
     except OSError as error:
         raise CapabilityError(f"user {uid} cannot run {sys.executable}: {error.strerror}") from None
@@ -169,11 +170,11 @@ def _try_user() -> str:
 
 
 def _try_rootless() -> str:
-    """In a child, as an ordinary user: enter a user namespace and make a TUN device there."""
+    """Enter a user namespace and make a TUN device there: in a child, as an ordinary user."""
     uid, gid = paths.invoking_user() or (_NOBODY, _NOBODY)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:  # moves by itself, and runs nothing that a package's folder must be readable for
-        found = b""
+        why = b""
         try:
             os.setgroups([])
             os.setresgid(gid, gid, gid)
@@ -182,9 +183,9 @@ def _try_rootless() -> str:
             rootless.enter()
             os.close(open_tun("probe0"))
         except (TestbedError, OSError) as error:
-            found = str(error).encode()
+            why = str(error).encode()
         finally:
-            os.write(writing, found)
+            os.write(writing, why)
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
@@ -215,7 +216,7 @@ class _Doctor:
     def find(
         self, name: str, attempt: Callable[[], str], problem: Problem, *, needed: bool, inside: bool = False
     ) -> Capability:
-        """`inside`: the attempt needs a namespace."""
+        """Try one thing; where it fails, `problem` finds the remedy. `inside`: the attempt needs a namespace."""
         if inside and self._blocked:
             return Capability(
                 name=name, ok=False, needed=needed, detail="not tried, for want of a namespace", remedy=""
@@ -237,15 +238,15 @@ class _Doctor:
             )
 
 
-def findings() -> tuple[Capability, ...]:
-    """Everything that a lab needs, each tried on its own. Raises nothing: what fails is a finding with a remedy."""
+def try_capabilities() -> tuple[Capability, ...]:
+    """Try everything that a lab needs, each on its own. Raises nothing: what fails comes with a remedy."""
     doctor = _Doctor()
     find = doctor.find
     namespaces = find("network namespaces", _try_namespaces, "namespaces", needed=True)
     shaper = find("netem", try_netem, "netem", needed=False, inside=True)
     tun = find("TUN device", try_tun, "tun", needed=not shaper.ok, inside=True)
-    kept = timekeeping.measure()
-    found = [
+    kept = timekeeping.measure_timekeeping()
+    tried = [
         namespaces,
         find("veth and offloads", _try_veth, "veth", needed=True, inside=True),
         shaper.model_copy(update={"needed": not tun.ok}),
@@ -258,14 +259,14 @@ def findings() -> tuple[Capability, ...]:
         find("disk", _try_disk, "disk", needed=False),
     ]
     if shaper.ok:
-        found.insert(3, find("netem's other effects", _try_effects, "old netem", needed=False, inside=True))
+        tried.insert(3, find("netem's other effects", _try_effects, "old netem", needed=False, inside=True))
     if os.geteuid() == 0 and not rootless.inside():
-        found.insert(-1, find("without root", _try_rootless, "user namespaces", needed=False))
-    return tuple(found)
+        tried.insert(-1, find("without root", _try_rootless, "user namespaces", needed=False))
+    return tuple(tried)
 
 
 def resolve_engine(asked: Literal["auto", "netem", "relay"]) -> tuple[Engine, str]:
-    """The engine to use and why: netem where it works when tried, else relay, unless one is asked for.
+    """Choose the engine, and say why: netem where it works when tried, else relay, unless one is asked for.
 
     CapabilityError, which says what to do, when the engine asked for, or either, does not work here.
     """
@@ -295,7 +296,7 @@ def _require(engine: str, attempt: Callable[[], str]) -> str:
 
 
 def _refuse_if_unprivileged() -> None:
-    """A lab may stand in a user namespace of one's own; a plain user has none."""
+    """Refuse a plain user who has no user namespace of their own for the lab to stand in."""
     try:
         Namespace("probe").close()
     except CapabilityError:

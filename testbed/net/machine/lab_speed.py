@@ -1,7 +1,8 @@
-"""How fast a lab stands and is gone again: ours, and that of other emulators where they are installed. For `testbed bench lab`.
+"""How fast a lab stands and is gone again: ours, and that of other emulators where they are installed. For `testbed
+bench lab`.
 
-Every one builds the same star: N hosts round one router, 80 Mbit/s and, where the kernel has netem, 25 ms on both ends of a
-link (ours: consumer-80mbps).
+Every one builds the same star: N hosts round one router, 80 Mbit/s and, where the kernel has netem, 25 ms on both ends
+of a link (ours: consumer-80mbps).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Speed(NamedTuple):
 
 
 def ours(nodes: int, engine: Engine, repetitions: int) -> Speed:
-    """A star of our own, without certificates; after one that is not counted."""
+    """Time stars of our own, without certificates; the first is not counted."""
     spec = LabSpec(
         topology="star",
         profiles=(profiles.load_profile("consumer-80mbps"),),
@@ -100,14 +101,14 @@ class Peer(NamedTuple):
     """Programs that it starts."""
 
     def measure(self, nodes: int, repetitions: int, *, netem: bool) -> Speed:
-        """In a process of its own, in network namespaces that it makes; what is not installed has no numbers."""
+        """Time it in a process and network namespaces of its own; an emulator that is not installed has no numbers."""
 
         def without(reason: str) -> Speed:
             return Speed(self.tool, nodes, None, None, 0, reason)
 
         if missing := [program for program in self.wants if shutil.which(program) is None]:
             return without(f"not installed: there is no {', '.join(missing)}")
-        python = next((one for one in _INTERPRETERS if shutil.which(one) and self._imports(one)), None)
+        python = next((path for path in _INTERPRETERS if shutil.which(path) and self._imports(path)), None)
         if python is None:
             return without(f"not installed: no module {self.module}")
         try:

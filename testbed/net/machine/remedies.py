@@ -1,6 +1,6 @@
-"""What to do about a thing that this machine cannot do: one command, by platform. Pure: facts in, text out; `facts` reads them.
+"""What to do about a thing that this machine cannot do: one command, by platform. Pure, but for `facts`.
 
-That something is missing is found by trying it (capabilities.py). Only what mends it differs from platform to platform.
+capabilities.py finds out what is missing, by trying it. Only what mends it differs from platform to platform.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Problem = Literal[
 ]
 
 GUEST = "python -m testbed vm --fetch -- COMMAND"
-"""The way out that works on any x86-64 machine with apt, without root."""
+"""What works on any x86-64 machine with apt, without root."""
 
 
 class Facts(NamedTuple):
@@ -48,7 +48,10 @@ class Facts(NamedTuple):
     """As Debian calls it: amd64, arm64."""
     environment: Mapping[str, str]
     own_kernel: bool
-    """Whether the kernel's own threads can be seen, which a container does not show. (An image may be booted as a machine.)"""
+    """Whether the kernel's own threads can be seen, which a container does not show.
+
+    (An image may be booted as a machine.)
+    """
     marks: frozenset[str]
     """Which of MARKS are there."""
 
@@ -59,7 +62,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def facts() -> Facts:
-    """Of this machine."""
+    """Read the facts of this machine."""
     try:
         os_release = python_platform.freedesktop_os_release()
     except OSError:
@@ -68,12 +71,12 @@ def facts() -> Facts:
         kernel = Path("/proc/version").read_text(encoding="utf8", errors="replace")
     except OSError:
         kernel = ""
-    machine = python_platform.machine()
+    processor = python_platform.machine()
     return Facts(
         os_release=os_release,
         kernel=kernel,
         release=python_platform.release(),
-        architecture=_ARCHITECTURES.get(machine, machine),
+        architecture=_ARCHITECTURES.get(processor, processor),
         environment=os.environ,
         own_kernel=_kernel_thread(),
         marks=frozenset(mark for mark in MARKS if Path(mark).exists()),
@@ -87,22 +90,25 @@ def _kernel_thread() -> bool:
         return False
 
 
-def platform(found: Facts) -> Platform:
-    """A container before the machine around it: it decides what is permitted. Then who made the kernel, then the distribution."""
-    kernel = found.kernel.lower()
-    inside = None if found.own_kernel else found.environment.get("container")
-    if inside == "podman" or ("/run/.containerenv" in found.marks and not found.own_kernel):
+def platform(machine: Facts) -> Platform:
+    """Tell the platform: a container before the machine around it, because it decides what is permitted.
+
+    Then who made the kernel, then the distribution.
+    """
+    kernel = machine.kernel.lower()
+    inside = None if machine.own_kernel else machine.environment.get("container")
+    if inside == "podman" or ("/run/.containerenv" in machine.marks and not machine.own_kernel):
         return "podman"
-    if inside == "docker" or ("/.dockerenv" in found.marks and not found.own_kernel):
+    if inside == "docker" or ("/.dockerenv" in machine.marks and not machine.own_kernel):
         return "docker desktop" if "linuxkit" in kernel or "microsoft" in kernel else "docker"
     if (
-        found.environment.get("GITHUB_ACTIONS") == "true"
-        and found.environment.get("RUNNER_ENVIRONMENT") != "self-hosted"
+        machine.environment.get("GITHUB_ACTIONS") == "true"
+        and machine.environment.get("RUNNER_ENVIRONMENT") != "self-hosted"
     ):
         return "github runner"
     if "microsoft" in kernel:  # WSL 1 has no Linux kernel and so no namespaces either; the same remedies hold
         return "wsl2"
-    family = [found.os_release.get("ID", ""), *found.os_release.get("ID_LIKE", "").split()]
+    family = [machine.os_release.get("ID", ""), *machine.os_release.get("ID_LIKE", "").split()]
     for name in family:
         if name in ("ubuntu", "debian", "fedora"):
             return name  # type: ignore[return-value]
@@ -132,7 +138,8 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
     },
     "netem": {
         "debian": "sudo modprobe sch_netem",
-        "debian cloud": "sudo apt install linux-image-{architecture} && sudo apt remove linux-image-{release} && sudo reboot",
+        "debian cloud": "sudo apt install linux-image-{architecture} && sudo apt remove linux-image-{release}"
+        " && sudo reboot",
         "ubuntu": "sudo apt install linux-modules-extra-{release} && sudo modprobe sch_netem",
         "fedora": "sudo dnf install kernel-modules-extra-{release} && sudo modprobe sch_netem",
         "github runner": "sudo apt-get install linux-modules-extra-{release} && sudo modprobe sch_netem"
@@ -171,42 +178,42 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
         "docker desktop": _PRIVILEGED,
         "podman": _PRIVILEGED,
         "debian": "run as root, or: sudo sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
-        "apparmor": "run as root, or give {python} an AppArmor profile for user namespaces: docs/virtual-machines.md has it",
+        "apparmor": "run as root, or give {python} an AppArmor profile for user namespaces:"
+        " docs/virtual-machines.md has it",
         _ELSE: "run as root, or: sudo sysctl -w user.max_user_namespaces=10000",
     },
     "tun for users": {_ELSE: "run as root, or: sudo chmod 0666 /dev/net/tun"},
     "unreadable program": {_ELSE: "sudo chmod -R a+rX {prefix} (and each folder above it, and above its Python)"},
     "late timers": {
         "wsl2": "end what else runs; leave WSL two processors or more (processors= in .wslconfig)",
-        _ELSE: "end what else runs; give a virtual machine processors of its own; a certificate will say whether it matters",
+        _ELSE: "end what else runs; give a virtual machine processors of its own;"
+        " a certificate will say whether it matters",
     },
     "other load": {_ELSE: "end what else runs: `top` names it"},
     "disk": {_ELSE: "make room, or write elsewhere: --results FOLDER"},
     "guest kernel": {_ELSE: "python -m testbed vm --fetch -- true"},
 }
-"""By platform, `else` for the rest. A row about a kernel's parts may say what holds for a kernel that loads no modules."""
+"""By platform, `else` for the rest.
+
+A row about a kernel's parts may say what holds for a kernel that loads no modules.
+"""
 
 
-def remedy(problem: Problem, found: Facts) -> str:
-    """The one command, or the one choice, that mends `problem` on the machine that `found` describes."""
+def remedy(problem: Problem, machine: Facts) -> str:
+    """Say what mends `problem` on a machine: one command, or one choice."""
     row = _TABLE[problem]
-    where: str = platform(found)
-    if _FIXED in row and "/proc/modules" not in found.marks:
+    where: str = platform(machine)
+    if _FIXED in row and "/proc/modules" not in machine.marks:
         where = _FIXED
-    elif where == "debian" and "debian cloud" in row and "-cloud-" in found.release:
+    elif where == "debian" and "debian cloud" in row and "-cloud-" in machine.release:
         where = "debian cloud"
-    elif problem == "user namespaces" and MARKS[3] in found.marks:
+    elif problem == "user namespaces" and MARKS[3] in machine.marks:
         where = "apparmor"
     text = row.get(where, row[_ELSE])
     fields = {
         "python": sys.executable,
         "prefix": sys.prefix,
-        "release": found.release,
-        "architecture": found.architecture,
+        "release": machine.release,
+        "architecture": machine.architecture,
     }
     return text.format(**fields)
-
-
-def problems() -> tuple[Problem, ...]:
-    """Every problem that has a remedy."""
-    return tuple(_TABLE)

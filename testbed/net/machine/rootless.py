@@ -1,7 +1,8 @@
-"""A lab without root: in a user namespace of one's own, where an ordinary user may make network namespaces, links and shapers.
+"""A lab without root: in a user namespace of one's own, where an ordinary user may make network namespaces, links and
+shapers.
 
-What it lacks: real-time priorities (the certificate judges what that costs), and of the kernel's settings those that belong to
-the whole machine. Everything else is the same code.
+What it lacks: real-time priorities (the certificate judges what that costs), and of the kernel's settings those that
+belong to the whole machine. Everything else is the same code.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def inside() -> bool:
 def enter() -> None:
     """Move this process into a new user and network namespace, in which it is root. It must have one thread only.
 
-    Files that it makes still belong to the user outside. CapabilityError, which says what to do, where this machine forbids it.
+    Files that it makes still belong to the user outside. CapabilityError, which says what to do, where this machine
+    forbids it.
     """
     assert threading.active_count() == 1
     uid, gid = os.geteuid(), os.getegid()

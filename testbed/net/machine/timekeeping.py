@@ -21,7 +21,7 @@ _BUSY = 0.5
 
 
 class Timekeeping(NamedTuple):
-    """Found over half a second in which this process sleeps, mostly."""
+    """What half a second showed in which this process mostly slept."""
 
     sleep_ms: float
     late_p99_ms: float
@@ -32,11 +32,11 @@ class Timekeeping(NamedTuple):
     fine_timers: bool
     """Whether the kernel's timers are finer than its tick (CONFIG_HIGH_RES_TIMERS), as its packet scheduler says."""
     processors: int
-    """That this process may use."""
+    """Those that this process may use."""
     busy: float | None
-    """Share of all processors' time that was used, or taken by the machine around a virtual one; None where it cannot be read."""
+    """Share of all processors' time that was used, or taken by the machine around a virtual one; None where unknown."""
     load: float
-    """Processes that ran or wanted to, mean over a minute."""
+    """Processes that ran or wanted to, averaged over a minute."""
 
 
 def percentile(values: Sequence[int], share: float) -> int:
@@ -44,7 +44,7 @@ def percentile(values: Sequence[int], share: float) -> int:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def measure() -> Timekeeping:
+def measure_timekeeping() -> Timekeeping:
     """Sleep 250 times 2 ms, at a real-time priority if that is granted, and see what the machine did meanwhile."""
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
@@ -89,30 +89,30 @@ def _busy(before: ProcessorTicks, after: ProcessorTicks) -> float:
 
 
 def _fine_timers() -> bool:
-    """/proc/net/psched's last number is the timers' frequency in Hz: 10^9 with high-resolution timers, else that of the tick."""
+    """Read the timers' frequency, the last number of /proc/net/psched: 10^9 Hz, or that of a coarse tick."""
     try:
         return int(Path("/proc/net/psched").read_text(encoding="ascii").split()[3], 16) == 1_000_000_000
     except (OSError, ValueError, IndexError):
         return time.clock_getres(time.CLOCK_MONOTONIC) < 1e-6
 
 
-def judge_timers(found: Timekeeping) -> str:
-    """What was found of sleeps; CapabilityError where they end too late to emulate a link."""
-    how = "at" if found.real_time else "without"
-    text = f"sleeps of {found.sleep_ms:.0f} ms end {found.late_p99_ms:.2f} ms late (p99, at worst {found.late_worst_ms:.2f})"
-    text += f" {how} real-time priority"
-    if not found.fine_timers:
+def judge_timers(kept: Timekeeping) -> str:
+    """Describe how sleeps end; CapabilityError where they end too late to emulate a link."""
+    how = "at" if kept.real_time else "without"
+    text = f"sleeps of {kept.sleep_ms:.0f} ms end {kept.late_p99_ms:.2f} ms late (p99, at worst "
+    text += f"{kept.late_worst_ms:.2f}) {how} real-time priority"
+    if not kept.fine_timers:
         raise CapabilityError(f"{text}: the kernel's timers are no finer than its tick (no CONFIG_HIGH_RES_TIMERS)")
-    if found.late_p99_ms > LATENESS_TOLERANCE_MS:
+    if kept.late_p99_ms > LATENESS_TOLERANCE_MS:
         raise CapabilityError(f"{text}: a certificate allows {LATENESS_TOLERANCE_MS:.0f} ms")
     return text
 
 
-def judge_load(found: Timekeeping) -> str:
-    """What was found of the processors; CapabilityError where others keep them busy."""
-    text = f"{found.processors} to use, load {found.load:.1f}"
-    if found.busy is not None:
-        text += f", {found.busy:.0%} of the machine busy just now"
-    if found.busy is not None and found.busy > _BUSY:
+def judge_load(kept: Timekeeping) -> str:
+    """Describe how busy the processors are; CapabilityError where others keep them busy."""
+    text = f"{kept.processors} to use, load {kept.load:.1f}"
+    if kept.busy is not None:
+        text += f", {kept.busy:.0%} of the machine busy just now"
+    if kept.busy is not None and kept.busy > _BUSY:
         raise CapabilityError(f"{text}: what is measured now will show it")
     return text

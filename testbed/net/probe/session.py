@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
+from testbed.net.kernel.namespace import enter
 from testbed.net.probe import patterns
 from testbed.net.probe.datagrams import DatagramFlow, SleepTimer, exchange, follow
 from testbed.net.probe.echo import echo_train, open_echo_socket, packet_passes, packet_refused
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
-from testbed.net.probe.sockets import enter, socket_in
+from testbed.net.probe.sockets import socket_in
 from testbed.net.probe.stream import Stream, warm
 
 PRIORITY = 40

@@ -4,23 +4,14 @@ read the kernel's stamps of arrival: how long the probe takes to wake up is no p
 
 from __future__ import annotations
 
-import ctypes
-import os
 import socket
 import struct
 from collections.abc import Sequence
 
-_CLONE_NEWNET = 0x40000000
-_libc = ctypes.CDLL(None, use_errno=True)
+from testbed.net.kernel.namespace import enter
+
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 32, 33, 35
 _TIMESPEC = struct.Struct("@qq")
-
-
-def enter(namespace_fd: int) -> None:
-    """Move this process into a namespace; it stays there. Sockets opened before stay where they are."""
-    if _libc.setns(namespace_fd, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot enter a network namespace of the lab: {os.strerror(number)}")
 
 
 def socket_in(namespace_fd: int, kind: int) -> socket.socket:

@@ -1,6 +1,8 @@
-"""The relay process: takes its ports as one JSON line, becomes real-time, says so, carries packets until its input ends.
+"""The relay process: takes its ports as one JSON line, becomes real-time, says so, carries packets until its input
+ends.
 
-Started by `testbed.net.relay.client.Relay`. Imports little, so that it starts fast and is small when locked into memory.
+Started by `testbed.net.relay.client.Relay`. Imports little, so that it starts fast and is small when locked into
+memory.
 """
 
 from __future__ import annotations

@@ -75,9 +75,11 @@ class Relay:
     """Read back from the process: scheduling class, priority, locked memory, timer slack, and every port's pipes."""
 
     def __init__(self, ports: Sequence[RelayPort]) -> None:
-        """Start it and wait until it carries packets. From the main thread only: it dies with the thread that started it.
+        """Start it and wait until it carries packets. From the main thread only: it dies with the thread that started
+        it.
 
-        LabError when it does not start, or two ports share a name or an address; SpecError for a pipe that it cannot carry out.
+        LabError when it does not start, or two ports share a name or an address; SpecError for a pipe that it cannot
+        carry out.
         """
         assert all(port.name != "process" for port in ports)  # the counters' key for the relay itself
         for what in ("name", "address"):
@@ -120,8 +122,9 @@ class Relay:
     def counters(self) -> dict[str, dict[str, Any]]:
         """Read every port's `{"up": ..., "down": ...}`: what `pipe.COUNTERS` names, in packets and bytes of IP.
 
-        Under `process`: `lateness` (packets by powers of two of us after they were to leave, see `Engine.process_counters`),
-        lateness_max_ns, undeliverable_packets, refused_packets, cpu_s. From any thread. LabError when the relay has died.
+        Under `process`: `lateness` (packets by powers of two of us after they were to leave, see
+        `Engine.process_counters`), lateness_max_ns, undeliverable_packets, refused_packets, cpu_s. From any thread.
+        LabError when the relay has died.
         """
         answer = self._ask({"do": "count"}, "read the relay's counters")
         by_port: dict[str, dict[str, Any]] = {
@@ -134,7 +137,10 @@ class Relay:
         return by_port | {"process": answer["process"]}
 
     def play(self, start_ns: int) -> None:
-        """Begin the schedules and traces of all ports at this moment of CLOCK_MONOTONIC. LabError when the relay has died."""
+        """Begin the schedules and traces of all ports at this moment of CLOCK_MONOTONIC.
+
+        LabError when the relay has died.
+        """
         self._ask({"do": "play", "start_ns": start_ns}, "play the schedules and traces")
 
     def hold(self) -> None:
@@ -144,8 +150,8 @@ class Relay:
     def change(self, port: str, direction: LinkDirection, pipe: Pipe | None) -> None:
         """Put another pipe in the place of a direction's, from its next packet on.
 
-        What is under way keeps its time; counters and the sequence of losses go on. Where the relay is playing, the new pipe's
-        schedule or trace is where it would be had it played from the start.
+        What is under way keeps its time; counters and the sequence of losses go on. Where the relay is playing, the new
+        pipe's schedule or trace is where it would be had it played from the start.
 
         LabError when there is no such port or the relay has died, SpecError for a pipe that it cannot carry out.
         """
@@ -170,7 +176,7 @@ class Relay:
 
 
 def lateness_percentile(lateness: Sequence[int], share: float) -> float | None:
-    """The lateness in microseconds that `share` of the packets do not exceed, linear within a bucket; None without packets."""
+    """The lateness in us that `share` of the packets do not exceed, linear within a bucket; None without packets."""
     rank = share * sum(lateness)
     for exponent, count in enumerate(lateness):
         if count and rank <= count:

@@ -12,7 +12,7 @@ CERTAIN = 1 << 64
 
 
 def mix(value: int) -> int:
-    """Mix the 64 bits of a number well: splitmix64's finaliser (Steele, Lea, Flood: Fast splittable generators, 2014)."""
+    """Mix 64 bits well: splitmix64's finaliser (Steele, Lea, Flood: Fast splittable generators, 2014)."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)

@@ -1,8 +1,9 @@
-"""The loop that carries packets: read from one device, through the source's up pipe and the destination's down pipe, write.
+"""The loop that carries packets: read from one device, through the source's up pipe and the destination's down pipe,
+write.
 
-A packet enters the down pipe at the instant that it was due out of the up pipe, not when the loop came to it, so lateness
-does not add up over the two. The loop therefore need not wake in between: it moves packets from pipe to pipe when it is
-awake anyway, and at the latest when one could be due at its destination.
+A packet enters the down pipe at the instant that it was due out of the up pipe, not when the loop came to it, so
+lateness does not add up over the two. The loop therefore need not wake in between: it moves packets from pipe to pipe
+when it is awake anyway, and at the latest when one could be due at its destination.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class EnginePort:
     def __init__(self, name: str, address: str, fd: int, up: RelayPipe, down: RelayPipe) -> None:
         self.name, self.address, self.fd, self.up, self.down = name, address, fd, up, down
         self.queue_up = self.queue_down = 0
-        """Where packets wait that this port's up pipe let go last, and those of its down pipe. Numbered by the engine."""
+        """Where packets wait that this port's up pipe let go last, and those of its down pipe.
+
+        Numbered by the engine.
+        """
 
 
 class Engine:
@@ -59,8 +63,8 @@ class Engine:
     def process_counters(self) -> dict[str, Any]:
         """Count what the loop itself did.
 
-        `lateness` counts delivered packets: its element k those that left less than 2**k us, and no less than half that,
-        after they were to leave (element 0: less than 1 us). See queues.py for when that is.
+        `lateness` counts delivered packets: its element k those that left less than 2**k us, and no less than half
+        that, after they were to leave (element 0: less than 1 us). See queues.py for when that is.
         """
         return {
             "lateness": self._lateness[:],

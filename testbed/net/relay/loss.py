@@ -1,4 +1,4 @@
-"""Loss models: is packet number n lost? Asked once for every packet that is offered, in order, whatever else happens to it."""
+"""Loss models: is packet number n lost? They are asked once about every packet that is offered, in order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class BernoulliLoss:
 
 
 class GilbertElliottLoss:
-    """A good and a bad state. A packet is drawn in the present state, then the state may change, as in the kernel's netem."""
+    """A good and a bad state.
+
+    A packet is drawn in the present state, then the state may change, as in the kernel's netem.
+    """
 
     __slots__ = ("_emission", "_thresholds", "_transition", "bad")
 
@@ -56,7 +59,7 @@ class GilbertElliottLoss:
 def loss_model(
     asked: dict[str, Any] | None, seed: int, stream: int, before: LossModel | None = None
 ) -> LossModel | None:
-    """Make the model of a record (`testbed.profiles.Loss` as a table), with the state of the one that it replaces, `before`."""
+    """Make the model of a `testbed.profiles.Loss` (as a table), with the state of `before`, which it replaces."""
     if asked is None:
         return None
     numbers = {name: value for name, value in asked.items() if name != "model"}

@@ -1,13 +1,13 @@
-"""One direction of a link as arithmetic: when does a packet leave, or is it dropped? Whole nanoseconds; knows no sockets.
+"""One direction of a link as arithmetic: when does a packet leave, or is it dropped? In whole nanoseconds, no sockets.
 
     start = max(now + jitter, free)     the wire is free, or becomes so
     dropped if it had to wait for more than the buffer holds (drop-tail)
     dropped if the loss model says so   after the buffer: a packet that the queue refused is not counted as lost as well
-    free = start + bytes * 8 / rate     a lost packet takes no time on the wire; with a trace: the opportunity that completes it
+    free = start + bytes * 8 / rate     no time for a lost packet; with a trace: the last opportunity it takes
     due = free + delay
 
-Three classes with one interface, `offer`: Unshaped only counts; Plain has a constant rate, a delay, a buffer and a loss model,
-and is fast; Shaper (shaper.py) has everything.
+Three classes with one interface, `offer`: Unshaped only counts; Plain has a constant rate, a delay, a buffer and a loss
+model, and is fast; Shaper (shaper.py) has everything.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Plain(RelayPipe):
     )
 
     def __init__(self, pipe: Mapping[str, Any], overhead_bytes: int, stream: int) -> None:
-        """`pipe` as `testbed.net.relay.client.pipe_table` makes it. `overhead_bytes` are counted on top of every packet."""
+        """`pipe` as `testbed.net.relay.client.pipe_table` makes it.
+
+        `overhead_bytes` are counted on top of every packet.
+        """
         super().__init__()
         self._pipe, self._overhead_bytes = pipe, overhead_bytes
         self._rate_bps: int = pipe["rate_bps"]

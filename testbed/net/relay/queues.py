@@ -1,8 +1,9 @@
 """Packets that wait until they are due, in one ordered queue per direction, and when to wake for them.
 
-Waking costs tens of microseconds in a guest of a hypervisor, as much as several packets. In the middle of a burst a packet may
-therefore leave up to HOLD_NS after it was due, together with those behind it. A packet that is alone, and the first and the
-last of a burst, never wait: round trips, the time that a burst takes and the time at which a message is complete are as asked.
+Waking costs tens of microseconds in a guest of a hypervisor, as much as several packets. In the middle of a burst a
+packet may therefore leave up to HOLD_NS after it was due, together with those behind it. A packet that is alone, and
+the first and the last of a burst, never wait: round trips, the time that a burst takes and the time at which a message
+is complete are as asked.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ _USUAL_BYTES = 1500
 class Shaper(RelayPipe):
     """Everything that a pipe can have, and a change of it while packets are under way.
 
-    What was admitted keeps its time. Where the delay shrinks, packets still leave in order and no faster than the rate: behind
-    the last one that is under way, as in netem.
+    What was admitted keeps its time. Where the delay shrinks, packets still leave in order and no faster than the rate:
+    behind the last one that is under way, as in netem.
     """
 
     __slots__ = (
@@ -58,8 +58,8 @@ class Shaper(RelayPipe):
         before: RelayPipe | None = None,
         now_ns: int = 0,
     ) -> None:
-        """`pipe`, `overhead_bytes` and `stream` as in Plain. `trace`: the content of the one that the pipe names. `before`: the pipe
-        that it replaces at `now_ns`.
+        """`pipe`, `overhead_bytes` and `stream` as in Plain. `trace`: the content of the one that the pipe names.
+        `before`: the pipe that it replaces at `now_ns`.
         """
         super().__init__(before)
         self._pipe, self._overhead_bytes, self._seeds, self._opportunities = (
@@ -179,7 +179,10 @@ class Shaper(RelayPipe):
         return (due,)
 
     def _through(self, arrival_ns: int, counted: int) -> int:
-        """Send a packet through the wire, until `_free_ns`. Returns the least time to the packet before it at the far end."""
+        """Send a packet through the wire, until `_free_ns`.
+
+        Returns the least time to the packet before it at the far end.
+        """
         start = max(arrival_ns, self._free_ns)
         if self._trace is not None:
             if (through := self._trace.through(start, counted)) is not None:

@@ -19,11 +19,12 @@ emulated must be the only one that drops."""
 
 
 def open_tun(name: str) -> int:
-    """Make the TUN device `name`, still down, in the calling thread's network namespace; the result is its file descriptor.
+    """Make the TUN device `name`, still down, in the calling thread's network namespace; the result is its file
+    descriptor.
 
-    Non-blocking, no packet-information header, one IP packet per read and per write. Whoever switches it on gives it a queue of
-    QUEUE_PACKETS, by netlink: the ioctl for that is refused in a user namespace. The device ends when its last descriptor is
-    closed. CapabilityError where this machine or user cannot; LabError for other failures.
+    Non-blocking, no packet-information header, one IP packet per read and per write. Whoever switches it on gives it a
+    queue of QUEUE_PACKETS, by netlink: the ioctl for that is refused in a user namespace. The device ends when its last
+    descriptor is closed. CapabilityError where this machine or user cannot; LabError for other failures.
     """
     if not 0 < len(name.encode()) <= _NAME_BYTES:
         raise LabError(f"cannot make the TUN device {name!r}: a device name has 1 to {_NAME_BYTES} bytes")

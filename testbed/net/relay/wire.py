@@ -29,8 +29,8 @@ class Opportunities(NamedTuple):
 class RunningTrace:
     """A trace from the moment at which it began.
 
-    An opportunity that nobody waits for is lost. Several packets may share one, and a packet that does not fit into one is
-    through when the last that it needs has come.
+    An opportunity that nobody waits for is lost. Several packets may share one, and a packet that does not fit into one
+    is through when the last that it needs has come.
     """
 
     __slots__ = ("_left", "_length_ms", "_ms_ns", "_place", "_round", "_start_ns", "_times", "end_ns")
