@@ -1,4 +1,6 @@
-"""Every error that testbed raises on purpose, in one tree. An error says what was attempted, what was found, what to do.
+"""Every error that testbed raises on purpose, in one tree.
+
+A message says what was attempted, what is wrong, what to do.
 
 TestbedError                exit status 1: ours
 +-- UserError               exit status 2: the user can mend it

@@ -1,4 +1,4 @@
-"""Frozen records: their base, their one text, and how a file that does not fit one is explained to the person who wrote it."""
+"""Frozen records: their base, their canonical text, and the message about a file that does not fit one."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ class Frozen(BaseModel):
 
 
 def canonical_json(record: BaseModel) -> str:
-    """The one text of a record: sorted keys, no spaces."""
+    """Return the canonical text of a record: sorted keys, no spaces."""
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
 def _known_fields(model: type[BaseModel], place: Place) -> list[str]:
-    """The field names at a place inside a nested record."""
+    """Return the field names at a place inside a nested record."""
     for part in place:
         field = model.model_fields.get(str(part))
         annotation = field.annotation if field else None
         inner = [
-            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)
+            part
+            for part in (annotation, *get_args(annotation))
+            if isinstance(part, type) and issubclass(part, BaseModel)
         ]
         if not inner:
             return []
@@ -44,14 +46,14 @@ def _known_fields(model: type[BaseModel], place: Place) -> list[str]:
 
 
 def dotted(place: Place) -> str:
-    """Where in a nested record: ("changes", 0, "at") -> 'changes[0].at'."""
+    """Write a place inside a nested record: ("changes", 0, "at") -> 'changes[0].at'."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def explain(
     error: ValidationError, model: type[BaseModel], where: str, name: Callable[[Place], str] = dotted
 ) -> SpecError:
-    """A pydantic error as one message that names the file, the key, what was found, and the nearest known key.
+    """Turn a pydantic error into one message that names the file, the key, the value, and the nearest known key.
 
     `name` says how the file calls a place of the record.
     """
@@ -67,14 +69,14 @@ def _fault(item: ErrorDetails, model: type[BaseModel], name: Callable[[Place], s
             near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
             hint = f" (did you mean {name((*place[:-1], near[0]))!r}?)" if near else ""
             return f"there is no key {key!r}{hint}; known here: {', '.join(known)}"
-        case "missing" | "value_error":  # a message of our own says what was found
+        case "missing" | "value_error":  # our own messages name the value
             return f"{key}: {says}" if key else says
         case _:
             return f"{key or 'file'}: {says}, found {item['input']!r}"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file. SpecError when it cannot be read."""
+    """Read the tables of a TOML file. SpecError when it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf8"))
     except OSError as error:
@@ -84,5 +86,5 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def toml_text(text: str) -> str:
-    """A TOML basic string: JSON's escapes, and the one control character that JSON lets through."""
+    """Write a TOML basic string: JSON's escapes, and the one control character that JSON does not escape."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,7 +1,9 @@
-"""For notebooks: run a cell, and read results, as pandas frames. `import testbed` offers these functions and imports them late.
+"""Run a cell and read results as pandas frames, for notebooks.
 
-A cell is run by the command line in a process of its own: a lab needs privileges or a user namespace, which the process of a
-notebook could not put down again, and Ctrl-C must mean the same as in a terminal.
+`import testbed` offers these functions and imports them late.
+
+A cell is run by the command line in a process of its own: a lab needs privileges or a user namespace, which the process
+of a notebook could not put down again, and Ctrl-C must mean the same as in a terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from testbed.process import start_program
 from testbed.results import Run
 
 _SUMS = (
-    "sent_frames", "sent_raw_bytes", "sent_payload_bytes", "sent_frame_bytes", "sent_wire_bytes", "retransmits", "overruns",
+    "sent_frames", "sent_raw_bytes", "sent_payload_bytes", "sent_frame_bytes", "sent_wire_bytes", "retransmits",
+    "overruns",
 )  # fmt: skip
 _MEANS = ("forward_s", "backward_s", "update_s", "encode_s", "decode_s", "wire_s", "wait_s", "synchronise_s")
 _KEY = ["cell_id", "run", "phase", "step"]
@@ -41,13 +44,13 @@ def run_cell(
 ) -> Any:
     """Run one cell, as `python -m testbed run` does, and return its steps: a pandas.DataFrame, see `steps`.
 
-    `codec`: a text, as `--codec` takes it. `profile`: of all links, or `cable+lte+cable`, one a link. All other fields are those
-    of the experiment `like`, or its short form, except those in `fields`: {"training.steps": 20, "pipeline.stages": 2}. Results
-    go to `folder`/run. `.attrs` of the frame holds `folder` (of the run) and `summary` (a dict, see records.Summary). Unless
-    `quiet`, what the command prints is printed.
+    `codec`: a text, as `--codec` takes it. `profile`: one for all links, or `cable+lte+cable`, one per link. All other
+    fields are those of the experiment `like`, or its short form, except those in `fields`: {"training.steps": 20,
+    "pipeline.stages": 2}. Results go to `folder`/run. `.attrs` of the frame holds `folder` (of the run) and `summary`
+    (a dict, see records.Summary). Unless `quiet`, what the command prints is printed.
 
-    UserError or TestbedError, with what the command printed, when the run does not end well. Ctrl-C (the notebook's stop button)
-    once ends the run after its step, twice at once.
+    UserError or TestbedError, with what the command printed, when the run does not end well. Ctrl-C (the notebook's
+    stop button) once ends the run after its step, twice at once.
     """
     home = Path(folder)
     words = ["run", "--codec", codec, "--profile", profile, "--like", like, "--engine", engine, "--results", str(home)]
@@ -66,7 +69,7 @@ def run_cell(
 
 
 def load(folder: str | Path = "results/default") -> Any:
-    """The runs of an experiment's last sweep, a row each, as a pandas.DataFrame: the cell's fields, what came out, the machine.
+    """Return the runs of an experiment's last sweep as a pandas.DataFrame: the cell's fields, the results, the machine.
 
     Columns are described in testbed/export/README.md.
     """
@@ -74,10 +77,10 @@ def load(folder: str | Path = "results/default") -> Any:
 
 
 def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> Any:
-    """The steps of a run's folder, or of all runs of an experiment's last sweep, as a pandas.DataFrame.
+    """Return the steps of a run, or of all runs of an experiment's last sweep, as a pandas.DataFrame.
 
-    A row is a step or an evaluation of the whole pipeline: bytes are sums over the stages, times of activities means over them.
-    `by_stage`: a row a stage. Columns are described in testbed/export/README.md.
+    A row is a step or an evaluation of the whole pipeline: bytes are sums over the stages, times of activities means
+    over them. `by_stage`: one row per stage. Columns are described in testbed/export/README.md.
     """
     frame = table_files.pandas_frame("steps", _runs(Path(folder)))
     if by_stage:

@@ -11,31 +11,31 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def _shipped(name: str) -> Path:
-    """In a checkout the top-level folder, in an installed package the copy inside it."""
+    """Return the top-level folder in a checkout, or the copy inside an installed package."""
     checkout = _PACKAGE.parent / name
     return checkout if (_PACKAGE.parent / "pyproject.toml").is_file() else _PACKAGE / "_shipped" / name
 
 
 def _folders(name: str) -> list[Path]:
-    found: list[Path] = []
+    folders: list[Path] = []
     for folder in (Path.cwd() / name, _shipped(name)):
-        if folder.is_dir() and folder.resolve() not in (f.resolve() for f in found):
-            found.append(folder)
-    return found
+        if folder.is_dir() and folder.resolve() not in (f.resolve() for f in folders):
+            folders.append(folder)
+    return folders
 
 
 def profile_folders() -> list[Path]:
-    """Folders searched for profiles, first wins."""
+    """Return the folders searched for profiles; the first one wins."""
     return _folders("netem_profiles")
 
 
 def experiment_folders() -> list[Path]:
-    """Folders searched for experiments, first wins."""
+    """Return the folders searched for experiments; the first one wins."""
     return _folders("experiments")
 
 
 def invoking_user() -> tuple[int, int] | None:
-    """(uid, gid) of the person behind sudo, or None: results belong to them and stage hosts run as them."""
+    """Return (uid, gid) of the person behind sudo, or None. Results belong to them, and stage hosts run as them."""
     if os.geteuid() != 0 or not os.environ.get("SUDO_UID", "").isdigit():
         return None
     uid, gid = int(os.environ["SUDO_UID"]), int(os.environ.get("SUDO_GID", "0"))
@@ -43,13 +43,16 @@ def invoking_user() -> tuple[int, int] | None:
 
 
 def as_invoking_user() -> dict[str, Any]:
-    """Arguments for subprocess that start a program as the person behind sudo; none where there is nobody."""
+    """Return arguments for subprocess that start a program as the person behind sudo; none where there is nobody."""
     user = invoking_user()
     return {} if user is None else {"user": user[0], "group": user[1], "extra_groups": []}
 
 
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME`, or `~/.cache` of the invoking user, whose processes may still have root's HOME. Not created here."""
+    """Return `$XDG_CACHE_HOME`, or `~/.cache` of the invoking user, whose processes may still have root's HOME.
+
+    The folder is not created here.
+    """
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base)
     uid = os.environ.get("SUDO_UID", "")
@@ -58,7 +61,7 @@ def user_cache() -> Path:
 
 
 def cache_folder() -> Path:
-    """Ours in `user_cache`. Not created here."""
+    """Return testbed's folder in `user_cache`. It is not created here."""
     return user_cache() / "testbed"
 
 

@@ -1,9 +1,9 @@
-"""Numbers with units, as files write them, to integers of the base unit, as code holds them, and back.
+"""Convert numbers with units, as files write them, to integers of the base unit, as code holds them, and back.
 
-Files: `80Mbit`, `25ms`, `256kB`, `64KiB`, `0.1%`, `8.1TFLOP/s`, `320GB/s`. Code: bits per second, nanoseconds, bytes, a fraction
-0..1, floating point operations per second, bytes per second.
-`parse_` reads what a file says, `write_` is its exact inverse, and `format_` is for people: four digits and a space.
-A bare number is refused: tc and its libraries read bare numbers in four different units.
+Files: `80Mbit`, `25ms`, `256kB`, `64KiB`, `0.1%`, `8.1TFLOP/s`, `320GB/s`. Code: bits per second, nanoseconds, bytes, a
+fraction 0..1, floating point operations per second, bytes per second. `parse_` reads what a file says, `write_` is its
+exact inverse, and `format_` is for people: four digits and a space. A bare number is refused: tc and its libraries read
+bare numbers in four different units.
 """
 
 from __future__ import annotations
@@ -37,32 +37,35 @@ def _parse(text: object, units: dict[str, int], what: str, example: str, *, fold
 
 
 def parse_rate(text: object) -> int:
-    """`80Mbit`, `1.5Mbit/s`, `9600bit` -> bits per second. Decimal prefixes; case does not matter. SpecError otherwise."""
+    """Read `80Mbit`, `1.5Mbit/s`, `9600bit` as bits per second.
+
+    Decimal prefixes; case does not matter. SpecError otherwise.
+    """
     return _parse(text, _RATE, "rate", "80Mbit", fold=True)
 
 
 def parse_time(text: object) -> int:
-    """`25ms`, `0.5us`, `2s` -> nanoseconds. SpecError otherwise."""
+    """Read `25ms`, `0.5us`, `2s` as nanoseconds. SpecError otherwise."""
     return _parse(text, _TIME, "time", "25ms", fold=False)
 
 
 def parse_size(text: object) -> int:
-    """`256kB`, `64KiB`, `1500B` -> bytes. Case matters: `kb` could mean bits. SpecError otherwise."""
+    """Read `256kB`, `64KiB`, `1500B` as bytes. Case matters: `kb` could mean bits. SpecError otherwise."""
     return _parse(text, _SIZE, "size", "256kB", fold=False)
 
 
 def parse_flops(text: object) -> int:
-    """`8.1TFLOP/s` -> floating point operations per second. SpecError otherwise."""
+    """Read `8.1TFLOP/s` as floating point operations per second. SpecError otherwise."""
     return _parse(text, _FLOPS, "speed", "8.1TFLOP/s", fold=False)
 
 
 def parse_bandwidth(text: object) -> int:
-    """`320GB/s` -> bytes per second. SpecError otherwise."""
+    """Read `320GB/s` as bytes per second. SpecError otherwise."""
     return _parse(text, _BANDWIDTH, "bandwidth", "320GB/s", fold=False)
 
 
 def parse_fraction(text: object) -> float:
-    """`0.1%` -> 0.001. SpecError for anything that is not a percentage between 0 % and 100 %."""
+    """Read `0.1%` as 0.001. SpecError for anything that is not a percentage between 0 % and 100 %."""
     if not isinstance(text, str) or not (match := _NUMBER.fullmatch(text)) or match[2] != "%":
         raise SpecError(f"share {text!r} is not a percentage; write for example '0.1%'")
     if (value := Decimal(match[1])) > 100:
@@ -71,7 +74,10 @@ def parse_fraction(text: object) -> float:
 
 
 def _exact(value: int, units: dict[str, int]) -> str:
-    """In the largest unit that the value reaches, with as many digits as it needs. The units are powers of ten, so they end."""
+    """Write a value in the largest unit that it reaches, with as many digits as it needs.
+
+    The units are powers of ten, so they end.
+    """
     unit = max((u for u in units if units[u] <= value), key=units.__getitem__, default=next(iter(units)))
     return f"{(Decimal(value) / units[unit]).normalize():f}{unit}"
 
@@ -80,32 +86,32 @@ _WRITTEN_SIZE = {unit: size for unit, size in _SIZE.items() if not unit.endswith
 
 
 def write_rate(bps: int) -> str:
-    """18_880_000 -> '18.88Mbit'. What `parse_rate` reads back, to the bit."""
+    """Write 18_880_000 -> '18.88Mbit'; `parse_rate` reads it back exactly, to the bit."""
     return _exact(bps, _RATE)
 
 
 def write_time(ns: int) -> str:
-    """500 -> '500ns', 12_500_000 -> '12.5ms'. What `parse_time` reads back, to the nanosecond."""
+    """Write 500 -> '500ns', 12_500_000 -> '12.5ms'; `parse_time` reads it back exactly, to the nanosecond."""
     return _exact(ns, _TIME)
 
 
 def write_size(count: int) -> str:
-    """256_000 -> '256kB'. What `parse_size` reads back, to the byte."""
+    """Write 256_000 -> '256kB'; `parse_size` reads it back exactly, to the byte."""
     return _exact(count, _WRITTEN_SIZE)
 
 
 def write_flops(per_second: int) -> str:
-    """8_100_000_000_000 -> '8.1TFLOP/s'. What `parse_flops` reads back."""
+    """Write 8_100_000_000_000 -> '8.1TFLOP/s'; `parse_flops` reads it back."""
     return _exact(per_second, _FLOPS)
 
 
 def write_bandwidth(per_second: int) -> str:
-    """320_000_000_000 -> '320GB/s'. What `parse_bandwidth` reads back."""
+    """Write 320_000_000_000 -> '320GB/s'; `parse_bandwidth` reads it back."""
     return _exact(per_second, _BANDWIDTH)
 
 
 def write_fraction(share: float) -> str:
-    """0.001 -> '0.1%'. What `parse_fraction` reads back, to the last bit of the float."""
+    """Write 0.001 -> '0.1%'; `parse_fraction` reads it back exactly, to the last bit of the float."""
     return f"{(Decimal(repr(float(share))) * 100).normalize():f}%"
 
 
@@ -117,20 +123,20 @@ def _format(value: float, steps: tuple[tuple[float, str], ...]) -> str:
 
 
 def format_rate(bps: float) -> str:
-    """80_000_000 -> '80 Mbit/s'."""
+    """Write 80_000_000 -> '80 Mbit/s' for people."""
     return _format(bps, ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1, "bit/s")))
 
 
 def format_time(ns: float) -> str:
-    """25_000_000 -> '25 ms'."""
+    """Write 25_000_000 -> '25 ms' for people."""
     return _format(ns, ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")))
 
 
 def format_size(count: float) -> str:
-    """262144 -> '262.1 kB' (decimal)."""
+    """Write 262144 -> '262.1 kB' (decimal) for people."""
     return _format(count, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))
 
 
 def format_flops(per_second: float) -> str:
-    """8_100_000_000_000 -> '8.1 TFLOP/s'."""
+    """Write 8_100_000_000_000 -> '8.1 TFLOP/s' for people."""
     return _format(per_second, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1, "FLOP/s")))

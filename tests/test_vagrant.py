@@ -75,7 +75,7 @@ def test_the_check_passes_where_netem_works() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(vm.find() is None, reason="needs the guest kernel: testbed vm --fetch")
+@pytest.mark.skipif(vm.find_kernel() is None, reason="needs the guest kernel: testbed vm --fetch")
 def test_the_check_passes_in_the_guest_kernel() -> None:
     done = _run(sys.executable, "-m", "testbed", "vm", "--time-limit", "60", "--", CHECK)
     assert done.returncode == 0, done.stderr

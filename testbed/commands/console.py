@@ -30,20 +30,23 @@ RepeatsFlag = Annotated[int | None, typer.Option(help="Good runs that each cell 
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Only the last column gives way on a narrow terminal."""
-    found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    """Make a table of which only the last column gives way on a narrow terminal."""
+    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
-        found.add_column(column, justify="right" if column in right else "left", no_wrap=column != columns[-1])
-    return found
+        drawn.add_column(column, justify="right" if column in right else "left", no_wrap=column != columns[-1])
+    return drawn
 
 
 def typed(*arguments: str) -> list[str]:
-    """A command of this program as words for a shell."""
+    """Return a command of this program as words for a shell."""
     return ["python", "-m", "testbed", *arguments]
 
 
-def resolve(engine: str) -> tuple[Engine, str]:
-    """The engine to use and why. An ordinary user is in a user namespace from here on, where the machine allows it."""
+def resolve_engine(engine: str) -> tuple[Engine, str]:
+    """Choose the engine and say why.
+
+    From here on an ordinary user is in a user namespace where the machine allows it.
+    """
     from testbed.errors import UnknownNameError
     from testbed.net.machine import capabilities, rootless
 

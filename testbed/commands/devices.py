@@ -29,15 +29,15 @@ def list_devices(
     else:
         columns = ("device", "memory", "fp32", "bf16 or fp16", "of it reached", "recorded", "what it is")
         listing = table(*columns, right=columns[1:6])
-        for found in map(devices.load_device, sorted(devices.device_files())):
-            speeds = (found.fp32, found.half)
+        for device in map(devices.load_device, sorted(devices.device_files())):
+            speeds = (device.fp32, device.half)
             listing.add_row(
-                found.name,
-                units.format_size(found.memory_bytes) if found.memory_bytes else "-",
+                device.name,
+                units.format_size(device.memory_bytes) if device.memory_bytes else "-",
                 *(units.format_flops(speed.peak_flops) if speed else "-" for speed in speeds),
                 ", ".join(f"{speed.utilisation:.0%}" for speed in speeds if speed) or "-",
-                str(len(found.recorded)),
-                found.summary,
+                str(len(device.recorded)),
+                device.summary,
             )
         out.print(listing)
         out.print("python -m testbed devices NAME shows one in full, with sources.", highlight=False)
@@ -61,11 +61,12 @@ def record(
         raise UnknownNameError("precision", precision, _PRECISIONS)
     wanted: Precision = "bf16" if precision == "bf16" else "fp32"
     if host:
-        found = this_machine.host(wanted, again=True)
-        speed = found.speed(wanted)
+        reached = this_machine.host(wanted, again=True)
+        speed = reached.speed(wanted)
         assert speed is not None
         out.print(
-            f"{found.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread", highlight=False
+            f"{reached.summary}: {units.format_flops(speed.effective_flops)} in {wanted} with one thread",
+            highlight=False,
         )
         out.print(f"kept in {this_machine.host_file()}", highlight=False, soft_wrap=True)
         return
@@ -78,7 +79,8 @@ def record(
     )
     one = measured.recorded
     out.print(
-        f"{measured.machine}: {one.model} in {one.precision}, {one.sequences} x {one.sequence_length} tokens, {one.software}",
+        f"{measured.machine}: {one.model} in {one.precision}, {one.sequences} x {one.sequence_length} tokens, "
+        f"{one.software}",
         highlight=False,
     )
     listing = table("part", "forward", "backward", "update", "", right=("forward", "backward", "update"))

@@ -1,4 +1,6 @@
-"""What a sweep is going to do, for people: its cells, their predicted time, what is tuned; and the progress of its runs."""
+"""What a sweep is going to do, for people: its cells, their predicted time, what is tuned; and the progress of its
+runs.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +25,21 @@ def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
     def make(cells: Sequence[Cell]) -> SweepProgress:
         estimates = {cell.id: estimator.estimate(cell) for cell in cells}
         return SweepProgress(
-            out, cells, {cell_id: found.seconds for cell_id, found in estimates.items() if found is not None}
+            out, cells, {cell_id: estimate.seconds for cell_id, estimate in estimates.items() if estimate is not None}
         )
 
     return make
 
 
-def show(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
-    """The table of `testbed plan`, and what must be known before the sweep is started."""
+def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
+    """Print the table of `testbed plan`, and what must be known before the sweep is started."""
     estimator = Estimator(folder, cache(devices.host))
     rows = table("cell", "stages", "schedule", "micro-batches", "steps", "runs", "a run takes", "known from")
     cells, repeats = agenda.cells, agenda.experiment.repeats
     tuning = conduct.untried(agenda, folder, again=again)
     runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
     left = Counter(cell.id for cell in (*tuning, *runs))
-    recordings = {cell.id: cell for cell in runs if cell.id not in {one.id for one in cells}}
+    recordings = {cell.id: cell for cell in runs if cell.id not in {other.id for other in cells}}
     seconds = 0.0
     for kind, group in (("tuning ", agenda.to_tune), ("recording ", tuple(recordings.values())), ("", cells)):
         for cell in group:
@@ -57,8 +59,8 @@ def show(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
                 estimate.source,
             )
     out.print(rows)
-    _show_trials(agenda)
-    _show_paced(cells)
+    _print_trials(agenda)
+    _print_paced(cells)
     made = sum(left[cell.id] == 0 for cell in cells)
     order = f", {agenda.experiment.order}" if repeats > 1 else ""
     out.print(
@@ -69,38 +71,39 @@ def show(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     )
 
 
-def _show_trials(agenda: conduct.Agenda) -> None:
+def _print_trials(agenda: conduct.Agenda) -> None:
     asked = agenda.experiment.tune
     if asked is None:
         return None
     if agenda.tuning is not None:
-        return show_tuning(agenda.tuning)
+        return print_tuning(agenda.tuning)
     arms = len({repr(trial.arm) for trial in agenda.trials})
     total = arms * len(asked.values) * len(asked.seeds)
     text = (
-        f"tuning: {asked.field} for each {', '.join(asked.arm)}: {arms} arms x {len(asked.values)} values x {len(asked.seeds)} "
-        f"seeds = {total} runs of {asked.steps} steps, {total * asked.steps} in all; the cells get what is chosen after tuning"
+        f"tuning: {asked.field} for each {', '.join(asked.arm)}: {arms} arms x {len(asked.values)} values x "
+        f"{len(asked.seeds)} seeds = {total} runs of {asked.steps} steps, {total * asked.steps} in all; the cells get "
+        "what is chosen after tuning"
     )
     return out.print(text, highlight=False, soft_wrap=True)
 
 
-def show_tuning(record: TuningRecord) -> None:
-    """What was chosen for each arm, and among what; which arms are not run."""
+def print_tuning(record: TuningRecord) -> None:
+    """Print what was chosen for each arm, and among what; which arms are not run."""
     for arm in record.arms:
         name = ", ".join(str(value) for value in arm.arm.values())
-        tried = ", ".join(
-            f"{one.value}: {'out' if one.mean_loss is None else f'{one.mean_loss:.3f}'}" for one in arm.tried
+        losses = ", ".join(
+            f"{tried.value}: {'out' if tried.mean_loss is None else f'{tried.mean_loss:.3f}'}" for tried in arm.tried
         )
         end = len(arm.tried) > 1 and arm.chosen in (arm.tried[0].value, arm.tried[-1].value)
         more = "; this is the end of the list, so the best may lie beyond it" if end else ""
         value = (
             f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
         )
-        out.print(f"tuned: {name}: {value} (mean loss {tried}){more}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"tuned: {name}: {value} (mean loss {losses}){more}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_paced(cells: Sequence[Cell]) -> None:
-    """What this machine means for cells whose compute is paced."""
+def _print_paced(cells: Sequence[Cell]) -> None:
+    """Print what this machine means for cells whose compute is paced."""
     lines: dict[str, int] = {}
     for cell in cells:
         if isinstance(cell.compute, Paced):

@@ -15,7 +15,7 @@ from testbed.profiles.link_profile import LinkProfile
 from testbed.profiles.profiles_page import profile_line
 
 _WIDE = 110
-"""Columns from which on a line also tells the loss, what varies and the transport."""
+"""The width of a terminal from which on a line also shows the loss, what varies and the transport."""
 
 _WORDS = ("profile", "varies", "TCP")
 
@@ -37,15 +37,15 @@ def list_profiles(
         raise UserError("--set changes one profile; name it: python -m testbed profiles NAME --set up.rate=40Mbit")
     else:
         out.print(
-            profile_table([profiles.load_profile(found) for found in sorted(profiles.profile_files())], out.width)
+            profile_table([profiles.load_profile(known) for known in sorted(profiles.profile_files())], out.width)
         )
         out.print("python -m testbed profiles NAME shows one in full.", highlight=False)
 
 
-def profile_table(found: list[LinkProfile], width: int) -> Table:
-    """One line each, whatever the width of the terminal: a narrow one gets fewer columns, and the last is cut."""
+def profile_table(listed: list[LinkProfile], width: int) -> Table:
+    """Make a table of one line per profile. A narrow terminal gets fewer columns, and the last one is cut."""
     columns = ["profile", "Mbit/s up", "down", "RTT ms"] + (["loss %", "varies", "TCP"] if width >= _WIDE else [])
-    lines = [profile_line(profile) for profile in found]
+    lines = [profile_line(profile) for profile in listed]
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for place, column in enumerate(columns):
         widest = max(len(told[place]) for told in [columns, *lines])  # rich would otherwise cut all columns alike

@@ -18,7 +18,7 @@ from testbed.commands.console import (
     SetFlag,
     err,
     out,
-    resolve,
+    resolve_engine,
 )
 from testbed.errors import StageError, UserError
 
@@ -47,15 +47,15 @@ def plan(
     from testbed.sweep import conduct
     from testbed.sweep import plan as planning
 
-    found = planning.load_experiment(experiment)
-    chosen, reason = resolve(engine or found.engine)
+    loaded = planning.load_experiment(experiment)
+    chosen, reason = resolve_engine(engine or loaded.engine)
     choice = planning.Choice(quick, overrides, only, exclude, repeats)
-    folder = results / found.name
+    folder = results / loaded.name
     stored.check_folder(folder)
-    agenda = conduct.make_agenda(found, chosen, choice, folder, again=again)
-    out.print(found.question, highlight=False, soft_wrap=True)
+    agenda = conduct.make_agenda(loaded, chosen, choice, folder, again=again)
+    out.print(loaded.question, highlight=False, soft_wrap=True)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    planned.show(agenda, folder, again=again)
+    planned.print_plan(agenda, folder, again=again)
 
 
 def run(
@@ -63,9 +63,9 @@ def run(
         str, typer.Option(help="A codec's text: int8, 'ef(topk(0.1))', 'fwd=bf16, bwd=int8'; see codecs show.")
     ] = "fp32",
     profile: Annotated[
-        str, typer.Option(help="A profile's name, or the path of a profile file; 'cable+lte+cable': one a link.")
+        str, typer.Option(help="A profile's name, or the path of a profile file; 'cable+lte+cable': one per link.")
     ] = "consumer-80mbps",
-    topology: Annotated[str | None, typer.Option(help="star: a link a stage; line: a link a boundary.")] = None,
+    topology: Annotated[str | None, typer.Option(help="star: one link per stage; line: one link per boundary.")] = None,
     stages: Annotated[int | None, typer.Option(help="Pieces that the model is cut into.")] = None,
     schedule: Annotated[str | None, typer.Option(help="gpipe or 1f1b.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
@@ -91,13 +91,13 @@ def run(
         "workload.text": text,
     }
     chosen_flags = [f"{name}={_quoted(value)}" for name, value in flags.items() if value is not None]
-    found = planning.load_experiment(experiment)
+    loaded = planning.load_experiment(experiment)
     axes = {"codec": [codec], "profile": [profile.split("+") if "+" in profile else profile]}
     alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
     if quick:
-        alone["quick"] = {"cell": found.quick.get("cell", {})}
+        alone["quick"] = {"cell": loaded.quick.get("cell", {})}
     choice = planning.Choice(quick, [*chosen_flags, *overrides])
-    _sweep(found.model_copy(update=alone), "run", engine, choice, results, again=True, report=False)
+    _sweep(loaded.model_copy(update=alone), "run", engine, choice, results, again=True, report=False)
 
 
 def _typed() -> str:
@@ -122,9 +122,9 @@ def sweep(
     """Run every cell of an experiment that is not finished yet, then print the table and write the report."""
     from testbed.sweep import plan as planning
 
-    found = planning.load_experiment(experiment)
+    loaded = planning.load_experiment(experiment)
     choice = planning.Choice(quick, overrides, only, exclude, repeats)
-    _sweep(found, found.name, engine, choice, results, again=again, report=True)
+    _sweep(loaded, loaded.name, engine, choice, results, again=again, report=True)
 
 
 def _sweep(
@@ -135,7 +135,7 @@ def _sweep(
     from testbed.report import collect, tables
     from testbed.sweep import conduct
 
-    chosen, reason = resolve(engine or experiment.engine)
+    chosen, reason = resolve_engine(engine or experiment.engine)
     folder = results / folder_name
     stored.check_folder(folder)
     agenda = conduct.make_agenda(experiment, chosen, choice, folder, again=again)
@@ -144,7 +144,7 @@ def _sweep(
     if agenda.to_tune:
         agenda = conduct.tune_first(agenda, folder, reason, planned.progress_into(folder), again=again)
     if agenda.tuning:
-        planned.show_tuning(agenda.tuning)
+        planned.print_tuning(agenda.tuning)
     runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
@@ -159,7 +159,10 @@ def _sweep(
         raise typer.Exit(min(error.exit_status for error in failures))
     if agenda.tuning and not all(arm.left for arm in agenda.tuning.arms):
         lost = ", ".join(str(value) for arm in agenda.tuning.arms if not arm.left for value in arm.arm.values())
-        text = f"testbed: not run: {lost}; no value of {agenda.tuning.field} that was tried led to a finite loss, state smaller ones"
+        text = (
+            f"testbed: not run: {lost}; no value of {agenda.tuning.field} that was tried led to a finite loss; state "
+            "smaller ones"
+        )
         err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(StageError.exit_status)
 

@@ -1,4 +1,4 @@
-"""Commands about traces of delivery opportunities: make, convert, look at."""
+"""Commands about traces of delivery opportunities: make one, convert one, look at one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _write(times: tuple[int, ...], output: Path) -> None:
 
 def _tell(file: Path, times: tuple[int, ...]) -> None:
     seconds = trace.bin_rates(times, 1000)
-    whole = seconds[: max(1, times[-1] // 1000)]  # a rest of a second says little
+    whole = seconds[: max(1, times[-1] // 1000)]  # the rest of a second says little
     out.print(
         f"{file}: {times[-1] / 1000:g} s, {len(times):,} packets of {trace.OPPORTUNITY_BYTES} bytes, "
         f"{units.format_rate(trace.mean_rate_bps(times))} on average; "

@@ -23,12 +23,16 @@ def vm(
         list[Path], typer.Option(help="A folder that the guest may write to; the current one always is.")
     ] = [],  # noqa: B006
 ) -> None:
-    """Run a command in a guest kernel that has sch_netem; files, output and exit status are carried over. Needs no root."""
+    """Run a command in a guest kernel that has sch_netem; files, output and exit status are carried over.
+
+    Needs no root.
+    """
     from testbed import vm as guest
 
-    kernel = guest.fetch() if fetch else guest.find()
+    kernel = guest.fetch_kernel() if fetch else guest.find_kernel()
     if kernel is None:
         raise UserError(
-            "there is no guest kernel yet; get it (38 MB from Debian's packages) with: python -m testbed vm --fetch -- COMMAND"
+            "there is no guest kernel yet; get it (38 MB from Debian's packages) with: python -m testbed vm --fetch "
+            "-- COMMAND"
         )
-    raise typer.Exit(guest.run(kernel, command, memory=memory, time_limit_s=time_limit, share=share))
+    raise typer.Exit(guest.run_in_guest(kernel, command, memory=memory, time_limit_s=time_limit, share=share))

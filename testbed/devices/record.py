@@ -48,8 +48,8 @@ def record_model(
     size = models.model_size(model)
     if not 2 <= sequence_length <= size.context or sequences < 1:
         raise SpecError(
-            f"cannot record {sequences} sequences of {sequence_length} tokens; {model} needs at least one sequence, of 2 "
-            f"to {size.context} tokens"
+            f"cannot record {sequences} sequences of {sequence_length} tokens; {model} needs at least one sequence, of "
+            f"2 to {size.context} tokens"
         )
     answer = process.ask(
         "testbed.devices.worker",

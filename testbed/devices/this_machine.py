@@ -84,6 +84,6 @@ def caveat(dilation: int) -> str:
     return (
         f"dilation {dilation}: everything takes {dilation} times as long in the lab, and reported times are divided by "
         f"{dilation}. TCP's constants and the kernel's clock tick are not stretched: in emulated time the floor of the "
-        f"retransmission timer is {floor} instead of {_RETRANSMISSION_FLOOR_MS} ms, and a delayed acknowledgement waits "
-        f"at most {acknowledgement} instead of {_DELAYED_ACKNOWLEDGEMENT_MS} ms"
+        f"retransmission timer is {floor} instead of {_RETRANSMISSION_FLOOR_MS} ms, and a delayed acknowledgement "
+        f"waits at most {acknowledgement} instead of {_DELAYED_ACKNOWLEDGEMENT_MS} ms"
     )

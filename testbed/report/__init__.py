@@ -1,11 +1,27 @@
-"""Results to pictures: the table in the terminal, the figures, and one page that shows all of it. Reads results, starts nothing.
+"""Reports: what do the runs of a sweep show, as a table, figures and one HTML page? Reads results, starts nothing.
 
-collect   which runs stand side by side         entry        the runs of one codec over one network, together
-tables    their numbers as text                 comparison   against fp32 and bf16, with intervals
-lines     loss figures                          bars         time, byte and efficiency figures
-gantt     one step, stage by stage              utilisation  what links carried over time
-asked     links asked for against measured      settings     what stands below every figure
-findings  sentences computed from numbers       page         the HTML page
+collect        which runs stand side by side
+entry          the runs of one codec over one network, and their numbers together
+comparison     each codec compared with fp32 and bf16, with intervals
+tables         the table of results, one row of COLUMNS for each number
+conclusions    sentences computed from the numbers
+settings       what the runs were made with, for the foot of every figure
+remarks        what must be known about a codec wherever its name stands
+numbers        numbers as text
+
+style          colours, markers and dashes of codecs
+canvas         the frame of every figure, and figures as PNG and SVG
+labels         labels beside marks
+bars           time, byte and efficiency figures
+lines          loss figures
+gantt          one step, stage by stage
+utilisation    what the links carried over time
+certificates   links asked for against links measured, as tables and a figure
+page           the HTML page with all figures
+
+codec_costs    the benchmark of codecs: table, page and figure
+link_accuracy  the grid of link accuracy: tables and page
+experiments    what the figure programs of experiments/ share
 """
 
 from testbed.report.certificates import certificate_table

@@ -1,4 +1,4 @@
-"""Bars: where the time of a step goes, and the bytes that it moves."""
+"""Figures of bars: where the time of a step goes, the bytes that it moves, and its efficiency."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from testbed.report.entry import OVERRUNS, Entry
 from testbed.report.style import INK, MUTED, PAPER, Look
 
 _PARTS = (("compute", 1.0), ("encode and decode", 0.62), ("wire", 0.36), ("wait", 0.14))
-"""Name and opacity of the codec's colour, in the order of Split's fields."""
+"""Name and opacity in the codec's colour, in the order of Split's fields."""
 _LONGEST_NAME = 20
 _ROOM_FOR_NUMBERS = 1.5
-"""Length of an axis over its longest bar."""
+"""The length of an axis relative to its longest bar."""
 
 
 def _panel_height(group: Group) -> float:
@@ -40,7 +40,7 @@ def _room_for_names(group: Group) -> float:
 
 
 def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Entry | None]]]:
-    """Each panel with its bars from top to bottom: the same codecs everywhere, None where no run finished."""
+    """Yield each panel with its bars from top to bottom: the same codecs everywhere, None where no run finished."""
     names = [codec if len(codec) <= _LONGEST_NAME else "…" + codec[1 - _LONGEST_NAME :] for codec in group.codecs]
     for index, (network, axes) in enumerate(panels.items()):
         axes.set_ylim(len(names) - 0.4, -0.6)
@@ -54,7 +54,7 @@ def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str,
 
 
 def _bar(axes: Axes, y: int, ends: Sequence[float], opacities: Sequence[float], look: Look, *, hollow: bool) -> None:
-    """A stacked bar from 0; `ends` are where its parts end."""
+    """Draw a stacked bar from 0; `ends` are where its parts end."""
     for (begin, end), opacity in zip(pairwise((0.0, *ends)), opacities, strict=True):
         if end <= begin:
             continue
@@ -86,8 +86,8 @@ def _no_run(axes: Axes, y: int) -> None:
 
 
 def step_time(group: Group, settings: str) -> Drawing:
-    """Where the time of a step goes, one panel per network."""
-    found, title = group_looks(group), "Where the time of a step goes"
+    """Draw where the time of a step goes, one panel per network."""
+    looks, title = group_looks(group), "Where the time of a step goes"
     legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=name) for name, opacity in _PARTS]
     legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
     legend += hollow_patches(group)
@@ -106,7 +106,7 @@ def step_time(group: Group, settings: str) -> Drawing:
                 else (0.0, 0.0, 0.0, entry.measured.step_s)
             )
             ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
-            _bar(axes, y, ends, [opacity for _, opacity in _PARTS], found[entry.cell.codec], hollow=not entry.sound)
+            _bar(axes, y, ends, [opacity for _, opacity in _PARTS], looks[entry.cell.codec], hollow=not entry.sound)
             if summary.ideal_step_s is not None:
                 axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
             if (interval := summary.step_interval_s) is not None:
@@ -119,17 +119,17 @@ def step_time(group: Group, settings: str) -> Drawing:
         axes.set_xlim(0, longest * unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"step, {name}")
     caption = (
-        "Bar: the median step with its 95 % interval, and in brackets the speed-up over fp32 (~: not separable); its parts are "
-        "the shares of all measured steps, averaged over the stages. Wire: an input was waited for while it was on its way. "
-        "Wait: the input had not been sent yet, or other stages had not reached the end of the step. Upright line: the ideal "
-        "step, which the same compute and bytes would take if the links did exactly what the profile says. Each panel has its "
-        f"own time axis, from 0.{_overruns(group)}"
+        "Bar: the median step with its 95 % interval, and in brackets the speed-up over fp32 (~: not separable); its "
+        "parts are the shares of all measured steps, averaged over the stages. Wire: an input was waited for while it "
+        "was on its way. Wait: the input had not been sent yet, or other stages had not reached the end of the step. "
+        "Upright line: the ideal step, which the same compute and bytes would take if the links did exactly what the "
+        f"profile says. Each panel has its own time axis, from 0.{_overruns(group)}"
     )
     return Drawing("step-time", title, caption, figure)
 
 
 def _overruns(group: Group) -> str:
-    """The codecs whose maths was too slow for the emulated device, for a caption; empty where none was."""
+    """Name the codecs whose maths was too slow for the emulated device, for a caption; empty where none was."""
     late = [
         f"{e.cell.codec} over {e.cell.network} ({e.overruns:.1%})"
         for e in group.entries
@@ -139,8 +139,8 @@ def _overruns(group: Group) -> str:
 
 
 def bytes_per_step(group: Group, settings: str) -> Drawing:
-    """Payload and wire bytes of a step against the raw tensors, one panel per network."""
-    found, title = group_looks(group), "Bytes moved in a step"
+    """Draw payload and wire bytes per step against the raw tensors, one panel per network."""
+    looks, title = group_looks(group), "Bytes moved in a step"
     legend: list[Handle] = [
         Patch(facecolor=INK, label="payload"),
         Patch(facecolor=INK, alpha=0.36, label="added on the wire (headers, ACKs, resent)"),
@@ -171,21 +171,21 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
                 entry.measured.wire_bytes_per_step,
             )
             ends = [payload / unit, (payload if wire is None else wire) / unit]
-            _bar(axes, y, ends, (1.0, 0.36), found[entry.cell.codec], hollow=not entry.sound)
+            _bar(axes, y, ends, (1.0, 0.36), looks[entry.cell.codec], hollow=not entry.sound)
             ratio = "" if summary.compression_ratio is None else f"  ({numbers.three(summary.compression_ratio)}x)"
             _number(axes, y, max(ends), ("wire not counted" if wire is None else numbers.three(wire / unit)) + ratio)
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"{name} per step, all stages")
     caption = (
-        "Means over the measured steps; all stages, both directions. The number is what the interface counters saw; in brackets "
-        "the compression ratio, raw fp32 tensors to payload. All panels have the same axis, from 0."
+        "Means over the measured steps; all stages, both directions. The number is what the interface counters saw; "
+        "in brackets the compression ratio, raw fp32 tensors to payload. All panels have the same axis, from 0."
     )
     return Drawing("bytes", title, caption, figure)
 
 
 def efficiency(group: Group, settings: str) -> Drawing:
-    """How near each median step is to what physics allows, one panel per network."""
-    found, title = group_looks(group), "Efficiency: ideal step / measured step"
+    """Draw how near each median step is to what physics allows, one panel per network."""
+    looks, title = group_looks(group), "Efficiency: ideal step / measured step"
     legend: list[Handle] = [Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="the ideal")]
     legend += hollow_patches(group)
     figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
@@ -196,13 +196,13 @@ def efficiency(group: Group, settings: str) -> Drawing:
                 _no_run(axes, y)
                 continue
             share = entry.measured.efficiency
-            _bar(axes, y, [share], [1.0], found[entry.cell.codec], hollow=not entry.sound)
+            _bar(axes, y, [share], [1.0], looks[entry.cell.codec], hollow=not entry.sound)
             _number(axes, y, max(share, 1.0), f"{share:.3f}")
         axes.set_xlim(0, 1.28)
         axes.set_xlabel("ideal / measured")
     caption = (
-        "Median of the steps' own ratios. The ideal is the critical path of the schedule, from the compute and codec times that "
-        "were measured, the bytes that were sent, and the rate and delay that the profile asks for. What is missing to 1 went to "
-        "TCP, to losses, and to the machine."
+        "Median of the steps' own ratios. The ideal is the critical path of the schedule, from the compute and codec "
+        "times that were measured, the bytes that were sent, and the rate and delay that the profile asks for. What "
+        "is missing to 1 went to TCP, to losses, and to the machine."
     )
     return Drawing("efficiency", title, caption, figure)

@@ -28,36 +28,36 @@ from testbed.report.style import INK, MUTED, PAPER, Look, looks
 Handle = Line2D | Patch
 WIDTH = 10.0
 _LEGEND_CHARACTERS = 125
-"""What fits beside each other above the panels."""
+"""Characters of the legend that fit side by side above the panels."""
 _SETTINGS_CHARACTERS = 160
-"""What fits beside each other below the panels."""
+"""Characters of the settings that fit side by side below the panels."""
 _PANEL_CHARACTERS = 156
-"""What fits above all panels of a row, small."""
+"""Small characters that fit above all panels of a row."""
 _TITLE_CHARACTERS = 114
-"""What fits above all panels of a row as titles."""
+"""Title characters that fit above all panels of a row."""
 _BETWEEN_ROWS = 0.95
 HOLLOW_DASH = (0, (3, 2))
 _NO_DATE: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
 class Drawing(NamedTuple):
-    """A figure and what stands below it."""
+    """A figure and its caption."""
 
     name: str
-    """Of its files."""
+    """The stem of its files."""
     title: str
     caption: str
     figure: Figure
 
 
 def group_looks(group: Group) -> dict[str, Look]:
-    """The look of each of the group's codecs, in their order."""
-    found = looks(group.palette)
-    return {codec: found[codec] for codec in group.codecs}
+    """Return the look of each of the group's codecs, in their order."""
+    every = looks(group.palette)
+    return {codec: every[codec] for codec in group.codecs}
 
 
 def hollow_words(group: Group) -> str:
-    """Why something of the group is drawn hollow, for the legend; empty where nothing is."""
+    """Say for the legend why something is drawn hollow; empty where nothing is."""
     finished = [entry for entry in group.entries if entry.ok]
     reasons = ["not certified"] * any(not entry.certified for entry in finished)
     reasons += ["overruns"] * any(entry.certified and not entry.sound for entry in finished)
@@ -65,15 +65,15 @@ def hollow_words(group: Group) -> str:
 
 
 def hollow_patches(group: Group) -> list[Handle]:
-    """What the legend says about hollow bars, and about codecs that are negative controls."""
+    """Return what the legend says about hollow bars, and about codecs that are negative controls."""
     words = hollow_words(group)
-    found: list[Handle] = [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
+    patches: list[Handle] = [Patch(facecolor="none", edgecolor=INK, ls=HOLLOW_DASH, label=words)] if words else []
     controls = [codec for codec in group.codecs if remark(codec) == CONTROL]
-    return [*found, *([Line2D([], [], ls="none", label=f"{CONTROL}: {', '.join(controls)}")] if controls else [])]
+    return [*patches, *([Line2D([], [], ls="none", label=f"{CONTROL}: {', '.join(controls)}")] if controls else [])]
 
 
 def codec_legend(group: Group) -> list[Handle]:
-    """A line and marker for each codec."""
+    """Return a line and marker for each codec."""
     handles: list[Handle] = [
         Line2D([], [], color=look.colour, ls=look.dash, marker=look.marker, label=labelled(codec))
         for codec, look in group_looks(group).items()
@@ -84,7 +84,7 @@ def codec_legend(group: Group) -> list[Handle]:
 
 
 def link_words(links: Links) -> str:
-    """'↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s ↓9 to 80 Mbit/s, RTT 20 to 85 ms' where links differ."""
+    """Describe links: '↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s ..., RTT 20 to 85 ms' where they differ."""
     if not any(link.shaped for link in links):
         return "unshaped"
     up = _span([link.up.rate_bps if link.up else None for link in links], units.format_rate)
@@ -98,7 +98,7 @@ def link_words(links: Links) -> str:
 
 
 def _span(values: Sequence[int | None], text: Callable[[int], str]) -> str:
-    """From the least to the most, the unit once where it is the same; None is unshaped."""
+    """Write a range from the least to the most, the unit once where it is the same; None is unshaped."""
     known = sorted({value for value in values if value is not None})
     shown = [text(value) for value in known[:1] + known[1:][-1:]]
     if len(shown) == 2 and shown[0].split()[-1] == shown[1].split()[-1]:
@@ -107,12 +107,12 @@ def _span(values: Sequence[int | None], text: Callable[[int], str]) -> str:
 
 
 def columns_for(panels: int) -> int:
-    """Panels side by side: at most three, and four as two by two."""
+    """Return how many panels stand side by side: at most three, and four as two by two."""
     return 2 if panels == 4 else min(panels, 3)
 
 
 def shortened(name: str, characters: int) -> str:
-    """A network's name where there is little room: 'cable+lte+…+cable'."""
+    """Shorten a network's name where there is little room: 'cable+lte+…+cable'."""
     parts = name.split("+")
     while len(name) > characters and len(parts) > 2:
         del parts[len(parts) // 2]
@@ -131,8 +131,10 @@ def canvas(
     left: float = 0.7,
     between: float = _BETWEEN_ROWS,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many empty panels, row by row; `left` is the room for the labels of the first column, `between` that
-    between rows, for what stands below the one and above the other.
+    """Make a figure with empty panels, row by row.
+
+    `left` is the room for the labels of the first column, `between` the room between rows, for what stands below the
+    one and above the other.
     """
     rows = math.ceil(panels / columns)
     foot = [line for text in settings.splitlines() for line in textwrap.wrap(text, _SETTINGS_CHARACTERS)]
@@ -156,14 +158,14 @@ def canvas(
 
 
 def _wrapped(words: str, characters: int) -> list[str]:
-    """Lines that never part a number from its unit."""
+    """Wrap words into lines that never separate a number from its unit."""
     return textwrap.wrap(re.sub(r"(\d) (\D)", "\\1\u00a0\\2", words), characters)
 
 
 def network_panels(
     group: Group, title: str, panel_height: float, legend: Sequence[Handle], settings: str, *, left: float = 0.7
 ) -> tuple[Figure, dict[str, Axes]]:
-    """One panel per network, with its name and numbers above it."""
+    """Make one panel per network, with its name and numbers above it."""
     names = list(group.networks)
     columns = columns_for(len(names))
     words = [_wrapped(link_words(group.networks[name]), _PANEL_CHARACTERS // columns) for name in names]
@@ -178,9 +180,9 @@ def network_panels(
         left=left,
         between=_BETWEEN_ROWS + 0.14 * more,
     )
-    for name, lines, one in zip(names, words, axes, strict=True):
-        one.set_title(shortened(name, _TITLE_CHARACTERS // columns), pad=18 + 10 * more)
-        one.annotate(
+    for name, lines, panel in zip(names, words, axes, strict=True):
+        panel.set_title(shortened(name, _TITLE_CHARACTERS // columns), pad=18 + 10 * more)
+        panel.annotate(
             "\n".join(lines),
             (0, 1),
             xycoords="axes fraction",
@@ -193,7 +195,7 @@ def network_panels(
 
 
 def render_figure(figure: Figure, kind: Literal["png", "svg"], paper: str) -> bytes:
-    """A picture on paper of that colour. The same figure gives the same bytes."""
+    """Render a figure on paper of that colour. The same figure gives the same bytes."""
     target = io.BytesIO()
     figure.savefig(target, format=kind, facecolor=paper, metadata=_NO_DATE[kind])
     return target.getvalue()
@@ -214,7 +216,7 @@ def save_drawing(drawing: Drawing, folder: Path, stem: str) -> str:
 
 
 def inline_svg(svg: str, prefix: str, title: str) -> str:
-    """An SVG file as an element of a page: no prologue, ids of its own, and colours that follow a dark page.
+    """Turn an SVG file into an element of a page: no prologue, ids of its own, and colours that follow a dark page.
 
     Ink becomes the colour of the page's text; paper and rules become the page's custom properties.
     """

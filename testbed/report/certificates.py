@@ -1,4 +1,4 @@
-"""Links as they were asked for against links as they were measured, from the certificates of all runs."""
+"""Links asked for against links measured: a figure of all certificates of a sweep, and one certificate as a table."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PANELS = {
     "queue of a full buffer": ("queue",),
     "losses and bursts": ("loss", "burst"),
 }
-"""Title -> quantities."""
+"""Title of a panel -> its quantities."""
 _MARKERS = {"up": "^", "down": "v", "both": "o"}
 _ROW, _ROOM = 0.36, 0.25
-"""Height of a network's row, and of what stands around the rows; inches."""
+"""The height of a network's row, and of what stands around the rows, in inches."""
 
 
 class LinkRatio(NamedTuple):
@@ -36,41 +36,47 @@ class LinkRatio(NamedTuple):
 
     network: str
     codec: str
-    """Of the run."""
+    """The codec of the run."""
     quantity: str
     direction: str
     ratio: float
     """measured / asked"""
     tolerance: float
-    """Of the ratio."""
+    """The largest accepted difference of the ratio from 1."""
     passed: bool
 
 
-def _ratio(network: str, codec: str, one: Measurement) -> LinkRatio | None:
-    """None where nothing was asked, or 0 was: there is no ratio then."""
-    if not one.expected or one.measured is None:
+def _ratio(network: str, codec: str, measurement: Measurement) -> LinkRatio | None:
+    """Return the ratio of a measurement; None where nothing was asked, or 0."""
+    if not measurement.expected or measurement.measured is None:
         return None
-    tolerance = (one.tolerance or 0.0) / one.expected
+    tolerance = (measurement.tolerance or 0.0) / measurement.expected
     return LinkRatio(
-        network, codec, one.quantity, one.direction, one.measured / one.expected, tolerance, one.verdict == "PASS"
+        network,
+        codec,
+        measurement.quantity,
+        measurement.direction,
+        measurement.measured / measurement.expected,
+        tolerance,
+        measurement.verdict == "PASS",
     )
 
 
 def link_ratios(group: Group) -> Iterator[LinkRatio]:
-    """Every measurement that something was asked of, in both certificates of every run."""
+    """Yield the ratio of every measurement with something asked, in both certificates of every run."""
     for (network, codec), entry in group.cells.items():
         for result in entry.results:
             both = result.certificates
             for certificate in () if both is None else (both.before, both.after):
-                for one in () if certificate is None else certificate.measurements:
-                    if (point := _ratio(network, codec, one)) is not None:
+                for measurement in () if certificate is None else certificate.measurements:
+                    if (point := _ratio(network, codec, measurement)) is not None:
                         yield point
 
 
-def _panel(axes: Axes, networks: Sequence[str], found: Sequence[LinkRatio], looks: Mapping[str, Look]) -> None:
+def _panel(axes: Axes, networks: Sequence[str], ratios: Sequence[LinkRatio], looks: Mapping[str, Look]) -> None:
     axes.axvline(1.0, color=INK, lw=1.0, ls=(0, (2, 2)))
     for y, network in enumerate(networks):
-        here = [point for point in found if point.network == network]
+        here = [point for point in ratios if point.network == network]
         # Quantities and sizes differ in what is accepted; the narrow bars lie on top.
         for width in sorted({round(point.tolerance, 4) for point in here}, reverse=True):
             axes.barh(y, 2 * width, 0.8, left=1 - width, color=RULE, alpha=0.5, lw=0)
@@ -87,51 +93,51 @@ def _panel(axes: Axes, networks: Sequence[str], found: Sequence[LinkRatio], look
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
-    reach = 1.12 * max(max(abs(point.ratio - 1), point.tolerance) for point in found) or 0.01
+    reach = 1.12 * max(max(abs(point.ratio - 1), point.tolerance) for point in ratios) or 0.01
     axes.set_xlim(1 - reach, 1 + reach)
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
 
 
-def _legend(group: Group, found: Sequence[LinkRatio], looks: Mapping[str, Look]) -> list[Handle]:
+def _legend(group: Group, ratios: Sequence[LinkRatio], looks: Mapping[str, Look]) -> list[Handle]:
     words = {"up": "up", "down": "down", "both": "both ways"}
     legend: list[Handle] = [Patch(facecolor=looks[codec].colour, label=codec) for codec in group.codecs]
     legend += [
         Line2D([], [], color=INK, ls="none", marker=_MARKERS[way], ms=4, label=word)
         for way, word in words.items()
-        if any(point.direction == way for point in found)
+        if any(point.direction == way for point in ratios)
     ]
     legend.append(Patch(facecolor=RULE, alpha=0.5, label="accepted"))
-    if not all(point.passed for point in found):
+    if not all(point.passed for point in ratios):
         legend.append(Line2D([], [], color=MUTED, ls="none", marker="o", ms=4, mfc=PAPER, label="hollow: failed"))
     return legend
 
 
 def asked_against_measured(group: Group, settings: str) -> Drawing | None:
-    """A panel a kind of quantity, a row a shaped network; None where no certificate asked for anything."""
+    """Draw one panel per kind of quantity, one row per shaped network; None where no certificate asked for anything."""
     every = list(link_ratios(group))
-    chosen = {title: [one for one in every if one.quantity in quantities] for title, quantities in _PANELS.items()}
-    panels = {title: found for title, found in chosen.items() if found}
+    chosen = {title: [ratio for ratio in every if ratio.quantity in wanted] for title, wanted in _PANELS.items()}
+    panels = {title: ratios for title, ratios in chosen.items() if ratios}
     if not panels:
         return None
-    known = {point.network for found in panels.values() for point in found}
+    known = {point.network for ratios in panels.values() for point in ratios}
     networks = [name for name in group.networks if name in known]
     looks = group_looks(group)
-    legend = _legend(group, [point for found in panels.values() for point in found], looks)
+    legend = _legend(group, [point for ratios in panels.values() for point in ratios], looks)
     columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
     title, left = "Links: asked against measured", 0.3 + 0.075 * min(20, max(map(len, networks)))
     height = _ROOM + _ROW * len(networks)
     figure, axes = canvas(title, height, legend, settings, len(panels), columns=columns, left=left, between=0.75)
-    for number, (one, (kind, found)) in enumerate(zip(axes, panels.items(), strict=True)):
-        _panel(one, networks, found, looks)
-        one.set_title(kind, size=9)
-        one.set_yticks(
+    for number, (panel, (kind, ratios)) in enumerate(zip(axes, panels.items(), strict=True)):
+        _panel(panel, networks, ratios, looks)
+        panel.set_title(kind, size=9)
+        panel.set_yticks(
             range(len(networks)), [shortened(name, 20) if number % columns == 0 else "" for name in networks]
         )
-        one.set_xlabel("measured / asked", size=8)
+        panel.set_xlabel("measured / asked", size=8)
     caption = (
-        "Each mark is one quantity of one link, measured before or after a run of the codec whose colour it has; first attempts "
-        "that were repeated are left out. Grey: what is accepted. Unshaped links ask for nothing."
+        "Each mark is one quantity of one link, measured before or after a run of the codec whose colour it has; first "
+        "attempts that were repeated are left out. Grey: what is accepted. Unshaped links ask for nothing."
     )
     if any(entry.cell.compute.dilation > 1 for entry in group.entries):
         caption += " The links are those of the lab, dilation included."
@@ -139,23 +145,27 @@ def asked_against_measured(group: Group, settings: str) -> Drawing | None:
 
 
 _SHOWN = {"bit/s": (1e-6, "Mbit/s"), "share": (100.0, "%")}
-"""Unit of a record -> how it is shown."""
+"""Unit of a record -> the factor and unit that are shown."""
 
 
-def measurement_cells(one: Measurement) -> tuple[str, str, str]:
-    """(asked, measured, tolerance) with the unit; '-' where nothing was asked or found."""
+def measurement_cells(measurement: Measurement) -> tuple[str, str, str]:
+    """Return (asked, measured, tolerance) with their unit; '-' where nothing was asked or measured."""
 
-    factor, unit = _SHOWN.get(one.unit, (1.0, one.unit))
+    factor, unit = _SHOWN.get(measurement.unit, (1.0, measurement.unit))
 
     def text(value: float | None, digits: int) -> str:
         return MISSING if value is None else f"{value * factor:.{digits}g} {unit}"
 
-    tolerance = text(one.tolerance, 2)
-    return text(one.expected, 4), text(one.measured, 4), tolerance if tolerance == MISSING else f"±{tolerance}"
+    tolerance = text(measurement.tolerance, 2)
+    return (
+        text(measurement.expected, 4),
+        text(measurement.measured, 4),
+        tolerance if tolerance == MISSING else f"±{tolerance}",
+    )
 
 
 def certificate_table(certificate: Certificate) -> Table:
-    """Asked against measured, one row a quantity, for the terminal; what must be known about them stands below."""
+    """Make a table for the terminal: asked against measured, one row per quantity, with notes below."""
     table = Table(
         box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style=""
     )
@@ -164,14 +174,21 @@ def certificate_table(certificate: Certificate) -> Table:
         # Only the quantity's detail gives way on a narrow terminal.
         table.add_column(title, justify="right" if numeric else "left", overflow="fold", no_wrap=title != "quantity")
     notes: dict[str, list[str]] = {}
-    for one in certificate.measurements:
-        verdict = Text(one.verdict, style="green" if one.verdict == "PASS" else "bold red")
-        quantity = f"{one.quantity}, {one.detail}" if one.detail else one.quantity
-        direction = "" if one.direction == "both" else one.direction
-        table.add_row(one.link, direction, Text(quantity), *measurement_cells(one), str(one.samples), verdict)
-        if one.note:
-            notes.setdefault(one.note, []).append(
-                " ".join(part for part in (one.link, direction, one.quantity) if part)
+    for measurement in certificate.measurements:
+        verdict = Text(measurement.verdict, style="green" if measurement.verdict == "PASS" else "bold red")
+        quantity = f"{measurement.quantity}, {measurement.detail}" if measurement.detail else measurement.quantity
+        direction = "" if measurement.direction == "both" else measurement.direction
+        table.add_row(
+            measurement.link,
+            direction,
+            Text(quantity),
+            *measurement_cells(measurement),
+            str(measurement.samples),
+            verdict,
+        )
+        if measurement.note:
+            notes.setdefault(measurement.note, []).append(
+                " ".join(part for part in (measurement.link, direction, measurement.quantity) if part)
             )
     if notes:
         table.caption = Text("\n".join(f"{', '.join(dict.fromkeys(who))}: {note}" for note, who in notes.items()))
@@ -179,14 +196,15 @@ def certificate_table(certificate: Certificate) -> Table:
 
 
 def certificate_summary(name: str, certificate: Certificate) -> str:
-    """The verdict in a line, and why."""
+    """Say the verdict in a line, and why."""
     failed = [one for one in certificate.measurements if one.verdict == "FAIL"]
-    measured = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
-    lines = [f"{name}: {certificate.verdict}, {measured}"]
-    for one in failed:
-        asked, found, tolerance = measurement_cells(one)
+    amount = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
+    lines = [f"{name}: {certificate.verdict}, {amount}"]
+    for measurement in failed:
+        asked, measured, tolerance = measurement_cells(measurement)
         lines.append(
-            f"  {one.link} {one.direction} {one.quantity}: asked {asked} {tolerance}, found {found}: {one.note}"
+            f"  {measurement.link} {measurement.direction} {measurement.quantity}: asked {asked} {tolerance}, measured "
+            f"{measured}: {measurement.note}"
         )
     if certificate.rejected:
         first = ", ".join(dict.fromkeys(f"{one.link} {one.direction} {one.quantity}" for one in certificate.rejected))

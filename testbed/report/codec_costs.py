@@ -20,59 +20,59 @@ NUMBERS = ("bits", "error", "encode", "decode", "in model", "GB/s", "80 Mbit/s",
 HEADINGS = ("codec", "of", *NUMBERS, "package")
 
 
-def cost_rows(found: CodecBenchmark) -> list[tuple[str, ...]]:
+def cost_rows(benchmark: CodecBenchmark) -> list[tuple[str, ...]]:
     """Return one row per codec and direction, under HEADINGS."""
     return [
         (
-            one.codec,
-            "X" if one.direction == "forward" else "G",
-            f"{one.bits_per_value:.3g}",
-            "-" if one.relative_error is None else f"{one.relative_error:.1e}",
-            f"{1e3 * one.encode_s:.2f}",
-            f"{1e3 * one.decode_s:.2f}",
-            "-" if one.layers_s is None else f"{1e3 * one.layers_s:.2f}",
-            f"{one.bytes_per_s / 1e9:.2f}",
-            f"{1e3 * one.wire_s(SLOW_BPS):.1f}",
-            f"{1e3 * one.wire_s(FAST_BPS):.2f}",
-            f"{one.share_of_wire:.1%}" + (" !" if one.share_of_wire > 0.1 and not one.package else ""),
-            f"{one.break_even_bps / 1e9:.2g}" if one.break_even_bps else "-",
-            one.package or "testbed",
+            cost.codec,
+            "X" if cost.direction == "forward" else "G",
+            f"{cost.bits_per_value:.3g}",
+            "-" if cost.relative_error is None else f"{cost.relative_error:.1e}",
+            f"{1e3 * cost.encode_s:.2f}",
+            f"{1e3 * cost.decode_s:.2f}",
+            "-" if cost.layers_s is None else f"{1e3 * cost.layers_s:.2f}",
+            f"{cost.bytes_per_s / 1e9:.2f}",
+            f"{1e3 * cost.wire_s(SLOW_BPS):.1f}",
+            f"{1e3 * cost.wire_s(FAST_BPS):.2f}",
+            f"{cost.share_of_wire:.1%}" + (" !" if cost.share_of_wire > 0.1 and not cost.package else ""),
+            f"{cost.break_even_bps / 1e9:.2g}" if cost.break_even_bps else "-",
+            cost.package or "testbed",
         )
-        for one in found.results
+        for cost in benchmark.results
     ]
 
 
-def costs_legend(found: CodecBenchmark) -> str:
+def costs_legend(benchmark: CodecBenchmark) -> str:
     """Say what was measured, where, and what the columns hold."""
-    values = found.results[0].values if found.results else 0
+    values = benchmark.results[0].values if benchmark.results else 0
     return (
-        f"{found.machine}; {found.tensors}; messages of {values} values, activations X and gradients G. Times are in "
-        "milliseconds: encode, decode, the part of both that a codec's layers in the model take (without its work once "
-        "per step), and the payload on links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and decode. "
-        "share: encode and decode over the tensor's bf16 time at 80 Mbit/s, at most 10 % (! is more). pays to: the rate "
-        "in Gbit/s up to which the codec is faster than bf16."
+        f"{benchmark.machine}; {benchmark.tensors}; messages of {values} values, activations X and gradients G. Times "
+        "are in milliseconds: encode, decode, the part of both that a codec's layers in the model take (without its "
+        "work once per step), and the payload on links of 80 Mbit/s and 1 Gbit/s. GB/s: fp32 bytes through encode and "
+        "decode. share: encode and decode over the tensor's bf16 time at 80 Mbit/s, at most 10 % (! is more). pays "
+        "to: the rate in Gbit/s up to which the codec is faster than bf16."
     )
 
 
-def costs_page(found: CodecBenchmark, figure: str | None) -> str:
+def costs_page(benchmark: CodecBenchmark, figure: str | None) -> str:
     """Draw the Markdown page; `figure` is the picture's path as seen from the page."""
-    parts = ["# What codecs cost, and how wrong they are\n", textwrap.fill(_verdict(found), 120) + "\n"]
+    parts = ["# What codecs cost, and how wrong they are\n", textwrap.fill(_verdict(benchmark), 120) + "\n"]
     if figure:
         parts.append(f"![Bits per value against error]({figure})\n")
     parts += [
-        markdown_table(HEADINGS, cost_rows(found), right=NUMBERS),
+        markdown_table(HEADINGS, cost_rows(benchmark), right=NUMBERS),
         "## How it was measured\n",
-        textwrap.fill(costs_legend(found), 120) + "\n",
+        textwrap.fill(costs_legend(benchmark), 120) + "\n",
         "Drawn by `python -m testbed bench codecs --page docs/codecs.md --figure docs/images/rate-distortion`.\n",
     ]
     return "\n".join(parts)
 
 
-def _verdict(found: CodecBenchmark) -> str:
+def _verdict(benchmark: CodecBenchmark) -> str:
     """Say how many of our codecs keep the rule of a tenth, and which do not."""
-    ours = [one for one in found.results if not one.package]
-    slow = [one for one in ours if one.share_of_wire > 0.1]
-    names = ", ".join(f"{one.codec} ({'X' if one.direction == 'forward' else 'G'})" for one in slow)
+    ours = [cost for cost in benchmark.results if not cost.package]
+    slow = [cost for cost in ours if cost.share_of_wire > 0.1]
+    names = ", ".join(f"{cost.codec} ({'X' if cost.direction == 'forward' else 'G'})" for cost in slow)
     return (
         f"Encode and decode take at most a tenth of the time that the tensor takes as bf16 at 80 Mbit/s in "
         f"{len(ours) - len(slow)} of {len(ours)} measurements of our codecs, activations (X) and gradients (G) apart. "
@@ -92,24 +92,25 @@ _FLOOR = 1e-5
 """Where a codec without any error is drawn."""
 
 
-def _family(one: CodecCost) -> tuple[str, str, str]:
-    name = one.codec.partition("(")[0]
+def _family(cost: CodecCost) -> tuple[str, str, str]:
+    name = cost.codec.partition("(")[0]
     for title, (rows, colour, marker) in _FAMILIES.items():
-        if not one.package and any(row.name == name for row in rows):
+        if not cost.package and any(row.name == name for row in rows):
             return title, colour, marker
     return _OTHER
 
 
-def _label(one: CodecCost) -> str:
-    return f"{one.codec} [{one.package}]" if one.package else one.codec
+def _label(cost: CodecCost) -> str:
+    return f"{cost.codec} [{cost.package}]" if cost.package else cost.codec
 
 
-def draw_rate_distortion(found: CodecBenchmark) -> Drawing:
-    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus bits.
+def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
+    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus
+    bits.
 
     Codecs that change the model are left out: what they lose depends on what the model has learned with them.
     """
-    drawn = [one for one in found.results if one.layers_s is None]
+    drawn = [cost for cost in benchmark.results if cost.layers_s is None]
     labels = list(dict.fromkeys(map(_label, drawn)))
     number = {label: index for index, label in enumerate(labels, start=1)}
     used = {family[0]: family for family in map(_family, drawn)}
@@ -118,12 +119,12 @@ def draw_rate_distortion(found: CodecBenchmark) -> Drawing:
         Line2D([], [], color=style.MUTED, ls="--", lw=1, label="2^-bits: the best for independent Gaussian values")
     )
     key = "   ".join(f"{index} {label}".replace(" ", "\u00a0") for label, index in number.items())
-    left_out = "" if len(drawn) == len(found.results) else "; codecs in the model are not drawn"
-    settings = f"{key}\n{found.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
+    left_out = "" if len(drawn) == len(benchmark.results) else "; codecs in the model are not drawn"
+    settings = f"{key}\n{benchmark.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
     with style.applied():
         figure, axes = canvas("Bits a value against error", 4.6, legend, settings, 2, columns=2)
         for panel, direction in zip(axes, _TITLES, strict=True):
-            shown = [one for one in drawn if one.direction == direction]
+            shown = [cost for cost in drawn if cost.direction == direction]
             panel.set_title(_TITLES[direction])
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
@@ -139,22 +140,22 @@ def draw_rate_distortion(found: CodecBenchmark) -> Drawing:
     return Drawing(
         "rate-distortion",
         "Bits a value against error",
-        "Every codec on the same saved tensors. Nearer the lower left is better; a codec of gradients that rounds stochastically "
-        "has more error and no bias.",
+        "Every codec on the same saved tensors. Nearer the lower left is better; a codec of gradients that rounds "
+        "stochastically has more error and no bias.",
         figure,
     )
 
 
 def _points(panel: Axes, shown: list[CodecCost], number: dict[str, int]) -> None:
     marks = []
-    for one in shown:
-        _, colour, marker = _family(one)
-        x, y = one.bits_per_value, max(one.relative_error or 0.0, _FLOOR)
+    for cost in shown:
+        _, colour, marker = _family(cost)
+        x, y = cost.bits_per_value, max(cost.relative_error or 0.0, _FLOOR)
         panel.plot([x], [y], marker=marker, color=colour, ls="none", ms=5, mec=style.PAPER, mew=0.4)
-        marks.append(Mark(x, y, str(number[_label(one)]), colour))
+        marks.append(Mark(x, y, str(number[_label(cost)]), colour))
     label_marks(panel, marks)
 
 
-def save_rate_distortion(found: CodecBenchmark, target: Path) -> None:
+def save_rate_distortion(benchmark: CodecBenchmark, target: Path) -> None:
     """TARGET.png and TARGET.svg; a suffix that is there is left out."""
-    save_drawing(draw_rate_distortion(found), target.absolute().parent, target.stem)
+    save_drawing(draw_rate_distortion(benchmark), target.absolute().parent, target.stem)

@@ -1,9 +1,11 @@
-"""Result folders to comparable groups: which runs stand side by side, in which order, under which name.
+"""Collect runs from result folders into comparable groups: which runs stand side by side, in which order, under which
+name.
 
-Runs of one codec over one network are one entry, whatever their seeds and however often they were repeated. Entries are compared
-with each other when their cells differ in nothing but codec and the links' profiles; any other difference (engine, timing,
-topology, schedule, micro-batches in flight) makes another group, which says what sets it apart. Settings of the optimiser that
-each codec has a value of its own for (they were tuned, or stated so) set no group apart; every figure says them.
+Runs of one codec over one network are one entry, whatever their seeds and however often they were repeated. Entries are
+compared with each other when their cells differ in nothing but the codec and the links' profiles; any other difference
+(engine, timing, topology, schedule, micro-batches in flight) makes another group, which says what sets it apart.
+Optimiser settings for which each codec has a value of its own, because they were tuned or stated so, do not set groups
+apart; every figure names them.
 """
 
 from __future__ import annotations
@@ -29,17 +31,17 @@ from testbed.spec import Cell
 BASELINE = "fp32"
 """The codec that speed-ups and losses are compared with."""
 SECOND_BASELINE = "bf16"
-"""What costs nothing to use: a codec must be faster than it to be worth its trouble."""
+"""The codec that costs nothing to use: another one must be faster to be worth its trouble."""
 _SEED = "training.seed"
 _CODEC_ORDER = (BASELINE, "bf16", "int8", "delta-int8")
 
 
 Links = tuple[LinkProfile, ...]
-"""The profiles of a network: one that all links have, or one a link."""
+"""The profiles of a network: one for all links, or one per link."""
 
 
 class Group(NamedTuple):
-    """Entries that differ in codec and network only."""
+    """Entries that differ only in codec and network."""
 
     label: str
     """What sets it apart from the other groups; empty when there is only one."""
@@ -54,19 +56,19 @@ class Group(NamedTuple):
     """The codecs of all groups, which share their colours."""
 
     def row(self, network: str) -> list[Entry]:
-        """What stands over one network, in the order of the codecs."""
+        """Return the entries over one network, in the order of the codecs."""
         return [self.cells[network, codec] for codec in self.codecs if (network, codec) in self.cells]
 
     def finished(self, network: str) -> list[Entry]:
         return [entry for entry in self.row(network) if entry.ok]
 
     def baseline(self, network: str, codec: str = BASELINE) -> Entry | None:
-        """fp32, or another codec, over the same network, if a run of it ended well."""
-        found = self.cells.get((network, codec))
-        return found if found is not None and found.ok else None
+        """Return the entry of fp32, or of another codec, over that network if a run of it ended well."""
+        entry = self.cells.get((network, codec))
+        return entry if entry is not None and entry.ok else None
 
     def compared(self, network: str, entry: Entry, codec: str = BASELINE) -> CodecComparison | None:
-        """An entry against that codec over the same network; None where either has no run that ended well."""
+        """Compare an entry with that codec over the same network; None where either has no run that ended well."""
         base = self.baseline(network, codec)
         return None if base is None or not entry.ok else _compare(entry, base)
 
@@ -82,7 +84,7 @@ def _compare(ours: Entry, base: Entry) -> CodecComparison:
 
 
 def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Run]:
-    """Of every cell (or of these) the runs that ended well, oldest first; where none did, the newest run."""
+    """Return, for every cell or for these, the runs that ended well, oldest first; where none did, the newest run."""
     found: dict[str, list[Run]] = {}
     for run in results.runs(experiment):
         if cell_ids is None or run.folder.parent.name in cell_ids:
@@ -91,13 +93,15 @@ def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Ru
 
 
 def read_runs(runs: Iterable[Run]) -> list[Result]:
-    """Cell and summary of each run."""
+    """Read each run's cell and summary."""
     return [Result(run, run.cell, run.summary) for run in runs]
 
 
 @functools.cache
 def codec_order(codec: str) -> tuple[int, float, str]:
-    """Sorting key: the oldest codecs first, then the others from wide to narrow, negative controls, and what cannot be read."""
+    """Return a sorting key: the oldest codecs, then the others from wide to narrow, negative controls, unreadable
+    texts.
+    """
     if codec in _CODEC_ORDER:
         return _CODEC_ORDER.index(codec), 0.0, codec
     others = len(_CODEC_ORDER)
@@ -109,13 +113,13 @@ def codec_order(codec: str) -> tuple[int, float, str]:
 
 
 def _network_order(links: Links) -> tuple[float, float, str]:
-    """By the slowest uplink."""
+    """Return a sorting key: the slowest uplink."""
     ups = [(-link.up.rate_bps, link.up.delay_ns) if link.up else (-math.inf, 0) for link in links]
     return (*max(ups), links[0].name)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted names -> values; lists as text, so that values can be told apart."""
+    """Return dotted names -> values; lists become text, which is hashable."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
@@ -126,12 +130,12 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _text(cell: Cell) -> str:
-    """All that decides a network, apart from its topology."""
+    """Return all that decides a network, apart from its topology."""
     return " ".join(map(canonical_json, cell.profiles))
 
 
 def _network_names(found: Sequence[Result]) -> dict[str, str]:
-    """Text of each network -> the name to show; a file that was changed between runs gets a mark."""
+    """Return the name to show for each network's text; a profile file that changed between runs adds a mark."""
     texts = {_text(result.cell): result.cell.network for result in found}
     names = list(texts.values())
     return {
@@ -145,7 +149,7 @@ def _network_names(found: Sequence[Result]) -> dict[str, str]:
 def _own(
     found: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Settings of the optimiser that follow from the codec -> codec -> value."""
+    """Return the optimiser settings that follow from the codec: setting -> codec -> value."""
     own = {}
     for key in varying:
         values: dict[str, set[Any]] = {}
@@ -159,7 +163,7 @@ def _own(
 
 
 def groups(found: Sequence[Result]) -> list[Group]:
-    """Comparable runs together. Of the same run twice the later one in the list counts."""
+    """Group comparable runs. Where a run is listed twice, the later one counts."""
     names = _network_names(found)
     settings = [_flat(result.cell.model_dump(mode="json", exclude={"codec", "profiles"})) for result in found]
     every = {key for one in settings for key in one}

@@ -1,4 +1,6 @@
-"""Each codec against both baselines, with intervals: what may be called faster, and how long it takes to the same loss."""
+"""Compare each codec with both baselines, with intervals: what may be called faster, and how long it takes to the same
+loss.
+"""
 
 from __future__ import annotations
 
@@ -35,35 +37,39 @@ class ComparisonTable(NamedTuple):
     """A group's comparisons, and the rules behind them."""
 
     sections: dict[str, list[ComparisonRow]]
-    """By network."""
+    """Network -> its rows."""
     target: float | None
-    """The loss to which time is counted: the worst of fp32's last validation losses, so that each of its runs reaches it."""
+    """The target of the time to loss: the worst of fp32's last validation losses, which all its runs reach."""
     rules: tuple[str, ...]
-    """How observations and intervals were had, once each."""
+    """How observations and intervals were computed, once each."""
 
 
-def _ratio(found: CodecComparison | None) -> Shown:
-    if found is None or found.speed_up is None:
+def _ratio(comparison: CodecComparison | None) -> Shown:
+    if comparison is None or comparison.speed_up is None:
         return _UNKNOWN
-    ends = interval(found.speed_up.interval, "{:.2f}")
-    return Shown(f"{found.speed_up.value:.2f}x", ends if found.separable else f"{ends} not separable".lstrip())
+    ends = interval(comparison.speed_up.interval, "{:.2f}")
+    return Shown(
+        f"{comparison.speed_up.value:.2f}x", ends if comparison.separable else f"{ends} not separable".lstrip()
+    )
 
 
-def _difference(found: CodecComparison | None) -> Shown:
-    if found is None or found.loss_difference is None:
+def _difference(comparison: CodecComparison | None) -> Shown:
+    if comparison is None or comparison.loss_difference is None:
         return _UNKNOWN
-    ends = interval(found.loss_difference.interval, "{:+.4f}")
-    doubt = "one seed" if not ends else "" if found.loss_separable else " not separable"
-    return Shown(f"{found.loss_difference.value:+.4f}", ends + doubt)
+    ends = interval(comparison.loss_difference.interval, "{:+.4f}")
+    doubt = "one seed" if not ends else "" if comparison.loss_separable else " not separable"
+    return Shown(f"{comparison.loss_difference.value:+.4f}", ends + doubt)
 
 
-def _time(found: TimeToLoss | None) -> Shown:
-    if found is None:
+def _time(reached: TimeToLoss | None) -> Shown:
+    if reached is None:
         return _UNKNOWN
-    if found.seconds is None:
-        return Shown(MISSING, found.words)
-    ends = found.seconds.interval
-    return Shown(f"{three(found.seconds.value)} s", "" if ends is None else f"[{three(ends.low)}, {three(ends.high)}]")
+    if reached.seconds is None:
+        return Shown(MISSING, reached.words)
+    ends = reached.seconds.interval
+    return Shown(
+        f"{three(reached.seconds.value)} s", "" if ends is None else f"[{three(ends.low)}, {three(ends.high)}]"
+    )
 
 
 def _step(entry: Entry) -> Shown:
@@ -76,14 +82,14 @@ def _step(entry: Entry) -> Shown:
 
 
 def target(group: Group) -> float | None:
-    """The default target of a group: of all networks the worst, as they should all be the same."""
+    """Return the default target of a group: the worst over all networks, which should all have the same."""
     bases = [base for network in group.networks if (base := group.baseline(network)) is not None]
-    found = [value for base in bases if (value := default_target(base.steps)) is not None]
-    return max(found, default=None)
+    targets = [value for base in bases if (value := default_target(base.steps)) is not None]
+    return max(targets, default=None)
 
 
 def comparison_table(group: Group) -> ComparisonTable:
-    """Every finished entry of a group."""
+    """Compare every finished entry of a group."""
     goal, rules, sections = target(group), dict[str, None](), dict[str, list[ComparisonRow]]()
     for network in group.networks:
         sections[network] = []
@@ -93,9 +99,9 @@ def comparison_table(group: Group) -> ComparisonTable:
                 for base in (BASELINE, SECOND_BASELINE)
             )
             reached = None if goal is None else time_to_loss(entry.steps, goal)
-            estimates = [one.speed_up for one in (first, second) if one is not None]
+            estimates = [base.speed_up for base in (first, second) if base is not None]
             estimates += [first.loss_difference] if first is not None else []
-            rules |= dict.fromkeys(one.rule for one in estimates if one is not None)
+            rules |= dict.fromkeys(estimate.rule for estimate in estimates if estimate is not None)
             sections[network].append(
                 ComparisonRow(entry, _step(entry), _ratio(first), _ratio(second), _difference(first), _time(reached))
             )

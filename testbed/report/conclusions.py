@@ -1,4 +1,4 @@
-"""What the runs show, in sentences that are computed from their numbers."""
+"""What the runs show, in sentences computed from their numbers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from testbed.report.collect import BASELINE, Group, codec_order
 from testbed.report.entry import OVERRUNS, Entry
 
 _NAMED = 4
-"""So many codecs are named in a sentence; of more, the fastest and the slowest."""
+"""How many codecs a sentence names; if there are more, the fastest and the slowest."""
 _STEADY = 1.15
-"""Compute times over one network that differ by more than this factor are worth a warning."""
+"""The ratio of compute times over one network above which a warning is due."""
 _SAME_BYTES = 0.005
-"""Payloads that differ by less than this share are called the same."""
+"""The relative difference below which payloads are called the same."""
 
 
 def _join(words: Sequence[str]) -> str:
@@ -26,19 +26,19 @@ def same_maths(group: Group) -> bool:
 
 
 def _differing(group: Group) -> list[str]:
-    """The codecs whose losses are not."""
+    """Return the codecs whose losses differ between networks or repeats."""
     first: dict[tuple[str, int], list[list[tuple[int, float]]]] = {}
-    found: dict[str, None] = {}
+    differing: dict[str, None] = {}
     for entry in group.entries:
         for run in entry.steps if entry.ok else ():
             losses = [[(point.step, point.loss) for point in points] for points in (run.train, run.validation)]
             if first.setdefault((entry.cell.codec, run.seed), losses) != losses:
-                found[entry.cell.codec] = None
-    return list(found)
+                differing[entry.cell.codec] = None
+    return list(differing)
 
 
 def conclusions(group: Group) -> list[str]:
-    """The sentences at the top of a report, the most important first."""
+    """Return the sentences at the top of a report, the most important first."""
     found = [sentence for network in group.networks if (sentence := _time(group, network))]
     more = (_bytes, _twins, _loss, _without, _controls, _choices, _ideal, _busy, _overruns, _unmeasured)
     return found + [sentence for make in more if (sentence := make(group))]
@@ -77,17 +77,17 @@ def _time(group: Group, network: str) -> str | None:
 
 
 def _doubt(entry: Entry, marked: bool) -> str:
-    """Where everything is doubtful, a sentence of its own says so."""
+    """Return a doubt in brackets. Where everything is doubtful, a sentence of its own says so instead."""
     return "" if entry.sound or not marked else " (overruns)" if entry.certified else " (not certified)"
 
 
 def _payloads(group: Group) -> dict[str, float]:
-    """Codec -> payload of a step over the first network that has it."""
-    found: dict[str, float] = {}
+    """Return codec -> payload per step over the first network that has it."""
+    payloads: dict[str, float] = {}
     for entry in group.entries:
         if entry.ok and entry.measured.payload_bytes_per_step:
-            found.setdefault(entry.cell.codec, entry.measured.payload_bytes_per_step)
-    return found
+            payloads.setdefault(entry.cell.codec, entry.measured.payload_bytes_per_step)
+    return payloads
 
 
 def _bytes(group: Group) -> str | None:
@@ -100,17 +100,17 @@ def _bytes(group: Group) -> str | None:
 
 
 def _twins(group: Group) -> str | None:
-    """Codecs that move as many bytes as one that they have inside."""
+    """Name the codecs that move as many bytes as one that they wrap."""
     payloads = _payloads(group)
-    found: dict[str, list[str]] = {}
+    twins: dict[str, list[str]] = {}
     for codec, payload in payloads.items():
         for other in sorted(remarks.wrapped_codecs(codec) & payloads.keys()):
             if abs(payload - payloads[other]) <= _SAME_BYTES * payloads[other]:
-                found.setdefault(other, []).append(codec)
+                twins.setdefault(other, []).append(codec)
     sentences = [
-        f"{_join(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in what is "
-        "rounded, not in how much is sent."
-        for other, codecs in found.items()
+        f"{_join(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in "
+        "what is rounded, not in how much is sent."
+        for other, codecs in twins.items()
     ]
     return " ".join(sentences) or None
 
@@ -122,7 +122,7 @@ def _controls(group: Group) -> str | None:
 
 
 def _choices(group: Group) -> str | None:
-    """What codecs that go by their link have taken."""
+    """Say what adaptive codecs chose."""
     sentences = []
     for entry in group.entries:
         if remarks.remark(entry.cell.codec) != remarks.MEASURES or not entry.choices:
@@ -151,28 +151,30 @@ def _loss(group: Group) -> str | None:
         network, base = finished[BASELINE]
         parts = []
         for codec, (over, entry) in sorted(finished.items(), key=lambda item: codec_order(item[0])):
-            found = group.compared(over, entry)
-            if codec != BASELINE and found is not None and found.loss_difference is not None:
-                difference = found.loss_difference
-                parts.append(
-                    f"{codec} {round(difference.value, 4) + 0.0:+.4f} {numbers.interval(difference.interval, '{:+.4f}')}".rstrip()
-                )
+            compared = group.compared(over, entry)
+            if codec != BASELINE and compared is not None and compared.loss_difference is not None:
+                difference = compared.loss_difference
+                ends = numbers.interval(difference.interval, "{:+.4f}")
+                parts.append(f"{codec} {round(difference.value, 4) + 0.0:+.4f} {ends}".rstrip())
         if parts:
             step = base.steps[0].validation[-1].step
             seeds = len({run.seed for run in base.steps})
             many = "one seed, so no difference can be told from chance" if seeds == 1 else f"{seeds} seeds"
             sentences.append(
-                f"Validation loss after {step} steps: fp32 {base.measured.validation_loss:.4f}; {_join(parts)} ({many})."
+                f"Validation loss after {step} steps: fp32 {base.measured.validation_loss:.4f}; {_join(parts)} "
+                f"({many})."
             )
     if len(group.networks) > 1 and any(entry.ok for entry in group.entries):
         differing = _differing(group)
         if wrong := [codec for codec in differing if remarks.remark(codec) != remarks.MEASURES]:
             sentences.append(
-                f"The losses of {_join(wrong)} differ between networks, which they must not: look at the runs before using them."
+                f"The losses of {_join(wrong)} differ between networks, which they must not: look at the runs before "
+                "using them."
             )
         elif differing:
             sentences.append(
-                f"The losses of {_join(differing)} differ between networks, as they may: it goes by what it measures of its link."
+                f"The losses of {_join(differing)} differ between networks, as they may: it goes by what it measures "
+                "of its link."
             )
         else:
             sentences.append(f"Each codec's losses are bit for bit the same over all {len(group.networks)} networks.")
@@ -180,19 +182,19 @@ def _loss(group: Group) -> str | None:
 
 
 def _without(group: Group) -> str | None:
-    """What the last evaluation is without the wire's codec, where the runs have made it."""
-    found: dict[str, float] = {}
+    """Say how the last evaluation changes without the codec at the boundaries, where the runs have made it."""
+    changes: dict[str, float] = {}
     stays = False
     for (_, codec), entry in group.cells.items():
         if not entry.ok or codec == BASELINE:
             continue
         with_codec, without = entry.measured.validation_loss, entry.measured.uncompressed_loss
-        if with_codec is not None and without is not None and codec not in found:
-            found[codec] = without - with_codec
+        if with_codec is not None and without is not None and codec not in changes:
+            changes[codec] = without - with_codec
             stays |= remarks.in_model(codec)
-    if not found:
+    if not changes:
         return None
-    parts = [f"{codec} {round(found[codec], 4) + 0.0:+.4f}" for codec in sorted(found, key=codec_order)]
+    parts = [f"{codec} {round(changes[codec], 4) + 0.0:+.4f}" for codec in sorted(changes, key=codec_order)]
     hint = " What a codec has put into the model stays there." if stays else ""
     return f"Evaluated with fp32 at the boundaries in place of the codec, the loss changes by: {_join(parts)}.{hint}"
 
@@ -207,26 +209,26 @@ def _ideal(group: Group) -> str | None:
         return None
     worst, at = min(shaped, key=lambda pair: pair[0])
     return (
-        f"Over shaped links the median step takes at most {1 / worst:.2f} times the ideal that its compute and bytes allow "
-        f"({at.cell.codec}, {at.cell.network})."
+        f"Over shaped links the median step takes at most {1 / worst:.2f} times the ideal that its compute and bytes "
+        f"allow ({at.cell.codec}, {at.cell.network})."
     )
 
 
 def _busy(group: Group) -> str | None:
-    """Codecs compute the same, so compute times that differ over one network mean that the machine had other work to do."""
+    """Warn where compute times differ over one network: codecs do not change them, so the machine had other work to do."""
     worst = 1.0
-    found = None
+    warning = None
     for network in group.networks:
         times = {e.cell.codec: e.measured.split.compute_s for e in group.finished(network) if e.measured.split}
         slow, fast = max(times, key=times.__getitem__, default=""), min(times, key=times.__getitem__, default="")
         if times and times[fast] > 0 and times[slow] / times[fast] > max(worst, _STEADY):
             worst = times[slow] / times[fast]
-            found = (
+            warning = (
                 f"The machine was not equally fast for all runs: over {network} the compute part of a step took "
                 f"{numbers.seconds(times[slow])} with {slow} and {numbers.seconds(times[fast])} with {fast}, "
                 "though codecs do not change it. Step times differ by as much for that reason alone."
             )
-    return found
+    return warning
 
 
 def _overruns(group: Group) -> str | None:

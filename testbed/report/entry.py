@@ -1,4 +1,4 @@
-"""What stands in one place of a table or figure: the runs of one codec over one network, and their numbers together."""
+"""An entry of a table or figure: the runs of one codec over one network, and their numbers together."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from testbed.results import Run
 from testbed.spec import Cell
 
 OVERRUNS = 0.01
-"""Share of overrun actions from which on an entry is marked."""
+"""The share of overrun actions above which an entry is marked."""
 TOO_MANY_OVERRUNS = 0.05
-"""From here on its times are not the emulated device's."""
+"""The share above which its times are not the emulated device's."""
 
 
 class Result(NamedTuple):
@@ -42,12 +42,12 @@ class Result(NamedTuple):
 
     @property
     def overruns(self) -> float:
-        """Share of actions whose maths took longer than the emulated device's; 0 where nothing is paced."""
+        """The share of actions whose maths took longer than on the emulated device; 0 where nothing is paced."""
         return 0.0 if self.summary is None else self.summary.overrun_share or 0.0
 
     @property
     def sound(self) -> bool:
-        """Whether its numbers can be relied on; what is not sound is drawn hollow."""
+        """Whether its numbers can be relied on; other runs are drawn hollow."""
         return self.certified and self.overruns <= TOO_MANY_OVERRUNS
 
     @property
@@ -80,12 +80,12 @@ class Entry:
 
     @property
     def cell(self) -> Cell:
-        """Of the first run; seeds apart, the others' too."""
+        """The first run's cell; the others differ in the seed only."""
         return self.results[0].cell
 
     @cached_property
     def good(self) -> tuple[Result, ...]:
-        """The runs that ended well: all numbers are theirs."""
+        """The runs that ended well; all numbers are theirs."""
         return tuple(result for result in self.results if result.ok)
 
     @property
@@ -104,31 +104,31 @@ class Entry:
 
     @property
     def overruns(self) -> float:
-        """Of the worst run."""
+        """The share of overrun actions in the worst run."""
         return max((result.overruns for result in self.good), default=0.0)
 
     @property
     def sound(self) -> bool:
-        """Whether all of its runs are."""
+        """Whether all of its runs are sound."""
         return self.ok and all(result.sound for result in self.good)
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What must be known about its numbers, in words."""
-        found = [] if self.certified else ["not certified"]
+        marks = [] if self.certified else ["not certified"]
         if self.overruns > OVERRUNS:
-            found.append(
+            marks.append(
                 f"{'invalid: ' if self.overruns > TOO_MANY_OVERRUNS else ''}{self.overruns:.1%} overruns".replace(
                     "%", " %"
                 )
             )
         if self.cell.timing == "replay":
-            found.append("replay")
+            marks.append("replay")
         if said := remark(self.cell.codec):
-            found.append(said)
+            marks.append(said)
         ended = {result.measured.ended for result in self.good}
-        found += [f"ended by {why}" for why in ("target", "budget") if why in ended]
-        return tuple(found)
+        marks += [f"ended by {why}" for why in ("target", "budget") if why in ended]
+        return tuple(marks)
 
     @property
     def count(self) -> str:
@@ -149,21 +149,21 @@ class Entry:
 
     @cached_property
     def choices(self) -> dict[tuple[int, Direction], Counter[str]]:
-        """Of a codec that goes by its link: how often it took which of its codecs in training, by boundary and direction."""
-        found: dict[tuple[int, Direction], Counter[str]] = {}
+        """How often an adaptive codec chose each of its codecs in training, by boundary and direction."""
+        choices: dict[tuple[int, Direction], Counter[str]] = {}
         for run, cell, _ in self.good:
             for stage in range(cell.pipeline.stages):
                 frames = (frame for record in run.steps(stage) if record.phase == "train" for frame in record.sent)
                 for frame in frames:
                     if frame.choice is not None:
                         boundary = stage if frame.direction == "forward" else stage - 1
-                        found.setdefault((boundary, frame.direction), Counter())[frame.choice] += 1
-        return dict(sorted(found.items()))
+                        choices.setdefault((boundary, frame.direction), Counter())[frame.choice] += 1
+        return dict(sorted(choices.items()))
 
     def only(self, cell_id: str) -> Entry | None:
-        """Its runs of one cell, that is of one seed; None where there is none."""
-        found = tuple(result for result in self.results if result.run.folder.parent.name == cell_id)
-        return Entry(found) if found else None
+        """Return an entry with its runs of one cell, that is of one seed; None where there are none."""
+        runs = tuple(result for result in self.results if result.run.folder.parent.name == cell_id)
+        return Entry(runs) if runs else None
 
     @property
     def typical(self) -> Result:
@@ -175,9 +175,9 @@ class Entry:
     def measured(self) -> Summary:
         """Combine the summaries of the good runs; a single run keeps its own. ResultsError where no run ended well.
 
-        The step's time and interval are those of `metrics.statistics`, losses are the mean of the seeds, overruns those of the
-        worst run, measured steps a sum. Every other number is the median of the runs that know it, and what is not a number
-        (None where they differ) is what all runs agree on.
+        The step's time and interval are those of `metrics.statistics`, losses are the mean of the seeds, overruns those
+        of the worst run, measured steps a sum. Every other number is the median of the runs that know it, and what is
+        not a number (None where they differ) is what all runs agree on.
         """
         if not self.ok:
             raise ResultsError(f"{self.results[-1].run.folder} holds no run that ended well")

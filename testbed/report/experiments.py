@@ -1,4 +1,5 @@
-"""What the figure programs of experiments/ share: runs and curves as frames, bands over seeds, captions, tables in Markdown.
+"""What the figure programs of experiments/ share: frames of runs and curves, bands over seeds, captions, Markdown
+tables.
 
 Such a program reads a sweep's results, writes figures and summary.csv beside its README, and prints the README's table.
 """
@@ -23,13 +24,13 @@ from testbed.report.numbers import markdown_table
 from testbed.results import Run
 
 _LARGEST_SVG = 300_000
-"""Bytes: a larger one is not worth its place in a repository."""
+"""The largest SVG, in bytes, that is worth its place in a repository."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
 
 
 def folders(name: str, what: str) -> tuple[Path, Path]:
-    """(results, output) from the command line of experiments/NAME/figures.py; `what` is its help."""
+    """Return (results, output) from the command line of experiments/NAME/figures.py; `what` is its help."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument(
         "--results", type=Path, default=Path("results") / name, help="of the sweep (default: %(default)s)"
@@ -37,16 +38,17 @@ def folders(name: str, what: str) -> tuple[Path, Path]:
     parser.add_argument(
         "--output", type=Path, default=Path("experiments") / name, help="for what is written (%(default)s)"
     )
-    found = parser.parse_args()
-    found.output.mkdir(parents=True, exist_ok=True)
-    return found.results, found.output
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    return arguments.results, arguments.output
 
 
 def finished_runs(folder: str | Path) -> Any:
-    """A pandas.DataFrame with a row for each run of the last sweep that ended well, by codec, profile, seed and run.
+    """Return a pandas.DataFrame with a row for each run of the last sweep that ended well, by codec, profile, seed and
+    run.
 
-    The columns of `testbed.load`, and besides: profile and seed (short for network and training.seed), certified, and in words
-    links, transport, pipeline, compute and machine. ResultsError when no run ended well.
+    The columns of `testbed.load`, and besides: profile and seed (short for network and training.seed), certified, and
+    in words links, transport, pipeline, compute and machine. ResultsError when no run ended well.
     """
     folder = Path(folder)
     frame = testbed.load(folder)
@@ -58,8 +60,8 @@ def finished_runs(folder: str | Path) -> Any:
     frame = frame.assign(
         profile=frame.network, seed=frame["training.seed"].astype(int), certified=frame.certificate == "PASS"
     )
-    words = [_words(Run(folder / one)) for one in frame.folder]
-    frame = frame.assign(**{name: [one[name] for one in words] for name in words[0]})
+    words = [_words(Run(folder / run)) for run in frame.folder]
+    frame = frame.assign(**{name: [said[name] for said in words] for name in words[0]})
     return frame.sort_values(["codec", "profile", "seed", "run"]).reset_index(drop=True)
 
 
@@ -75,10 +77,11 @@ def _words(run: Run) -> dict[str, str]:
 
 
 def curves(folder: str | Path, value: str = "loss") -> Any:
-    """A pandas.DataFrame with a row for each step and evaluation of each run that ended well.
+    """Return a pandas.DataFrame with a row for each step and evaluation of each run that ended well.
 
-    Columns: cell_id, run, codec, profile, seed, phase (train, evaluation, uncompressed), step (optimiser steps done before it),
-    end_s (seconds spent in training steps until then; evaluations are left out) and `value`, a column of `testbed.steps`.
+    Columns: cell_id, run, codec, profile, seed, phase (train, evaluation, uncompressed), step (optimiser steps done
+    before it), end_s (seconds spent in training steps until then; evaluations are left out) and `value`, a column of
+    `testbed.steps`.
     """
     steps = testbed.steps(folder).sort_values([*RUN, "begin_s"])
     trained = steps.step_s.where(steps.phase == "train", 0.0)
@@ -97,7 +100,10 @@ def band(
     dash: Any = "-",
     **line: Any,
 ) -> None:
-    """The mean of the seeds as a line, and a band from the lowest to the highest. `per_seed`: (seeds, points), `x`: (points)."""
+    """Draw the mean of the seeds as a line, and a band from the lowest to the highest.
+
+    `per_seed`: (seeds, points), `x`: (points).
+    """
     rows = np.asarray(per_seed, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[1] != len(x):
         raise ValueError(f"{label}: {rows.shape} losses for {len(x)} points; each seed needs one at each point")
@@ -106,9 +112,10 @@ def band(
 
 
 def caption(frame: Any) -> str:
-    """What runs were made with, for the foot of a figure; `frame` as `runs` returns it, or a part of it."""
+    """Say what runs were made with, for the foot of a figure; `frame` as `finished_runs` returns it, or a part of it."""
     lines = [
-        f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing {_all(frame.timing)}",
+        f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing "
+        f"{_all(frame.timing)}",
         "; ".join(
             f"{name}: {links}, TCP {how}" for name, links, how in _distinct(frame, "profile", "links", "transport")
         ),
@@ -128,7 +135,7 @@ def _all(values: Iterable[object]) -> str:
 
 
 def markdown_of(frame: Any) -> str:
-    """A table of texts and numbers as Markdown; columns of numbers are aligned to the right, what is missing is a dash."""
+    """Write a frame as a Markdown table: columns of numbers are aligned to the right, what is missing is a dash."""
     headings = [str(name) for name in frame.columns]
     right = {heading for heading, kind in zip(headings, frame.dtypes, strict=True) if kind.kind in "iuf"}
     rows = [
@@ -147,7 +154,10 @@ def _text(cell: object) -> str:
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """NAME.png, and NAME.svg where that is small, into an existing folder. The same figure gives the same bytes."""
+    """Write NAME.png, and NAME.svg where that is small, into an existing folder.
+
+    The same figure gives the same bytes.
+    """
     written = []
     kinds: tuple[Literal["png", "svg"], ...] = ("png", "svg")
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""One step of a run as a Gantt chart: what each stage did, and which frames were on their way."""
+"""One step of a run as a Gantt chart: what each stage did, and which frames were in flight."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from testbed.report.entry import Result
 from testbed.report.style import INK, MUTED, PAPER, Look
 
 _ROW = 0.36
-"""Height of a row, inches."""
+"""The height of a row, in inches."""
 _DIGIT = 0.075
-"""Width of a digit on a bar, inches."""
+"""The width of a digit on a bar, in inches."""
 _LANES = 4
-"""Frames of one boundary that are drawn below each other; more of them lie on top of each other."""
+"""How many frames of one boundary are drawn below each other; further ones lie on top of each other."""
 _MOST_NUMBERED = 2
-"""Lanes, beside each other in a row, that are high enough for a number."""
+"""The largest number of lanes in a row that are still high enough for a number."""
 _AXES = 8.6
-"""Width of the time axis, inches."""
+"""The width of the time axis, in inches."""
 
 
 def _mixed(colour: str, other: str, share: float) -> str:
@@ -38,7 +38,7 @@ def _mixed(colour: str, other: str, share: float) -> str:
 
 
 def _fills(look: Look) -> dict[Activity, str]:
-    """Shades of the codec's colour for what passes on tensors; ink for the codec's own work; pale where nothing is done."""
+    """Return shades of the codec's colour for forward and backward, ink for the codec's own work, pale for waiting."""
     return {
         "forward": _mixed(look.colour, PAPER, 0.35),
         "backward": _mixed(look.colour, INK, 0.25),
@@ -52,7 +52,7 @@ def _fills(look: Look) -> dict[Activity, str]:
 
 
 def median_step(steps: Sequence[PipelineStep]) -> PipelineStep | None:
-    """Of the steps that count the one whose duration is nearest to their median; None where there is none."""
+    """Return the counted step whose duration is nearest to their median; None where there is none."""
     chosen = steady(steps)
     if not chosen:
         return None
@@ -61,14 +61,14 @@ def median_step(steps: Sequence[PipelineStep]) -> PipelineStep | None:
 
 
 def _lanes(times: Sequence[tuple[float, float]]) -> list[int]:
-    """For each (begin, end), in order of their begin, the first lane that is free then; the last one where none is."""
+    """Give each (begin, end), in order of their begin, the first lane that is free then; the last one where none is."""
     free = [float("-inf")] * _LANES
-    found = []
+    chosen = []
     for begin, end in times:
         lane = next((number for number, until in enumerate(free) if until <= begin), _LANES - 1)
         free[lane] = max(free[lane], end)
-        found.append(lane)
-    return found
+        chosen.append(lane)
+    return chosen
 
 
 class _Chart:
@@ -104,7 +104,10 @@ class _Chart:
 
 
 def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
-    """The measured step of a run whose duration is nearest to the median. ResultsError where the run has no measured step."""
+    """Draw the measured step whose duration is nearest to the median.
+
+    ResultsError where the run has no measured step.
+    """
     cell, stages = result.cell, result.cell.pipeline.stages
     step = median_step(align([result.run.steps(stage) for stage in range(stages)]))
     if step is None:
@@ -137,12 +140,12 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
 
 
 def _frames(chart: _Chart, row: int, step: PipelineStep, pair: tuple[int, int], fills: dict[Activity, str]) -> None:
-    """The frames from one stage to another; several at once lie below each other."""
-    found = [flight for flight in flights(step.records) if (flight.sender, flight.receiver) == pair]
-    found.sort(key=lambda flight: flight.sent.first_byte_ns)
-    lanes = _lanes([(flight.sent.first_byte_ns, flight.end_ns) for flight in found])
+    """Draw the frames from one stage to another; several at once lie below each other."""
+    sent_here = [flight for flight in flights(step.records) if (flight.sender, flight.receiver) == pair]
+    sent_here.sort(key=lambda flight: flight.sent.first_byte_ns)
+    lanes = _lanes([(flight.sent.first_byte_ns, flight.end_ns) for flight in sent_here])
     used = max(lanes, default=0) + 1
-    for flight, lane in zip(found, lanes, strict=True):
+    for flight, lane in zip(sent_here, lanes, strict=True):
         y, sent = row + 0.72 * ((lane + 0.5) / used - 0.5), flight.sent
         queued = [chart.at(sent.queued_ns), chart.at(sent.first_byte_ns)]
         chart.axes.plot(queued, [y, y], color=MUTED, lw=0.8, solid_capstyle="butt")
@@ -160,15 +163,15 @@ def _caption(result: Result, step: PipelineStep) -> str:
         else ""
     )
     return (
-        f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}. Numbers are "
-        "micro-batches. Above: what each stage did. Below: frames from one stage to another, activations in the shade of forward "
-        "and gradients in that of backward, from the first byte handed to the kernel to the last byte received; a thin line in "
-        f"front: the frame waited for the one before it.{early}"
+        f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}. Numbers "
+        "are micro-batches. Above: what each stage did. Below: frames from one stage to another, activations in the "
+        "shade of forward and gradients in that of backward, from the first byte handed to the kernel to the last "
+        f"byte received; a thin line in front: the frame waited for the one before it.{early}"
     )
 
 
 def usual(group: Group, settings: str) -> list[Drawing]:
-    """fp32 and the fastest other codec over the slowest network on which a run finished."""
+    """Draw fp32 and the fastest other codec over the slowest network on which a run finished."""
     looks = group_looks(group)
     for network in reversed(group.networks):
         timed = [entry for entry in group.finished(network) if entry.measured.step_s is not None]

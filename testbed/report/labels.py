@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from testbed.report import style
 
 _TOGETHER = 4.0
-"""Points of the page within which marks share a label."""
+"""The distance, in points of the page, within which marks share a label."""
 _MARK, _DIGIT, _LINE = 4.0, 3.9, 7.0
-"""Half a mark, and a label's character and height, in points of the page."""
+"""Half a mark's size, and the width and height of a label's character, in points of the page."""
 
 
 class Mark(NamedTuple):
@@ -42,7 +42,7 @@ class _Box(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """Where marks lie that share a label, in points of the page."""
+    """The place of marks that share a label, in points of the page."""
 
     x: float
     y: float
@@ -54,7 +54,7 @@ class _Spot(NamedTuple):
 
 
 def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
-    """Scales and limits of the panel must be set before. Marks that lie upon each other share a label."""
+    """Label the marks of a panel whose scales and limits are set. Marks that cover each other share a label."""
     spots: list[_Spot] = []
     for mark in marks:
         across, up = (float(value) for value in panel.transData.transform((mark.x, mark.y)) * 72 / panel.figure.dpi)
@@ -85,7 +85,7 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
 
 
 def _free(spot: _Spot, width: float, taken: list[_Box]) -> _Box:
-    """The nearest place for a label of that width beside a spot that meets nothing, the last one tried if there is none."""
+    """Return the nearest free place for a label of that width beside a spot; the last one tried if there is none."""
     box = spot.box
     for distance in (_MARK + 1, 2 * _MARK, 4 * _MARK, 6 * _MARK, 8 * _MARK):
         for across, up in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):

@@ -1,4 +1,4 @@
-"""Loss against training time and against steps."""
+"""Figures of the loss against training time and against steps."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ class CombinedCurve(NamedTuple):
 
 
 def window(points: Sequence[LossPoint]) -> int:
-    """How many steps a smoothed training loss averages over: odd, about a fifteenth of all."""
+    """Return how many steps a smoothed training loss averages over: an odd number, about a fifteenth of all."""
     return len(points) // 30 * 2 + 1
 
 
 def smooth(points: Sequence[LossPoint]) -> list[LossPoint]:
-    """Each loss as the mean of the steps around it (a mean of past steps alone would lag behind); fewer at the ends."""
+    """Replace each loss by the mean of the steps around it, fewer at the ends; a mean of past steps alone would lag
+    behind.
+    """
     half = window(points) // 2
     smoothed = []
     for index, point in enumerate(points):
         near = points[max(0, index - half) : index + half + 1]
-        smoothed.append(point._replace(loss=sum(one.loss for one in near) / len(near)))
+        smoothed.append(point._replace(loss=sum(other.loss for other in near) / len(near)))
     return smoothed
 
 
 def combine_curves(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint]]) -> CombinedCurve:
-    """One curve of each run as one. Runs of a seed have the same losses: each seed counts once in the band."""
+    """Combine one curve of each run. Runs of a seed have the same losses, so each seed counts once in the band."""
     band = bands(list({run.seed: curve for run, curve in zip(runs, curves, strict=True)}.values()))
     moments: dict[int, list[float]] = {}
     for curve in curves:
@@ -56,10 +58,12 @@ def combine_curves(runs: Sequence[RunSteps], curves: Sequence[Sequence[LossPoint
     )
 
 
-def less(
+def differences(
     curves: Sequence[Sequence[LossPoint]], runs: Sequence[RunSteps], base: Mapping[int, Mapping[int, float]]
 ) -> list[list[LossPoint]]:
-    """Each curve less that of the same seed in `base` (seed -> step -> loss); empty where that seed is not there."""
+    """Return the difference of each curve from the same seed in `base` (seed -> step -> loss); empty where that is
+    missing.
+    """
     return [
         [
             point._replace(loss=point.loss - base[run.seed][point.step])
@@ -106,14 +110,14 @@ def _mark(axes: Axes, line: CombinedCurve, entry: Entry, look: Look, *, time: bo
 
 
 def loss_against_time(group: Group, settings: str) -> Drawing:
-    """Loss against training time, one panel per network."""
-    found, title = group_looks(group), "Loss against training time"
+    """Draw the loss against training time, one panel per network."""
+    looks, title = group_looks(group), "Loss against training time"
     figure, panels = network_panels(group, title, 2.45, codec_legend(group), settings)
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     losses = [point.loss for run in runs for point in (*run.train, *run.validation)]
     for index, (network, axes) in enumerate(panels.items()):
         for entry in group.finished(network):
-            _plot(axes, entry, found[entry.cell.codec], time=True)
+            _plot(axes, entry, looks[entry.cell.codec], time=True)
         axes.set_xlabel("training time, s")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -123,18 +127,19 @@ def loss_against_time(group: Group, settings: str) -> Drawing:
         if index % columns_for(len(panels)) == 0:
             axes.set_ylabel("loss, nats per token")
     caption = (
-        f"{_words(group)} Markers: validation loss, with the codec in place. Time is the sum of the training steps, without "
-        "evaluations. The panels share the loss axis; their time axes differ."
+        f"{_words(group)} Markers: validation loss, with the codec in place. Time is the sum of the training steps, "
+        "without evaluations. The panels share the loss axis; their time axes differ."
     )
     return Drawing("loss-time", title, caption, figure)
 
 
 def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Drawing:
-    """Loss against steps, and how far each codec is from fp32, seed by seed.
+    """Draw the loss against steps, and its difference from fp32, seed by seed.
 
-    With `same_maths` (each codec's losses are the same over every network) a codec is drawn once, else every entry is drawn.
+    With `same_maths` (each codec's losses are the same over every network) a codec is drawn once, else every entry is
+    drawn.
     """
-    found, title = group_looks(group), "Loss against steps"
+    looks, title = group_looks(group), "Loss against steps"
     figure, (left, right) = canvas(title, 2.75, codec_legend(group), settings, 2, columns=2)
     finished = [entry for entry in group.entries if entry.ok]
     first: dict[str, Entry] = {}
@@ -145,13 +150,13 @@ def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Draw
     train = {run.seed: {point.step: point.loss for point in smooth(run.train)} for run in base}
     validation = {run.seed: {point.step: point.loss for point in run.validation} for run in base}
     for entry in first.values() if same_maths else finished:
-        look, runs = found[entry.cell.codec], entry.steps
+        look, runs = looks[entry.cell.codec], entry.steps
         _plot(left, entry, look, time=False)
-        line = combine_curves(runs, less([smooth(run.train) for run in runs], runs, train))
+        line = combine_curves(runs, differences([smooth(run.train) for run in runs], runs, train))
         if line.seeds > 1:
             right.fill_between(line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
         right.plot(line.steps, line.losses, color=look.colour, ls=look.dash)
-        _mark(right, combine_curves(runs, less([run.validation for run in runs], runs, validation)), entry, look)
+        _mark(right, combine_curves(runs, differences([run.validation for run in runs], runs, validation)), entry, look)
     left.set_title("loss")
     left.set_ylabel("loss, nats per token")
     right.set_title("difference from fp32 (above 0 is worse)")

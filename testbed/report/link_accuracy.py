@@ -1,4 +1,4 @@
-"""The accuracy grid as tables: cells that a terminal and a Markdown page share, and the page."""
+"""The grid of link accuracy as tables for the terminal and a Markdown page, and that page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from testbed.records import Measurement
 from testbed.report.numbers import markdown_table
 
 FAILED = " !"
-"""Behind a cell that is out of tolerance."""
+"""The mark after a cell that is out of tolerance."""
 _COLUMNS: tuple[AccuracyColumn, ...] = ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
 HEADINGS = ("rate", "delay", "processors", "RTT", "goodput", "256 KiB", "4 MiB", "queue", "verdict")
 LOSS_HEADINGS = (
@@ -37,19 +37,19 @@ LOSS_HEADINGS = (
 AGREEMENT_HEADINGS = ("quantity", "compared", "furthest apart", "at", "verdict")
 
 
-def _worst(found: Sequence[Measurement]) -> Measurement | None:
-    """Of both directions the one that lies furthest from what was asked, in its own tolerance."""
+def _worst(measurements: Sequence[Measurement]) -> Measurement | None:
+    """Return the direction that lies furthest from what was asked, relative to its own tolerance."""
 
     def distance(m: Measurement) -> float:
         if m.measured is None or m.expected is None:
             return float("inf") if m.verdict == "FAIL" else 0.0
         return abs(m.measured - m.expected) / (m.tolerance or 1e-12)
 
-    return max(found, key=lambda m: (m.verdict == "FAIL", distance(m)), default=None)
+    return max(measurements, key=lambda m: (m.verdict == "FAIL", distance(m)), default=None)
 
 
-def _deviation(found: Sequence[Measurement]) -> str:
-    worst = _worst(found)
+def _deviation(measurements: Sequence[Measurement]) -> str:
+    worst = _worst(measurements)
     if worst is None or worst.measured is None or worst.expected is None:
         return "none" + (FAILED if worst is None or worst.verdict == "FAIL" else "")
     difference = worst.measured - worst.expected
@@ -69,8 +69,8 @@ def _verdict(result: PointResult) -> str:
     return ("PASS" if result.passed else "FAIL") + (", second attempt" if result.certificate.rejected else "")
 
 
-def accuracy_rows(found: Accuracy) -> list[tuple[str, ...]]:
-    """Under HEADINGS: how far each quantity lies from the ideal, the worse of both directions."""
+def accuracy_rows(accuracy: Accuracy) -> list[tuple[str, ...]]:
+    """Return rows under HEADINGS: how far each quantity lies from the ideal, the worse of both directions."""
     return [
         (
             units.format_rate(result.point.rate_bps),
@@ -79,13 +79,15 @@ def accuracy_rows(found: Accuracy) -> list[tuple[str, ...]]:
             *(_deviation(column_measurements(result, column)) for column in _COLUMNS),
             _verdict(result),
         )
-        for result in found.ordered()
+        for result in accuracy.ordered()
         if result.point.loss is None
     ]
 
 
-def loss_accuracy_rows(found: Accuracy) -> list[tuple[str, ...]]:
-    """Under LOSS_HEADINGS: shares of packets with the tolerance that their number allows, mean bursts in packets."""
+def loss_accuracy_rows(accuracy: Accuracy) -> list[tuple[str, ...]]:
+    """Return rows under LOSS_HEADINGS: shares of packets with the tolerance that their number allows, mean bursts in
+    packets.
+    """
     return [
         (
             result.point.loss.model,
@@ -96,67 +98,76 @@ def loss_accuracy_rows(found: Accuracy) -> list[tuple[str, ...]]:
             *(_count(result, "burst", way, "{:.2f}") for way in LINK_DIRECTIONS),
             _verdict(result),
         )
-        for result in found.ordered()
+        for result in accuracy.ordered()
         if result.point.loss is not None
     ]
 
 
 def _count(result: PointResult, column: AccuracyColumn, way: str, form: str) -> str:
-    found = next((m for m in column_measurements(result, column) if m.direction == way), None)
-    if found is None or found.measured is None:
-        return "-" if found is None else "none" + FAILED
-    text = form.format(found.measured) + (f" ± {form.format(found.tolerance)}" if found.tolerance is not None else "")
-    return text + (FAILED if found.verdict == "FAIL" else "")
+    measurement = next((m for m in column_measurements(result, column) if m.direction == way), None)
+    if measurement is None or measurement.measured is None:
+        return "-" if measurement is None else "none" + FAILED
+    text = form.format(measurement.measured) + (
+        f" ± {form.format(measurement.tolerance)}" if measurement.tolerance is not None else ""
+    )
+    return text + (FAILED if measurement.verdict == "FAIL" else "")
 
 
 def agreement_rows(first: Accuracy, second: Accuracy) -> list[tuple[str, ...]]:
-    """Under AGREEMENT_HEADINGS: the engines against each other, a row a quantity."""
+    """Return rows under AGREEMENT_HEADINGS: the engines compared with each other, one row per quantity."""
     kinds: dict[str, list[Agreement]] = {}
-    for one in agreement(first, second):
-        kinds.setdefault(one.detail.split(",")[0] if one.quantity == "message" else one.quantity, []).append(one)
-    found: list[tuple[str, ...]] = []
+    for pair in agreement(first, second):
+        kinds.setdefault(pair.detail.split(",")[0] if pair.quantity == "message" else pair.quantity, []).append(pair)
+    rows: list[tuple[str, ...]] = []
     for kind, group in kinds.items():
-        worst = max(group, key=lambda one: (not one.holds, one.share))
+        worst = max(group, key=lambda pair: (not pair.holds, pair.share))
         apart = f"{worst.share:.2%}" + (f" ({abs(worst.first - worst.second):.2f} ms)" if worst.unit == "ms" else "")
         place = f"{worst.point.name}, {worst.direction}"
-        found.append((kind, str(len(group)), apart, place, "PASS" if all(one.holds for one in group) else "FAIL"))
-    return found
+        rows.append((kind, str(len(group)), apart, place, "PASS" if all(pair.holds for pair in group) else "FAIL"))
+    return rows
 
 
-def machine_line(found: Accuracy) -> str:
-    """Where and when, in one line."""
-    about = found.machine
+def machine_line(accuracy: Accuracy) -> str:
+    """Say where and when it was measured, in one line."""
+    about = accuracy.machine
     guest = " (the guest kernel)" if about.get("guest_kernel") else ""
     cores = about.get("cores")
     processor = f"{about.get('cpu_model') or 'unknown processor'}, {cores} processor{'' if cores == 1 else 's'}"
-    return f"engine {found.engine}: {processor}, Linux {about.get('kernel')}{guest}, {str(about.get('taken_at'))[:10]}"
+    return (
+        f"engine {accuracy.engine}: {processor}, Linux {about.get('kernel')}{guest}, {str(about.get('taken_at'))[:10]}"
+    )
 
 
 _METHOD = f"""# How true the links are
 
 Printed by `python -m testbed bench links --page docs/accuracy.md`, from measurements on the machines named below.
 
-Each row is a lab of one node and one link, the same both ways, measured by the full form of the certificate that every run gets
-in its quick form. `delay` is one way. TCP is cubic, without slow start after idle, and the link's buffer is two round trips long,
-50 ms at least, so that what is measured is the link and not a window. A cell is the distance from the ideal, which follows from
-the profile's numbers alone (rate x payload / packet for goodput; delay and serialisation for the RTT and for a message), in the
-direction that is worse. The RTT is that of an 84-byte packet, accepted within 0.3 ms or 1 %; goodput over 3 s, within 1 %;
-messages, each sent one second after the last one, median of three, within 3 % or 0.5 ms; `queue` is how long a full buffer delays
-a packet, within 10 %. `busy`: every processor also runs a program that never sleeps.
-`{FAILED.strip()}` marks what is out of tolerance,
-`second attempt` a link that was measured twice, as a certificate allows. Losses carry the interval that their number allows.
+Each row is a lab of one node and one link with the same profile both ways, measured by the full form of the certificate
+that every run gets in its quick form. `delay` is one way. TCP is cubic, without slow start after idle, and the link's
+buffer is two round trips long, at least 50 ms, so that the link is measured and not a window. A cell is the distance
+from the ideal, which follows from the profile's numbers alone (rate x payload / packet for goodput; delay and
+serialisation for the RTT and for a message), in the worse direction. The RTT is that of an 84-byte packet, accepted
+within 0.3 ms or 1 %; goodput over 3 s, within 1 %; messages, each sent one second after the last one, median of three,
+within 3 % or 0.5 ms; `queue` is how long a full buffer delays a packet, within 10 %. `busy`: every processor also runs
+a program that never sleeps. `{FAILED.strip()}` marks what is out of tolerance, `second attempt` a link that was
+measured twice, as a certificate allows. Losses carry the interval that their number allows.
 """
 
 
-def accuracy_page(found: Sequence[Accuracy]) -> str:
-    """docs/accuracy.md."""
+def accuracy_page(grids: Sequence[Accuracy]) -> str:
+    """Write docs/accuracy.md."""
     parts = [_METHOD]
-    for one in found:
-        parts.append(f"## Engine {one.engine}\n\n{machine_line(one)}\n\n{markdown_table(HEADINGS, accuracy_rows(one))}")
-        if lossy := loss_accuracy_rows(one):
+    for grid in grids:
+        parts.append(
+            f"## Engine {grid.engine}\n\n{machine_line(grid)}\n\n{markdown_table(HEADINGS, accuracy_rows(grid))}"
+        )
+        if lossy := loss_accuracy_rows(grid):
             parts.append(markdown_table(LOSS_HEADINGS, lossy))
-    if len(found) == 2:
-        accepted = f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed with both:"
-        table = markdown_table(AGREEMENT_HEADINGS, agreement_rows(*found))
+    if len(grids) == 2:
+        accepted = (
+            f"Within {AGREEMENT:.0%} of each other, or {AGREEMENT_MS} ms, in times and rates of the links that passed "
+            "with both:"
+        )
+        table = markdown_table(AGREEMENT_HEADINGS, agreement_rows(*grids))
         parts.append(f"## The engines against each other\n\n{accepted}\n\n{table}")
     return "\n".join(parts)

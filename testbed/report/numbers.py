@@ -12,7 +12,9 @@ _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def three(value: float | None) -> str:
-    """Three significant digits, never an exponent: 1234.5 -> '1234' (rounded half to even), 1.234 -> '1.23', None -> '-'."""
+    """Write three significant digits without an exponent: 1234.5 -> '1234' (half to even), 1.234 -> '1.23', None ->
+    '-'.
+    """
     if value is None or not math.isfinite(value):
         return MISSING
     rounded = float(f"{value:.3g}")
@@ -21,27 +23,27 @@ def three(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """0.4123 -> '412 ms', 12.3 -> '12.3 s'."""
+    """Write a duration: 0.4123 -> '412 ms', 12.3 -> '12.3 s'."""
     if value is None:
         return MISSING
     return f"{three(value * 1e3)} ms" if value < 1 else f"{three(value)} s"
 
 
 def size(value: float | None) -> str:
-    """1_048_576 -> '1.05 MB'."""
+    """Write a size in bytes: 1_048_576 -> '1.05 MB'."""
     if value is None:
         return MISSING
     unit, name = next(((u, n) for u, n in _SIZES if value >= u), (1.0, "B"))
     return f"{three(value / unit)} {name}" if unit > 1 else f"{value:.0f} B"
 
 
-def interval(found: Interval | tuple[float, float] | None, form: str) -> str:
-    """'[1.32, 1.39]'; empty where there is none."""
-    return "" if found is None else f"[{form.format(found[0])}, {form.format(found[1])}]"
+def interval(ends: Interval | tuple[float, float] | None, form: str) -> str:
+    """Write an interval as '[1.32, 1.39]'; empty where there is none."""
+    return "" if ends is None else f"[{form.format(ends[0])}, {form.format(ends[1])}]"
 
 
 def byte_unit(values: Iterable[float | None]) -> tuple[float, str]:
-    """The unit that suits the largest."""
+    """Return the unit that suits the largest value, as its factor and name."""
     largest = max((value for value in values if value is not None), default=0.0)
     return next(((unit, name) for unit, name in _SIZES if largest >= unit), _SIZES[-1])
 

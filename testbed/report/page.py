@@ -1,4 +1,7 @@
-"""The report: one HTML page that needs nothing else, with its figures beside it as PNG and SVG. Reads results, starts nothing."""
+"""The report: one self-contained HTML page, with its figures beside it as PNG and SVG.
+
+Reads results, starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -60,28 +63,31 @@ class _Certified(NamedTuple):
     checks: list[_Check]
     verdict: str
     missing: str
-    """'before', 'after', 'before or after' where the links were not measured; empty where they were both times."""
+    """When the links were not measured: 'before', 'after' or 'before or after'; empty where they were both times."""
     again: str
     """What failed in a first attempt that was repeated; empty where nothing did."""
 
 
 def write_report(experiment: Path, page: Path) -> Path:
-    """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures` beside it.
+    """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures`
+    beside it.
 
-    `experiment` is a result folder. Of each cell all runs that ended well count; where none did, the newest is listed with its
-    error. Returns `page`. ResultsError when there is no run at all or a file cannot be read; SpecError when the page
-    cannot be written.
+    `experiment` is a result folder. Of each cell all runs that ended well count; where none did, the newest is listed
+    with its error. Returns `page`. ResultsError when there is no run at all or a file cannot be read; SpecError when
+    the page cannot be written.
     """
     sweep = results.last_sweep(experiment)
-    found = collect.read_runs(collect.latest(experiment, sweep.cells))
-    if not found:
+    runs_read = collect.read_runs(collect.latest(experiment, sweep.cells))
+    if not runs_read:
         raise ResultsError(
             f"{experiment} holds no run of its last sweep, so there is nothing to report; run the sweep again"
         )
     folder = results.make_folder(results.make_folder(page.parent) / "figures")
-    groups = collect.groups(found)
+    groups = collect.groups(runs_read)
     shown = zip(groups, tables.result_tables(groups), strict=True)
-    sections = [_section(*one, folder, "" if len(groups) == 1 else f"{number}-") for number, one in enumerate(shown, 1)]
+    sections = [
+        _section(*pair, folder, "" if len(groups) == 1 else f"{number}-") for number, pair in enumerate(shown, 1)
+    ]
     title = experiment.resolve().name
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -96,13 +102,13 @@ def write_report(experiment: Path, page: Path) -> Path:
         command=sweep.command,
         sections=sections,
         certified=[_certified(result) for group in groups for entry in group.entries for result in entry.results],
-        failed=[result for result in found if not result.ok],
-        environment=_environment(found),
-        engines=_engines(found),
+        failed=[result for result in runs_read if not result.ok],
+        environment=_environment(runs_read),
+        engines=_engines(runs_read),
         words={name: link_words(links) for group in groups for name, links in group.networks.items()},
         profiles=_profiles(groups),
         experiment=experiment,
-        taken=_taken(found),
+        taken=_taken(runs_read),
         version=__version__,
     )
     draft = page.with_name(f".{page.name}.draft")
@@ -112,13 +118,13 @@ def write_report(experiment: Path, page: Path) -> Path:
 
 
 def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
-    """Draw one step of a cell's run as PNG and SVG into `folder`, which is made; returns the PNG.
+    """Draw one step of a cell's run as PNG and SVG into `folder`, which is made; return the PNG.
 
     UnknownNameError for a cell that has no run in `experiment`, ResultsError where none ended well.
     """
     wanted = {*results.last_sweep(experiment).cells, cell_id}  # all of the sweep, whose codecs share their colours
-    found = collect.groups(collect.read_runs(collect.latest(experiment, wanted)))
-    for group in found:
+    groups = collect.groups(collect.read_runs(collect.latest(experiment, wanted)))
+    for group in groups:
         for entry in group.entries:
             chosen = entry.only(cell_id)
             if chosen is not None:
@@ -128,12 +134,12 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
                 save_drawing(drawing, results.make_folder(folder), drawing.name)
                 return folder / f"{drawing.name}.png"
     raise UnknownNameError(
-        "cell", cell_id, (result.cell.id for group in found for e in group.entries for result in e.results)
+        "cell", cell_id, (result.cell.id for group in groups for e in group.entries for result in e.results)
     )
 
 
 def draw_figures(group: Group, settings: str, *, same_maths: bool) -> list[Drawing]:
-    """All figures of a group, in the order in which they are read.
+    """Draw all figures of a group, in the order in which they are read.
 
     `settings` stands below each picture. `same_maths`: each codec's losses are the same over every network.
     """
@@ -166,29 +172,37 @@ def _certified(result: Result) -> _Certified:
     if certificates is None:
         return _Certified(result, [], "none", "before or after", "")
     both = (("before", certificates.before), ("after", certificates.after))
-    missing = [when for when, one in both if one is None]
-    again = [f"{when}: {_said(one.rejected)}" for when, one in both if one is not None and one.rejected]
+    missing = [when for when, certificate in both if certificate is None]
+    again = [
+        f"{when}: {_said(certificate.rejected)}"
+        for when, certificate in both
+        if certificate is not None and certificate.rejected
+    ]
     return _Certified(result, _checks(certificates), certificates.verdict, " or ".join(missing), "; ".join(again))
 
 
 def _said(rejected: Sequence[Measurement]) -> str:
     words = []
-    for one in rejected:
-        asked, measured, _ = measurement_cells(one)
-        words.append(f"{one.link} {one.direction} {one.quantity} {measured} where {asked} was asked")
+    for measurement in rejected:
+        asked, measured, _ = measurement_cells(measurement)
+        words.append(
+            f"{measurement.link} {measurement.direction} {measurement.quantity} {measured} where {asked} was asked"
+        )
     return ", ".join(words)
 
 
 def _checks(certificates: RunCertificates) -> list[_Check]:
-    """Quantities that were measured once only (the sizes of messages are known better after a run) have a '-' for the other."""
+    """Pair the measurements before and after. Where one is missing (only a run tells message sizes) there is a '-'."""
     pairs: dict[tuple[str, str, str, str], dict[str, Measurement]] = {}
     for when, certificate in (("before", certificates.before), ("after", certificates.after)):
-        for one in certificate.measurements if certificate else ():
-            pairs.setdefault((one.link, one.direction, one.quantity, one.detail), {})[when] = one
+        for measurement in certificate.measurements if certificate else ():
+            pairs.setdefault((measurement.link, measurement.direction, measurement.quantity, measurement.detail), {})[
+                when
+            ] = measurement
     checks = []
     for (link, direction, quantity, detail), pair in pairs.items():
-        one = next(iter(pair.values()))
-        asked, _, tolerance = measurement_cells(one)
+        measurement = next(iter(pair.values()))
+        asked, _, tolerance = measurement_cells(measurement)
         before, after = (measurement_cells(pair[w])[1] if w in pair else MISSING for w in ("before", "after"))
         verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
         notes = dict.fromkeys(m.note for m in pair.values() if m.note)
@@ -218,19 +232,19 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def _profiles(groups: Sequence[Group]) -> list[tuple[str, LinkProfile, str]]:
-    """Every profile of every network once, with the name to show and its numbers in words."""
-    found: dict[LinkProfile, str] = {}
+    """Return every profile of every network once, with the name to show and its numbers in words."""
+    names: dict[LinkProfile, str] = {}
     for group in groups:
         for name, links in group.networks.items():
             for link in links:
-                found.setdefault(link, name if len(links) == 1 else link.name)
-    return [(name, link, link_words((link,))) for link, name in found.items()]
+                names.setdefault(link, name if len(links) == 1 else link.name)
+    return [(name, link, link_words((link,))) for link, name in names.items()]
 
 
-def _environment(found: Sequence[Result]) -> dict[str, str]:
-    """Every key of the runs' environments; values that changed from run to run as 'first ... last'."""
+def _environment(runs: Sequence[Result]) -> dict[str, str]:
+    """Return every key of the runs' environments; values that changed from run to run as 'first … last'."""
     values: dict[str, set[str]] = {}
-    for result in found:
+    for result in runs:
         for key, value in _flat(result.run.environment).items():
             values.setdefault(key, set()).add(value)
     shown = {}
@@ -241,17 +255,17 @@ def _environment(found: Sequence[Result]) -> dict[str, str]:
     return shown
 
 
-def _engines(found: Sequence[Result]) -> list[str]:
-    """'relay: why it was chosen', once each."""
-    records = [result.run.lab for result in found if (result.run.folder / "lab.json").exists()]
+def _engines(runs: Sequence[Result]) -> list[str]:
+    """Return 'relay: why it was chosen', once each."""
+    records = [result.run.lab for result in runs if (result.run.folder / "lab.json").exists()]
     return list(dict.fromkeys(f"{record.engine}: {record.engine_reason}" for record in records))
 
 
-def _taken(found: Sequence[Result]) -> str:
-    """When the first and the last certificate were taken."""
+def _taken(runs: Sequence[Result]) -> str:
+    """Say when the first and the last certificate were taken."""
     moments = sorted(
         certificate.taken_at
-        for result in found
+        for result in runs
         if (both := result.certificates) is not None
         for certificate in (both.before, both.after)
         if certificate is not None

@@ -1,4 +1,4 @@
-"""What must be known of a codec wherever its name stands in a report, and what it has inside. From its text alone."""
+"""What must be known about a codec wherever its name stands in a report, and what it wraps: from its text alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _read(codec: str) -> Placement | None:
 
 
 def remark(codec: str) -> str:
-    """Empty for most."""
+    """Return what must be said about a codec; empty for most."""
     chosen = _read(codec)
     if chosen is None:
         return ""
@@ -32,18 +32,18 @@ def remark(codec: str) -> str:
 
 
 def labelled(codec: str) -> str:
-    """The name for a legend."""
+    """Return the codec's name for a legend."""
     return f"{codec} ({CONTROL})" if remark(codec) == CONTROL else codec
 
 
 def in_model(codec: str) -> bool:
-    """Whether it changes the model."""
+    """Say whether a codec changes the model."""
     chosen = _read(codec)
     return chosen is not None and any(part.row.hook for recipe in chosen.specs() for part in recipe.parts())
 
 
 def wrapped_codecs(codec: str) -> set[str]:
-    """The texts of the codecs that it wraps, in both directions."""
+    """Return the texts of the codecs that it wraps in both directions."""
     chosen = _read(codec)
     if chosen is None:
         return set()
@@ -52,7 +52,9 @@ def wrapped_codecs(codec: str) -> set[str]:
 
 
 def taken(codec: str, boundary: int, direction: str, choice: str) -> str:
-    """The text of the codec that a choice (see `records.SentRecord`) stands for; the choice's own name where it is not known."""
+    """The text of the codec that a choice (see `records.SentRecord`) stands for; the choice's own name where it is not
+    known.
+    """
     chosen = _read(codec)
     if chosen is None:
         return choice

@@ -10,8 +10,8 @@ from testbed.spec import Cell, Measured
 
 REPLAY = "timing replayed: frames of recorded sizes, actions of recorded durations; the losses are the recorded run's"
 DILATION = (
-    "the lab runs {factor} times slower and times are divided by it, which TCP's constants (200 ms least retransmission timeout, "
-    "40 ms delayed acknowledgement) and the kernel's clock tick do not follow"
+    "the lab runs {factor} times slower and times are divided by it, which TCP's constants (200 ms least "
+    "retransmission timeout, 40 ms delayed acknowledgement) and the kernel's clock tick do not follow"
 )
 
 
@@ -24,7 +24,7 @@ def _join(words: Sequence[str]) -> str:
 
 
 def settings_words(group: Group) -> str:
-    """A line each for the pipeline, the transport, what is unusual about the times, and the machine."""
+    """Describe a group in a line each for pipeline and transport, compute and timing, tuned settings, and the machine."""
     cell = group.entries[0].cell
     counts = _distinct(entry.count for entry in group.entries if entry.ok)
     lines = [f"engine {cell.engine}; {pipeline_words(cell)}; {_transport(group)}"]
@@ -38,19 +38,20 @@ def settings_words(group: Group) -> str:
         found for entry in group.entries for result in entry.results if (found := machine_words(result.run.environment))
     )
     lines.append(
-        f"{'; '.join(machines) or 'the machine was not recorded'}; {_join(counts) + ' of each codec' if counts else 'no run'}"
+        f"{'; '.join(machines) or 'the machine was not recorded'}; "
+        f"{_join(counts) + ' of each codec' if counts else 'no run'}"
     )
     return "\n".join(lines)
 
 
 def pipeline_words(cell: Cell) -> str:
-    """Topology, stages, schedule and what is in flight."""
+    """Describe topology, stages, schedule and micro-batches in flight."""
     asked = cell.pipeline
     in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
     words = [
         f"{cell.topology} of {asked.stages} stages",
         asked.schedule,
-        f"{asked.microbatches} micro-batches a step",
+        f"{asked.microbatches} micro-batches per step",
         f"{in_flight} in flight",
     ]
     words += [f"accumulated {asked.accumulation} times"] if asked.accumulation > 1 else []
@@ -60,7 +61,7 @@ def pipeline_words(cell: Cell) -> str:
 
 
 def transport_words(links: Links) -> str:
-    """TCP's settings and the MTU of one network."""
+    """Describe TCP's settings and the MTU of one network."""
     restart = _join(_distinct("on" if link.slow_start_after_idle else "off" for link in links))
     control = "+".join(_distinct(link.congestion_control for link in links))
     mtu = "+".join(_distinct(str(link.mtu) for link in links))
@@ -68,7 +69,7 @@ def transport_words(links: Links) -> str:
 
 
 def _transport(group: Group) -> str:
-    """TCP's settings and the MTU: those of most networks, and where others differ."""
+    """Describe TCP's settings and the MTU: those of most networks, and where others differ."""
     transports: dict[str, list[str]] = {}
     for name, links in group.networks.items():
         transports.setdefault(transport_words(links), []).append(name)
@@ -81,7 +82,7 @@ def _durations(values: Sequence[int]) -> str:
 
 
 def compute_words(cell: Cell) -> str:
-    """How long stages compute."""
+    """Describe how long stages compute."""
     asked = cell.compute
     if isinstance(asked, Measured):
         return "measured, as fast as this machine"
@@ -93,7 +94,7 @@ def compute_words(cell: Cell) -> str:
 
 
 def machine_words(environment: Mapping[str, object]) -> str:
-    """What `environment.json` says of it; empty where that says nothing."""
+    """Describe the machine as `environment.json` does; empty where that says nothing."""
     words = [str(environment[key]) for key in ("cpu_model",) if environment.get(key)]
     if environment.get("cores"):
         words.append(f"{environment['cores']} core{'s' * (environment['cores'] != 1)}")

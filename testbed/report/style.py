@@ -1,4 +1,4 @@
-"""One look for every figure: a colour, a marker and a dash for each codec, and the few rules that all axes share."""
+"""The look of every figure: a colour, a marker and a dash for each codec, and the few rules that all axes share."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _RULES: Any = {
 
 @contextmanager
 def applied() -> Iterator[None]:
-    """Figures that are drawn and saved inside follow the rules; matplotlib's own are as before afterwards."""
+    """Apply the rules to figures drawn and saved inside; matplotlib's own are as before afterwards."""
     with matplotlib.rc_context(_RULES):
         yield
 
 
 class Look(NamedTuple):
-    """How one codec is drawn, in every figure."""
+    """How a codec is drawn in every figure."""
 
     colour: str
     marker: str
@@ -74,20 +74,20 @@ class Look(NamedTuple):
 
 
 def looks(codecs: Iterable[str]) -> dict[str, Look]:
-    """The look of each codec: fixed for the known ones; another's follows from its name, and moves on where that is taken.
+    """Return the look of each codec: fixed for the known ones, otherwise following from the name, or the next free one.
 
-    Where the colours have run out they come again, with another marker and dash: 24 others can be told apart.
+    Where the colours have run out they repeat with another marker and dash, so that 24 others can be told apart.
     """
-    found: dict[str, Look] = {}
+    chosen: dict[str, Look] = {}
     taken = [0] * len(_OTHERS)
     for codec in sorted(set(codecs)):
         if codec in _KNOWN:
-            found[codec] = Look(_KNOWN[codec], _MARKERS[codec], _DASHES.get(codec, "-"))
+            chosen[codec] = Look(_KNOWN[codec], _MARKERS[codec], _DASHES.get(codec, "-"))
             continue
-        slot = hashlib.blake2b(codec.encode(), digest_size=2).digest()[0] % len(_OTHERS)
-        slot = min(range(len(_OTHERS)), key=lambda one: (taken[one], (one - slot) % len(_OTHERS)))
-        again = taken[slot]
-        taken[slot] += 1
-        marker = _OTHER_MARKERS[(slot + again) % len(_OTHER_MARKERS)]
-        found[codec] = Look(_OTHERS[slot], marker, _OTHER_DASHES[again % len(_OTHER_DASHES)])
-    return found
+        place = hashlib.blake2b(codec.encode(), digest_size=2).digest()[0] % len(_OTHERS)
+        place = min(range(len(_OTHERS)), key=lambda other: (taken[other], (other - place) % len(_OTHERS)))
+        again = taken[place]
+        taken[place] += 1
+        marker = _OTHER_MARKERS[(place + again) % len(_OTHER_MARKERS)]
+        chosen[codec] = Look(_OTHERS[place], marker, _OTHER_DASHES[again % len(_OTHER_DASHES)])
+    return chosen

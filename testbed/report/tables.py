@@ -199,7 +199,10 @@ def _notable(entry: Entry) -> list[str]:
 
 
 def terminal_table(runs: Iterable[Run]) -> Table:
-    """Make the table of codecs by network that ends a sweep. Entries without a finished run have a row that says why."""
+    """Make the table of codecs by network that ends a sweep.
+
+    Entries without a finished run have a row that says why.
+    """
     groups = collect.groups(collect.read_runs(runs))
     tables = result_tables(groups)
     columns = tables[0].columns if tables else ()

@@ -1,4 +1,4 @@
-"""What the links of one run carried over time, against what they were asked to carry."""
+"""A figure of what the links of a run carried over time, against what they were asked to carry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from testbed.report.style import INK, MUTED, Look
 
 Floats = NDArray[np.float64]
 _MOST_POINTS = 400
-"""What a panel can show side by side; longer runs are averaged over more samples."""
+"""How many points a panel can show; longer runs are averaged over more samples."""
 _MOST_LINKS = 8
 _PANEL_HEIGHT = 0.95
 _BETWEEN = 0.6
@@ -39,21 +39,21 @@ class Series(NamedTuple):
     way: LinkDirection
     profile: LinkProfile
     edges_s: Floats
-    """Where intervals begin and end, from the moment at which the links were played. All numbers are the emulated world's."""
+    """Where intervals begin and end, from the moment at which the links were played; all in emulated time."""
     carried_bps: Floats
     asked_bps: Floats | None
-    """Mean over each interval; None where nothing was asked, or the file of a trace is gone."""
+    """The mean over each interval; None where nothing was asked, or the file of a trace is gone."""
     dropped: NDArray[np.int64]
 
     @property
     def mean_bps(self) -> float:
-        """Over all intervals."""
+        """The mean over all intervals."""
         lengths = np.diff(self.edges_s)
         return float((self.carried_bps * lengths).sum() / lengths.sum())
 
     @property
     def share(self) -> float | None:
-        """Of what was asked."""
+        """The share of what was asked; None as above."""
         lengths = np.diff(self.edges_s)
         return (
             None if self.asked_bps is None else self.mean_bps * float(lengths.sum() / (self.asked_bps * lengths).sum())
@@ -61,7 +61,7 @@ class Series(NamedTuple):
 
 
 def _asked(profile: LinkProfile, way: LinkDirection, edges_ns: Sequence[int]) -> Floats | None:
-    """In IP packets of full size, whatever the layer that the profile counts."""
+    """Return the rate asked for, in IP packets of full size whatever layer the profile counts."""
     pipe = profile.pipe(way)
     if pipe is None:
         return None
@@ -79,7 +79,7 @@ def _dropped(count: LinkCounters) -> int:
 
 
 def series(result: Result) -> list[Series]:
-    """Every direction of every link of a run, in the order of the links; empty where fewer than two samples were taken."""
+    """Return every direction of every link of a run, in order; empty where fewer than two samples were taken."""
     samples = list(result.run.samples())
     if len(samples) < 2:
         return []
@@ -90,7 +90,7 @@ def series(result: Result) -> list[Series]:
     edges_ns = [max(0, sample.at_ns - origin) for sample in chosen]
     factor = result.cell.compute.dilation
     edges = np.array(edges_ns) / (1e9 * factor)
-    found = []
+    every = []
     for name, profile in zip((link.name for link in record.links), result.cell.links, strict=True):
         for way in LINK_DIRECTIONS:
             counts = [sample.links[name][way] for sample in chosen]
@@ -98,43 +98,43 @@ def series(result: Result) -> list[Series]:
             dropped = np.diff([_dropped(count) for count in counts])
             asked = _asked(profile, way, edges_ns)
             shown = None if asked is None else asked * factor
-            found.append(Series(name, way, profile, edges, carried, shown, dropped))
-    return found
+            every.append(Series(name, way, profile, edges, carried, shown, dropped))
+    return every
 
 
 def _best_known(group: Group, network: str) -> Result | None:
-    """The run to show: fp32, which loads the links most, or the first codec that finished."""
+    """Return the run to show: fp32, which loads the links most, or the first codec that finished."""
     typical = [entry.typical for entry in group.finished(network)]
     finished = [result for result in typical if (result.run.folder / "counters.jsonl").exists()]
     return next((result for result in finished if result.cell.codec == BASELINE), finished[0] if finished else None)
 
 
-def _panel(axes: Axes, one: Series, look: Look, *, hollow: bool) -> None:
+def _panel(axes: Axes, shown: Series, look: Look, *, hollow: bool) -> None:
     unit = 1e6
-    carried = one.carried_bps / unit
+    carried = shown.carried_bps / unit
     if hollow:
-        axes.stairs(carried, one.edges_s, color=look.colour, lw=0.9)
+        axes.stairs(carried, shown.edges_s, color=look.colour, lw=0.9)
     else:
-        axes.stairs(carried, one.edges_s, fill=True, color=look.colour, alpha=0.75, lw=0)
+        axes.stairs(carried, shown.edges_s, fill=True, color=look.colour, alpha=0.75, lw=0)
     top = float(carried.max(initial=0.0))
-    if one.asked_bps is not None:
-        axes.stairs(one.asked_bps / unit, one.edges_s, baseline=None, color=INK, lw=1.0, ls=(0, (4, 1.5)))
-        top = max(top, float(one.asked_bps.max()) / unit)
+    if shown.asked_bps is not None:
+        axes.stairs(shown.asked_bps / unit, shown.edges_s, baseline=None, color=INK, lw=1.0, ls=(0, (4, 1.5)))
+        top = max(top, float(shown.asked_bps.max()) / unit)
     top = 1.18 * (top or 1.0)
     axes.set_ylim(0, top)
-    axes.set_xlim(0, float(one.edges_s[-1]))
-    middles = (one.edges_s[1:] + one.edges_s[:-1]) / 2
-    hit = one.dropped > 0
+    axes.set_xlim(0, float(shown.edges_s[-1]))
+    middles = (shown.edges_s[1:] + shown.edges_s[:-1]) / 2
+    hit = shown.dropped > 0
     axes.plot(middles[hit], np.full(int(hit.sum()), 0.94 * top), ls="none", marker="|", ms=6, mew=0.9, color=INK)
-    axes.set_title(f"{one.link} {one.way}: {one.profile.name}", size=9, pad=15)
-    words = [f"mean {one.mean_bps / unit:.3g} Mbit/s"]
-    if one.share is not None:
-        words.append(f"{100 * one.share:.0f} % of asked")
-    elif one.profile.pipe(one.way) is None:
+    axes.set_title(f"{shown.link} {shown.way}: {shown.profile.name}", size=9, pad=15)
+    words = [f"mean {shown.mean_bps / unit:.3g} Mbit/s"]
+    if shown.share is not None:
+        words.append(f"{100 * shown.share:.0f} % of asked")
+    elif shown.profile.pipe(shown.way) is None:
         words.append("unshaped")
     else:
         words.append("its trace's file is gone")
-    if total := int(one.dropped.sum()):
+    if total := int(shown.dropped.sum()):
         words.append(f"{total:,} dropped")
     axes.annotate(
         ", ".join(words),
@@ -150,17 +150,17 @@ def _panel(axes: Axes, one: Series, look: Look, *, hollow: bool) -> None:
     axes.tick_params(labelsize=7.5)
 
 
-def _busiest(found: Sequence[Series]) -> list[Series]:
-    """The links that carried most, in their own order."""
+def _busiest(every: Sequence[Series]) -> list[Series]:
+    """Return the links that carried most, in their own order."""
     moved: dict[str, float] = {}
-    for one in found:
-        moved[one.link] = moved.get(one.link, 0.0) + one.mean_bps
+    for series in every:
+        moved[series.link] = moved.get(series.link, 0.0) + series.mean_bps
     kept = set(sorted(moved, key=moved.__getitem__, reverse=True)[:_MOST_LINKS])
-    return [one for one in found if one.link in kept]
+    return [series for series in every if series.link in kept]
 
 
 def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
-    """One figure for each network that has a finished run with counters: a row for each link, `up` beside `down`."""
+    """Draw one figure per network that has a finished run with counters: a row for each link, `up` beside `down`."""
     for number, network in enumerate(group.networks, start=1):
         result = _best_known(group, network)
         everything = series(result) if result is not None else []
@@ -177,9 +177,9 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
         ]
         title = f"What the links carried over {shortened(network, 60)}, with {result.cell.codec}"
         figure, panels = canvas(title, _PANEL_HEIGHT, legend, settings, len(shown), columns=2, between=_BETWEEN)
-        for axes, one in zip(panels, shown, strict=True):
-            _panel(axes, one, look, hollow=hollow)
-            if one.way == "up":
+        for axes, panel_series in zip(panels, shown, strict=True):
+            _panel(axes, panel_series, look, hollow=hollow)
+            if panel_series.way == "up":
                 axes.set_ylabel("Mbit/s", size=8)
         for axes in panels[-2:]:
             axes.set_xlabel("time since the run began, s", size=8)
@@ -188,8 +188,8 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
         )
 
 
-def _caption(result: Result, links: int, shown: int, found: Sequence[Series]) -> str:
-    width = float(np.median(np.diff(found[0].edges_s)))
+def _caption(result: Result, links: int, shown: int, shown_series: Sequence[Series]) -> str:
+    width = float(np.median(np.diff(shown_series[0].edges_s)))
     way = (
         "up leads to the hub, down to the stage"
         if result.cell.topology == "star"
@@ -198,8 +198,8 @@ def _caption(result: Result, links: int, shown: int, found: Sequence[Series]) ->
     more = "" if shown == links else f" The {shown} of {links} links that carried most."
     stands = "certified" if result.certified else "not certified"
     return (
-        f"IP packets, acknowledgements too, mean of each {width:.2g} s; {way}. Dashed: the rate that the profile asks for at "
-        "that moment. Marks on top: packets were dropped, by a full buffer or by the loss model. Run "
-        f"{result.run.number} of {result.cell.codec}, engine {result.measured.engine}, {stands}; it begins with connecting and "
-        f"ends with the last evaluation.{more}"
+        f"IP packets, acknowledgements too, mean of each {width:.2g} s; {way}. Dashed: the rate that the profile asks "
+        "for at that moment. Marks on top: packets were dropped, by a full buffer or by the loss model. Run "
+        f"{result.run.number} of {result.cell.codec}, engine {result.measured.engine}, {stands}; it begins with "
+        f"connecting and ends with the last evaluation.{more}"
     )

@@ -1,7 +1,7 @@
-"""Get a guest kernel: Debian's user-mode-linux and the C library that it needs, from the mirror that apt is set up with.
+"""Fetch a guest kernel: Debian's user-mode-linux and the C library that it needs, from the mirror that apt uses.
 
-apt runs with package lists of its own in a temporary folder: the system's sources, lists and libraries stay as they are, and no
-root is needed. The folder is filled aside and renamed when it is whole.
+apt runs with package lists of its own in a temporary folder: the system's sources, lists and libraries stay as they
+are, and no root is needed. The folder is filled aside and renamed when it is whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from testbed import paths
 from testbed.errors import GuestKernelError
-from testbed.vm.kernel import GuestKernel, default_folder, find, seal, with_own_loader
+from testbed.vm.kernel import GuestKernel, default_folder, find_kernel, seal, with_own_loader
 
 SUITES = ("forky", "sid")
 """Debian suites, tried in this order. Older ones have kernels that fail on processors with AMX."""
@@ -30,18 +30,20 @@ _INDEX = re.compile(r"'(?P<mirror>[^']+?)/+dists/[^']+/InRelease'")
 _INSTEAD = "use a machine whose kernel has sch_netem (README: Vagrant, or a Lima virtual machine), or --engine relay"
 
 
-def fetch(folder: Path | None = None) -> GuestKernel:
-    """The guest kernel in `folder` (default: the user's cache); fetched first (40 MB, about 10 s) unless it is there and whole.
+def fetch_kernel(folder: Path | None = None) -> GuestKernel:
+    """Return the guest kernel in `folder` (default: the user's cache), and fetch it if it is not there and whole.
+
+    That is 40 MB and takes about 10 s.
 
     GuestKernelError: this machine has no apt or is not x86-64, or no mirror has the packages.
     """
     folder = folder or default_folder()
-    if kernel := find(folder):
+    if kernel := find_kernel(folder):
         return kernel
     _check_machine()
     _make_folder(folder.parent)
     with _locked(folder.with_name(folder.name + ".lock")):
-        if kernel := find(folder):  # another process fetched it while this one waited
+        if kernel := find_kernel(folder):  # another process fetched it while this one waited
             return kernel
         for left_behind in folder.parent.glob(
             f"{folder.name}.fetching-*"
@@ -49,15 +51,15 @@ def fetch(folder: Path | None = None) -> GuestKernel:
             shutil.rmtree(left_behind)
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.fetching-", dir=folder.parent) as work:
             _fill(Path(work), folder)
-    if kernel := find(folder):
+    if kernel := find_kernel(folder):
         return kernel
     raise GuestKernelError(f"the guest kernel in {folder} was changed while it was being put there; fetch it again")
 
 
 def mirrors(listing: str) -> list[str]:
-    """Package archives in what `apt-get update --print-uris` prints, each once, in order; those for security updates left out."""
-    found = dict.fromkeys(match["mirror"] for match in _INDEX.finditer(listing))
-    return [mirror for mirror in found if "security" not in mirror]
+    """Return the package archives that `apt-get update --print-uris` lists, in order, without security updates."""
+    archives = dict.fromkeys(match["mirror"] for match in _INDEX.finditer(listing))
+    return [mirror for mirror in archives if "security" not in mirror]
 
 
 def _check_machine() -> None:
@@ -67,7 +69,8 @@ def _check_machine() -> None:
         )
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
         raise GuestKernelError(
-            f"the guest kernel is fetched from Debian's packages, and this machine has no {' and no '.join(missing)}; {_INSTEAD}"
+            f"the guest kernel is fetched from Debian's packages, and this machine has no {' and no '.join(missing)}; "
+            f"{_INSTEAD}"
         )
 
 
@@ -95,7 +98,7 @@ def _fill(work: Path, folder: Path) -> None:
 def _download(work: Path) -> list[Path]:
     for name in ("lists/partial", "cache/archives/partial", "debs", "unpacked", "fresh"):
         (work / name).mkdir(parents=True)
-    # Settings of the machine's that would reach into these lists (pins, a default release, other sources) are put aside.
+    # The machine's own settings that would affect these lists (pins, a default release, other sources) are disabled.
     options = {
         "Dir::Etc::sourceparts": "-",
         "Dir::Etc::sourcelist": work / "sources.list",
@@ -130,7 +133,7 @@ def _download(work: Path) -> list[Path]:
 
 
 def _arrange(unpacked: Path, fresh: Path) -> str:
-    """Take from the packages what is needed. Returns the kernel's release."""
+    """Take what is needed from the packages; return the kernel's release."""
     libraries = unpacked / "usr/lib/x86_64-linux-gnu"
     shutil.copy(libraries / "libc.so.6", fresh / "libc.so.6")
     shutil.copy(libraries / "ld-linux-x86-64.so.2", fresh / "ld.so")

@@ -1,7 +1,7 @@
 """Run one command inside a guest kernel: boot it, pass its output on, come back with its exit status, leave nothing.
 
-Nothing of a guest lies in a file: its memory is a file without a name, and plan, output and status go through pipes that it sees
-as serial lines. It dies with this process, however that ends.
+Nothing of a guest lies in a file: its memory is a file without a name, and plan, output and status go through pipes
+that it sees as serial lines. It dies with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from testbed.vm.init import READY
 from testbed.vm.kernel import LOADER_FD, GuestKernel
 
 TIME_LIMIT_STATUS = 124
-"""What `run` returns when the time limit ended the guest, as timeout(1) does."""
+"""What `run_in_guest` returns when the time limit ended the guest, as timeout(1) does."""
 
 GUEST_VARIABLE = "TESTBED_GUEST"
 """Environment variable that is 1 inside a guest."""
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LEFT_OUT = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK")  # all lie in /run, which is empty inside
-# A page fault costs 10 us inside. C library: keep freed memory instead of giving it back to be faulted in again; with it a
-# training step takes a quarter of the time.
+# A page fault costs 10 us inside. C library: keep freed memory instead of giving it back to be faulted in again; with
+# it a training step takes a quarter of the time.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_MAX_": "0"}
 _MEMORY = re.compile(r"(\d+)([MG])", re.ASCII)
 _CONSOLE_BYTES = 8192
@@ -43,7 +43,7 @@ _SILENCE_S = 20.0  # how long a guest says nothing before its processes are look
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
 
 
-def run(
+def run_in_guest(
     kernel: GuestKernel,
     command: Sequence[str],
     *,
@@ -52,14 +52,15 @@ def run(
     share: Sequence[Path] = (),
     seccomp: bool = True,
 ) -> int:
-    """Run `command` inside and return its exit status: 128 + n for signal n, 126 or 127 where it cannot be started, 124 when
-    the time limit ended it.
+    """Run `command` inside and return its exit status.
 
-    Inside, the command is root and sees this machine's files. What it writes is forgotten, except in the current directory and
-    in the folders of `share`: there it is written for real. Environment and current directory are carried over; standard input
-    is empty; standard output and error are passed on byte by byte. `memory`: like "4G" or "512M"; the host gives what is
-    touched. `seccomp`: how the guest's system calls are caught; False (ptrace) works where a sandbox forbids seccomp.
-    Call it from the main thread. SpecError: a value that cannot be accepted. GuestKernelError: the guest died.
+    The status is 128 + n for signal n, 126 or 127 where the command cannot be started, 124 when the time limit ended
+    it. Inside, the command is root and sees this machine's files. What it writes is forgotten, except in the current
+    directory and in the folders of `share`: there it is written for real. Environment and current directory are carried
+    over; standard input is empty; standard output and error are passed on byte by byte. `memory`: like "4G" or "512M";
+    the host gives what is touched. `seccomp`: how the guest's system calls are caught; False (ptrace) works where a
+    sandbox forbids seccomp. Call it from the main thread. SpecError: a value that cannot be accepted. GuestKernelError:
+    the guest died.
     """
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
     if os.environ.get(GUEST_VARIABLE):
@@ -99,8 +100,11 @@ def memory_bytes(text: str) -> int:
 
 
 def memory_folder(size: int) -> str:
-    """A folder for the file that is the guest's memory: room for `size` bytes, and programs may run from it. Memory first."""
-    found = []
+    """Choose a folder for the file that is the guest's memory: in RAM if possible, with room for `size` bytes.
+
+    Programs must be allowed to run from it. GuestKernelError where there is none.
+    """
+    tried = []
     for folder in dict.fromkeys(("/dev/shm", tempfile.gettempdir(), "/var/tmp")):
         try:
             about = os.statvfs(folder)
@@ -109,15 +113,15 @@ def memory_folder(size: int) -> str:
         free = about.f_bavail * about.f_frsize
         if not about.f_flag & os.ST_NOEXEC and free >= size and os.access(folder, os.W_OK):
             return folder
-        found.append(f"{folder} has {free >> 20} MiB free{', noexec' if about.f_flag & os.ST_NOEXEC else ''}")
+        tried.append(f"{folder} has {free >> 20} MiB free{', noexec' if about.f_flag & os.ST_NOEXEC else ''}")
     raise GuestKernelError(
-        f"no place for {size >> 20} MiB of guest memory: {'; '.join(found)}; ask for less with --memory, or set TMPDIR to "
-        "a folder with room, on a file system that is not mounted noexec"
+        f"no place for {size >> 20} MiB of guest memory: {'; '.join(tried)}; ask for less with --memory, or set TMPDIR "
+        "to a folder with room, on a file system that is not mounted noexec"
     )
 
 
 def shared_folders(folders: Sequence[Path]) -> list[Path]:
-    """Absolute, each once, outer before inner. SpecError for what is no folder or cannot be shared."""
+    """Return absolute paths, each once, outer before inner. SpecError for what is not a folder or cannot be shared."""
     resolved = sorted({folder.resolve() for folder in folders}, key=lambda path: (len(path.parts), path))
     for folder in resolved:
         if not folder.is_dir():
@@ -128,7 +132,7 @@ def shared_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def kernel_arguments(memory: str, seccomp: bool) -> list[str]:
-    """The guest kernel's command line; the descriptors are numbered as `_booted` hands them to launch.py."""
+    """Return the guest kernel's command line; the descriptors are numbered as `_booted` hands them to launch.py."""
     console, stdout, stderr, control_in, control_out = range(LOADER_FD + 1, LOADER_FD + 6)
     return [
         f"mem={memory}",
@@ -230,24 +234,25 @@ class _Guest:
             os.close(ended)
 
     def _at_the_map_limit(self, before: set[int]) -> set[int]:
-        """The guest's processes that hold as many mappings as this machine allows one. GuestKernelError for one that was so
-        `before` too.
+        """Return the guest's processes that hold as many mappings as this machine allows a process.
 
-        Each page of a guest's process that lies apart from its neighbours is a mapping of its own here. Where the host refuses
-        another, the guest's kernel tries the same page fault again, for ever and without a word.
+        GuestKernelError for one that was so `before` too.
+
+        Each page of a guest's process that lies apart from its neighbours is a mapping of its own here. Where the host
+        refuses another, the guest's kernel tries the same page fault again, for ever and without a word.
         """
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         full = {pid for pid in _group(self.process.pid) if _mappings(pid) >= limit}
         if full & before:
             raise GuestKernelError(
-                f"a process in the guest holds as many memory mappings as this machine allows one process (vm.max_map_count = "
-                f"{limit}) and cannot go on: each page of its memory may be one; do less in one process, or allow more: "
-                f"sudo sysctl vm.max_map_count={16 * limit}"
+                "a process in the guest holds as many memory mappings as this machine allows one process "
+                f"(vm.max_map_count = {limit}) and cannot go on: each page of its memory may be one; do less in one "
+                f"process, or allow more: sudo sysctl vm.max_map_count={16 * limit}"
             )
         return full
 
     def _pass_on(self, fd: int, deadline: float | None) -> bool:
-        """One read from a pipe. False when there is nothing more, for now or for good."""
+        """Pass one read from a pipe on. False when there is nothing more, for now or for good."""
         try:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -260,13 +265,13 @@ class _Guest:
         return bool(data)
 
     def status(self) -> int:
-        """What init reported before the guest ended. GuestKernelError when it reported a failure or nothing."""
+        """Return the status that init reported before the guest ended. GuestKernelError for a failure, or no report."""
         report = bytes(self._said[self.report]).removeprefix(READY)
         if report.endswith(b"\n"):
-            found: dict[str, Any] = json.loads(report)
-            if "status" in found:
-                return int(found["status"])
-            raise GuestKernelError(f"the guest could not be set up: {found['failure']}")
+            reported: dict[str, Any] = json.loads(report)
+            if "status" in reported:
+                return int(reported["status"])
+            raise GuestKernelError(f"the guest could not be set up: {reported['failure']}")
         lines = self._said[self.console].decode(errors="replace").split("\n")
         last = "\n".join(line.rstrip() for line in lines[-40:] if line.strip())
         raise GuestKernelError(
@@ -320,7 +325,7 @@ def _booted(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> Itera
 
 
 def _group(leader: int) -> Iterator[int]:
-    """Processes of a process group."""
+    """Yield the processes of a process group."""
     for name in (folder.name for folder in Path("/proc").iterdir()):
         with suppress(ProcessLookupError):
             if name.isdigit() and os.getpgid(int(name)) == leader:

@@ -1,7 +1,8 @@
-"""The first process inside the guest: sets up its files and devices, runs the one command, reports its exit status, powers off.
+"""The first process inside the guest: set up its files and devices, run the command, report its status, power off.
 
-The kernel runs it as `python -SB -m testbed.vm.init`: no installed package can be imported. Serial line 0 carries the command's
-standard output, 1 its standard error, 2 the word READY (out), then the plan (in) and the report (out), one line of JSON each.
+The kernel runs it as `python -SB -m testbed.vm.init`: no installed package can be imported. Serial line 0 carries the
+command's standard output, 1 its standard error, 2 the word READY (out), then the plan (in) and the report (out), one
+line of JSON each.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Never returns: the guest is off afterwards."""
+    """Run the guest; it is off afterwards, so this never returns."""
     for kind, folder in (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")):
         if not os.path.ismount(folder):  # some kernels mount devtmpfs themselves
             _mount(kind, folder, kind)
@@ -77,10 +78,10 @@ def _receive(control: int) -> dict[str, Any]:
 
 
 def _make_files(plan: dict[str, Any]) -> None:
-    """The host's files under a layer in memory; the shared folders on top; own /dev, /proc, /sys, /run."""
+    """Mount the host's files under a layer in memory, the shared folders on top, and own /dev, /proc, /sys, /run."""
     modules = Path(plan["modules"])
     for name in MODULES:
-        modprobe.load(name, modules)
+        modprobe.load_module(name, modules)
     _mount("tmpfs", "/tmp", "tmpfs", data="size=90%,mode=755")
     root = Path("/tmp/root")
     for name in ("root", "upper", "work"):
@@ -122,8 +123,10 @@ def _make_module_loader(plan: dict[str, Any], modules: Path) -> None:
 
 
 def _put_packets_first() -> None:
-    """The thread that carries packets on when there are many takes turns with programs by default, on the guest's only CPU:
-    with two busy ones a 256 KiB message over 80 Mbit/s came 2 ms late."""
+    """Let the thread that processes packets under load run before programs on the guest's only CPU.
+
+    By default it takes turns with them: with two busy programs a 256 KiB message over 80 Mbit/s arrived 2 ms late.
+    """
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             if (folder / "comm").read_text("utf-8").startswith("ksoftirqd"):
@@ -138,7 +141,7 @@ def _set_loopback_up() -> None:
 
 
 def _carry_out(plan: dict[str, Any], stdout: int, stderr: int) -> int:
-    """Run the command, pass its output on, adopt and bury its orphans. Returns its exit status as a shell gives it."""
+    """Run the command, pass its output on, adopt and reap its orphans; return its exit status as a shell gives it."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
@@ -168,15 +171,15 @@ def _carry_out(plan: dict[str, Any], stdout: int, stderr: int) -> int:
                     os.read(woken, 1 << 12)
                 elif not _pass_on(key.fd, lines[key.fd]):
                     selector.unregister(key.fd)
-            _bury(child)
-    for fd, line in lines.items():  # what it wrote last; a daemon of its that holds the pipe open is not waited for
+            _reap(child)
+    for fd, line in lines.items():  # what it wrote last; a daemon that still holds the pipe open is not waited for
         while _pass_on(fd, line):
             pass
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def _pass_on(fd: int, line: int) -> bool:
-    """One read from a pipe. False when nothing waits there, or all writers have gone."""
+    """Pass one read from a pipe on. False when nothing waits there, or all writers have gone."""
     try:
         data = os.read(fd, 1 << 16)
     except BlockingIOError:
@@ -185,7 +188,7 @@ def _pass_on(fd: int, line: int) -> bool:
     return bool(data)
 
 
-def _bury(child: subprocess.Popen[bytes]) -> None:
+def _reap(child: subprocess.Popen[bytes]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,7 +1,7 @@
 """What a fetched guest kernel consists of: five things in a folder, and a manifest by which they are known to be whole.
 
-linux (the kernel, an ordinary program), ld.so and libc.so.6 (it needs a newer C library than most machines have), modules/,
-and manifest.json: versions of the packages, size and SHA-256 of every file.
+linux (the kernel, an ordinary program), ld.so and libc.so.6 (it needs a newer C library than most machines have),
+modules/, and manifest.json: versions of the packages, size and SHA-256 of every file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOADER_FD = 3
 
 @dataclass(frozen=True, kw_only=True)
 class GuestKernel:
-    """A guest kernel that was whole when it was looked at."""
+    """A guest kernel whose files were complete when it was looked up."""
 
     folder: Path
     version: str
@@ -53,12 +53,12 @@ class GuestKernel:
 
 
 def default_folder() -> Path:
-    """Where a fetched kernel lies: in the invoking user's cache."""
+    """Return where a fetched kernel lies: in the invoking user's cache."""
     return paths.cache_folder() / "guest-kernel"
 
 
-def find(folder: Path | None = None) -> GuestKernel | None:
-    """The kernel in `folder` (default: the user's cache), or None when there is none or it is not whole.
+def find_kernel(folder: Path | None = None) -> GuestKernel | None:
+    """Return the kernel in `folder` (default: the user's cache), or None when there is none or it is not whole.
 
     Sizes of all files are compared with the manifest, and SHA-256 of the programs.
     """
@@ -87,14 +87,14 @@ def seal(folder: Path, version: str, packages: Mapping[str, str]) -> None:
 
 
 def with_own_loader(program: bytes) -> bytes:
-    """The kernel program, changed to take its dynamic loader from descriptor LOADER_FD. ValueError if it names no loader once.
+    """Change the kernel program to take its dynamic loader from descriptor LOADER_FD.
 
-    The path of the loader stands in the file, in a field of 27 bytes; /proc/self/fd/3 fits wherever the cache lies, and unlike
-    a symbolic link with a short name it cannot be planted by another user. (`ld.so linux` does not work: user-mode Linux
-    lays out its memory behind its own break.)
+    ValueError unless it names its loader exactly once. The path of the loader stands in the file, in a field of 27
+    bytes; /proc/self/fd/3 fits wherever the cache lies, and unlike a symbolic link with a short name it cannot be
+    planted by another user. (`ld.so linux` does not work: user-mode Linux lays out its memory behind its own break.)
     """
-    if (found := program.count(_OLD_INTERPRETER + b"\0")) != 1:
-        raise ValueError(f"the loader's path {_OLD_INTERPRETER.decode()} stands in it {found} times instead of once")
+    if (count := program.count(_OLD_INTERPRETER + b"\0")) != 1:
+        raise ValueError(f"the loader's path {_OLD_INTERPRETER.decode()} stands in it {count} times instead of once")
     new = f"/proc/self/fd/{LOADER_FD}".encode()
     return program.replace(_OLD_INTERPRETER + b"\0", new.ljust(len(_OLD_INTERPRETER) + 1, b"\0"))
 

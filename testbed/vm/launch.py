@@ -1,4 +1,4 @@
-"""Become the guest kernel: run as `python -m testbed.vm.launch PARENT LINUX MEMORY_FOLDER FD... -- ARGUMENT...` by guest.py.
+"""Become the guest kernel: guest.py runs `python -m testbed.vm.launch PARENT LINUX MEMORY_FOLDER FD... -- ARGUMENT...`.
 
 Dies with PARENT (a pid). The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and no other descriptor.
 """
@@ -24,12 +24,13 @@ _LOOK_S = 0.1
 
 
 def main() -> None:
-    """Never returns: the kernel takes over this process."""
+    """Start the kernel, which takes over this process, so this never returns."""
     split = sys.argv.index("--")
     parent, linux, memory_folder, *given = sys.argv[1:split]
     die_with_parent(int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be as large as the guest's memory
-    # The guest has one processor, made of processes that take turns: on one of ours they run 2 to 3 times as fast as on two.
+    # The guest has one processor, made of processes that take turns: on one of our processors they are 2 to 3 times as
+    # fast as on two.
     before = read_processors()
     time.sleep(_LOOK_S)
     os.sched_setaffinity(0, {idlest(before, read_processors(), os.sched_getaffinity(0))})
@@ -38,7 +39,8 @@ def main() -> None:
     os.closerange(_FIRST_FD, _ASIDE_FD)
     for number, fd in enumerate(aside, _FIRST_FD):
         os.dup2(fd, number)
-    # The folder of libc.so.6 for the kernel itself, and where it puts the file that is the guest's memory (unlinked at once).
+    # The folder of libc.so.6 for the kernel itself, and the folder for the file, unlinked at once, that is the guest's
+    # memory.
     environment = {"LD_LIBRARY_PATH": str(Path(linux).parent), "TMPDIR": memory_folder}
     os.execve(linux, [linux, *sys.argv[split + 1 :]], environment)
 
@@ -46,15 +48,16 @@ def main() -> None:
 def _come_before_programs() -> None:
     """Let the guest's kernel take the processor from the guest's programs at once, when a timer wakes it.
 
-    As their equal it waited for the end of a turn: beside two busy programs packets left up to 5 ms late. The processes in which
-    the programs run keep the ordinary priority. Not permitted without root; then only a guest that is not busy keeps time.
+    As their equal it waited for the end of a turn: beside two busy programs packets left up to 5 ms late. The processes
+    in which the programs run keep the ordinary priority. Not permitted without root; then only a guest that is not busy
+    keeps time.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 def idlest(before: Mapping[str, ProcessorTicks], after: Mapping[str, ProcessorTicks], allowed: Collection[int]) -> int:
-    """The processor of `allowed` that idled most between two readings; any of them when several did."""
+    """Return the processor of `allowed` that idled most between two readings; one of them at random if tied."""
     names = {cpu: f"cpu{cpu}" for cpu in allowed if f"cpu{cpu}" in after}
     idle = {cpu: after[name].idle - (before[name].idle if name in before else 0) for cpu, name in names.items()}
     most = max(idle.values())

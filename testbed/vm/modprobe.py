@@ -16,8 +16,10 @@ _SYS_FINIT_MODULE = 313  # x86-64
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def resolve(name: str, dependencies: str, aliases: str, built_in: str) -> list[str]:
-    """Files to load for a module or alias, in order; none for what the kernel has inside. LookupError for an unknown name.
+def module_files(name: str, dependencies: str, aliases: str, built_in: str) -> list[str]:
+    """Return the files to load for a module or alias, in order; none for what is built into the kernel.
+
+    LookupError for an unknown name.
 
     `dependencies`, `aliases`, `built_in`: the text of modules.dep, modules.alias, modules.builtin (see modules.dep(5)).
     """
@@ -27,17 +29,20 @@ def resolve(name: str, dependencies: str, aliases: str, built_in: str) -> list[s
         needs[_module(file)] = [*reversed(others.split()), file]  # modules.dep lists what comes first last
     wanted = []
     for candidate in (name, *_behind_alias(name, aliases)):
-        if found := needs.get(candidate.replace("-", "_")):
-            wanted += [file for file in found if file not in wanted]
+        if files := needs.get(candidate.replace("-", "_")):
+            wanted += [file for file in files if file not in wanted]
     if not wanted and name.replace("-", "_") not in map(_module, built_in.split()):
         raise LookupError(f"no module or alias {name!r}")
     return wanted
 
 
-def load(name: str, folder: Path) -> None:
-    """Load a module and what it needs from a folder like /lib/modules/7.2.7. LookupError; OSError when the kernel refuses."""
+def load_module(name: str, folder: Path) -> None:
+    """Load a module and what it needs from a folder like /lib/modules/7.2.7.
+
+    LookupError; OSError when the kernel refuses.
+    """
     texts = [(folder / f"modules.{kind}").read_text("utf-8") for kind in ("dep", "alias", "builtin")]
-    for file in resolve(name, *texts):
+    for file in module_files(name, *texts):
         fd = os.open(folder / file, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if _libc.syscall(_SYS_FINIT_MODULE, fd, b"", 0) != 0 and (number := ctypes.get_errno()) != errno.EEXIST:
@@ -51,22 +56,25 @@ def _module(file: str) -> str:
 
 
 def _behind_alias(name: str, aliases: str) -> list[str]:
-    found = []
+    modules = []
     for line in aliases.splitlines():
         word, _, rest = line.partition(" ")
         pattern, _, module = rest.rpartition(" ")
         if word == "alias" and fnmatch.fnmatchcase(name, pattern):
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 def main() -> None:
-    """What /proc/sys/kernel/modprobe names inside the guest. Exit status 1 when there is no such module."""
+    """Load modules, as /proc/sys/kernel/modprobe inside the guest.
+
+    The exit status is 1 when there is no such module.
+    """
     names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     folder = Path("/lib/modules") / os.uname().release
     for name in names:
         try:
-            load(name, folder)
+            load_module(name, folder)
         except (LookupError, OSError) as error:
             sys.exit(f"modprobe {name}: {error}")
 

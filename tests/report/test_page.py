@@ -84,7 +84,7 @@ def test_the_page_says_what_was_found(page: Path) -> None:
     assert "bit for bit the same over all 3 networks" in text
     assert "drawn hollow and not to be relied on: int8 over cable" in text
     assert "stage 1: &lt;the loss&gt; is not finite" in text
-    assert "engine relay; star of 3 stages, gpipe, 4 micro-batches a step, 4 in flight; TCP cubic" in text
+    assert "engine relay; star of 3 stages, gpipe, 4 micro-batches per step, 4 in flight; TCP cubic" in text
     assert "slower than asked" in text
     assert "Example CPU" in text
 

@@ -30,7 +30,7 @@ from testbed import vm
 settings = json.loads(sys.argv[2])
 settings["share"] = [Path(folder) for folder in settings.get("share", [])]
 vm.guest._SILENCE_S = settings.pop("silence_s", vm.guest._SILENCE_S)
-sys.exit(vm.run(vm.find(Path(sys.argv[1])), sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
+sys.exit(vm.run_in_guest(vm.find_kernel(Path(sys.argv[1])), sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
 """
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -40,10 +40,10 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> vm.GuestKernel:
     """The kernel in the user's cache, else one fetched for this test run. Where netem is required, having none is a failure."""
     if os.environ.get(GUEST_VARIABLE):
         pytest.skip("a guest cannot run another")
-    if found := vm.find():
+    if found := vm.find_kernel():
         return found
     try:
-        return vm.fetch(tmp_path_factory.mktemp("cache") / "guest-kernel")
+        return vm.fetch_kernel(tmp_path_factory.mktemp("cache") / "guest-kernel")
     except GuestKernelError as error:
         if "netem" in os.environ.get("TESTBED_REQUIRE", ""):
             raise

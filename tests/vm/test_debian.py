@@ -69,28 +69,28 @@ def test_mirrors_are_those_of_the_machine_without_security_updates() -> None:
 
 
 def test_a_fetched_kernel_is_whole_and_is_not_fetched_again(cache: Path) -> None:
-    found = vm.fetch(cache / "kernel")
-    assert found == vm.find(cache / "kernel")
+    found = vm.fetch_kernel(cache / "kernel")
+    assert found == vm.find_kernel(cache / "kernel")
     assert found.version == "9.9.9"
     assert found.packages == {"user-mode-linux": "9.9um1", "libc6": "9.41"}
     assert os.access(found.linux, os.X_OK)
     before = calls(cache)
-    assert vm.fetch(cache / "kernel") == found
+    assert vm.fetch_kernel(cache / "kernel") == found
     assert calls(cache) == before
     assert sorted(path.name for path in cache.iterdir()) == ["kernel", "kernel.lock"]
 
 
 def test_the_second_suite_and_the_second_mirror_are_tried(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HAS", "other.example/tools sid")
-    vm.fetch(cache / "kernel")
+    vm.fetch_kernel(cache / "kernel")
     assert calls(cache).count("download") == 4
 
 
 def test_a_damaged_kernel_and_what_a_killed_fetch_left_are_replaced(cache: Path) -> None:
-    found = vm.fetch(cache / "kernel")
+    found = vm.fetch_kernel(cache / "kernel")
     found.linux.write_bytes(b"cut")
     (cache / "kernel.fetching-abc").mkdir()
-    assert vm.fetch(cache / "kernel") == found
+    assert vm.fetch_kernel(cache / "kernel") == found
     assert sorted(path.name for path in cache.iterdir()) == ["kernel", "kernel.lock"]
 
 
@@ -99,25 +99,25 @@ def test_packages_that_no_mirror_has(cache: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         GuestKernelError, match=r"(?s)user-mode-linux.*Vagrant.*mirror\.example/debian sid: .*E: no such package"
     ):
-        vm.fetch(cache / "kernel")
+        vm.fetch_kernel(cache / "kernel")
     assert [path.name for path in cache.iterdir()] == ["kernel.lock"]
 
 
 def test_packages_that_are_laid_out_otherwise(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROGRAM", "elsewhere")
     with pytest.raises(GuestKernelError, match="not laid out as expected"):
-        vm.fetch(cache / "kernel")
+        vm.fetch_kernel(cache / "kernel")
     assert [path.name for path in cache.iterdir()] == ["kernel.lock"]
 
 
 def test_a_machine_of_another_kind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(GuestKernelError, match=r"x86-64 only.*aarch64.*Lima"):
-        vm.fetch(cache / "kernel")
+        vm.fetch_kernel(cache / "kernel")
     assert not cache.exists()
 
 
 def test_a_machine_without_apt(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(GuestKernelError, match="no apt-get and no dpkg-deb"):
-        vm.fetch(cache / "kernel")
+        vm.fetch_kernel(cache / "kernel")

@@ -59,13 +59,13 @@ def test_the_kernel_gets_descriptors_that_do_not_overlap() -> None:
 
 def test_no_command() -> None:
     with pytest.raises(SpecError, match="no command"):
-        guest.run(KERNEL, [])
+        guest.run_in_guest(KERNEL, [])
 
 
 def test_a_guest_does_not_run_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(guest.GUEST_VARIABLE, "1")
     with pytest.raises(GuestKernelError, match="a guest already"):
-        guest.run(KERNEL, ["true"])
+        guest.run_in_guest(KERNEL, ["true"])
 
 
 def _stat(idle: dict[int, int]) -> str:

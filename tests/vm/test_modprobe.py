@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.vm.modprobe import resolve
+from testbed.vm.modprobe import module_files
 
 DEP = """\
 kernel/net/sched/sch_netem.ko:
@@ -26,12 +26,12 @@ BUILTIN = "kernel/net/ipv4/tcp_cubic.ko\nkernel/fs/hostfs/hostfs.ko\n"
 
 @pytest.mark.parametrize("name", ["sch_netem", "sch-netem", "net-sch-netem", "char-major-10-200"])
 def test_a_name_or_an_alias_with_either_dash(name: str) -> None:
-    assert resolve(name, DEP, ALIAS, BUILTIN) == ["kernel/net/sched/sch_netem.ko"]
+    assert module_files(name, DEP, ALIAS, BUILTIN) == ["kernel/net/sched/sch_netem.ko"]
 
 
 @pytest.mark.parametrize("name", ["vxlan", "rtnl-link-vxlan"])
 def test_what_is_needed_comes_first(name: str) -> None:
-    assert [file.rsplit("/")[-1] for file in resolve(name, DEP, ALIAS, BUILTIN)] == [
+    assert [file.rsplit("/")[-1] for file in module_files(name, DEP, ALIAS, BUILTIN)] == [
         "udp_tunnel.ko",
         "ip6_udp_tunnel.ko",
         "vxlan.ko",
@@ -39,17 +39,17 @@ def test_what_is_needed_comes_first(name: str) -> None:
 
 
 def test_a_file_name_with_a_dash() -> None:
-    assert resolve("vport_vxlan", DEP, ALIAS, BUILTIN)[-1] == "kernel/net/openvswitch/vport-vxlan.ko"
+    assert module_files("vport_vxlan", DEP, ALIAS, BUILTIN)[-1] == "kernel/net/openvswitch/vport-vxlan.ko"
 
 
 def test_what_the_kernel_has_inside_needs_no_file() -> None:
-    assert resolve("tcp_cubic", DEP, ALIAS, BUILTIN) == []
+    assert module_files("tcp_cubic", DEP, ALIAS, BUILTIN) == []
 
 
 @pytest.mark.parametrize("name", ["sch_nothing", "netem", "", "net-sch"])
 def test_unknown(name: str) -> None:
     with pytest.raises(LookupError, match="no module or alias"):
-        resolve(name, DEP, ALIAS, BUILTIN)
+        module_files(name, DEP, ALIAS, BUILTIN)
 
 
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.sets(st.integers(0, max(i - 1, 0))) for i in range(n)))))
@@ -60,7 +60,7 @@ def test_every_file_comes_after_all_that_it_needs(needs: tuple[set[int], ...]) -
         behind = {j for k in direct if k < i for j in [k, *order[k]]}
         order.append(sorted(behind, reverse=True))
     dep = "".join(f"k/m{i}.ko: {' '.join(f'k/m{j}.ko' for j in behind)}\n" for i, behind in enumerate(order))
-    files = resolve(f"m{len(needs) - 1}", dep, "", "")
+    files = module_files(f"m{len(needs) - 1}", dep, "", "")
     assert sorted(files) == sorted({f"k/m{i}.ko" for i in [*order[-1], len(needs) - 1]})
     for i, behind in enumerate(order):
         if f"k/m{i}.ko" in files:
