@@ -47,7 +47,7 @@ def start_program(
     popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m MODULE ARGUMENTS` in a session of its own, out of reach of Ctrl-C. It dies with the calling thread.
+    """Start `python -m MODULE ARGUMENTS` in a session of its own, where no Ctrl-C reaches it; it dies with this thread.
 
     `popen` is called like subprocess.Popen, with `options`; a namespace has one that starts programs inside. `attempt`
     is what this is for, as in "cannot ATTEMPT". CapabilityError when the program cannot be started.

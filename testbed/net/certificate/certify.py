@@ -40,7 +40,7 @@ def _probe(jobs: Sequence[ProbeJob], patience_s: float) -> list[Readings]:
 
 
 def _fitness(relay: Relay | None, before: _Watched, readings: Sequence[Readings]) -> Fitness:
-    """What the host did while the links were measured."""
+    """Tell what the host did since `before`, while the links were measured."""
     processors = read_processors()["cpu"]
     total = max(1, processors.total - before.processors.total)
     idle = processors.idle + processors.waiting - before.processors.idle - before.processors.waiting
@@ -54,6 +54,8 @@ def _fitness(relay: Relay | None, before: _Watched, readings: Sequence[Readings]
 
 
 class _Watched(NamedTuple):
+    """The host's counters when the measuring began."""
+
     processors: ProcessorTicks
     relay_lateness: Sequence[int]
 
@@ -63,7 +65,7 @@ class _Watched(NamedTuple):
 
 
 def _lateness(counts: Sequence[int]) -> Lateness | None:
-    """From a histogram by powers of two of microseconds; None where nothing was counted."""
+    """Read a histogram by powers of two of microseconds; None where nothing was counted."""
     p99_us, worst_us = lateness_percentile(counts, 0.99), lateness_percentile(counts, 1.0)
     return (
         Lateness(p99_us / 1000, worst_us / 1000, sum(counts)) if p99_us is not None and worst_us is not None else None
@@ -107,18 +109,18 @@ def certify(
             finally:
                 hold()
     fitness = _fitness(relay, watched, [*readings, *(reading for _, reading in followed.values())])
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for link, reading in zip(links, readings, strict=True):
-        found.extend(judge_still(link.profile, reading, fitness))
+        measurements.extend(judge_still(link.profile, reading, fitness))
         if link.name in followed:
-            started_ns, spans = followed[link.name]
-            found.extend(judge_varying(link.profile, spans, fitness, started_ns))
-    found.extend(fitness.measurements(recorder.story if recorder else ""))
-    return tuple(found)
+            started_ns, outflows = followed[link.name]
+            measurements.extend(judge_varying(link.profile, outflows, fitness, started_ns))
+    measurements.extend(fitness.measurements(recorder.story if recorder else ""))
+    return tuple(measurements)
 
 
 def _ends(links: Sequence[Link], namespaces: Mapping[str, Namespace]) -> list[CapturePoint]:
-    """Where to capture: links may share an end."""
+    """Name the places to capture at, each once: links may share an end."""
     points: dict[tuple[int, str], CapturePoint] = {}
     for link in links:
         for side, end in (("near", link.near), ("far", link.far)):
