@@ -34,7 +34,7 @@ def links(
     compare: Annotated[Path | None, typer.Option(help="Another engine's results: do the two agree?")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the tables as a Markdown page.")] = None,
 ) -> None:
-    """Measure how true links are over a grid of rates and delays: goodput, RTT, messages after idle, queue depth, losses."""
+    """Measure how true links are over a grid of rates and delays: goodput, RTT, messages after idle, queue, losses."""
     from testbed import paths, results
     from testbed.net.certificate import accuracy
     from testbed.report import link_accuracy as drawn
@@ -43,11 +43,15 @@ def links(
     other = results.read_json(compare, accuracy.Accuracy) if compare else None
     chosen, reason = resolve_engine(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    found = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
-    if found is not None and found.engine != chosen:
-        raise UserError(f"{output} holds results of the engine {found.engine}, not {chosen}; name another file with -o")
-    found = found or accuracy.Accuracy(engine=chosen, engine_reason=reason, machine=describe_machine(), results=())
-    have = {result.point for result in found.results}
+    measured = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
+    if measured is not None and measured.engine != chosen:
+        raise UserError(
+            f"{output} holds results of the engine {measured.engine}, not {chosen}; name another file with -o"
+        )
+    measured = measured or accuracy.Accuracy(
+        engine=chosen, engine_reason=reason, machine=describe_machine(), results=()
+    )
+    have = {result.point for result in measured.results}
     waiting = [point for point in accuracy.grid(chosen, quick=quick, busy=busy) if point not in have]
     minutes = sum(point.seconds() for point in waiting) / 60
     out.print(f"{len(waiting)} points to measure, {len(have)} at hand: about {minutes:.0f} min", highlight=False)
@@ -57,18 +61,18 @@ def links(
     with hold_machine():
         for number, point in enumerate(waiting, start=1):
             result = accuracy.measure_point(point, chosen, reason)
-            found = found.model_copy(update={"results": (*found.results, result)})
+            measured = measured.model_copy(update={"results": (*measured.results, result)})
             if output:
-                results.write_json(output, found)
+                results.write_json(output, measured)
             verdict = result.error or ("PASS" if result.passed else "FAIL")
             took = f" in {result.certificate.seconds:.0f} s" if result.certificate else ""
             out.print(f"{number}/{len(waiting)}  {point.name}: {verdict}{took}", highlight=False, soft_wrap=True)
-    _print_accuracy(found, other)
+    _print_accuracy(measured, other)
     if page:
-        page.write_text(drawn.accuracy_page([found, other] if other else [found]), encoding="utf8")
+        page.write_text(drawn.accuracy_page([measured, other] if other else [measured]), encoding="utf8")
         paths.give_to_user(page)
-    agrees = all(one.holds for one in accuracy.agreement(found, other)) if other else True
-    if not agrees or not all(result.passed for result in found.results):
+    agrees = all(pair.holds for pair in accuracy.agreement(measured, other)) if other else True
+    if not agrees or not all(result.passed for result in measured.results):
         raise typer.Exit(1)
 
 
@@ -93,11 +97,11 @@ def lab(
     with hold_machine():
         for count in nodes:
             netem = chosen == "netem"
-            found = [lab_speed.ours(count, chosen, repetitions)]
-            found += [peer.measure(count, repetitions, netem=netem) for peer in lab_speed.PEERS]
-            for one in found:
-                times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (one.build_s, one.teardown_s)]
-                rows.add_row(one.tool, str(one.nodes), *times, str(one.repetitions), one.note)
+            measured = [lab_speed.time_our_lab(count, chosen, repetitions)]
+            measured += [emulator.measure(count, repetitions, netem=netem) for emulator in lab_speed.EMULATORS]
+            for speed in measured:
+                times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (speed.build_s, speed.teardown_s)]
+                rows.add_row(speed.tool, str(speed.nodes), *times, str(speed.repetitions), speed.note)
     out.print(rows)
 
 
@@ -107,7 +111,7 @@ def replay(
         Path, typer.Argument(help="A result folder with full runs and replays of the same cells.")
     ] = Path("results/replay_check"),
 ) -> None:
-    """Compare finished replays with the full runs of the same cells: step time, bytes on the wire, losses. Starts nothing."""
+    """Compare finished replays with full runs of the same cells, in step time, wire bytes and losses. Starts nothing."""
     from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
     from testbed.sweep import replays
 
@@ -140,20 +144,20 @@ def replay(
         raise typer.Exit(1)
 
 
-def _print_accuracy(found: Accuracy, other: Accuracy | None) -> None:
+def _print_accuracy(measured: Accuracy, other: Accuracy | None) -> None:
     from testbed.report import link_accuracy as drawn
 
-    for one in (found, other) if other else (found,):
-        out.print(f"\n{drawn.machine_line(one)}", highlight=False)
+    for accuracy in (measured, other) if other else (measured,):
+        out.print(f"\n{drawn.machine_line(accuracy)}", highlight=False)
         for headings, lines in (
-            (drawn.HEADINGS, drawn.accuracy_rows(one)),
-            (drawn.LOSS_HEADINGS, drawn.loss_accuracy_rows(one)),
+            (drawn.HEADINGS, drawn.accuracy_rows(accuracy)),
+            (drawn.LOSS_HEADINGS, drawn.loss_accuracy_rows(accuracy)),
         ):
             if lines:
                 _print_rows(headings, lines)
     if other:
         out.print("\nthe engines against each other")
-        _print_rows(drawn.AGREEMENT_HEADINGS, drawn.agreement_rows(found, other))
+        _print_rows(drawn.AGREEMENT_HEADINGS, drawn.agreement_rows(measured, other))
 
 
 def _print_rows(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:

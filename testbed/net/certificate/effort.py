@@ -129,7 +129,7 @@ def _sizes(
 
 
 def _light_s(profile: LinkProfile, engine: Engine, effort: FormEffort) -> float:
-    """Long enough to know the loss, and the length of its bursts, to a tenth, within what the form spends."""
+    """The time that shows the loss, and the length of its bursts, to a tenth, within what the form spends."""
     least, most = effort.light_s
     wanted = [least]
     for pipe in _pipes(profile):

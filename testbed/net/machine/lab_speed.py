@@ -1,5 +1,4 @@
-"""How fast a lab stands and is gone again: ours, and that of other emulators where they are installed. For `testbed
-bench lab`.
+"""Time how fast a lab stands and is gone again, ours beside other emulators where they are installed: `bench lab`.
 
 Every one builds the same star: N hosts round one router, 80 Mbit/s and, where the kernel has netem, 25 ms on both ends
 of a link (ours: consumer-80mbps).
@@ -59,7 +58,7 @@ print(json.dumps([built - start, time.monotonic() - built]))
 """
 
 
-class Speed(NamedTuple):
+class LabSpeed(NamedTuple):
     """Medians of several repetitions; a number that could not be had is None, and `note` says why."""
 
     tool: str
@@ -70,7 +69,7 @@ class Speed(NamedTuple):
     note: str
 
 
-def ours(nodes: int, engine: Engine, repetitions: int) -> Speed:
+def time_our_lab(nodes: int, engine: Engine, repetitions: int) -> LabSpeed:
     """Time stars of our own, without certificates; the first is not counted."""
     spec = LabSpec(
         topology="star",
@@ -88,10 +87,10 @@ def ours(nodes: int, engine: Engine, repetitions: int) -> Speed:
         lab.close()
         build.append(built - start)
         teardown.append(time.monotonic() - built)
-    return Speed("testbed", nodes, median(build), median(teardown), repetitions, f"engine {engine}, read back")
+    return LabSpeed("testbed", nodes, median(build), median(teardown), repetitions, f"engine {engine}, read back")
 
 
-class Peer(NamedTuple):
+class Emulator(NamedTuple):
     """Another emulator."""
 
     tool: str
@@ -100,11 +99,11 @@ class Peer(NamedTuple):
     wants: tuple[str, ...]
     """Programs that it starts."""
 
-    def measure(self, nodes: int, repetitions: int, *, netem: bool) -> Speed:
+    def measure(self, nodes: int, repetitions: int, *, netem: bool) -> LabSpeed:
         """Time it in a process and network namespaces of its own; an emulator that is not installed has no numbers."""
 
-        def without(reason: str) -> Speed:
-            return Speed(self.tool, nodes, None, None, 0, reason)
+        def without(reason: str) -> LabSpeed:
+            return LabSpeed(self.tool, nodes, None, None, 0, reason)
 
         if missing := [program for program in self.wants if shutil.which(program) is None]:
             return without(f"not installed: there is no {', '.join(missing)}")
@@ -116,7 +115,7 @@ class Peer(NamedTuple):
         except LabError as error:
             return without(str(error))
         note = "HTB and netem" if netem else "HTB only, without delay: no netem here"
-        return Speed(
+        return LabSpeed(
             self.tool, nodes, median(run[0] for run in runs), median(run[1] for run in runs), repetitions, note
         )
 
@@ -137,7 +136,7 @@ class Peer(NamedTuple):
         return float(build_s), float(teardown_s)
 
 
-PEERS = (
-    Peer("Mininet", "mininet", _MININET, ("mnexec",)),
-    Peer("NeST", "nest", _NEST, ("tc", "ip")),
+EMULATORS = (
+    Emulator("Mininet", "mininet", _MININET, ("mnexec",)),
+    Emulator("NeST", "nest", _NEST, ("tc", "ip")),
 )
