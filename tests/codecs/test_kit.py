@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -76,6 +77,17 @@ def test_every_codec_passes_the_kit(text: str, direction: Direction) -> None:
     assert changes or set(in_model.values()) == {"-"}
     exact = changes and any(part.row.exact for part in subject.spec.parts())
     assert (in_model["in a model: nothing lost"] == "PASS") == exact
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("int8", "4"), ("zstd(int8)", "inner/4"), ("subspace", "8")])
+def test_a_row_whose_formula_is_wrong_fails(text: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "bf16" if text == "subspace" else text.partition("(")[0]  # what crosses of a subspace is bf16's
+    row = dataclasses.replace(table.CODECS[name], bits=wrong)
+    monkeypatch.setitem(table.CODECS, name, row)
+    size = next(check for check in CHECKS if check.name == "bytes as the formula says")
+    result = ask(size, subject_of(text, "forward"))
+    assert result.verdict == "FAIL"
+    assert "the table's formula" in result.detail
 
 
 def test_the_example_of_the_readme_passes_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

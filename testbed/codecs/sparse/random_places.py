@@ -28,7 +28,7 @@ class _Keyed(Sparsifier):
 
     purpose: ClassVar[str]
     laws: ClassVar[dict[str, str]]
-    """By `scale`, in the words of `entry.Law`."""
+    """By `scale`, in the words of `row.Law`."""
 
     def __init__(
         self,
