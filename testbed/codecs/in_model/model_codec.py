@@ -74,11 +74,11 @@ class InModel:
     """
 
     def __init__(self, context: Context, *, inner: Codec) -> None:
-        """SpecError where `inner`, or what it wraps, changes the model itself: its hook would be left out."""
+        """Raise SpecError where `inner`, or what it wraps, changes the model itself: its hook would be left out."""
         self._context = context
         self.inner = inner
         self.forward: InModel | None = None
-        """Of an instance for gradients: the one for the activations, whose hook is in the model."""
+        """The activations' instance, whose hook is in the model; None in an instance for activations."""
         for part in walk(inner):
             if isinstance(part, ModelCodec):
                 raise SpecError(

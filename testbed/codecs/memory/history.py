@@ -28,7 +28,7 @@ class Memory(NamedTuple):
     value: Tensor
     """P: fp32, the shape of the tensor."""
     visit: int
-    """The last message's."""
+    """The last message's visit number."""
 
 
 def following(visit: int) -> int:
