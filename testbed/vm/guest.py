@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import GuestKernelError, SpecError
+from testbed.process import ROOT, start_program
 from testbed.vm.init import READY
 from testbed.vm.kernel import LOADER_FD, GuestKernel
 
@@ -32,7 +33,6 @@ TIME_LIMIT_STATUS = 124
 GUEST_VARIABLE = "TESTBED_GUEST"
 """Environment variable that is 1 inside a guest."""
 
-_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LEFT_OUT = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK")  # all lie in /run, which is empty inside
 # A page fault costs 10 us inside. C library: keep freed memory instead of giving it back to be faulted in again; with
 # it a training step takes a quarter of the time.
@@ -154,7 +154,7 @@ def kernel_arguments(memory: str, seccomp: bool) -> list[str]:
         f"ssl0=null,fd:{stdout}",
         f"ssl1=null,fd:{stderr}",
         f"ssl2=fd:{control_in},fd:{control_out}",
-        f"PYTHONPATH={_quoted(_PACKAGE_ROOT)}",  # what the kernel does not know goes into init's environment
+        f"PYTHONPATH={_quoted(ROOT)}",  # what the kernel does not know goes into init's environment
         f"init={_quoted(_python())}",
         "--",
         "-SB",
@@ -290,25 +290,15 @@ def _booted(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> Itera
             ours[name], theirs[name] = (writing, reading) if name == "plan" else (reading, writing)
             os.set_blocking(ours[name], False)
         fds = [loader, *theirs.values()]
-        command = [
-            sys.executable,
-            "-SB",
-            "-m",
+        process = start_program(  # in a session of its own: the whole guest is one process group
             "testbed.vm.launch",
-            str(os.getpid()),
-            str(kernel.linux),
-            folder,
-            *map(str, fds),
-            "--",
-        ]
-        process = subprocess.Popen(
-            [*command, *arguments],
-            env={"PYTHONPATH": str(_PACKAGE_ROOT)},
+            *(str(kernel.linux), folder, *map(str, fds), "--", *arguments),
+            attempt="boot the guest kernel",
+            env={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=theirs["console"],
             stderr=theirs["console"],
             pass_fds=fds,
-            start_new_session=True,  # Ctrl-C reaches us alone, and the whole guest is one process group
         )
         try:
             for fd in theirs.values():

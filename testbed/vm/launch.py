@@ -1,6 +1,6 @@
-"""Become the guest kernel: guest.py runs `python -m testbed.vm.launch PARENT LINUX MEMORY_FOLDER FD... -- ARGUMENT...`.
+"""Become the guest kernel: guest.py runs `python -m testbed.vm.launch LINUX MEMORY_FOLDER FD... -- ARGUMENT...`.
 
-Dies with PARENT (a pid). The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and no other descriptor.
+The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and no other descriptor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from testbed.process import die_with_parent
 from testbed.processors import ProcessorTicks, read_processors
 
 _FIRST_FD = 3
@@ -26,8 +25,7 @@ _LOOK_S = 0.1
 def main() -> None:
     """Start the kernel, which takes over this process, so this never returns."""
     split = sys.argv.index("--")
-    parent, linux, memory_folder, *given = sys.argv[1:split]
-    die_with_parent(int(parent))
+    linux, memory_folder, *given = sys.argv[1:split]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be as large as the guest's memory
     # The guest has one processor, made of processes that take turns: on one of our processors they are 2 to 3 times as
     # fast as on two.
