@@ -51,7 +51,7 @@ def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> tup
     return float((wrong / right) ** 0.5), bits / count
 
 
-def result(
+def codec_line(
     text: str, direction: Direction, tensors: list[Tensor], make: Callable[[], TrialEnd], package: str = ""
 ) -> dict[str, Any]:
     """Measure one codec in one direction, as the fields of `results.CodecCost`."""
@@ -70,7 +70,7 @@ def result(
     }
 
 
-def results_in_model(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
+def model_codec_lines(text: str, forward: Subject, gradients: list[Tensor]) -> Iterator[dict[str, Any]]:
     """Measure a codec that changes the model, in both directions."""
     backward = subject_of(text, "backward")
     for direction, taken in measure_in_model(forward.spec, backward.spec, gradients, seconds=1.0).items():
@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> int:
     for peer in peers.installed():
         for direction in _DIRECTIONS:
             make = functools.partial(_peer_end, peer)
-            line = result(peer.codec, direction, tensors[direction], make, package=peer.package)
+            line = codec_line(peer.codec, direction, tensors[direction], make, package=peer.package)
             print(json.dumps(line), flush=True)  # noqa: T201
     return 0
 
@@ -115,14 +115,14 @@ def _lines(text: str, tensors: dict[Direction, list[Tensor]]) -> Iterator[dict[s
     try:
         forward = subject_of(text, "forward")
         if changes_model(forward.spec):
-            yield from results_in_model(text, forward, tensors["backward"])
+            yield from model_codec_lines(text, forward, tensors["backward"])
             return
     except TestbedError as error:
         yield from ({"codec": text, "direction": direction, "failed": str(error)} for direction in _DIRECTIONS)
         return
     for direction in _DIRECTIONS:
         try:
-            yield result(text, direction, tensors[direction], subject_of(text, direction).fresh)
+            yield codec_line(text, direction, tensors[direction], subject_of(text, direction).fresh)
         except TestbedError as error:
             yield {"codec": text, "direction": direction, "failed": str(error)}
 

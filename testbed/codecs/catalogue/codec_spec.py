@@ -43,7 +43,7 @@ class CodecSpec:
         return f"{self.name}({written})" if written else self.name
 
     def bits(self, direction: Direction, shape: tuple[int, ...]) -> float:
-        """Bits per element of a tensor of this shape, without axes of 0, as the table's formula has it."""
+        """Return the bits per element of a tensor of this shape, without axes of 0, by the table's formula."""
         sizes = formula.sizes_of(shape)
         return self._bits(direction, sizes, lambda inner: inner.bits(direction, shape))
 

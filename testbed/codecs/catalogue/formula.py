@@ -37,13 +37,13 @@ TYPICAL: Mapping[str, float] = {"d": 768, "bn": 1024, "n": 768 * 1024}
 
 
 def sizes_of(shape: tuple[int, ...]) -> dict[str, float]:
-    """The names that describe a tensor of this shape; none of its axes may be 0."""
+    """Return the names that describe a tensor of this shape; none of its axes may be 0."""
     n, d = math.prod(shape), shape[-1] if shape else 1
     return {"d": d, "bn": n // d, "n": n}
 
 
 def evaluate(text: str, look_up: Callable[[str], float]) -> float:
-    """The value of a formula. `look_up` gives the value of a name, or raises KeyError.
+    """Return the value of a formula. `look_up` gives the value of a name, or raises KeyError.
 
     ValueError for anything that is not in the module's list.
     """

@@ -78,7 +78,7 @@ def fault(text: str, at: int, message: str) -> SpecError:
 
 
 def codec_tree(text: str) -> Call:
-    """The tree of one codec."""
+    """Return the tree of one codec."""
     reader = _Reader(text)
     call = reader.call()
     reader.end()
@@ -86,7 +86,7 @@ def codec_tree(text: str) -> Call:
 
 
 def placement_tree(text: str) -> tuple[Rule, ...]:
-    """The rules of a placement, in the order written. A text without any boundary's number is one rule for the rest."""
+    """Return the rules of a placement, in the order written. A text without boundaries is one rule for the rest."""
     reader = _Reader(text)
     rules = [reader.rule()]
     while reader.accept(";"):

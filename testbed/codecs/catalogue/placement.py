@@ -76,7 +76,7 @@ class Placement(NamedTuple):
         return "; ".join([*rules, *([] if self.rest is None else [f"rest: {self.rest.text}"])])
 
     def at(self, boundary: int, direction: Direction) -> CodecSpec:
-        """The codec that stands there. SpecError where there is none."""
+        """Return the codec that stands there. SpecError where there is none."""
         pair = dict(self.numbered).get(boundary, self.rest)
         if pair is None:
             raise SpecError(f"codec {self.text!r} says nothing of boundary {boundary}; name it, or say 'rest: CODEC'")

@@ -54,9 +54,9 @@ class CodecRow:
     example: str = ""
     """A text that shows it in its usual surroundings; where this is empty, the shortest one serves."""
     bits: str | None
-    """Bits per element on the wire, without the payload's header: the one statement of its size, in the terms of
-    `formula.py`. The list of codecs prints it, `plan` and the certificates of links evaluate it, and the kit holds
-    payloads to it. None where nothing is known."""
+    """A formula, in the terms of `formula.py`, for the bits per element on the wire without the payload's header. It
+    states the size for everyone who has no torch: the list prints it, `plan` and the certificates of links evaluate
+    it, and the kit compares it with what the class sends. None where nothing is known."""
     backward_bits: str | None = None
     """The formula for gradients, where theirs is another one."""
     size_note: str = ""
@@ -92,9 +92,9 @@ class CodecRow:
         return f"{self.bits}{backward}" + (f"; {self.size_note}" if self.size_note else "")
 
     def parameter(self, name: str) -> Parameter | None:
-        """The parameter of that name."""
+        """Return the parameter of that name."""
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
 
     def choosing(self, word: str) -> list[Parameter]:
-        """The parameters that have this word among their choices: one at most, as the tests ensure."""
+        """Return the parameters that have this word among their choices: one at most, as the tests ensure."""
         return [parameter for parameter in self.parameters if word in parameter.choices]

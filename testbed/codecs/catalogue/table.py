@@ -20,7 +20,7 @@ _CLASS_PATH = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<attribute
 
 
 def find_codec(name: str) -> CodecRow:
-    """The row of a name; for 'pkg.mod:Class' a row that uses the class in both directions. Nothing is imported.
+    """Return the row of a name; for 'pkg.mod:Class' a row that uses the class both ways. Nothing is imported.
 
     UnknownNameError for a name that is not in the table, SpecError for a module that cannot be found.
     """
@@ -44,12 +44,12 @@ def find_codec(name: str) -> CodecRow:
 
 
 def codec_modules() -> list[str]:
-    """The modules of all codecs of the table, which a process loads before a run."""
+    """Return the modules of all codecs of the table, which a process loads before a run."""
     return sorted({path.partition(":")[0] for row in CODECS.values() for path in (row.forward, row.backward)})
 
 
 def locate_module(module: str, name: str) -> ModuleSpec:
-    """Where a codec's module lies; nobody's code is run. SpecError, which names the codec, where there is none."""
+    """Find a codec's module; nobody's code is run. SpecError, which names the codec, where there is none."""
     # importlib.util.find_spec would run the parent packages' code, in a process that may be root's.
     path: list[str] | None = None
     spec: ModuleSpec | None = None

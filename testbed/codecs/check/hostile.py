@@ -53,8 +53,8 @@ def mutations(good: bytes, seed: int = 0) -> Iterator[tuple[str, bytes]]:
 
 
 def hostile_bytes(subject: Subject) -> str:
-    """In a process with little more memory than it has: CodecError or a tensor no larger than its bytes explain, in
-    time, and the decoder as it was.
+    """Wrong bytes, in a process with little more memory than it has, give a CodecError or a tensor no larger than they
+    explain, in time, and leave the decoder as it was.
     """
     return str(in_child(lambda: _attack(subject), seconds=120, memory_bytes=MEMORY_BYTES))
 

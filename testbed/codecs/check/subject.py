@@ -139,6 +139,6 @@ class Subject:
 
 
 def subject_of(text: str, direction: Direction) -> Subject:
-    """The subject that a codec's text names. SpecError or UnknownNameError where it names none."""
+    """Return the subject that a codec's text names. SpecError or UnknownNameError where it names none."""
     placement = parse_placement(text)
     return Subject(placement.at(0, direction), direction, placement.at(0, "forward"))

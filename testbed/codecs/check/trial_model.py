@@ -98,7 +98,7 @@ class TrialStep(NamedTuple):
 
 
 def ids_of(step: int) -> Tensor:
-    """A step's text counts upwards modulo the vocabulary, by a stride that is to be guessed from the token before."""
+    """Make a step's text, which counts upwards modulo the vocabulary; a token follows from the one before."""
     start = torch.randint(VOCABULARY, (BATCH, 1), generator=torch.Generator().manual_seed(step))
     return (start + 7 * torch.arange(TOKENS + 1)) % VOCABULARY
 
