@@ -24,6 +24,7 @@ from testbed.net.kernel.netem_plan import Gemodel, NetemPlan, SlotPlan, plan_net
 from testbed.net.kernel.netlink import Netlink
 from testbed.net.lab import Lab, LabSpec
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
+from testbed.tcp_info import read_tcp_info
 
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
 BURSTS = GilbertElliott(enter_bad=0.02, leave_bad=0.25, lost_in_bad=1, lost_in_good=0)
@@ -396,7 +397,7 @@ def test_a_live_change_loses_nothing_that_waits(bench: Bench) -> None:
 
 def _retransmitted(connection: socket.socket) -> int:
     """tcpi_total_retrans."""
-    return int(struct.unpack_from("=I", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0])
+    return read_tcp_info(connection).retransmits
 
 
 @pytest.mark.netem

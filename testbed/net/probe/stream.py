@@ -5,7 +5,6 @@ to end.
 from __future__ import annotations
 
 import socket
-import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from select import select
@@ -14,9 +13,9 @@ from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import BulkTransfer, TimedMessage
 from testbed.net.probe.sockets import grow_buffers
+from testbed.tcp_info import TcpInfo, read_tcp_info
 
 _BUFFER_BYTES = 64 << 20
-_INFO_WINDOW, _INFO_RETRANSMITS, _INFO_RECEIVED = 80, 100, 128  # offsets into struct tcp_info
 _CHUNK = bytes(1 << 20)
 _READ_PAUSE_S = 0.001
 _UNSHAPED_WINDOW = 1 << 20
@@ -61,14 +60,12 @@ class Stream:
         """The bytes of payload in a full packet."""
         return self._ends["up"][0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
 
-    def _info(self, way: LinkDirection, offset: int) -> int:
-        raw = self._ends[way][0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + 4)
-        value: int = struct.unpack_from("@I", raw, offset)[0]
-        return value
+    def _sender_info(self, way: LinkDirection) -> TcpInfo:
+        return read_tcp_info(self._ends[way][0])
 
     def window_bytes(self, way: LinkDirection) -> int:
         """The congestion window of a direction's sender."""
-        return self._info(way, _INFO_WINDOW) * self.packet_payload_bytes
+        return self._sender_info(way).cwnd_packets * self.packet_payload_bytes
 
     def _set_congestion_control(self, way: LinkDirection, name: str) -> None:
         sender = self._ends[way][0]
@@ -163,10 +160,10 @@ class Stream:
 
     def message(self, way: LinkDirection, size: int) -> TimedMessage:
         """Send one message now and time it."""
-        before = self._info(way, _INFO_RETRANSMITS)
+        before = self._sender_info(way).retransmits
         elapsed = self._transfer(way, size)
         return TimedMessage(
-            way=way, size=size, elapsed_ns=elapsed, retransmits=self._info(way, _INFO_RETRANSMITS) - before
+            way=way, size=size, elapsed_ns=elapsed, retransmits=self._sender_info(way).retransmits - before
         )
 
     def bulk(self, way: LinkDirection, lead_s: float, seconds: float) -> BulkTransfer:
@@ -174,7 +171,7 @@ class Stream:
         sender, receiver = self._ends[way]
         shape = self._job.shape(way)
         content = memoryview(_CHUNK)
-        before = self._info(way, _INFO_RETRANSMITS)
+        before = self._sender_info(way).retransmits
         # What the wire and some of the buffer hold. More would overflow the buffer, and cubic takes ten seconds to open
         # a window again that it has cut twice (seen: 66 of 77 Mbit/s at 80 Mbit/s and 100 ms): that is cubic, not the
         # link.
@@ -210,7 +207,7 @@ class Stream:
                 first = first or last
         self._finish(way, sent - received)
         first = first or last
-        retransmits = self._info(way, _INFO_RETRANSMITS) - before
+        retransmits = self._sender_info(way).retransmits - before
         return BulkTransfer(way=way, size=last[1] - first[1], span_ns=last[0] - first[0], retransmits=retransmits)
 
     def _finish(self, way: LinkDirection, left: int) -> None:
@@ -228,9 +225,7 @@ def _arrived(receiver: socket.socket) -> int:
     """The bytes that the kernel has received, read or not: on a busy machine the reader lags, by another amount each
     time.
     """
-    raw = receiver.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_RECEIVED + 8)
-    received: int = struct.unpack_from("=Q", raw, _INFO_RECEIVED)[0]
-    return received
+    return read_tcp_info(receiver).bytes_received
 
 
 def warm(stream: Stream, together: bool) -> dict[LinkDirection, int]:
