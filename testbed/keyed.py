@@ -6,5 +6,8 @@ import hashlib
 
 
 def key(purpose: str, size_bytes: int = 16) -> int:
-    """So many bytes that differ whenever `purpose` does, on every machine the same: BLAKE2b's digest, little-endian."""
+    """Return a number of `size_bytes` bytes that differs whenever `purpose` does, on every machine the same.
+
+    It is BLAKE2b's digest, little-endian.
+    """
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=size_bytes).digest(), "little")

@@ -1,4 +1,4 @@
-"""What was found: the records that a run leaves behind. Units end a name; a missing number is None, never 0.
+"""The records that a run leaves behind. Units end a name; a missing number is None, never 0.
 
 All times are nanoseconds of CLOCK_MONOTONIC, which every process on the host shares.
 """
@@ -114,7 +114,7 @@ class StepRecord(Frozen):
     """Mean over the step's tokens; None except at the last stage."""
     gradient_norm: float | None
     learning_rate: float | None = None
-    """That the step was made with; None in an evaluation."""
+    """Rate that the step was made with; None in an evaluation."""
     tokens: int
     actions: tuple[ActionRecord, ...]
     sent: tuple[SentRecord, ...]
@@ -169,8 +169,8 @@ class Certificate(Frozen):
     seconds: float
     measurements: tuple[Measurement, ...]
     rejected: tuple[Measurement, ...]
-    """What failed in a first attempt that was then repeated, whole: a machine that looks elsewhere for 5 ms spoils a measurement.
-    Empty where the first attempt passed. There are two attempts at most."""
+    """What failed in a first attempt that was then repeated, whole: a machine that looks elsewhere for 5 ms spoils a
+    measurement. Empty where the first attempt passed. There are two attempts at most."""
 
     @property
     def verdict(self) -> Verdict:
@@ -228,7 +228,8 @@ class LinkCounters(Frozen):
     """One direction of a link, counted from the lab's start, in IP packets."""
 
     packets: int
-    """That have left the wire (or, with netem, the pipe, which is the delay later). What was dropped is not among them."""
+    """Packets that have left the wire (or, with netem, the pipe, which is the delay later). What was dropped is not
+    among them."""
     bytes: int
     dropped_buffer: int
     dropped_loss: int | None
@@ -278,7 +279,8 @@ class Split(Frozen):
 class Summary(Frozen):
     """One run in numbers; every one is computed from the run's other files by `metrics`.
 
-    Times and rates are those of the emulated world: where the lab was dilated, what was found there is divided by the dilation.
+    Times and rates are those of the emulated world: where the lab was dilated, what was found there is divided by the
+    dilation.
     """
 
     status: Literal["ok", "failed", "interrupted"]
@@ -306,7 +308,7 @@ class Summary(Frozen):
     """ideal / measured, median of the steps' ratios."""
     tokens_per_s: float | None
     raw_bytes_per_step: float | None
-    """Of tensors as fp32, all boundaries and both directions."""
+    """Bytes of tensors as fp32, all boundaries and both directions."""
     payload_bytes_per_step: float | None
     wire_bytes_per_step: float | None
     """IP packets that the stages sent: headers, acknowledgements and retransmissions too; mean."""
@@ -317,13 +319,14 @@ class Summary(Frozen):
     """raw / payload; the raw type is fp32."""
     split: Split | None
     train_loss: float | None
-    """Of the last training step."""
+    """Loss of the last training step."""
     validation_loss: float | None
-    """Of the last evaluation; the boundaries' codec is in place."""
+    """Loss of the last evaluation; the boundaries' codec is in place."""
     uncompressed_loss: float | None = None
-    """Of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""
+    """Loss of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""
     overrun_share: float | None = None
-    """Of the measured steps' actions, whose maths took longer than the emulated device's; None where nothing is paced."""
+    """Share of the measured steps' actions whose maths took longer than the emulated device's; None where nothing is
+    paced."""
     duty: float | None = None
     """Cores that the maths of all stages kept busy, on average over the measured steps; None where nothing is paced."""
     wall_s: float | None

@@ -27,7 +27,7 @@ Order = Literal["grouped", "interleaved"]
 
 
 def check_folder(path: Path, remedy: str = "choose another with --results") -> None:
-    """That `make_folder` could make it, as far as can be said without making it. SpecError, which ends with `remedy`."""
+    """Check that `make_folder` could make a folder, without making it. SpecError, which ends with `remedy`."""
     nearest = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not nearest.is_dir():
         raise SpecError(f"cannot make the folder {path}: {nearest} is not a folder; {remedy}")
@@ -36,7 +36,9 @@ def check_folder(path: Path, remedy: str = "choose another with --results") -> N
 
 
 def make_folder(path: Path, remedy: str = "choose another with --results") -> Path:
-    """Make a folder and its missing parents, owned by the invoking user. SpecError, which ends with `remedy`, if it cannot be."""
+    """Make a folder and its missing parents, owned by the invoking user. SpecError, which ends with `remedy`, if it
+    cannot be.
+    """
     missing = [p for p in (path, *path.parents) if not p.exists()]
     try:
         for folder in reversed(missing):
@@ -75,7 +77,9 @@ def read_json(path: Path, kind: type[Record]) -> Record:
 
 
 def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
-    """The records of a file that has one a line, without a last line that was cut off. ResultsError names file and line."""
+    """Read the records of a file that has one per line, without a last line that was cut off. ResultsError names file
+    and line.
+    """
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -129,7 +133,7 @@ class TunedArm(Frozen):
 
     @property
     def left(self) -> bool:
-        """Whether there is a value to run it with."""
+        """Whether there is a value to run the arm with."""
         return self.chosen is not None
 
 
@@ -146,13 +150,13 @@ class TuningRecord(Frozen):
 
 
 def last_tuning(experiment: Path) -> TuningRecord | None:
-    """How the last sweep into this folder was tuned; None where it was not."""
+    """Read how the last sweep into this folder was tuned; None where it was not."""
     path = experiment / "tuning.json"
     return read_json(path, TuningRecord) if path.exists() else None
 
 
 def last_sweep(experiment: Path) -> SweepRecord:
-    """What the last sweep into this folder asked for; every cell in it where none was recorded."""
+    """Read what the last sweep into this folder asked for; every cell in it where none was recorded."""
     path = experiment / "sweep.json"
     if path.exists():
         return read_json(path, SweepRecord)
@@ -198,39 +202,39 @@ class Run(NamedTuple):
 
     @property
     def summary(self) -> Summary | None:
-        """None while the run has not ended."""
+        """The run in numbers; None while it has not ended."""
         path = self.folder / "summary.json"
         return read_json(path, Summary) if path.exists() else None
 
     def steps(self, stage: int) -> list[StepRecord]:
-        """The records of one stage; a last line that was cut off by a crash is left out."""
+        """Read the records of one stage; a last line that was cut off by a crash is left out."""
         return list(_read_lines(self.folder / f"steps-{stage}.jsonl", StepRecord))
 
     def samples(self) -> Iterator[Sample]:
-        """The lab's counters, ten times a second, oldest first; none where they were not taken."""
+        """Read the lab's counters, ten times a second, oldest first; none where they were not taken."""
         return _read_lines(self.folder / "counters.jsonl", Sample)
 
 
 def runs(experiment: Path, cell_id: str | None = None) -> Iterator[Run]:
-    """Every run below an experiment's result folder, by cell and number."""
+    """Yield every run below an experiment's result folder, by cell and number."""
     cells = [experiment / cell_id] if cell_id else sorted(experiment.glob("*/"))
     for cell in cells:
         yield from sorted((Run(p) for p in cell.glob("run-*/")), key=lambda run: run.number)
 
 
 def finished_runs(experiment: Path, cell_id: str) -> list[Run]:
-    """The runs of a cell that ended well, oldest first."""
+    """Return the runs of a cell that ended well, oldest first."""
     return [run for run in runs(experiment, cell_id) if (summary := run.summary) is not None and summary.status == "ok"]
 
 
 def finished(experiment: Path, cell_id: str) -> Run | None:
-    """The newest run of a cell that ended well, or None."""
+    """Return the newest run of a cell that ended well, or None."""
     done = finished_runs(experiment, cell_id)
     return done[-1] if done else None
 
 
 def new_run(experiment: Path, cell: Cell) -> Run:
-    """A fresh folder for the next run of a cell, with cell.json in it."""
+    """Make a fresh folder for the next run of a cell, with cell.json in it."""
     number = max((r.number for r in runs(experiment, cell.id)), default=0) + 1
     run = Run(make_folder(experiment / cell.id / f"run-{number}"))
     for profile in cell.profiles:

@@ -1,6 +1,6 @@
-"""What is asked for: link profiles and cells. Frozen records, every number resolved, no default that changes a measured number.
+"""The cell: all that decides one run. Frozen records, every number resolved, no default that changes a measured number.
 
-A profile file (`netem_profiles/NAME.toml`) is read by `load_profile`; experiment files by `sweep.plan`.
+`sweep.plan` makes cells from experiment files; the link profiles in them come from `testbed.profiles`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ class WorkloadSpec(Frozen):
     model: str
     """A named size (see `testbed.workloads`), or the id or path of a cached checkpoint."""
     text: str
-    """'bundled'; the path of a text or .parquet file; or a data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for
-    example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
+    """'bundled'; the path of a text or .parquet file; or a data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION',
+    for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
     sequence_length: int = Field(ge=2)
     batch_size: int = Field(ge=1)
     """Sequences in one step, all micro-batches together."""
     validation_batches: int = Field(ge=1)
     """Batches of the fixed validation split that an evaluation reads."""
     training_sequences: int | None = Field(default=None, ge=1)
-    """Only so many sequences of the training split are read, again in every epoch; None: all of them."""
+    """How many sequences of the training split are read, the same in every epoch; None: all of them."""
     order: Literal["shuffled", "fixed"] = "shuffled"
-    """Of the training sequences: a new one each epoch, or the first epoch's again."""
+    """Order of the training sequences: a new one each epoch, or the first epoch's again."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Drawn from the seed, step, micro-batch and layer, so that neither cut nor recomputation changes it."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """What the layers compute in: bf16 is torch's autocast; parameters, what crosses boundaries and the optimiser stay fp32."""
+    """What the layers compute in: bf16 is torch's autocast; parameters, what crosses boundaries and the optimiser stay
+    fp32."""
 
 
 class PipelineSpec(Frozen):
@@ -60,7 +61,8 @@ class PipelineSpec(Frozen):
     layers: tuple[int, ...] | None = None
     """Layers of each stage; None: as even as can be (see `workloads.models.split_layers`)."""
     recompute: bool = False
-    """What a stage computes forward is not kept for the backward pass but computed again there: less memory for more time."""
+    """What a stage computes forward is not kept for the backward pass but computed again there: less memory for more
+    time."""
 
 
 class OptimiserSpec(Frozen):
@@ -90,12 +92,13 @@ class TrainingSpec(Frozen):
     evaluate_every: int = Field(ge=0)
     """Steps between evaluations; 0 means only at the end."""
     evaluate_uncompressed: bool = False
-    """Each evaluation is made once more with fp32 at the boundaries: what the codec costs while it is in use, and what it has
-    done to the weights, are two things."""
+    """Each evaluation is made once more with fp32 at the boundaries: what the codec costs while it is in use, and what
+    it has done to the weights, are two things."""
     target_loss: float | None = Field(default=None, gt=0)
     """Training ends with the evaluation whose loss, with the codec in place, is at most this."""
     budget_s: float | None = Field(default=None, gt=0)
-    """Training ends with the step that reaches this wall-clock time, evaluations left out, in the emulated device's seconds."""
+    """Training ends with the step that reaches this wall-clock time, evaluations left out, in the emulated device's
+    seconds."""
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> TrainingSpec:
@@ -117,12 +120,13 @@ class Measured(Frozen):
 class Paced(Frozen):
     """The real maths, and each action is held to the duration that it has on the device that is emulated.
 
-    Durations and the link profiles are those of the emulated world. In the lab everything takes `dilation` times as long.
+    Durations and the link profiles are those of the emulated world. In the lab everything takes `dilation` times as
+    long.
     """
 
     mode: Literal["paced"] = "paced"
     forward_ns: tuple[DurationNs, ...] = Field(min_length=1)
-    """Of one micro-batch: one for all stages, or one a stage."""
+    """Duration for one micro-batch: one for all stages, or one per stage."""
     backward_ns: tuple[DurationNs, ...] = Field(min_length=1)
     """Recomputation included."""
     update_ns: int = Field(ge=0)
@@ -130,9 +134,9 @@ class Paced(Frozen):
     source: str = Field(min_length=1)
     """Where the durations come from: 'stated', or the device and how its numbers were had."""
     dilation: int = Field(default=1, ge=1, le=1000)
-    """A fast device on a slow host: durations and delays in the lab are so many times as long, rates so many times smaller, and
-    reported times are divided by it. What it cannot stretch are TCP's constants (the 200 ms floor of its retransmission timer,
-    40 ms of delayed acknowledgements) and the kernel's clock tick."""
+    """A fast device on a slow host: durations and delays in the lab are so many times as long, rates so many times
+    smaller, and reported times are divided by it. What it cannot stretch are TCP's constants (the 200 ms floor of its
+    retransmission timer, 40 ms of delayed acknowledgements) and the kernel's clock tick."""
 
 
 class Cell(Frozen):
@@ -141,17 +145,17 @@ class Cell(Frozen):
     schema_version: Literal[3] = 3
     """Raised when a field changes its meaning, so that old results are not taken for new ones."""
     codec: str
-    """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and boundary; the
-    canonical text of `codecs.selection`."""
+    """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and
+    boundary; the canonical text of `codecs.selection`."""
     profiles: tuple[LinkProfile, ...] = Field(min_length=1)
-    """One that all links have, or one a link: by stage in a star, by boundary in a line."""
+    """One that all links have, or one per link: by stage in a star, by boundary in a line."""
     topology: Topology
     engine: Engine
     compute: Annotated[Measured | Paced, Field(discriminator="mode")]
     timing: Timing = "full"
-    """full: it is trained over its own links. replay: frames of the recorded sizes cross its links, between actions of the
-    recorded durations; both, and the losses, come from the run of `sweep.replays.recording_of`, because in synchronous training the network
-    cannot change the maths."""
+    """full: it is trained over its own links. replay: frames of the recorded sizes cross its links, between actions of
+    the recorded durations; both, and the losses, come from the run of `sweep.replays.recording_of`, because in
+    synchronous training the network cannot change the maths."""
     workload: WorkloadSpec
     pipeline: PipelineSpec
     optimiser: OptimiserSpec
@@ -170,7 +174,7 @@ class Cell(Frozen):
             if len(getattr(self.compute, name)) not in (1, self.pipeline.stages):
                 raise ValueError(
                     f"compute.{name.removesuffix('_ns')} has {len(getattr(self.compute, name))} durations for "
-                    f"{self.pipeline.stages} stages; state one for all of them, or one a stage"
+                    f"{self.pipeline.stages} stages; state one for all of them, or one per stage"
                 )
         return self
 
@@ -179,14 +183,16 @@ class Cell(Frozen):
         count = link_count(self.topology, self.pipeline.stages)
         if len(self.profiles) not in (1, count):
             raise ValueError(
-                f"{len(self.profiles)} profiles for a {self.topology} of {self.pipeline.stages} stages, which has {count} links; "
-                "state one for all of them, or one a link"
+                f"{len(self.profiles)} profiles for a {self.topology} of {self.pipeline.stages} stages, which has "
+                f"{count} links; state one for all of them, or one per link"
             )
         return self
 
     @property
     def links(self) -> tuple[LinkProfile, ...]:
-        """What the lab is asked for, dilation included: the profile of each link, by stage in a star, by boundary in a line."""
+        """What the lab is asked for, dilation included: the profile of each link, by stage in a star, by boundary in a
+        line.
+        """
         count = link_count(self.topology, self.pipeline.stages)
         dilated = {profile: profile.dilated(self.compute.dilation) for profile in dict.fromkeys(self.profiles)}
         asked = self.profiles if len(self.profiles) == count else self.profiles * count
@@ -203,7 +209,7 @@ class Cell(Frozen):
 
     @property
     def shaped(self) -> bool:
-        """Whether any link is."""
+        """Whether any link is shaped."""
         return any(profile.shaped for profile in self.profiles)
 
     @property
@@ -215,7 +221,7 @@ class Cell(Frozen):
 
 
 def link_count(topology: Topology, nodes: int) -> int:
-    """How many shaped links a lab of so many nodes has."""
+    """Return how many shaped links a lab of `nodes` nodes has."""
     return nodes if topology == "star" else nodes - 1
 
 
@@ -228,13 +234,13 @@ class Hop(NamedTuple):
 
     @property
     def pipe(self) -> Pipe | None:
-        """None: unshaped."""
+        """The pipe of this direction; None where it is not shaped."""
         return self.profile.pipe(self.side)
 
 
 def route(cell: Cell, sender: int, receiver: int) -> tuple[Hop, ...]:
-    """What a frame crosses between neighbouring stages. In a star the sender's uplink and the receiver's downlink; in a line the
-    one link between them, whose `up` leads towards the last stage.
+    """Return what a frame crosses between neighbouring stages. In a star the sender's uplink and the receiver's
+    downlink; in a line the one link between them, whose `up` leads towards the last stage.
     """
     links = cell.links
     if cell.topology == "star":

@@ -1,4 +1,17 @@
-"""A model's stages as processes that pass activations and gradients over TCP.
+"""How does one stage train, beside the others, over its links?
 
-Torch is known to boundary, passes, stage, optimise and run alone; the others serve replays and the controller too.
+| module | what it does | torch |
+|---|---|---|
+| `train` | the step, top to bottom: wait, decode, compute, encode, send, meet, update | yes |
+| `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |
+| `optimise` | AdamW, clipped, the same however the model is cut | yes |
+| `transport`, `frame` | frames over TCP, and their header | no |
+| `schedule` | the order of a stage's actions | no |
+| `pacing` | when actions begin and end: this machine's time, or an emulated device's | no |
+| `gather` | the stages meet after each step, and decide alike when training ends | no |
+| `step_log` | writes a step's record, and tells the controller | no |
+| `carried` | measures how long a link was at work | no |
+| `replay` | goes through a recorded run instead of training | no |
+| `job`, `wiring`, `faults` | what a stage is told; its connections; what went wrong, in words | no |
+| `control`, `host` | the controller's end of the control plane, and the stage's | no |
 """

@@ -18,8 +18,8 @@ from testbed.pipeline.transport import Connection
 
 _FP32_BYTES = 4
 _ALIGNMENT_BYTES = 64
-"""Alignment of what torch allocates. Vectorised kernels sum in another order where a tensor begins elsewhere (seen: a codec that
-wrapped its payload's memory), and then the cut would touch the numbers."""
+"""Alignment of what torch allocates. Vectorised kernels sum in another order where a tensor begins elsewhere (seen: a
+codec that wrapped its payload's memory), and then the cut would touch the numbers."""
 
 
 class Boundary:
@@ -34,8 +34,8 @@ class Boundary:
         make: Callable[[Context], Codec],
         timeout_s: float,
     ) -> None:
-        """`index` counts boundaries (0 lies between the stages 0 and 1); `make` makes a codec; `timeout_s` is the longest wait for
-        one frame.
+        """`index` counts boundaries (0 lies between the stages 0 and 1); `make` makes a codec; `timeout_s` is the
+        longest wait for one frame.
         """
         self._connection, self._timeout_s = connection, timeout_s
         out, back = (
@@ -57,7 +57,9 @@ class Boundary:
         self._plain_encoder, self._plain_decoder = Fp32(out), Fp32(back)
 
     def hook(self, model: Any) -> Hook | None:
-        """The part that the activations' codec has in the stage's model, a torch Module; None where it leaves the model alone."""
+        """Return the part that the activations' codec has in the stage's model, a torch Module; None where it leaves
+        the model alone.
+        """
         return None if self._model_codec is None else self._model_codec.hook(model, self._connection.side)
 
     def receive(self, key: MessageKey, watch: Stopwatch) -> Tensor:
@@ -72,9 +74,11 @@ class Boundary:
         return tensor
 
     def send(self, tensor: Tensor, key: MessageKey, watch: Stopwatch, *, raw_values: int) -> None:
-        """Encode a tensor and queue its payload. `watch` says when it may go at the earliest, and is told when it was free to go.
+        """Encode a tensor and queue its payload. `watch` says when it may go at the earliest, and is told when it was
+        free to go.
 
-        `raw_values` is how many values the tensor stands for: more than it has where a codec in the model has left fewer of them.
+        `raw_values` is how many values the tensor stands for: more than it has where a codec in the model has left
+        fewer of them.
         """
         plain = key.phase == "uncompressed"
         if self._observed is not None and not plain:

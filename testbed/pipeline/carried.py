@@ -1,9 +1,11 @@
-"""How long a link was at work on the frames that it carried, by the moments at which the neighbour's kernel acknowledged them.
+"""Measure how long a link was at work on the frames that it carried, by the moments at which the neighbour's kernel
+acknowledged them.
 
-The kernel stamps the acknowledgement of each write's last byte (SO_TIMESTAMPING with TX_ACK, Linux 4.19 or newer; the stamps
-wait in the socket's error queue). TCP_INFO's busy time would not do: it counts in jiffies, 4 ms on most kernels, and where
-frames follow one another within a round trip, the pauses between them too. The last packet of a frame may be acknowledged 40 ms
-late, as receivers wait for a second one, so a frame is written in two parts and the stamp of the first one is read.
+The kernel stamps the acknowledgement of each write's last byte (SO_TIMESTAMPING with TX_ACK, Linux 4.19 or newer; the
+stamps wait in the socket's error queue). TCP_INFO's busy time would not do: it counts in jiffies, 4 ms on most kernels,
+and where frames follow one another within a round trip, the pauses between them too. The last packet of a frame may be
+acknowledged 40 ms late, as receivers wait for a second one, so a frame is written in two parts and the stamp of the
+first one is read.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def least_round_trip_ns(sock: socket.socket) -> int:
 
 
 class Carried:
-    """Of one connection, from now on: tell it of each frame before it is sent, and ask it what has arrived."""
+    """Measures one connection from now on: tell it of each frame before it is sent, and ask it what has arrived."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Ask the kernel for the stamps. CapabilityError where it has none."""
@@ -69,8 +71,9 @@ class Carried:
         self._free_ns = 0
 
     def sending(self, frame_bytes: int, sent_ns: int) -> int:
-        """A frame goes now (CLOCK_MONOTONIC). Returns how much of it is to be written first, apart from the rest: whole packets;
-        0 where it is too short to tell anything. From the thread that sends; all else is the reader's.
+        """Note that a frame goes now (CLOCK_MONOTONIC). Returns how much of it is to be written first, apart from the
+        rest: whole packets; 0 where it is too short to tell anything. From the thread that sends; all else is the
+        reader's.
         """
         packet = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
         first = max(0, frame_bytes // packet - _LEFT_PACKETS) * packet
@@ -80,12 +83,13 @@ class Carried:
         return first
 
     def read(self) -> tuple[int, float]:
-        """Since the last call: bytes (of frames' first parts) that have arrived, and for how many seconds the link was at work on
-        them, which may be 0.
+        """Return how many bytes (of frames' first parts) have arrived since the last call, and for how many seconds the
+        link was at work on them, which may be 0.
 
-        It is at work from when a frame was sent, or from when the one before it had been carried, until the last byte came. That
-        is known here a round trip later, so the least round trip so far is allowed for. A part that ends between two
-        acknowledgements seems up to two packets late, and short frames just before one seem to be part of it.
+        It is at work from when a frame was sent, or from when the one before it had been carried, until the last byte
+        came. That is known here a round trip later, so the least round trip so far is allowed for. A part that ends
+        between two acknowledgements seems up to two packets late, and short frames just before one seem to be part of
+        it.
         """
         carried, seconds, rtt_ns = 0, 0.0, None
         for end, stamped_ns in self._stamps():
@@ -101,7 +105,7 @@ class Carried:
         return carried, seconds
 
     def _stamps(self) -> Iterator[tuple[int, int]]:
-        """Up to which byte of the stream what was sent is acknowledged, and when (CLOCK_MONOTONIC)."""
+        """Yield up to which byte of the stream what was sent is acknowledged, and when (CLOCK_MONOTONIC)."""
         while True:
             try:
                 _, found, _, _ = self._socket.recvmsg(0, 256, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)

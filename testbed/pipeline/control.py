@@ -161,7 +161,9 @@ class Host:
         return message
 
     def start(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
-        """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host is gone."""
+        """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host
+        is gone.
+        """
         prefer(self.process.pid, job.prompt)
         try:
             send(self._channel, Start(job=job), sockets)
@@ -222,7 +224,9 @@ class Host:
 
 
 def host_environment() -> dict[str, str]:
-    """Return the controller's environment with one thread per process: two on two cores are many times slower, and sums would differ."""
+    """Return the controller's environment with one thread per process: two on two cores are many times slower, and sums
+    would differ.
+    """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # else glibc hands the memory of each tensor back and has it zeroed again: thousands of page faults a micro-batch
     memory = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}

@@ -10,16 +10,16 @@ from testbed.errors import StageError
 _ALLOCATOR = ("can't allocate memory", "std::bad_alloc", "Cannot allocate memory")
 """What torch says in its RuntimeErrors."""
 _MEMORY = (
-    "try smaller micro-batches (more of them, or a smaller workload.batch_size), pipeline.recompute = true, a shorter sequence, "
-    "or fewer stages on this machine"
+    "try smaller micro-batches (more of them, or a smaller workload.batch_size), pipeline.recompute = true, "
+    "a shorter sequence, or fewer stages on this machine"
 )
 
 
 def diverged(stage: int, what: str, value: float, where: str) -> StageError:
     """Return the error for a loss or a gradient that is NaN or infinite; `where` is, for example, `at train step 3`."""
     return StageError(
-        f"stage {stage}: the {what} is {value} {where}: training has diverged; try a lower optimiser.learning_rate, a longer "
-        f"learning_rate_warmup or a smaller clip_norm, and if only this codec does it, a milder one"
+        f"stage {stage}: the {what} is {value} {where}: training has diverged; try a lower optimiser.learning_rate, "
+        f"a longer learning_rate_warmup or a smaller clip_norm, and if only this codec does it, a milder one"
     )
 
 
@@ -50,7 +50,9 @@ def killed(stage: int, how: str, where: str, *, by_kernel: bool) -> StageError:
 
 
 def oom_kills() -> int:
-    """Count the processes that the kernel has killed for want of memory since it started; 0 where it does not count them."""
+    """Count the processes that the kernel has killed for want of memory since it started; 0 where it does not count
+    them.
+    """
     try:
         fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     except OSError:

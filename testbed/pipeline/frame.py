@@ -14,8 +14,8 @@ _VERSION = 1
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 _PHASES: tuple[Phase, ...] = ("train", "evaluation", "uncompressed")
 
-# magic, version, direction, phase, nothing, token, step, micro-batch, payload bytes, first byte (ns), CRC-32 of the payload;
-# then a CRC-32 of all that, so that a damaged length is found before anyone waits for that many bytes.
+# magic, version, direction, phase, nothing, token, step, micro-batch, payload bytes, first byte (ns), CRC-32 of the
+# payload; then a CRC-32 of all that, so that a damaged length is found before anyone waits for that many bytes.
 _FIELDS = struct.Struct("!4sBBBx16sIIQQI")
 _CHECK = struct.Struct("!I")
 HEADER_BYTES = _FIELDS.size + _CHECK.size

@@ -1,8 +1,8 @@
 """Meet the other stages at the end of a step, and decide alike when training ends. No torch.
 
-`Gather` is an all-gather of a few numbers over Unix sockets, which uses no shaped link; stage 0 is the hub. It also ends a step:
-nobody leaves `exchange` before everybody has entered it. `Stops` decides from what all stages then know alike, so all of them
-end after the same step.
+`Gather` is an all-gather of a few numbers over Unix sockets, which uses no shaped link; stage 0 is the hub. It also
+ends a step: nobody leaves `exchange` before everybody has entered it. `Stops` decides from what all stages then know
+alike, so all of them end after the same step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _LARGEST_BYTES = 128 * 1024  # fits a Unix socket's default buffer (208 KiB)
 
 
 def make_sockets(stages: int) -> tuple[tuple[socket.socket, ...], ...]:
-    """Make the sockets that each stage needs, by stage: stage 0 has one to every other, in order; the others have one to stage 0."""
+    """Make the sockets that each stage needs, by stage: stage 0 has one to every other, in order; the others have one
+    to stage 0.
+    """
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1, stages)]
     return (tuple(hub for hub, _ in pairs), *((rim,) for _, rim in pairs))
 
@@ -51,7 +53,9 @@ class Gather:
             sock.settimeout(timeout_s)
 
     def exchange(self, values: Sequence[float]) -> list[float]:
-        """Exchange values; returns those of all stages, by stage. TransportError when a stage is lost or does not come in time."""
+        """Exchange values; returns those of all stages, by stage. TransportError when a stage is lost or does not come
+        in time.
+        """
         mine = struct.pack(f"{len(values)}d", *values)
         if self._stage == 0:
             parts = [mine, *(self._receive(peer + 1, sock) for peer, sock in enumerate(self._sockets))]
@@ -72,10 +76,10 @@ class Gather:
         loss: float | None = None,
         squares: Sequence[float] = (),
     ) -> Met:
-        """The end of a step or evaluation: tell the others and hear what all of them tell.
+        """End a step or evaluation: tell the others and hear what all of them tell.
 
-        `line_ns` is when this stage's last action ended, `left_ns` when what came before was over, `asked` whether it was asked
-        to finish, `loss` the last stage's loss, `squares` the squared norms of its gradients.
+        `line_ns` is when this stage's last action ended, `left_ns` when what came before was over, `asked` whether it
+        was asked to finish, `loss` the last stage's loss, `squares` the squared norms of its gradients.
         """
         mine = [line_ns, left_ns, asked, math.nan if loss is None else loss, len(squares), *squares]
         rest = iter(self.exchange(mine))
@@ -119,7 +123,9 @@ class Gather:
 
 
 def global_norm(squares: Sequence[float]) -> float:
-    """Return the root of the sum of squared norms, summed without rounding: the same for every order, hence for every split."""
+    """Return the root of the sum of squared norms, summed without rounding: the same for every order, hence for every
+    split.
+    """
     return math.sqrt(math.fsum(squares))
 
 

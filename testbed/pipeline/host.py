@@ -1,8 +1,9 @@
-"""The stage host, `python -m testbed.pipeline.host`: it lives in a stage's namespace without privileges and with torch loaded
-(without torch under --light, for replays). It forks one child per job, so that a job starts in milliseconds and takes nothing
-but itself along when it crashes.
+"""The stage host, `python -m testbed.pipeline.host`: it lives in a stage's namespace without privileges and with torch
+loaded (without torch under --light, for replays). It forks one child per job, so that a job starts in milliseconds and
+takes nothing but itself along when it crashes.
 
-The controller starts one per stage and speaks to it through `control.Host`; when the controller goes, so do host and child.
+The controller starts one per stage and speaks to it through `control.Host`; when the controller goes, so do host and
+child.
 """
 
 from __future__ import annotations

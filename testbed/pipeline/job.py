@@ -1,4 +1,4 @@
-"""What a stage is told: one frozen record, sent over the control socket. The profile is not in it, on purpose."""
+"""The job that a stage is given: one frozen record, sent over the control socket. The profile is not in it, on purpose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Endpoint(Frozen):
     """Where a stage listens for the stage before it."""
 
     address: str
-    """IPv4."""
+    """IPv4 address."""
     port: int = Field(ge=1, le=65535)
 
     def __str__(self) -> str:
@@ -50,7 +50,8 @@ class StageJob(Frozen):
     token: str = Field(pattern=r"^[0-9a-f]{32}$")
     """The run's token, in every frame: a frame of another run is an error, not data."""
     devices: tuple[str, ...]
-    """Of the stage's links, one in a star and up to two in a line: their counters go into every step. Empty without a lab."""
+    """Network devices of the stage's links, one in a star and up to two in a line: their counters go into every step.
+    Empty without a lab."""
     overhead_bytes: int = Field(ge=0)
     """What those devices count on top of each IP packet."""
     folder: str
@@ -95,7 +96,7 @@ def jobs(
     limits: Limits,
     replay: str | None = None,
 ) -> tuple[StageJob, ...]:
-    """One job a stage of `cell`; `addresses` (where the stage before connects to) and `devices` by stage."""
+    """Make one job per stage of `cell`; `addresses` (where the stage before connects to) and `devices` by stage."""
     stages = cell.pipeline.stages
     assert len(addresses) == len(devices) == stages
     ends = (None, *(Endpoint(address=address, port=port) for address in addresses[1:]), None)

@@ -16,10 +16,11 @@ _EPSILON = 1e-6
 
 
 def learning_rate(spec: OptimiserSpec, step: int, steps: int) -> float:
-    """Of one step (0-based) of so many.
+    """Return the learning rate of one step (0-based) out of `steps`.
 
-    It rises in a line that would begin at 0 one step before the first, and has its full height at the first step after the
-    warm-up; from there a half-wave of a cosine (Loshchilov and Hutter 2017, equation 5) leads to the floor, at the last step.
+    It rises in a line that would begin at 0 one step before the first, and has its full height at the first step after
+    the warm-up; from there a half-wave of a cosine (Loshchilov and Hutter 2017, equation 5) leads to the floor, at the
+    last step.
     """
     warmup = spec.learning_rate_warmup
     if step < warmup:
@@ -32,17 +33,18 @@ def learning_rate(spec: OptimiserSpec, step: int, steps: int) -> float:
 
 
 class RowwiseAdamW:
-    """AdamW whose second moment is one number for each vector along one axis of a parameter: the mean over the vector's squares.
+    """AdamW whose second moment is one number for each vector along one axis of a parameter: the mean over the vector's
+    squares.
 
-    An update is then a combination of gradients' vectors, so a parameter whose vectors, and whose gradients', lie in a subspace
-    stays there. Decay scales, which leaves it there too. Derived from the one line that is published of the optimiser of
-    Ramasinghe et al. (arXiv 2506.01260): "row-wise constant second-moment scaling".
+    An update is then a combination of gradients' vectors, so a parameter whose vectors, and whose gradients', lie in a
+    subspace stays there. Decay scales, which leaves it there too. Derived from the one line that is published of the
+    optimiser of Ramasinghe et al. (arXiv 2506.01260): "row-wise constant second-moment scaling".
     """
 
     _EPSILON = 1e-8
 
     def __init__(self, parameters: Mapping[torch.nn.Parameter, int], spec: OptimiserSpec) -> None:
-        """The axis of each parameter."""
+        """`parameters` says the axis of each parameter."""
         self._spec, self._steps = spec, 0
         self._held = [
             (p, axis, torch.zeros_like(p), torch.zeros_like(p.detach().amax(axis, keepdim=True)))
@@ -90,12 +92,16 @@ class Optimiser:
         )
 
     def squares(self) -> list[float]:
-        """The squared norm of each parameter's gradient. Norms are fp32, as in clip_grad_norm_: fp64 is 15 times slower."""
+        """Return the squared norm of each parameter's gradient. Norms are fp32, as in clip_grad_norm_: fp64 is 15 times
+        slower.
+        """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         return [torch.linalg.vector_norm(gradient).item() ** 2 for gradient in gradients]
 
     def update(self, norm: float, rate: float) -> None:
-        """Scale the gradients so that the model's `norm` is at most the limit, update at that rate, and forget the gradients."""
+        """Scale the gradients so that the model's `norm` is at most the limit, update at that rate, and forget the
+        gradients.
+        """
         scale = min(1.0, self._clip_norm / (norm + _EPSILON))
         with torch.no_grad():
             for parameter in self._parameters:

@@ -1,10 +1,10 @@
 """When a stage's actions begin and end: as long as this machine takes (`Stopwatch`), or as long as the emulated device
 does (`Pacer`).
 
-A paced action is real maths, and then nothing until it is due. Due times come from a line of the emulated device's time, not from
-when a process woke up, so that lateness is made up for by the next action and does not add up. What the line does know is when
-frames arrived: they crossed the real link. They leave on time as well: it is the connection's send thread that keeps a frame back
-until it is due, with a higher priority than the maths of any stage. No torch.
+A paced action is real maths, and then nothing until it is due. Due times come from a line of the emulated device's
+time, not from when a process woke up, so that lateness is made up for by the next action and does not add up. What the
+line does know is when frames arrived: they crossed the real link. They leave on time as well: it is the connection's
+send thread that keeps a frame back until it is due, with a higher priority than the maths of any stage. No torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from testbed.spec import Measured, Paced
 
 Kind = Literal["F", "B"]
 PRIORITY = 2
-"""Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after the relay
-(SCHED_FIFO, 50), and before whatever else the machine does."""
+"""Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after
+the relay (SCHED_FIFO, 50), and before whatever else the machine does."""
 _PR_SET_TIMERSLACK = 29
 
 
@@ -35,7 +35,8 @@ def wait_until(moment_ns: int) -> int:
 def prefer(pid: int, prompt: bool) -> None:
     """Have a process, and what it forks from now on, run with the priority of what sends and receives; or as usual.
 
-    Where this is not permitted nothing happens: a paced stage's log says what it was granted, its overruns what that costs.
+    Where this is not permitted nothing happens: a paced stage's log says what it was granted, its overruns what that
+    costs.
     """
     policy, priority = (os.SCHED_RR, PRIORITY) if prompt else (os.SCHED_OTHER, 0)
     with contextlib.suppress(PermissionError, ProcessLookupError):
@@ -43,12 +44,14 @@ def prefer(pid: int, prompt: bool) -> None:
 
 
 def be_prompt() -> None:
-    """Exact sleeps, for the calling thread and those that it starts from now on."""
+    """Have exact sleeps, for the calling thread and those that it starts from now on."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # ns; 0 would mean the default, 50 us
 
 
 def step_back() -> str:
-    """From now on the calling thread computes: the threads that it has started go first. Returns the scheduling that it has."""
+    """Let the calling thread compute from now on: the threads that it has started go first. Returns the scheduling that
+    it has.
+    """
     if os.sched_getscheduler(0) != os.SCHED_RR:
         return "SCHED_OTHER (it was granted no real-time priority)"
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY - 1))  # down is always allowed, and up no more
@@ -59,7 +62,7 @@ class Clock(Protocol):
     """The lab's clock."""
 
     def now(self) -> int:
-        """Nanoseconds of CLOCK_MONOTONIC."""
+        """Return nanoseconds of CLOCK_MONOTONIC."""
         ...
 
     def wait_until(self, moment_ns: int) -> int:
@@ -80,8 +83,9 @@ class SystemClock:
 class Stopwatch:
     """Takes the times of a stage's steps and actions as they are.
 
-    A step or evaluation is `start`, then its actions, then `end`, `synchronised`, `leave`. An action is `ask`, `received` where
-    its input crossed a link, `begin`, `done`, `encoded` and `queued` where its output will cross one, `record`.
+    A step or evaluation is `start`, then its actions, then `end`, `synchronised`, `leave`. An action is `ask`,
+    `received` where its input crossed a link, `begin`, `done`, `encoded` and `queued` where its output will cross one,
+    `record`.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -136,7 +140,9 @@ class Stopwatch:
         return now, now
 
     def synchronised(self, line_ns: int) -> int:
-        """Note that all stages have done their last action, the last of them at `line_ns`. Returns when this stage knew."""
+        """Note that all stages have done their last action, the last of them at `line_ns`. Returns when this stage
+        knew.
+        """
         return self._clock.now()
 
     def leave(self, update: bool) -> int:
@@ -147,14 +153,15 @@ class Stopwatch:
 class Pacer(Stopwatch):
     """Holds actions to the emulated device's durations.
 
-    An action is due at `max(line, arrival) + decode + duration`, and its output encoded that much later; there the line goes on.
-    All of it is multiplied by the dilation, decoding and encoding too: the codec is this machine's own work, and shall seem
-    as long as it really was when times are divided by the dilation. An action whose maths ends later than due is an overrun. It
-    sends late, but its line goes on from where it was due. At the end of a step the line of all stages is the latest of them
-    plus the duration of the update; the real update takes place while the next actions still have time.
+    An action is due at `max(line, arrival) + decode + duration`, and its output encoded that much later; there the line
+    goes on. All of it is multiplied by the dilation, decoding and encoding too: the codec is this machine's own work,
+    and shall seem as long as it really was when times are divided by the dilation. An action whose maths ends later
+    than due is an overrun. It sends late, but its line goes on from where it was due. At the end of a step the line of
+    all stages is the latest of them plus the duration of the update; the real update takes place while the next actions
+    still have time.
 
-    Records bear the emulated device's times, on the lab's clock: from the line, but never from before the end of what was
-    recorded before, which only an overrun makes the later of the two.
+    Records bear the emulated device's times, on the lab's clock: from the line, but never from before the end of what
+    was recorded before, which only an overrun makes the later of the two.
     """
 
     def __init__(self, compute: Paced, stage: int, clock: Clock | None = None) -> None:

@@ -1,12 +1,15 @@
-"""Replay one stage of a finished run: frames as large as those that it sent, between actions as long as its were. No torch.
+"""Replay one stage of a finished run: frames as large as those that it sent, between actions as long as its were. No
+torch.
 
-In synchronous training no stage goes on before it has what it waits for, so the network decides when something is computed and
-never what: sizes, losses and gradient norms are those of the recording, whatever the links. Frames are real, in the same order
-over the same kind of connection, and stages wait for them; their bytes are random, so nothing on the way can shrink them.
+In synchronous training no stage goes on before it has what it waits for, so the network decides when something is
+computed and never what: sizes, losses and gradient norms are those of the recording, whatever the links. Frames are
+real, in the same order over the same kind of connection, and stages wait for them; their bytes are random, so nothing
+on the way can shrink them.
 
-Durations are those of the recording too. Where the stage is paced they only have to fit into the emulated device's, which hold
-here as there. Where it is not, they include what the stages took from each other on this machine's processors: most of all in a
-recording, where no stage ever waits for a link. A replay without pacing is as good as the machine has processors for its stages.
+Durations are those of the recording too. Where the stage is paced they only have to fit into the emulated device's,
+which hold here as there. Where it is not, they include what the stages took from each other on this machine's
+processors: most of all in a recording, where no stage ever waits for a link. A replay without pacing is as good as the
+machine has processors for its stages.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class Work(NamedTuple):
 
 
 def recorded_work(step: StepRecord, dilation: int) -> list[Work]:
-    """Return the actions of a recorded step or evaluation, in order. In a dilated lab codecs are held to `dilation` times their time."""
+    """Return the actions of a recorded step or evaluation, in order. In a dilated lab codecs are held to `dilation`
+    times their time.
+    """
     sent = {(frame.direction, frame.microbatch): frame for frame in step.sent}
     works, end_ns = [], step.start_ns
     for action in step.actions:
@@ -86,8 +91,8 @@ def load_recording(folder: Path, stage: int) -> list[StepRecord]:
 
 
 def set_up_ns(folder: Path, steps: Sequence[StepRecord]) -> int:
-    """Return the time from when varying links began to vary to the stage's first step: what building the model took, over links on
-    which connecting takes no time. 0 where there were no links.
+    """Return the time from when varying links began to vary to the stage's first step: what building the model took,
+    over links on which connecting takes no time. 0 where there were no links.
     """
     began_ns = played_at_ns(folder)
     return 0 if began_ns is None else steps[0].start_ns - began_ns
@@ -99,8 +104,8 @@ def played_at_ns(folder: Path) -> int | None:
 
 
 def clipping_ns(step: StepRecord) -> int:
-    """Return the longest that the stage can have worked on clipping after its last action: it then waited for the others, and the
-    record has the two together. 0 in an evaluation.
+    """Return the longest that the stage can have worked on clipping after its last action: it then waited for the
+    others, and the record has the two together. 0 in an evaluation.
     """
     if step.optimiser_start_ns is None or step.synchronised_ns is None:
         return 0
@@ -123,11 +128,11 @@ class _WorkClock:
         self._line_ns = 0
 
     def resume(self, moment_ns: int) -> None:
-        """Before that moment nothing was to be done."""
+        """Start again at that moment: before it nothing was to be done."""
         self._line_ns = moment_ns
 
     def spend(self, duration_ns: int) -> int:
-        """The work is done when this returns, with the time."""
+        """Let the time of some work pass. Returns when it is done, with the time."""
         self._line_ns += duration_ns
         return self._clock.wait_until(self._line_ns)
 
@@ -164,7 +169,8 @@ class Replay:
     def run(self) -> Ended:
         """Replay to the end of the recording or of the budget; returns why training ended, the same at all stages.
 
-        A recording has no budget, so where one ends training here, the evaluation that follows is replayed only if there is one.
+        A recording has no budget, so where one ends training here, the evaluation that follows is replayed only if
+        there is one.
         """
         self._left_ns = self._watch.start()
         met = self._gather.meet(self._left_ns, left_ns=self._left_ns)
@@ -185,7 +191,9 @@ class Replay:
         return ended
 
     def _replay(self, record: StepRecord, clipping_ns: int, following: int) -> tuple[Met, int]:
-        """One step or evaluation. Returns what all stages know then, and how long each will work on clipping in the following."""
+        """Replay one step or evaluation. Returns what all stages know then, and how long each will work on clipping in
+        the following.
+        """
         training = record.phase == "train"
         start_ns = self._watch.start()
         self._work.resume(self._clock.now())
@@ -258,8 +266,8 @@ class Replay:
         )
 
     def _least_clipping_ns(self, number: int) -> int:
-        """Agree how long every stage is to work on clipping in that record: the least of what the stages recorded, because the
-        stage that was last waited for nobody.
+        """Agree how long every stage is to work on clipping in that record: the least of what the stages recorded,
+        because the stage that was last waited for nobody.
         """
         mine = clipping_ns(self._steps[number]) if number < len(self._steps) else 0
         return int(min(self._gather.exchange([mine])))

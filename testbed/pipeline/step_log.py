@@ -1,6 +1,8 @@
-"""Write down what a stage did: one JSON line per step or evaluation in steps-<stage>.jsonl, and a message to the controller.
+"""Write down what a stage did: one JSON line per step or evaluation in steps-<stage>.jsonl, and a message to the
+controller.
 
-It runs between steps. While a step lasts, `pacing` takes the times of actions and `transport` those of frames. No torch.
+It runs between steps. While a step lasts, `pacing` takes the times of actions and `transport` those of frames. No
+torch.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRe
 def number_in_record(key: MessageKey, job: StageJob) -> int:
     """Return the number that a micro-batch has in the record of its step or evaluation.
 
-    The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it remembers
-    of a micro-batch is as old as it is in training; `key.step` therefore goes on from batch to batch and from one evaluation to
-    the next. A record is about the whole evaluation, so it counts the micro-batches of all its batches through.
+    The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it
+    remembers of a micro-batch is as old as it is in training; `key.step` therefore goes on from batch to batch and from
+    one evaluation to the next. A record is about the whole evaluation, so it counts the micro-batches of all its
+    batches through.
     """
     if key.phase == "train":
         return key.microbatch
@@ -52,8 +55,8 @@ class StepLog:
     def met(self, actions_end_ns: int, synchronised_ns: int) -> None:
         """Note that the stages have met, and count what has crossed the links until now.
 
-        To be called at once: the other stages' next step will be on the links soon. `actions_end_ns` is when this stage's last
-        action ended, `synchronised_ns` when it knew that all had.
+        To be called at once: the other stages' next step will be on the links soon. `actions_end_ns` is when this
+        stage's last action ended, `synchronised_ns` when it knew that all had.
         """
         self._actions_end_ns, self._synchronised_ns = actions_end_ns, synchronised_ns
         counters = self._counters.read() if self._counters is not None else None

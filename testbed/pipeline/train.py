@@ -1,8 +1,9 @@
-"""Train one stage of a model. A step reads top to bottom: for each action wait, decode, compute, encode, send; then meet and update.
+"""Train one stage of a model. A step reads top to bottom: for each action wait, decode, compute, encode, send; then
+meet and update.
 
-`train_job` sets a job up and takes it down; `StageTrainer` is the loop. There is no first, middle or last kind of stage: where
-`upstream` is None inputs are token ids, and where `downstream` is None outputs go into the loss. A tensor goes from here through
-its `Boundary`, which encodes it, to the `Connection`, which sends it.
+`train_job` sets a job up and takes it down; `StageTrainer` is the loop. There is no first, middle or last kind of
+stage: where `upstream` is None inputs are token ids, and where `downstream` is None outputs go into the loss. A tensor
+goes from here through its `Boundary`, which encodes it, to the `Connection`, which sends it.
 """
 
 from __future__ import annotations
@@ -283,10 +284,11 @@ def train_job(
     report: Callable[[StepDone | EvaluationDone], None],
     asked: Callable[[], bool],
 ) -> Ended:
-    """Set torch up, build the stage, connect it to its neighbours, train, and take leave in order; returns why training ended.
+    """Set torch up, build the stage, connect it to its neighbours, train, and take leave in order; returns why training
+    ended.
 
-    `sockets` are those of the job's `Gather`; they are closed at the end. `asked` says whether the job is to finish before its
-    time. StageError, with advice, where memory does not suffice.
+    `sockets` are those of the job's `Gather`; they are closed at the end. `asked` says whether the job is to finish
+    before its time. StageError, with advice, where memory does not suffice.
     """
     set_up_torch()
     trainer: StageTrainer | None = None

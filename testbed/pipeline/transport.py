@@ -2,8 +2,8 @@
 
 The receiving thread takes what arrives at once, so the link never waits for the maths; it blocks inside the kernel
 (MSG_WAITALL), where it needs no interpreter lock. A connection that fails stays failed: whoever waits on it gets a
-TransportError at once, and so does everyone after. Every frame that was sent or taken is noted here, with its times, and
-`step_log` turns the notes into records after the step.
+TransportError at once, and so does everyone after. Every frame that was sent or taken is noted here, with its times,
+and `step_log` turns the notes into records after the step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from testbed.pipeline.pacing import wait_until
 
 Payload = bytes | bytearray | memoryview
 _EXACT_S = 0.005
-"""A frame's thread begins to sleep this long before the frame may go; a sleep is more exact than waiting for a condition."""
+"""A frame's thread begins to sleep this long before the frame may go; a sleep is more exact than waiting for a
+condition."""
 
 
 class Arrival(NamedTuple):
@@ -73,8 +74,8 @@ class _Queued(NamedTuple):
 class Connection:
     """Frames to and from one neighbour. Leave it with `close` when all is well, with `abort` when it is not.
 
-    Keys are compared without their sample ids, which cross no link. Outgoing and incoming frames have opposite directions,
-    so one key may name a frame of each.
+    Keys are compared without their sample ids, which cross no link. Outgoing and incoming frames have opposite
+    directions, so one key may name a frame of each.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class Connection:
     ) -> None:
         """Own a connected blocking socket. `name` is for messages: who talks to whom. `side` is where the neighbour is.
 
-        `max_frames` bounds what waits unsent and what waits untaken: past it `send` blocks, and the receiving thread leaves
-        the rest to the kernel, so that TCP holds the sender back. A step must fit: its micro-batches, or more.
+        `max_frames` bounds what waits unsent and what waits untaken: past it `send` blocks, and the receiving thread
+        leaves the rest to the kernel, so that TCP holds the sender back. A step must fit: its micro-batches, or more.
         """
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -163,7 +164,9 @@ class Connection:
             raise TransportError(f"{self._name}: waited {timeout_s:g} s for {wanted} and nothing came")
 
     def sent_frames(self, timeout_s: float) -> list[SentFrame]:
-        """Return all frames sent since the last call, in order, once nothing waits unsent. TransportError after `timeout_s`."""
+        """Return all frames sent since the last call, in order, once nothing waits unsent. TransportError after
+        `timeout_s`.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._unsent == 0, timeout_s)
             self._raise_failure("waiting for the last frame to be sent")

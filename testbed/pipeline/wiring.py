@@ -22,24 +22,26 @@ from testbed.pipeline.transport import Connection
 from testbed.workloads import models as workloads
 
 _SWITCH_INTERVAL_S = 0.0005
-"""How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message."""
+"""How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message.
+"""
 _FRAMES = 2
 """Steps' worth of frames that may wait unsent or untaken."""
 _RETRY_S = 0.02
 
 
 def largest_payload(tokens: int, width: int) -> int:
-    """Return the most bytes that a payload of `tokens` tokens may have, so that a hostile length cannot take all memory.
+    """Return the most bytes that a payload of `tokens` tokens may have, so that a hostile length cannot take all
+    memory.
 
-    Four times the tensor in fp32 for the values, and a matrix in fp32 of the hidden size squared for what a codec carries along:
-    a basis, or its gradient, is never larger. Headers, and examples' visits, are within the last MiB.
+    Four times the tensor in fp32 for the values, and a matrix in fp32 of the hidden size squared for what a codec
+    carries along: a basis, or its gradient, is never larger. Headers, and examples' visits, are within the last MiB.
     """
     return 4 * 4 * tokens * width + 4 * width**2 + (1 << 20)
 
 
 class Wiring:
-    """A stage's connections, while they last; a context manager. It listens from the start, so that others can connect while
-    this stage still builds its model.
+    """A stage's connections, while they last; a context manager. It listens from the start, so that others can connect
+    while this stage still builds its model.
     """
 
     def __init__(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
@@ -60,7 +62,8 @@ class Wiring:
     def connect(self) -> None:
         """Reach both neighbours, and wait until every stage has reached its own. TransportError where one cannot be.
 
-        Where the job is prompt, its connections' threads go before what the calling thread does; the stage's log says how.
+        Where the job is prompt, its connections' threads go before what the calling thread does; the stage's log says
+        how.
         """
         job = self._job
         if job.prompt:
@@ -131,7 +134,9 @@ def accept_earlier(listener: socket.socket, name: str, timeout_s: float) -> sock
 
 
 def connect_to_later(endpoint: Endpoint, name: str, timeout_s: float) -> socket.socket:
-    """Connect to the later stage, trying again while it does not listen yet. TransportError when it cannot be reached in time."""
+    """Connect to the later stage, trying again while it does not listen yet. TransportError when it cannot be reached
+    in time.
+    """
     deadline = time.monotonic() + timeout_s
     reason = "no time was given"
     while (left := deadline - time.monotonic()) > 0:

@@ -33,7 +33,7 @@ class Agenda(NamedTuple):
     trials: list[tune.Trial]
     """Empty without [tune]."""
     tuning: TuningRecord | None
-    """The choice among them; None before it was agenda."""
+    """The choice among them; None before it was made."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -45,12 +45,14 @@ class Agenda(NamedTuple):
 
     @property
     def to_tune(self) -> tuple[Cell, ...]:
-        """The runs of the trials, while the choice has not been agenda."""
+        """The runs of the trials, while the choice has not been made."""
         return plan.unique(cell for trial in self.trials for cell in trial.cells) if self.tuning is None else ()
 
 
 def make_agenda(experiment: Experiment, engine: Engine, choice: Choice, folder: Path, *, again: bool = False) -> Agenda:
-    """Work out what is to be done and check it all; starts and writes nothing. `again`: what was tuned before does not count."""
+    """Work out what is to be done and check it all; starts and writes nothing. `again`: what was tuned before does not
+    count.
+    """
     asked = plan.apply_choice(experiment, choice)
     points = plan.combinations(asked, choice)
     tried = tune.trials(asked, points, engine)
@@ -76,10 +78,11 @@ def missing_runs(
 def arrange_runs(cells: Sequence[Cell], *, repeats: int, order: Order, seed: int, network: Network) -> list[Cell]:
     """Put the runs in order: every cell `repeats` times. The same arguments give the same order.
 
-    grouped      as the file has them: runs over one network together, and a cell's repeats one after another.
-    interleaved  in rounds, in each of which every cell runs once: networks shuffled, and the cells within a network, so that a
-                 machine that warms up or slows down does it to all codecs alike. Cells of one network stay together in a
-                 round, because they share a lab.
+    `grouped`: as the file has them, runs over one network together, and a cell's repeats one after another.
+
+    `interleaved`: in rounds, in each of which every cell runs once. Networks are shuffled, and the cells within a
+    network, so that a machine that warms up or slows down does it to all codecs alike. Cells of one network stay
+    together in a round, because they share a lab.
     """
     networks: dict[Hashable, list[Cell]] = {}
     for cell in cells:
@@ -96,7 +99,7 @@ def arrange_runs(cells: Sequence[Cell], *, repeats: int, order: Order, seed: int
 
 
 def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
-    """Return the runs that are still to be made, in the same order. `done` says how many of each cell have been agenda."""
+    """Return the runs that are still to be made, in the same order. `done` says how many of each cell have been made."""
     spare = dict(done)
     left = []
     for cell in runs:
@@ -108,7 +111,7 @@ def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
 
 
 def untried(agenda: Agenda, folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
-    """The runs of the trials that are still to be agenda."""
+    """Return the runs of the trials that are still to be made."""
     return tuple(cell for cell in agenda.to_tune if again or results.finished(folder, cell.id) is None)
 
 
@@ -133,7 +136,9 @@ def make_runs(runs: Sequence[Cell], folder: Path, engine_reason: str, progress: 
 def tune_first(
     agenda: Agenda, folder: Path, engine_reason: str, progress: MakeProgress, *, again: bool = False
 ) -> Agenda:
-    """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError when nothing is left for any arm."""
+    """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError when nothing is left for any
+    arm.
+    """
     assert agenda.experiment.tune is not None
     make_runs(
         untried(agenda, folder, again=again), folder, engine_reason, progress

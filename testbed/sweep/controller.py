@@ -32,9 +32,9 @@ Status = Literal["ok", "failed", "interrupted"]
 def run_cells(cells: Sequence[Cell], folder: Path, engine_reason: str, progress: SweepProgress) -> list[TestbedError]:
     """Make a run for each of `cells`, in their order, into `folder`; returns why cells failed.
 
-    A cell that fails does not stop the others; but where it stands in the list again, it is not tried again. Ctrl-C ends it with
-    KeyboardInterrupt: once, after the running cell's step (see `interrupt`); twice, at once. Either way the running cell is
-    closed, and its summary says `interrupted`.
+    A cell that fails does not stop the others; but where it stands in the list again, it is not tried again. Ctrl-C
+    ends it with KeyboardInterrupt: once, after the running cell's step (see `interrupt`); twice, at once. Either way
+    the running cell is closed, and its summary says `interrupted`.
     """
     failures: list[TestbedError] = []
     failed: set[str] = set()
@@ -79,7 +79,7 @@ class _Standing:
         self._recordings: set[Path] = set()
 
     def session(self, cell: Cell) -> Session:
-        """The one that stands, where it is of the cell's network, else a new one in its place."""
+        """Return the session that stands, if it is one of the cell's network, else a new one in its place."""
         if self._session is not None and self._session.network != network_of(cell):
             self.close()
         if self._session is None:
@@ -88,14 +88,16 @@ class _Standing:
         return self._session
 
     def tokens(self, cell: Cell) -> Tokens:
-        """The cell's text, prepared."""
+        """Return the cell's prepared text."""
         if cell.workload not in self._tokens:
             self._progress.phase("preparing the text")
             self._tokens[cell.workload] = prepare_text(cell.workload)
         return self._tokens[cell.workload]
 
     def recording(self, cell: Cell) -> Path | None:
-        """The run that a replay replays; what speaks against it is said once. None for a cell that is trained."""
+        """Return the folder of the run that a replay replays; doubts about it are said once. None for a cell that is
+        trained.
+        """
         if cell.timing != "replay":
             return None
         found = replays.recording_folder(cell, self._folder)
@@ -122,7 +124,7 @@ class _Runner:
         results.write_json(run.folder / "environment.json", describe_machine())
 
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
-        """Certify, train or replay that run, certify; why training ended."""
+        """Certify, train or replay that run, certify; returns why training ended."""
         cell, folder = self._cell, self._run.folder
         self._note_lab(
             session.lab.record.model_copy(update={"played_at_ns": None})
@@ -154,9 +156,10 @@ class _Runner:
 
 
 def expected_messages(cell: Cell) -> tuple[int, ...]:
-    """Sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it, and as fp32.
+    """Return the sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it,
+    and as fp32.
 
-    Of codecs that differ by boundary or direction, the widest.
+    Where codecs differ by boundary or direction, the widest counts.
     """
     spec, pipeline = cell.workload, cell.pipeline
     values = (
@@ -171,8 +174,8 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
 
 
 def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
-    """Sizes in bytes to certify with after a run: the smallest, the median and the largest frame that it sent; those that are
-    about the same once; empty where nothing was sent.
+    """Return the sizes in bytes to certify with after a run: the smallest, the median and the largest frame that it
+    sent; those that are about the same once; empty where nothing was sent.
     """
     sizes = sorted(sent.frame_bytes for records in stages for record in records for sent in record.sent)
     chosen: list[int] = []

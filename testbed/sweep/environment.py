@@ -1,4 +1,5 @@
-"""The machine that runs are made on: hold it alone while measuring, and describe it and its software in environment.json.
+"""The machine that runs are made on: hold it alone while measuring, and describe it and its software in
+environment.json.
 
 What is described is read, never guessed; what cannot be read is None.
 """

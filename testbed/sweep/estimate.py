@@ -1,4 +1,4 @@
-"""How long a run will take: from earlier runs in the result folder, else from a simple model of the schedule."""
+"""Estimate how long a run will take: from earlier runs in the result folder, else from a simple model of the schedule."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from testbed.sweep.session import network_of
 from testbed.workloads import models as workloads
 
 _AROUND_S = 7.0
-"""A run without its steps: both certificates, and its share of building the lab and loading torch; seen, 2 cores, 3 stages."""
+"""A run without its steps: both certificates, and its share of building the lab and loading torch; seen, 2 cores, 3
+stages."""
 _HEADERS = 1.06
 """Wire bytes to payload bytes, seen with frames of some kilobytes."""
 
 
 class RunEstimate(NamedTuple):
-    """Of one run, in seconds of this machine."""
+    """How long one run takes, in seconds of this machine."""
 
     seconds: float
     source: str
@@ -43,7 +44,7 @@ class _Past(NamedTuple):
     """In the lab."""
 
     def extended(self, steps: int) -> float:
-        """What a run of so many steps would have taken."""
+        """Return how long a run of `steps` steps would have taken."""
         return self.seconds + (steps - self.cell.training.steps) * self.step_s
 
 
@@ -51,7 +52,9 @@ class Estimator:
     """Reads a result folder once, then answers for any cell."""
 
     def __init__(self, folder: Path, host: Callable[[Precision], devices.ComputeDevice] | None) -> None:
-        """`host` says how fast this machine computes; it is asked only where the model needs it. None: that is not known."""
+        """`host` says how fast this machine computes; it is asked only where the model needs it. None: that is not
+        known.
+        """
         self._host = host
         self._past: list[_Past] = []
         for run in results.runs(folder):
@@ -62,7 +65,7 @@ class Estimator:
                 continue
 
     def estimate(self, cell: Cell) -> RunEstimate | None:
-        """How long a run of the cell will take; None where it is not known."""
+        """Estimate how long a run of the cell will take; None where it is not known."""
         if same := [past.seconds for past in self._past if past.cell.id == cell.id]:
             return RunEstimate(median(same), "its own runs")
         alike = [past for past in self._past if _shape(past.cell) == _shape(cell)]
@@ -80,7 +83,9 @@ class Estimator:
         return _AROUND_S + step_s * (training.steps + forward_steps / 3)
 
     def _step_s(self, cell: Cell) -> float:
-        """In the lab: what takes longest of the schedule, this machine's cores and the slowest link, and the way of one frame."""
+        """Estimate a step in the lab: what takes longest of the schedule, this machine's cores and the slowest link,
+        and the way of one frame.
+        """
         compute, pipeline = cell.compute, cell.pipeline
         if isinstance(compute, Paced):
             forward_ns, backward_ns, update_ns = compute.forward_ns, compute.backward_ns, compute.update_ns
@@ -99,7 +104,9 @@ class Estimator:
 
 
 def _wire_s(cell: Cell) -> tuple[float, float]:
-    """(How long the busiest direction of a link carries one step's frames, how long one frame takes over all links and back)."""
+    """Return (how long the busiest direction of a link carries one step's frames, how long one frame takes over all
+    links and back).
+    """
     pipeline = cell.pipeline
     parts, stages = pipeline.microbatches * pipeline.accumulation, pipeline.stages
     values = cell.workload.batch_size // parts * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
@@ -116,13 +123,13 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
 
 
 def _shape(cell: Cell) -> tuple[Any, ...]:
-    """What decides the time of a step, but for the codec."""
+    """Return what decides the time of a step, except the codec."""
     workload = cell.workload.model_copy(update={"text": "", "order": "fixed", "training_sequences": None})
     return (network_of(cell), cell.compute, workload, cell.pipeline)
 
 
 def _past_of(run: Run) -> _Past | None:
-    """None for a run that did not end well, or does not say how long it took."""
+    """Read an earlier run; None for one that did not end well, or does not say how long it took."""
     summary = run.summary
     if summary is None or summary.status != "ok" or summary.ended not in (None, "steps") or summary.step_s is None:
         return None
@@ -138,7 +145,7 @@ def _past_of(run: Run) -> _Past | None:
 
 
 def on_this_machine(cell: Cell, host: devices.ComputeDevice) -> str:
-    """What this machine means for a paced cell, in one sentence."""
+    """Say what this machine means for a paced cell, in one sentence."""
     assert isinstance(cell.compute, Paced)
     duty, needed = devices.cores_needed(cell, host) / cell.compute.dilation, devices.needed_dilation(cell, host)
     at = f" at dilation {cell.compute.dilation}" if cell.compute.dilation > 1 else ""

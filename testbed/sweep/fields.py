@@ -19,7 +19,7 @@ _COMPUTE = ("mode", "forward", "backward", "update", "device", "dilation")
 
 
 def merge(base: Mapping[str, Any], change: Mapping[str, Any], where: str) -> Tables:
-    """A copy of nested tables with the leaves of `change` put in."""
+    """Return a copy of nested tables with the leaves of `change` put in."""
     merged = copy.deepcopy(dict(base))
     for key, value in change.items():
         if isinstance(value, Mapping):
@@ -32,14 +32,14 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any], where: str) -> Tab
 
 
 def nest(dotted: str, value: Any) -> Tables:
-    """`training.steps`, 20 -> {"training": {"steps": 20}}."""
+    """Make nested tables from a dotted name: `training.steps`, 20 -> {"training": {"steps": 20}}."""
     for part in reversed(dotted.split(".")):
         value = {part: value}
     return dict(value)
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves, each with its dotted name."""
+    """Yield the leaves, each with its dotted name."""
     for key, value in tables.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{prefix}{key}.")
@@ -48,7 +48,9 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
-    """`training.steps=20`, as it is typed after `flag`. The value is read as TOML, and as a plain word where that fails."""
+    """Parse `training.steps=20`, as it is typed after `flag`. The value is read as TOML, and as a plain word where that
+    fails.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise SpecError(f"{flag} {text!r} is not of the form field=value, for example {flag} training.steps=20")
@@ -68,7 +70,7 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 @functools.cache
 def known_fields() -> dict[str, Any]:
-    """Every field that an experiment may state, by dotted name, with what holds where it does not."""
+    """Return every field that an experiment may state, by dotted name, with what holds where it does not."""
     fields = dict(_walk(Cell))
     for name in ("schema_version", "engine", "profiles", "compute"):  # not stated there, or otherwise
         del fields[name]

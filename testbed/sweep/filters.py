@@ -1,6 +1,7 @@
 """Which combinations of the axes are run: conditions on fields, from an experiment file or the command line.
 
-A condition is a table: dotted field = value, or a list of values, any of which will do. It holds where all its fields do.
+A condition is a table: dotted field = value, or a list of values, any of which will do. It holds where all its fields
+do.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Condition = dict[str, list[Any]]
 
 
 def read_condition(table: Mapping[str, Any], where: str) -> Condition:
-    """A condition as a file has it. UnknownNameError for a field that no cell has; SpecError for an empty table."""
+    """Read a condition as a file has it. UnknownNameError for a field that no cell has; SpecError for an empty table."""
     condition = {name: value if isinstance(value, list) else [value] for name, value in flatten(table)}
     for name, values in condition.items():
         if name not in known_fields():
@@ -29,12 +30,12 @@ def read_condition(table: Mapping[str, Any], where: str) -> Condition:
 
 
 def read_flags(texts: Iterable[str], flag: str) -> list[Condition]:
-    """One condition a flag."""
+    """Read one condition per flag."""
     return [read_condition(nest(*parse_assignment(text, flag)), flag) for text in texts]
 
 
 def any_of(conditions: Iterable[Condition]) -> Condition:
-    """One that holds where, for every field, one of the conditions on it does."""
+    """Combine conditions into one that holds where, for every field, one of the conditions on it does."""
     gathered: Condition = {}
     for condition in conditions:
         for name, values in condition.items():
@@ -43,7 +44,7 @@ def any_of(conditions: Iterable[Condition]) -> Condition:
 
 
 def holds(condition: Condition, fields: Tables) -> bool:
-    """Whether a combination meets it."""
+    """Say whether a combination meets a condition."""
     stated = dict(flatten(fields))
     return all(_value(stated, name) in _plain(name, values) for name, values in condition.items())
 
@@ -56,14 +57,14 @@ def _value(stated: Mapping[str, Any], name: str) -> Any:
 
 
 def _plain(name: str, values: Iterable[Any]) -> list[Any]:
-    """Values of a field such that equal ones mean the same: two texts may name one codec."""
+    """Normalise values of a field, so that equal ones mean the same: two texts may name one codec."""
     return [
         placement.canonical_text(value) if name == "codec" and isinstance(value, str) else value for value in values
     ]
 
 
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
-    """That every value of a typed condition is one that some combination has: else it is a slip of the pen."""
+    """Check that some combination has each value of a typed condition: else it is a typing error."""
     for name, values in condition.items():
         found = list(
             {repr(value): value for value in (_value(dict(flatten(one)), name) for one in combinations)}.values()

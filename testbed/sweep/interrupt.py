@@ -12,10 +12,13 @@ MESSAGE = "finishing the running step; press Ctrl-C again to stop at once"
 
 
 class Interrupt:
-    """Takes SIGINT over, in the main thread of a program; a context manager. It is raised as ever, but not while `patient`."""
+    """Takes SIGINT over, in the main thread of a program; a context manager. It is raised as ever, but not while
+    `patient`.
+    """
 
     asked: bool
-    """Whether there was a Ctrl-C that was not raised: who is patient looks, ends soon, and raises KeyboardInterrupt then."""
+    """Whether there was a Ctrl-C that was not raised: who is patient looks, ends soon, and raises KeyboardInterrupt
+    then."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """`say` tells the person who pressed it what happens."""
@@ -25,7 +28,7 @@ class Interrupt:
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """The first Ctrl-C in here is noted, the second raised."""
+        """Note the first Ctrl-C in here, and raise the second."""
         self._patient = True
         try:
             yield

@@ -1,4 +1,6 @@
-"""Experiment files to cells. Pure: reads files, starts nothing, resolves every number. experiments/README.md has the format."""
+"""Experiment files to cells. Pure: reads files, starts nothing, resolves every number. experiments/README.md has the
+format.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class TuneSpec(Frozen):
     """Dotted, for example optimiser.learning_rate."""
     values: Annotated[tuple[Any, ...], Field(min_length=1)]
     steps: Annotated[StrictInt, Field(ge=1)]
-    """Of each run."""
+    """Steps of each run."""
     seeds: Annotated[tuple[StrictInt, ...], Field(min_length=1)]
     over: str | list[str]
     """As `profile`: the network of these runs. It does not touch the maths; an unshaped one is the fastest."""
@@ -78,19 +80,19 @@ class Combination(NamedTuple):
     fields: Tables
 
     def arm(self, names: Iterable[str]) -> dict[str, Any]:
-        """The values of some fields here, by name; None where one is not stated."""
+        """Return the values of some fields here, by name; None where one is not stated."""
         stated = dict(flatten(self.fields))
         return {name: stated.get(name) for name in names}
 
 
 def experiment_files() -> dict[str, Path]:
-    """Every experiment by name: `./experiments` before the shipped ones."""
+    """List every experiment by name: `./experiments` before the shipped ones."""
     folders = reversed(paths.experiment_folders())
     return {path.parent.name: path for folder in folders for path in sorted(folder.glob("*/sweep.toml"))}
 
 
 def load_experiment(name: str) -> Experiment:
-    """An experiment by name, or by the path of its sweep.toml."""
+    """Load an experiment by name, or by the path of its sweep.toml."""
     if name.endswith(".toml"):
         path = Path(name).resolve()
     else:
@@ -109,7 +111,7 @@ def _read(content: Mapping[str, Any], path: Path) -> Experiment:
 
 
 def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
-    """The experiment with what --quick, --set and --repeats change in it."""
+    """Return the experiment with what --quick, --set and --repeats change in it."""
     where = str(experiment.path)
     content = {name: getattr(experiment, name) for name in Experiment.model_fields}
     if choice.quick:
@@ -137,7 +139,7 @@ def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
 
 
 def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
-    """The product of the axes, the first varying slowest and the variants fastest, without what is filtered out.
+    """Return the product of the axes, the first varying slowest and the variants fastest, without what is filtered out.
 
     `experiment` is one to which `apply_choice` was applied. SpecError where nothing is left.
     """
@@ -180,7 +182,7 @@ def _filtered(found: list[Combination], experiment: Experiment, choice: Choice) 
 
 
 def resolve_cells(found: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
-    """A cell for each combination."""
+    """Make a cell for each combination."""
     cells = []
     for combination in found:
         try:
@@ -191,7 +193,9 @@ def resolve_cells(found: Iterable[Combination], engine: Engine, where: str) -> l
 
 
 def untuned(found: Sequence[Combination], tune: TuneSpec | None) -> list[Combination]:
-    """The combinations with the first value that [tune] will try in place: what can be checked and shown before the choice."""
+    """Return the combinations with the first value that [tune] will try in place: what can be checked and shown before
+    the choice.
+    """
     if tune is None:
         return list(found)
     return [Combination(one.label, merge(one.fields, nest(tune.field, tune.values[0]), "[tune]")) for one in found]
@@ -206,7 +210,8 @@ def cells(
     only: Sequence[str] = (),
     exclude: Sequence[str] = (),
 ) -> tuple[Cell, ...]:
-    """The cells of an experiment, each once, in the file's order, before anything is tuned; see `Choice` for the rest.
+    """Return the cells of an experiment, each once, in the file's order, before anything is tuned; see `Choice` for the
+    rest.
 
     `engine` is what `auto` resolved to.
     """
@@ -216,5 +221,5 @@ def cells(
 
 
 def unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:
-    """Each cell once, in order."""
+    """Return each cell once, in order."""
     return tuple({cell.id: cell for cell in cells}.values())

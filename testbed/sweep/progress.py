@@ -32,7 +32,7 @@ _ENDED = {"target": "target loss reached", "budget": "budget spent"}
 
 
 def format_duration(seconds: float) -> str:
-    """75 -> '1 min 15 s'."""
+    """Format a duration: 75 -> '1 min 15 s'."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -59,7 +59,7 @@ class Turn:
 
     @property
     def rates_bps(self) -> dict[str, tuple[float, float]]:
-        """Of each link over the last two seconds, up and down; empty while too little was counted."""
+        """The rate of each link over the last two seconds, up and down; empty while too little was counted."""
         if len(self.samples) < 2 or (seconds := (self.samples[-1].at_ns - self.samples[0].at_ns) / 1e9) <= 0:
             return {}
         first, last = self.samples[0].links, self.samples[-1].links
@@ -103,46 +103,46 @@ class SweepProgress:
             self._live.stop()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     # ------------------------------------------------------------------ called by the controller
     def begin(self, cell: Cell) -> None:
-        """The next run's turn has come."""
+        """Begin the next run."""
         self.current += 1
         assert self._turn.cell.id == cell.id
         self._turn.state = "running"
         self._began = time.monotonic()
 
     def leave_out(self, reason: str) -> None:
-        """It is not made after all."""
+        """Leave the run out."""
         self._turn.state = "left out"
         self.note(f"{self.label}: left out: {reason}")
 
     def phase(self, text: str) -> None:
-        """What the cell is doing now."""
+        """Say what the cell is doing now."""
         self._turn.phase = text
 
     def step(self, message: StepDone) -> None:
-        """A training step has ended."""
+        """Note that a training step has ended."""
         turn, dilation = self._turn, self._turn.cell.compute.dilation
         turn.phase = "training"
         turn.done, turn.loss, turn.step_s = message.step + 1, message.loss, message.seconds / dilation
         turn.tokens_per_s = message.tokens / turn.step_s if turn.step_s else None
 
     def evaluated(self, message: EvaluationDone) -> None:
-        """An evaluation has ended."""
+        """Note that an evaluation has ended."""
         if message.phase == "evaluation":
             self._turn.validation_loss = message.loss
 
     def carried(self, sample: Sample) -> None:
-        """What the links have carried by now; the same sample may come again."""
+        """Note what the links have carried by now; the same sample may come again."""
         samples = self._turn.samples
         if not samples or samples[-1].at_ns < sample.at_ns:
             samples.append(sample)
 
     def end(self, cell: Cell, summary: Summary) -> None:
-        """A run has ended, well or not."""
+        """Note that a run has ended, well or not."""
         turn = self._turn
         turn.state, turn.took_s, turn.phase = summary.status, time.monotonic() - self._began, ""
         if summary.status != "ok":
@@ -174,14 +174,16 @@ class SweepProgress:
         return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {cell.network}{mark}"
 
     def left_s(self) -> float:
-        """Time left, in seconds; 0 where nothing is known yet."""
+        """Return the time left, in seconds; 0 where nothing is known yet."""
         left = sum(self._takes_s(turn.cell) or 0.0 for turn in self.turns if turn.state == "waiting")
         if self.current >= 0 and self._turn.state == "running":
             left += max(0.0, (self._takes_s(self._turn.cell) or 0.0) - (time.monotonic() - self._began))
         return left
 
     def _takes_s(self, cell: Cell) -> float | None:
-        """A run of this cell: the mean of those over the same network in this sweep, else as expected, else the mean of all."""
+        """Estimate how long a run of this cell takes: the mean of those over the same network in this sweep, else as
+        expected, else the mean of all.
+        """
         ended = [turn for turn in self.turns if turn.state == "ok" and turn.took_s is not None]
         alike = [turn for turn in ended if turn.cell.network == cell.network]
         if not alike and cell.id in self._expected_s:

@@ -1,4 +1,6 @@
-"""Find the run that a cell with `timing = "replay"` replays: that of the same cell, really trained over links without shaping."""
+"""Find the run that a cell with `timing = "replay"` replays: that of the same cell, really trained over links without
+shaping.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _OVERRUNS = 0.01
 
 
 def recording_of(cell: Cell) -> Cell:
-    """Return the cell whose run `cell` replays: the same, really trained over unshaped links; cells that differ in their links
-    alone share it.
+    """Return the cell whose run `cell` replays: the same, really trained over unshaped links; cells that differ in
+    their links alone share it.
 
     It has no time budget: how many steps fit into one depends on the links, so the replay watches it.
     """
@@ -61,20 +63,23 @@ def doubt_about(folder: Path) -> str | None:
     summary, cell, cores = run.summary, run.cell, run.environment.get("cores")
     if summary is not None and summary.overrun_share is not None and summary.overrun_share > _OVERRUNS:
         return (
-            f"the recording {cell.id} has {summary.overrun_share:.1%} overruns: this machine is too slow for the emulated "
-            "device, and what replays it is slower than the device would be; compute.dilation makes time for it"
+            f"the recording {cell.id} has {summary.overrun_share:.1%} overruns: this machine is too slow for the "
+            "emulated device, and what replays it is slower than the device would be; "
+            "compute.dilation makes time for it"
         )
     if cell.compute.mode == "measured" and cores is not None and cores < cell.pipeline.stages:
         return (
-            f"the recording {cell.id} was made on {cores} processors by {cell.pipeline.stages} stages without pacing: its "
-            "durations include waiting for a processor, and replays over slower links may take longer than full runs; "
-            "compute.mode = 'paced' has none of that"
+            f"the recording {cell.id} was made on {cores} processors by {cell.pipeline.stages} stages without pacing: "
+            "its durations include waiting for a processor, and replays over slower links may take longer than full "
+            "runs; compute.mode = 'paced' has none of that"
         )
     return None
 
 
 def recording_folder(cell: Cell, experiment: Path) -> Path:
-    """Return the folder of the newest good run in an experiment's results that `cell` can replay. StageError where there is none."""
+    """Return the folder of the newest good run in an experiment's results that `cell` can replay. StageError where
+    there is none.
+    """
     wanted = recording_of(cell)
     if run := results.finished(experiment, wanted.id):
         return run.folder

@@ -20,7 +20,7 @@ from testbed.workloads import models as workloads
 
 
 def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
-    """The cell that the tables describe. UserError, which names the field, for what cannot be run.
+    """Make the cell that the tables describe. UserError, which names the field, for what cannot be run.
 
     A file says `profile` where the cell has profiles, and may name a device where the cell has durations.
     """
@@ -56,8 +56,8 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
     _check_network(cell, where)
     if codec.measures and cell.timing == "replay":
         raise SpecError(
-            f"{where}: codec {cell.codec} chooses by what it measures of its link, so over other links it trains otherwise and "
-            'cannot be replayed; set timing = "full"'
+            f"{where}: codec {cell.codec} chooses by what it measures of its link, so over other links it trains "
+            'otherwise and cannot be replayed; set timing = "full"'
         )
     if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(
         cell.pipeline.stages, cell.pipeline.microbatches
@@ -70,7 +70,7 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
 
 
 def _profiles(names: Any, where: str) -> list[LinkProfile]:
-    """The profiles of a cell's links: of one name, or of a list of names."""
+    """Load the profiles of a cell's links, from one name, or of a list of names."""
     listed = [names] if isinstance(names, str) else names
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
         raise SpecError(f"{where}: profile must be a name, or a list of names, one a link; found {names!r}")
@@ -79,7 +79,7 @@ def _profiles(names: Any, where: str) -> list[LinkProfile]:
 
 
 def _check_network(cell: Cell, where: str) -> None:
-    """What the lab itself would find out: that it can be laid out, and that its engine can carry out every pipe."""
+    """Check what the lab itself would find out: that it can be laid out, and that its engine can carry out every pipe."""
     try:
         plan_lab(cell.topology, cell.links, cell.pipeline.stages, cell.engine)
         for profile in cell.links if cell.engine == "relay" else ():

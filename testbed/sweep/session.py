@@ -1,5 +1,5 @@
-"""A lab with a stage host in every node. Cells that share a network and a timing share a session, so torch is imported once for
-those that train; for replays it is not.
+"""A lab with a stage host in every node. Cells that share a network and a timing share a session, so torch is imported
+once for those that train; for replays it is not.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _LOADING_S = 120.0
 _PATIENCE_S = 60.0
 """How long a stage may be silent beyond what its link explains."""
 _MOMENTS = 1000
-"""So many of a varying link's moments are tried when its worst is looked for."""
+"""How many of a varying link's moments are tried when its worst is looked for."""
 _GRACE_S = 2.0
-"""After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its cause."""
+"""After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its
+cause."""
 
 
 class Observer(Protocol):
@@ -101,10 +102,10 @@ class Session:
     ) -> Ended:
         """Run one cell's jobs to their end; why they ended. StageError names the stage at fault and says what it said.
 
-        `replay` is the run that is replayed, in a session of a cell with that timing.
-        Links that vary begin to when the jobs do: `played` is then called with the lab's record, which says when. Afterwards
-        they are held at their own numbers again. What the links carry meanwhile goes to counters.jsonl in the folder.
-        An interrupt ends the jobs after their running step. After an error the session's state is unknown: close it.
+        `replay` is the run that is replayed, in a session of a cell with that timing. Links that vary begin to when the
+        jobs do: `played` is then called with the lab's record, which says when. Afterwards they are held at their own
+        numbers again. What the links carry meanwhile goes to counters.jsonl in the folder. An interrupt ends the jobs
+        after their running step. After an error the session's state is unknown: close it.
         """
         patience_s = _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
@@ -187,12 +188,14 @@ class Session:
 
 
 def network_of(cell: Cell) -> tuple[object, ...]:
-    """Cells for which this is equal can share a session."""
+    """Return what cells must have in common to share a session."""
     return (cell.topology, cell.links, cell.engine, cell.pipeline.stages, cell.timing)
 
 
 def _transfer_s(cell: Cell) -> float:
-    """How long all fp32 tensors of one step need on the slowest direction of any link, at its worst moment, delays included."""
+    """Return how long all fp32 tensors of one step need on the slowest direction of any link, at its worst moment,
+    delays included.
+    """
     values = cell.workload.batch_size * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
 
     def seconds(pipe: Pipe) -> float:
@@ -206,7 +209,9 @@ def _transfer_s(cell: Cell) -> float:
 
 
 def _computing_s(cell: Cell) -> float:
-    """How long the actions of one step last in the lab if none overlap; 0 where nothing holds them to a duration."""
+    """Return how long the actions of one step last in the lab if none overlap; 0 where nothing holds them to a
+    duration.
+    """
     if not isinstance(cell.compute, Paced):
         return 0.0
     parts, stages = cell.pipeline.microbatches * cell.pipeline.accumulation, cell.pipeline.stages
@@ -215,7 +220,7 @@ def _computing_s(cell: Cell) -> float:
 
 
 def _cause(failures: dict[int, JobFailed]) -> StageError | SpecError:
-    """The failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
+    """Return the failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
     stage, failed = next(
         ((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items()))
     )

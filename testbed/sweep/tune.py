@@ -1,9 +1,10 @@
 """[tune]: choose one field's value for each arm by short runs, before the sweep. Pure: `conduct` makes the runs.
 
-Codecs differ in the learning rate that suits them; one that was chosen with fp32 favours fp32. An arm is what gets a value of
-its own (a codec, if nothing else is said). Each value is tried with the same seeds, over one network; everything else is as in
-the arm's first combination. The smallest mean of the final validation losses wins; of equals the first. A value with a run that
-failed, or whose loss is not finite, is out; an arm without any value left is not run, and the others are.
+Codecs differ in the learning rate that suits them; one that was chosen with fp32 favours fp32. An arm is what gets a
+value of its own (a codec, if nothing else is said). Each value is tried with the same seeds, over one network;
+everything else is as in the arm's first combination. The smallest mean of the final validation losses wins; of equals
+the first. A value with a run that failed, or whose loss is not finite, is out; an arm without any value left is not
+run, and the others are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Trial(NamedTuple):
 
 
 def trials(experiment: Experiment, found: Sequence[Combination], engine: Engine) -> list[Trial]:
-    """All that is tried, arm by arm; nothing without [tune]. SpecError for a [tune] that does not fit the sweep."""
+    """List all that is tried, arm by arm; nothing without [tune]. SpecError for a [tune] that does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
         return []
@@ -59,7 +60,7 @@ def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, where
 
 
 def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: Callable[[str], float | None]) -> TuningRecord:
-    """What was found, and the choice. `loss_of`: final validation loss by cell id, None where no run ended well.
+    """Record what was found and choose. `loss_of`: final validation loss by cell id, None where no run ended well.
 
     StageError when no arm has a value left.
     """
@@ -71,8 +72,9 @@ def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: Callable[[str], floa
         arms.append(TunedArm(arm=arm, tried=tuple(values), chosen=None if best is None else best.value))
     if not any(arm.left for arm in arms):
         raise StageError(
-            f"[tune]: no value of {tune.field} led to a finite validation loss with every seed, for any of {len(arms)} arms; "
-            f"tried {', '.join(map(str, tune.values))}; state smaller ones, or look at what the runs say"
+            f"[tune]: no value of {tune.field} led to a finite validation loss with every seed, for any of "
+            f"{len(arms)} arms; tried {', '.join(map(str, tune.values))}; state smaller ones, "
+            "or look at what the runs say"
         )
     return TuningRecord(field=tune.field, steps=tune.steps, seeds=tune.seeds, over=_network(tune), arms=tuple(arms))
 
@@ -89,14 +91,14 @@ def _network(tune: TuneSpec) -> str:
 
 
 def answers(record: TuningRecord, tried: Sequence[Trial]) -> bool:
-    """Whether an earlier choice was made among these very trials, for every arm; one that has none is tried again."""
+    """Say whether an earlier choice was made among these very trials, for every arm; one that has none is tried again."""
     return all(arm.left for arm in record.arms) and {value.cells for arm in record.arms for value in arm.tried} == {
         tuple(cell.id for cell in trial.cells) for trial in tried
     }
 
 
 def with_choice(found: Sequence[Combination], tune: TuneSpec, record: TuningRecord) -> list[Combination]:
-    """The combinations with each arm's value in place; not those of an arm that has none."""
+    """Return the combinations with each arm's value in place; not those of an arm that has none."""
     chosen = [(one.arm, nest(tune.field, one.chosen)) for one in record.arms if one.left]
     return [
         Combination(combination.label, merge(combination.fields, value, "[tune]"))

@@ -1,4 +1,6 @@
-"""A stage's share of a model: its layers of transformers' whole model, initialised from the seed or read from a checkpoint."""
+"""Build a stage's share of a model: its layers of transformers' whole model, initialised from the seed or read from a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,15 @@ def build_stage(
 ) -> StageModel:
     """Build the share of one stage, fp32. All stages of all cuts hold parts of one and the same model.
 
-    A named size is initialised by transformers from the seed, a checkpoint is loaded; the global generator is left as it was.
-    `vocabulary` is the tokenizer's; `layers` says how many each stage has, None: as even as can be. SpecError when the model
-    cannot be had, is not of the family, has too few layers or does not know all tokens.
+    A named size is initialised by transformers from the seed, a checkpoint is loaded; the global generator is left as
+    it was. `vocabulary` is the tokenizer's; `layers` says how many each stage has, None: as even as can be. SpecError
+    when the model cannot be had, is not of the family, has too few layers or does not know all tokens.
     """
     size = models.workload_size(spec)
     if vocabulary > size.vocabulary:
         raise SpecError(
-            f"the tokenizer has {vocabulary} tokens and the model {spec.model!r} {size.vocabulary}: they do not belong together"
+            f"the tokenizer has {vocabulary} tokens and the model {spec.model!r} {size.vocabulary}: "
+            "they do not belong together"
         )
     own = models.split_layers(size.layers, stages, layers)[stage]
     kind = stage_class(spec.family)
@@ -70,7 +73,9 @@ def _checkpoint_config(spec: WorkloadSpec, **changes: Any) -> Any:
 
 
 def _fill(model: StageModel, spec: WorkloadSpec) -> None:
-    """Read the stage's weights. A published checkpoint ties its embeddings; each gets a copy, and from here they learn apart."""
+    """Read the stage's weights. A published checkpoint ties its embeddings; each gets a copy, and from here they learn
+    apart.
+    """
     base, output = f"{model.whole_class.base_model_prefix}.", "lm_head.weight"
     # the oldest checkpoints of GPT-2 are of the model without its output layer, whose names lack the prefix
     wanted = {name: [name, name.removeprefix(base)] for name in model.state_dict()}

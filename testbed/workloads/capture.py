@@ -1,7 +1,8 @@
-"""Real activations and their gradients from a short training, for benchmarks: `python -m testbed.workloads.capture FILE`.
+"""Real activations and their gradients from a short training, for benchmarks: `python -m testbed.workloads.capture
+FILE`.
 
-A GPT-2 of width 768 and three layers, from random numbers, on the bundled text, cut after its second layer. Written as one .npz:
-`forward` and `backward` (messages, b, n, d) fp32, of consecutive steps, and `about`, a line of JSON.
+A GPT-2 of width 768 and three layers, from random numbers, on the bundled text, cut after its second layer. Written as
+one .npz: `forward` and `backward` (messages, b, n, d) fp32, of consecutive steps, and `about`, a line of JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _stages(seed: int) -> tuple[Gpt2Stage, Gpt2Stage]:
 
 
 def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, Any]:
-    """Train so many steps, then `kept` more whose tensors at the cut are returned beside `about`: what they are."""
+    """Train for `steps` steps, then `kept` more whose tensors at the cut are returned beside `about`: what they are."""
     torch.set_num_threads(1)
     began = time.monotonic()
     upper, lower = _stages(seed)

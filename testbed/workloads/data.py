@@ -28,7 +28,9 @@ class Data:
     """Training batches, epoch after epoch; validation batches always the same, whatever the seed."""
 
     def __init__(self, tokens: npt.NDArray[np.unsignedinteger], spec: WorkloadSpec, seed: int) -> None:
-        """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it does not hold the workload."""
+        """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it does not hold the
+        workload.
+        """
         windows.check_text_for(spec, len(tokens))
         self._tokens, self._spec, self._seed = tokens, spec, seed
         self._train, self._validation = windows.cut_windows(len(tokens), spec.sequence_length)
@@ -39,16 +41,18 @@ class Data:
 
     @property
     def batches_per_epoch(self) -> int:
-        """A remainder smaller than a batch is left out; another one each epoch, unless the order is fixed."""
+        """Training batches in an epoch. A remainder smaller than a batch is left out; another one each epoch, unless
+        the order is fixed.
+        """
         return len(self._train) // self._spec.batch_size
 
     @property
     def validation_batches(self) -> int:
-        """How many there are at most."""
+        """Validation batches that there are at most."""
         return len(self._validation) // self._spec.batch_size
 
     def train(self, step: int, microbatch: int, microbatches: int) -> Batch:
-        """Part `microbatch` of the batch for an optimiser step; together the parts are the batch, in order."""
+        """Return part `microbatch` of the batch for an optimiser step; together the parts are the batch, in order."""
         epoch, index = divmod(step, self.batches_per_epoch)
         if self._spec.order == "fixed":
             epoch = 0
@@ -58,7 +62,9 @@ class Data:
         return self._part(self._order, index, microbatch, microbatches)
 
     def validation(self, index: int, microbatch: int, microbatches: int) -> Batch:
-        """Part `microbatch` of validation batch `index`. IndexError past the last (`windows.check_text_for` says so earlier)."""
+        """Return part `microbatch` of validation batch `index`. IndexError past the last (`windows.check_text_for` says
+        so earlier).
+        """
         if not 0 <= index < self.validation_batches:
             raise IndexError(f"validation batch {index} of {self.validation_batches}")
         return self._part(self._validation, index, microbatch, microbatches)

@@ -1,4 +1,7 @@
-"""Llama for stages: transformers' `LlamaForCausalLM` (Touvron et al., LLaMA, 2023), which SmolLM2 and many others are."""
+"""Llama for stages: transformers' `LlamaForCausalLM` (Touvron et al., LLaMA, 2023).
+
+SmolLM2 and many others are Llamas.
+"""
 
 from __future__ import annotations
 

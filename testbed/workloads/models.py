@@ -156,10 +156,11 @@ FETCHED = {"smollm2-135m": "testbed.workloads.smollm2"}
 
 
 def split_layers(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
-    """Divide the layers: consecutive ones for each stage, `shares` of them, or as even as can be, the first stages taking one more.
+    """Divide the layers: consecutive ones for each stage, `shares` of them, or as even as can be, the first stages
+    taking one more.
 
-    The last stage has the output layer besides, which for a small model costs as much as a few layers. SpecError when a stage
-    would have none, or the shares are not one a stage or do not add up.
+    The last stage has the output layer besides, which for a small model costs as much as a few layers. SpecError when a
+    stage would have none, or the shares are not one a stage or do not add up.
     """
     if not 1 <= stages <= layers:
         raise SpecError(f"a model of {layers} layers cannot be cut into {stages} stages: each needs a layer")
@@ -168,8 +169,8 @@ def split_layers(layers: int, stages: int, shares: Sequence[int] | None = None) 
         shares = [even + (stage < more) for stage in range(stages)]
     elif len(shares) != stages or min(shares) < 1 or sum(shares) != layers:
         raise SpecError(
-            f"pipeline.layers is {list(shares)}; {stages} stages of a model of {layers} layers need {stages} numbers from 1 on "
-            f"that add up to {layers}"
+            f"pipeline.layers is {list(shares)}; {stages} stages of a model of {layers} layers need {stages} numbers "
+            f"from 1 on that add up to {layers}"
         )
     return tuple(range(end - share, end) for share, end in zip(shares, itertools.accumulate(shares), strict=True))
 
@@ -195,7 +196,9 @@ def model_size(model: str) -> ModelSize:
 
 
 def workload_size(spec: WorkloadSpec) -> ModelSize:
-    """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as `model_size`."""
+    """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as
+    `model_size`.
+    """
     size = model_size(spec.model)
     if size.family != spec.family:
         raise SpecError(f"workload.family is {spec.family!r}, and the model {spec.model!r} is a {size.family}")
@@ -213,18 +216,21 @@ def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None
     split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:
         raise SpecError(
-            f"workload.sequence_length is {spec.sequence_length}; {spec.model} reads at most {size.context} tokens at once"
+            f"workload.sequence_length is {spec.sequence_length}; {spec.model} reads at most {size.context} tokens "
+            "at once"
         )
     if spec.training_sequences is not None and spec.training_sequences < spec.batch_size:
         raise SpecError(
-            f"workload.training_sequences is {spec.training_sequences}, less than a batch of {spec.batch_size} sequences"
+            f"workload.training_sequences is {spec.training_sequences}, less than a batch of {spec.batch_size} "
+            "sequences"
         )
     texts.check_text_name(spec.text)
 
 
 # ------------------------------------------------------------------ checkpoints
 def checkpoint_folder(model: str) -> Path:
-    """Return the folder of a checkpoint: `model` itself where it is one, else the newest snapshot of that id in the Hugging Face cache.
+    """Return the folder of a checkpoint: `model` itself where it is one, else the newest snapshot of that id in the
+    Hugging Face cache.
 
     Nothing is downloaded. UnknownNameError for a plain word, SpecError for a model that is not here.
     """
@@ -240,7 +246,8 @@ def checkpoint_folder(model: str) -> Path:
         raise UnknownNameError("model", model, (*SIZES, *FETCHED))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise SpecError(
-            f"model {model!r}: there is no such folder; give a checkpoint's folder, a cached id, or one of {', '.join(SIZES)}"
+            f"model {model!r}: there is no such folder; give a checkpoint's folder, a cached id, or one of "
+            f"{', '.join(SIZES)}"
         )
     repository = _hub_cache() / f"models--{model.replace('/', '--')}"
     try:

@@ -1,7 +1,7 @@
 """Make a token file from a text, once: `python -m testbed.workloads.prepare --text bundled --model gpt2-mini`.
 
-The text goes through `datasets` and the model's tokenizer into a .npy of uint16 or uint32 ids, named by the content of both, in
-our cache. A second call finds it there and imports none of torch, transformers, datasets and tokenizers.
+The text goes through `datasets` and the model's tokenizer into a .npy of uint16 or uint32 ids, named by the content of
+both, in our cache. A second call finds it there and imports none of torch, transformers, datasets and tokenizers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ VERSION = 1
 """Part of every name: raise it when the same text would give other tokens."""
 _TOKENIZER = sources.ASSETS / "bpe4096.json"
 _CHUNK_CHARACTERS = 1 << 16
-"""Lines are tokenised together until they have so many: tokens never span the end of a line where one chunk follows another.
-Millions of characters at once, as in texts with long lines, never came to an end in user-mode Linux."""
+"""Lines are tokenised together until they have so many: tokens never span the end of a line where one chunk follows
+another. Millions of characters at once, as in texts with long lines, never came to an end in user-mode Linux."""
 
 
 class Prepared(NamedTuple):
@@ -42,10 +42,11 @@ class Prepared(NamedTuple):
 
 
 def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
-    """The token file of a text (see `WorkloadSpec.text`) for a model, made below `cache` where it is not there yet.
+    """Return the token file of a text (see `WorkloadSpec.text`) for a model, made below `cache` where it is not there
+    yet.
 
-    A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing is
-    downloaded but a data set of the hub, once. SpecError for a text or tokenizer that cannot be had or read.
+    A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing
+    is downloaded but a data set of the hub, once. SpecError for a text or tokenizer that cannot be had or read.
     """
     source, tokenizer = sources.text_file(text, cache), tokenizer_file(model)
     name = hashlib.sha256(f"{VERSION} {sources.digest(source)} {sources.digest(tokenizer)}".encode()).hexdigest()[:32]
@@ -69,7 +70,7 @@ def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
 
 # ------------------------------------------------------------------ what is read
 def tokenizer_file(model: str) -> Path:
-    """The tokenizer.json of a model; all named sizes have the bundled one. SpecError where there is none."""
+    """Return the tokenizer.json of a model; all named sizes have the bundled one. SpecError where there is none."""
     if model in models.SIZES:
         return _TOKENIZER
     path = models.checkpoint_folder(model) / "tokenizer.json"
@@ -96,7 +97,7 @@ def _chunks(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.NDArray[np.unsignedinteger], int]:
-    """(ids, vocabulary). Everything that `datasets` keeps goes into `scratch`."""
+    """Tokenise a text; returns (ids, vocabulary). Everything that `datasets` keeps goes into `scratch`."""
     import datasets
     from tokenizers import Tokenizer
 

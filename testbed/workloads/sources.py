@@ -1,6 +1,7 @@
 """Get a workload's text: the bundled one, a file, or a data set of the Hugging Face hub, which is fetched once.
 
-A .parquet file's column "text" is the text, a line a row; a data set's split "train" is kept as such a file in our cache.
+A .parquet file's column "text" is the text, a line a row; a data set's split "train" is kept as such a file in our
+cache.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ANSWER_S = 10.0
 
 
 def text_file(text: str, cache: Path) -> Path:
-    """The file that holds a text. A data set of the hub is fetched where it is not below `cache` yet. SpecError."""
+    """Return the file that holds a text. A data set of the hub is fetched where it is not below `cache` yet. SpecError."""
     texts.check_text_name(text)
     if hub := texts.hub_text(text):
         path = cache / "texts" / f"{text.removeprefix('hub:').replace('/', '--').replace(':', '--')}.parquet"
@@ -38,7 +39,7 @@ def text_file(text: str, cache: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file. SpecError when it cannot be read."""
+    """Return the SHA-256 of a file. SpecError when it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -47,7 +48,9 @@ def digest(path: Path) -> str:
 
 
 def write_plain_text(path: Path, target: Path) -> None:
-    """Write a text as plain UTF-8 to `target`: unpacked, a line a row, or as it is. SpecError when that is not what it holds."""
+    """Write a text as plain UTF-8 to `target`: unpacked, a line a row, or as it is. SpecError when that is not what it
+    holds.
+    """
     done = 0
     decoder = codecs.getincrementaldecoder("utf8")()
     with target.open("wb") as copy:
@@ -59,7 +62,8 @@ def write_plain_text(path: Path, target: Path) -> None:
             decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
             raise SpecError(
-                f"text {path} is not UTF-8: {error.reason} within the {_BLOCK} bytes after byte {done}; convert it first"
+                f"text {path} is not UTF-8: {error.reason} within the {_BLOCK} bytes after byte {done}; "
+                "convert it first"
             ) from None
         except (lzma.LZMAError, EOFError) as error:
             raise SpecError(f"text {path} is not a whole .xz file: {error}") from None
@@ -114,9 +118,9 @@ def _fetch(hub: HubText, path: Path) -> None:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise SpecError(f"workload.text: cannot load data set {hub} from the hub: {reason}") from None
         raise SpecError(
-            f"workload.text: data set {hub} is not in {cache}, and the hub is out of reach ({unreachable}). Either run this once "
-            f"with the hub in reach and without HF_HUB_OFFLINE; or copy that folder from a machine where load_dataset"
-            f"({', '.join(repr(part) for part in hub if part)}) has run; or give the path of a .parquet or text file"
+            f"workload.text: data set {hub} is not in {cache}, and the hub is out of reach ({unreachable}). Either run "
+            f"this once with the hub in reach and without HF_HUB_OFFLINE; or copy that folder from a machine where "
+            f"load_dataset({', '.join(repr(part) for part in hub if part)}) has run; or give the path of a .parquet or text file"
         ) from None
     if "text" not in rows.column_names:
         raise SpecError(
@@ -130,7 +134,7 @@ def _fetch(hub: HubText, path: Path) -> None:
 
 
 def _unreachable(hub: HubText) -> str | None:
-    """Why the hub cannot be asked for a data set, or None. SpecError when it says that there is no such thing."""
+    """Say why the hub cannot be asked for a data set, or None. SpecError when it says that there is no such thing."""
     import huggingface_hub
     from huggingface_hub import errors
 

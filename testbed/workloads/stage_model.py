@@ -1,8 +1,8 @@
 """A causal language model cut into stages: what is the same for every family. Each family's module fills in the rest.
 
-Chained with plain tensors, the stages do the same operations in the same order as transformers' whole model, bit for bit,
-whatever the number of stages, in fp32 and in bf16, with and without dropout. Input and output embeddings are not tied: tied ones
-would lie in the first and the last stage, and their gradients would have to be exchanged at every step.
+Chained with plain tensors, the stages do the same operations in the same order as transformers' whole model, bit for
+bit, whatever the number of stages, in fp32 and in bf16, with and without dropout. Input and output embeddings are not
+tied: tied ones would lie in the first and the last stage, and their gradients would have to be exchanged at every step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class StageModel(nn.Module, ABC):
     """The token embedding's parameter, which published checkpoints may tie to the output layer."""
 
     def __init__(self, size: ModelSize, layers: range, spec: WorkloadSpec, seed: int) -> None:
-        """`layers` of the whole model of that `size` are here. `spec` says dropout and precision, `seed` keys the dropout."""
+        """`layers` of the whole model of that `size` are here. `spec` says dropout and precision, `seed` keys the
+        dropout.
+        """
         super().__init__()
         self.first, self.last, self.layers = layers.start == 0, layers.stop == size.layers, layers
         self.width, self.context, self.vocabulary = size.width, size.context, size.vocabulary
@@ -78,26 +80,29 @@ class StageModel(nn.Module, ABC):
 
     @abstractmethod
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids (b, n) int64 to hidden states (b, n, d); at the first stage only."""
+        """Compute hidden states (b, n, d) from token ids (b, n) int64; at the first stage only."""
 
     @abstractmethod
     def blocks(self, hidden: Tensor) -> Iterable[Callable[[Tensor], Tensor]]:
-        """This stage's layers in order, each from hidden states (b, n, d) to the next; `hidden` are the first ones."""
+        """Return this stage's layers in order, each from hidden states (b, n, d) to the next; `hidden` are the first
+        ones.
+        """
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states (b, n, d) to logits (b, n, v); at the last stage only."""
+        """Compute logits (b, n, v) from hidden states (b, n, d); at the last stage only."""
 
     @abstractmethod
     def tables(self) -> tuple[Submodule, ...]:
-        """The embeddings whose rows add up to the first hidden states: of tokens, and of positions where they are learned.
+        """Return the embeddings whose rows add up to the first hidden states: of tokens, and of positions where they
+        are learned.
 
-        Empty but at the first stage.
+        Empty except at the first stage.
         """
 
     @abstractmethod
     def writers(self) -> tuple[Submodule, ...]:
-        """The linear layers whose outputs are added to the hidden states, in order: nothing else changes those.
+        """Return the linear layers whose outputs are added to the hidden states, in order: nothing else changes those.
 
         Each is a torch Linear, or a transformers Conv1D, whose weight is the transpose.
         """
@@ -110,7 +115,8 @@ class StageModel(nn.Module, ABC):
         self._drawn_for = (step, microbatch)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Token ids (b, n) int64 at the first stage, hidden states (b, n, d) fp32 at others, to hidden states fp32.
+        """Compute hidden states fp32 from token ids (b, n) int64 at the first stage, or from hidden states (b, n, d)
+        fp32.
 
         The last stage returns logits (b, n, v). torch's global generator is left as it was.
         """
@@ -126,7 +132,9 @@ class StageModel(nn.Module, ABC):
             return self.head(hidden) if self.last else hidden.float()
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats over the b * n tokens, a scalar: what the whole model computes from shifted labels."""
+        """Return the mean cross-entropy in nats over the b * n tokens, a scalar: what the whole model computes from
+        shifted labels.
+        """
         with self._autocast():
             return nn.functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 

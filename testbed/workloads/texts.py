@@ -1,4 +1,7 @@
-"""What a workload's text is called: 'bundled', a file's path, or a data set of the Hugging Face hub. `sources` gets it."""
+"""Name a workload's text: 'bundled', a file's path, or a data set of the Hugging Face hub.
+
+`sources` gets it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ class HubText(NamedTuple):
 
 
 def hub_text(text: str) -> HubText | None:
-    """What 'hub:NAME' or 'hub:NAME:CONFIGURATION' means; None for another text. SpecError for a name that cannot be one."""
+    """Read what 'hub:NAME' or 'hub:NAME:CONFIGURATION' means; None for another text. SpecError for a name that cannot
+    be one.
+    """
     if not text.startswith("hub:"):
         return None
     if found := _HUB_TEXT.fullmatch(text):
@@ -36,14 +41,16 @@ def hub_text(text: str) -> HubText | None:
 
 
 def check_text_name(text: str) -> None:
-    """What can be known without the network. SpecError."""
+    """Check a text's name as far as that needs no network. SpecError."""
     if hub_text(text) is None and text != "bundled" and not Path(text).is_file():
         raise SpecError(
-            f"workload.text: there is no file {text!r}; give the path of a text or .parquet file, 'bundled', or a data set of "
-            "the hub, 'hub:NAME:CONFIGURATION'"
+            f"workload.text: there is no file {text!r}; give the path of a text or .parquet file, 'bundled', or a data "
+            "set of the hub, 'hub:NAME:CONFIGURATION'"
         )
 
 
 def hub_home() -> Path:
-    """Where huggingface_hub and datasets keep what they have downloaded; under sudo that of the person behind it."""
+    """Return where huggingface_hub and datasets keep what they have downloaded; under sudo that of the person behind
+    it.
+    """
     return Path(os.environ.get("HF_HOME") or paths.user_cache() / "huggingface")

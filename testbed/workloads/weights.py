@@ -1,4 +1,6 @@
-"""Read from a checkpoint the weights of one stage, and no others: .safetensors or torch's .bin files, whole or in shards."""
+"""Read from a checkpoint the weights of one stage, and no others: .safetensors or torch's .bin files, whole or in
+shards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _Read = Callable[[str], Tensor]
 
 
 def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
-    """Read the tensors of `wanted`, fp32, in memory of their own; each may lie in the files under any of the names given for it.
+    """Read the tensors of `wanted`, fp32, in memory of their own; each may lie in the files under any of the names
+    given for it.
 
     SpecError when there are no such files, one cannot be read, or a tensor is in none of them or of integers.
     """
@@ -65,7 +68,7 @@ def _files(folder: Path) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Collection[str], _Read]]:
-    """Names of the tensors in a file, and what reads one; the rest of the file stays on disk."""
+    """Open a file: gives the names of its tensors, and what reads one; the rest of the file stays on disk."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt", device="cpu") as file:
             yield set(file.keys()), file.get_tensor

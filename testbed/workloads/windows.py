@@ -1,8 +1,8 @@
 """How a text of tokens is cut into sequences, which of them are for validation, and in which order they come. No torch.
 
-The text falls into stretches of 4,096 tokens; every 20th, beginning with the first, is for validation, whatever seed and
-sequence length are. A window is n inputs and, one token later, n targets; windows begin n tokens apart and never leave their
-stretch, so no token is learned that is validated on.
+The text falls into stretches of 4,096 tokens; every 20th, beginning with the first, is for validation, whatever seed
+and sequence length are. A window is n inputs and, one token later, n targets; windows begin n tokens apart and never
+leave their stretch, so no token is learned that is validated on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Windows(NamedTuple):
 
 
 def cut_windows(tokens: int, sequence_length: int) -> Windows:
-    """The windows of a text of so many tokens. SpecError when a stretch cannot hold one."""
+    """Cut a text of `tokens` tokens into windows. SpecError when a stretch cannot hold one."""
     fits = (STRETCH_TOKENS - 1) // sequence_length
     if fits == 0:
         raise SpecError(
@@ -44,7 +44,8 @@ def cut_windows(tokens: int, sequence_length: int) -> Windows:
 
 
 def shuffled(count: int, purpose: str) -> npt.NDArray[np.int64]:
-    """A permutation of 0..count-1 that depends on nothing but `purpose`: the order of Philox numbers keyed by its hash.
+    """Return a permutation of 0..count-1 that depends on nothing but `purpose`: the order of Philox numbers keyed by
+    its hash.
 
     numpy promises this raw stream for good (NEP 19), not what `Generator.permutation` makes of it.
     """
@@ -52,7 +53,9 @@ def shuffled(count: int, purpose: str) -> npt.NDArray[np.int64]:
 
 
 def choose_training_windows(train: Starts, count: int) -> Starts:
-    """`count` of the training windows, from all over the text; the same whatever the seed, and all of them among more."""
+    """Choose `count` of the training windows, from all over the text; the same whatever the seed, and all of them among
+    more.
+    """
     return np.sort(train[shuffled(len(train), "training sequences")[:count]])
 
 
@@ -64,14 +67,17 @@ def check_text_length(
     validation_batches: int,
     training_sequences: int | None = None,
 ) -> None:
-    """SpecError when a text of so many tokens does not hold a training batch, or the sequences and batches asked for."""
+    """Raise SpecError when a text of `tokens` tokens does not hold a training batch, or the sequences and batches asked
+    for.
+    """
     windows = cut_windows(tokens, sequence_length)
     wanted = {"training": max(batch_size, training_sequences or 0), "validation": batch_size * validation_batches}
     for (name, need), found in zip(wanted.items(), windows, strict=True):
         if len(found) < need:
             raise SpecError(
-                f"a text of {tokens} tokens has {len(found)} {name} sequences of {sequence_length}, and {need} are needed; "
-                "use a longer text, or a smaller sequence_length, batch_size, training_sequences or validation_batches"
+                f"a text of {tokens} tokens has {len(found)} {name} sequences of {sequence_length}, and {need} are "
+                "needed; use a longer text, or a smaller sequence_length, batch_size, training_sequences or "
+                "validation_batches"
             )
 
 

@@ -99,7 +99,9 @@ class Wire:
     reads=st.sets(st.integers(0, 29)),
 )
 def test_a_links_rate_is_found_whatever_is_sent_when(frames: list[tuple[int, int]], reads: set[int]) -> None:
-    """Pauses, frames within a round trip of each other, and frames that wait for each other: a byte takes what it takes."""
+    """Pauses, frames within a round trip of each other, and frames that wait for each other: a byte takes what it
+    takes.
+    """
     with pytest.MonkeyPatch.context() as monkeypatch:
         wire = Wire(monkeypatch, rtt_ns=20 * MS, ns_per_byte=100)
         now = expected = found = 0

@@ -1,4 +1,4 @@
-"""Stage hosts as processes, with the real GPT-2: the same training in every cut, and nothing that outlives its parent."""
+"""Stage hosts as processes, with the real GPT-2: every cut is the same training, and nothing outlives its parent."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def test_one_thread_is_insisted_on(tokens: Path, tmp_path: Path) -> None:
 
 
 def test_the_controller_s_end_imports_no_torch() -> None:
-    code = "import sys, testbed.pipeline.control, testbed.pipeline.gather, testbed.pipeline.schedule; print('torch' in sys.modules)"
+    code = "import sys; from testbed.pipeline import control, gather, schedule; print('torch' in sys.modules)"
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert run([sys.executable, "-c", code]).stdout.strip() == "False"
 

@@ -188,7 +188,9 @@ def test_with_frames_in_time_a_step_is_the_schedule_s_closed_form(
 def test_late_frames_cost_no_more_than_a_wire_that_is_as_slow(
     schedule: str, stages: int, count: int, late: list[int], maths: list[int]
 ) -> None:
-    """What sleeps and maths take does not show; the frames' lateness costs at most what the latest would have cost each time."""
+    """What sleeps and maths take does not show; the frames' lateness costs at most what the latest would have cost each
+    time.
+    """
     pipeline = spec_of(schedule, stages, count)
     found = simulate(pipeline, 2, late, maths)
     assert simulate(pipeline, 2, [0], [0]) <= found <= simulate(pipeline, 2, [0], [0], wire_ns=max(late))
@@ -196,7 +198,7 @@ def test_late_frames_cost_no_more_than_a_wire_that_is_as_slow(
 
 # ------------------------------------------------------------------ real stages
 WITHIN = 0.02
-"""What is promised of a paced step over links without an effect: its time is the schedule's closed form, to this share."""
+"""The promise for a paced step over links without an effect: its time is the schedule's closed form, to this share."""
 OVERRUNS = 0.01
 
 

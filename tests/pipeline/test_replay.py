@@ -1,4 +1,6 @@
-"""A recording over loopback: the same frames in the same order, the same losses, the same time; slower where the link is."""
+"""A recording over loopback: the same frames in the same order, the same losses, the same time; slower where the link
+is.
+"""
 
 from __future__ import annotations
 

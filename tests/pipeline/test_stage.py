@@ -1,4 +1,4 @@
-"""Stages in threads over loopback, with a toy model: every cut, schedule and depth is the same training, bit for bit."""
+"""Stages in threads over loopback, with a toy model: every cut, schedule and depth trains the same, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a person does wrong, or a machine cannot do: the message, the exit status, and that nothing is left running or written."""
+"""What a person does wrong, or a machine cannot do: the message, the exit status, and that nothing is left running or
+written.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def test_a_loss_that_is_not_finite(command: Command) -> None:
 @pytest.mark.root
 @pytest.mark.slow
 def test_a_stage_that_runs_out_of_memory(command: Command) -> None:
-    """Activations of gigabytes, where no process may have three: the kernel tells torch what a full machine would tell it."""
+    """Activations of gigabytes, where no process may have three: the kernel tells torch what a full machine would tell
+    it.
+    """
     fields = (
         "workload.model=gpt2-midi",
         "workload.sequence_length=512",

@@ -1,4 +1,4 @@
-"""A model that has learned: fetched, cut, and fine-tuned over a slow link. Fetched into the real cache, once a machine."""
+"""A model that has learned: fetched into the real cache once per machine, cut, and fine-tuned over a slow link."""
 
 from __future__ import annotations
 

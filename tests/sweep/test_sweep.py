@@ -356,7 +356,8 @@ def test_repeats_interleave_and_what_was_interrupted_is_made_again(command: Comm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_learning_rate_is_chosen_before_the_sweep(command: Command) -> None:
-    tune = '[tune]\nfield = "optimiser.learning_rate"\nvalues = [1e-9, 3e-3]\nsteps = 20\nseeds = [0]\nover = "datacenter"\n'
+    tune = '[tune]\nfield = "optimiser.learning_rate"\nvalues = [1e-9, 3e-3]\n'
+    tune += 'steps = 20\nseeds = [0]\nover = "datacenter"\n'
     text = (command.shipped / "default" / "sweep.toml").read_text(encoding="utf8")
     (command.folder / "sweep.toml").write_text(f"{text}\n{tune}", encoding="utf8")
     flags = ["sweep.toml", *_small_sweep(command, 'codec=["fp32", "int8"]', "profile=consumer-80mbps")[1:]]

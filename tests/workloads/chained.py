@@ -66,7 +66,9 @@ def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> lis
 
 
 def _key_dropout(model: Any, key: list[int]) -> None:
-    """Seed torch's generator before the embedding and before each layer of transformers' model; `key` is step, micro-batch."""
+    """Seed torch's generator before the embedding and before each layer of transformers' model; `key` is step,
+    micro-batch.
+    """
 
     def seed(layer: int | str, *_: Any) -> None:
         torch.manual_seed(dropout_key(SEED, *key, layer))
@@ -100,8 +102,8 @@ def train_whole(spec: WorkloadSpec) -> Trained:
 def train_stages(stages: list[StageModel], *, recompute: bool = False) -> Trained:
     """The same through the stages: what crosses a boundary is a detached tensor, and its gradient on the way back.
 
-    All micro-batches of a step go forward before the first goes back, and the other way round than they came where they are
-    computed again: a stage may not rely on having just seen a micro-batch.
+    All micro-batches of a step go forward before the first goes back, and the other way round than they came where they
+    are computed again: a stage may not rely on having just seen a micro-batch.
     """
     optimisers, losses = [optimiser(stage) for stage in stages], []
     for stage in stages:

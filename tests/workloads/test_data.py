@@ -201,5 +201,6 @@ def test_split_that_leaves_a_stage_without_layers(stages: int) -> None:
 
 
 def test_table_and_windows_need_no_torch() -> None:
-    code = "import sys; from testbed.workloads import models, windows; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    code = "import sys; from testbed.workloads import models, windows; "
+    code += "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -98,7 +98,9 @@ def test_any_cut_is_the_whole(cuts: set[int], size: str, regime: str, recompute:
 
 
 def test_regimes_are_not_the_same() -> None:
-    """Else the tests above would compare nothing: dropout and bf16 do change the numbers, and so does what keys dropout."""
+    """Else the tests above would compare nothing: dropout and bf16 do change the numbers, and so does what keys
+    dropout.
+    """
     curves = [tuple(loss.item() for loss in whole(workload("llama-nano", **regime))[0]) for regime in REGIMES.values()]
     assert len(set(curves)) == len(REGIMES)
     ids = batches()[0, 0, :, :-1]

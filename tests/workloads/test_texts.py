@@ -1,4 +1,6 @@
-"""Texts from Parquet files and from the hub: a line a row, fetched once, and where nothing can be had one message, soon."""
+"""Texts from Parquet files and from the hub: a line a row, fetched once, and where nothing can be had one message,
+soon.
+"""
 
 from __future__ import annotations
 

