@@ -133,7 +133,7 @@ class Stops:
     """Decides when training ends. To be told of every step and evaluation, in order."""
 
     def __init__(self, training: TrainingSpec, *, dilation: int, start_ns: int) -> None:
-        """Training begins at `start_ns`; in the lab everything takes `dilation` times as long as in the budget's world."""
+        """Training begins at `start_ns`; the lab takes `dilation` times as long as the world that the budget is for."""
         self._training = training
         self._budget_ns = None if training.budget_s is None else training.budget_s * 1e9 * dilation
         self._spent_ns = 0

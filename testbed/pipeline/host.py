@@ -36,7 +36,7 @@ _LONGEST_TEXT = 8_000
 
 
 class _Child:
-    """A forked job. Its links to the host are a pipe, on which it says how it ended, and a flag that asks it to finish."""
+    """A forked job. A pipe to the host says how it ended, and a flag from the host asks it to finish."""
 
     def __init__(self, job: StageJob, sockets: list[socket.socket], channel: socket.socket) -> None:
         host = os.getpid()

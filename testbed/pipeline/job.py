@@ -1,4 +1,4 @@
-"""The job that a stage is given: one frozen record, sent over the control socket. The profile is not in it, on purpose."""
+"""The job that a stage is given: one frozen record, sent over the control socket. It has no profile, on purpose."""
 
 from __future__ import annotations
 

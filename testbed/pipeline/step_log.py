@@ -75,7 +75,7 @@ class StepLog:
         gradient_norm: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Record a step or evaluation, a whole line at a time, so that after a crash only the last line can be cut off."""
+        """Record a step or evaluation, a whole line at a time, so that a crash can only cut off the last."""
         training = phase == "train"
         counters, sockets = self._crossed
         record = StepRecord(

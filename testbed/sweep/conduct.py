@@ -67,7 +67,7 @@ def make_agenda(experiment: Experiment, engine: Engine, choice: Choice, folder: 
 def missing_runs(
     cells: tuple[Cell, ...], experiment: Experiment, folder: Path, *, again: bool = False
 ) -> tuple[Cell, ...]:
-    """Return the runs that these cells still need to have all their repeats, in order; recordings come before replays."""
+    """Return the runs that these cells still lack of their repeats, in order; recordings come before replays."""
     runs = arrange_runs(
         cells, repeats=experiment.repeats, order=experiment.order, seed=experiment.order_seed, network=network_of
     )
@@ -99,7 +99,7 @@ def arrange_runs(cells: Sequence[Cell], *, repeats: int, order: Order, seed: int
 
 
 def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
-    """Return the runs that are still to be made, in the same order. `done` says how many of each cell have been made."""
+    """Return the runs that are still to be made, in the same order. `done` counts those of each cell that were made."""
     spare = dict(done)
     left = []
     for cell in runs:

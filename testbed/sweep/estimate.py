@@ -1,4 +1,4 @@
-"""Estimate how long a run will take: from earlier runs in the result folder, else from a simple model of the schedule."""
+"""Estimate how long a run will take: from earlier runs in the result folder, or from a model of the schedule."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Condition = dict[str, list[Any]]
 
 
 def read_condition(table: Mapping[str, Any], where: str) -> Condition:
-    """Read a condition as a file has it. UnknownNameError for a field that no cell has; SpecError for an empty table."""
+    """Read a condition from a file. UnknownNameError for a field that no cell has; SpecError for an empty table."""
     condition = {name: value if isinstance(value, list) else [value] for name, value in flatten(table)}
     for name, values in condition.items():
         if name not in known_fields():

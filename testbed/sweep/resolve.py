@@ -79,7 +79,7 @@ def _profiles(names: Any, where: str) -> list[LinkProfile]:
 
 
 def _check_network(cell: Cell, where: str) -> None:
-    """Check what the lab itself would find out: that it can be laid out, and that its engine can carry out every pipe."""
+    """Check what the lab itself would find out: that it can be laid out, and that its engine can do every pipe."""
     try:
         plan_lab(cell.topology, cell.links, cell.pipeline.stages, cell.engine)
         for profile in cell.links if cell.engine == "relay" else ():

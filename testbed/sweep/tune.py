@@ -30,7 +30,7 @@ class Trial(NamedTuple):
 
 
 def trials(experiment: Experiment, found: Sequence[Combination], engine: Engine) -> list[Trial]:
-    """List all that is tried, arm by arm; nothing without [tune]. SpecError for a [tune] that does not fit the sweep."""
+    """List all that is tried, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
         return []
@@ -91,8 +91,9 @@ def _network(tune: TuneSpec) -> str:
 
 
 def answers(record: TuningRecord, tried: Sequence[Trial]) -> bool:
-    """Say whether an earlier choice was made among these very trials, for every arm; one that has none is tried again."""
-    return all(arm.left for arm in record.arms) and {value.cells for arm in record.arms for value in arm.tried} == {
+    """Say whether an earlier choice was made among these very trials; an arm without a choice is tried again."""
+    earlier = {value.cells for arm in record.arms for value in arm.tried}
+    return all(arm.left for arm in record.arms) and earlier == {
         tuple(cell.id for cell in trial.cells) for trial in tried
     }
 

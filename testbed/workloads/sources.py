@@ -28,7 +28,7 @@ _ANSWER_S = 10.0
 
 
 def text_file(text: str, cache: Path) -> Path:
-    """Return the file that holds a text. A data set of the hub is fetched where it is not below `cache` yet. SpecError."""
+    """Return the file that holds a text. A data set of the hub is fetched if it is not below `cache`. SpecError."""
     texts.check_text_name(text)
     if hub := texts.hub_text(text):
         path = cache / "texts" / f"{text.removeprefix('hub:').replace('/', '--').replace(':', '--')}.parquet"
@@ -120,7 +120,8 @@ def _fetch(hub: HubText, path: Path) -> None:
         raise SpecError(
             f"workload.text: data set {hub} is not in {cache}, and the hub is out of reach ({unreachable}). Either run "
             f"this once with the hub in reach and without HF_HUB_OFFLINE; or copy that folder from a machine where "
-            f"load_dataset({', '.join(repr(part) for part in hub if part)}) has run; or give the path of a .parquet or text file"
+            f"load_dataset({', '.join(repr(part) for part in hub if part)}) has run; "
+            "or give the path of a .parquet or text file"
         ) from None
     if "text" not in rows.column_names:
         raise SpecError(

@@ -24,7 +24,7 @@ EMBEDDING = "embedding"
 
 
 def dropout_key(seed: int, step: int, microbatch: int, layer: int | str) -> int:
-    """Return what torch's generator is seeded with before that layer. Its Mersenne Twister takes 32 bits and no more."""
+    """Return what torch's generator is seeded with before that layer. Its Mersenne Twister takes only 32 bits."""
     return keyed.key(f"dropout {seed} {step} {microbatch} {layer}", size_bytes=4)
 
 

@@ -146,7 +146,7 @@ def train(
     asked: Callable[[int], bool] = lambda stage: False,
     model: Callable[[int, int], Any] = Toy,
 ) -> Result:
-    """Run every stage of a cell in a thread of its own, connected over loopback; `model` makes a stage's, of how many."""
+    """Run every stage of a cell in a thread, connected over loopback; `model` makes a stage's, of how many."""
     stages = cell.pipeline.stages
     told: list[StepDone | EvaluationDone] = []
     models = [model(stage, stages) for stage in range(stages)]
