@@ -65,7 +65,7 @@ def test_an_experiment_is_a_frame_of_runs(run: Run) -> None:
 
 
 def test_a_cell_is_run_by_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the command is told, and what comes back from its folder."""
+    """The command gets these words, and the steps come from its folder."""
     home, cell_id = run.folder.parent.parent.with_name("run"), run.cell.id
     run.folder.parent.parent.rename(home)
     said: list[list[str]] = []
@@ -103,7 +103,7 @@ def _blocks() -> list[Any]:
 
 @pytest.mark.parametrize("block", _blocks())
 def test_documented_lines_work(block: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line, on results that are there already: a cell is not run, but the call must fit."""
+    """Every line runs on existing results; no cell is run, but the call's arguments must fit."""
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     signature = inspect.signature(notebook.run_cell)

@@ -1,7 +1,8 @@
-"""The table, the summary and the figures of codec_quality: `python experiments/codec_quality/figures.py`.
+"""Make the table, the summary and the figures of codec_quality: `python experiments/codec_quality/figures.py`.
 
-Reads the results of the sweep. An arm is a codec, or a codec on a share of the text that comes back; its loss is set against that
-of fp32 with the same seed and the same text. Losses do not depend on the network, so a seed counts once whatever it ran over.
+This reads the results of the sweep. An arm is a codec, or a codec on a small part of the text that is seen repeatedly;
+its loss is compared with that of fp32 with the same seed and text. Losses do not depend on the network, so a seed
+counts once whatever network it ran over.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ BASELINE = "fp32"
 LOSSES = {"loss": "validation_loss", "plain": "uncompressed_loss"}
 """With the codec in place and without: name in summary.csv -> column of `testbed.load`."""
 STRAIGHT = 0.1
-"""Nats. The axis of differences is linear up to here and logarithmic beyond."""
+"""The difference in nats up to which the axis is linear; beyond it is logarithmic."""
 TICKS = (-1, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 BITS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 
-# ------------------------------------------------------------------ what came out
+# ------------------------------------------------------------------ results
 def measured(folder: Path) -> Any:
-    """A row a run that ended well, with its arm and what it sent in bits a value; see `experiments.runs`."""
+    """Return one row per run that ended well, with its arm and the bits per value that it sent; see `finished_runs`."""
     runs = experiments.finished_runs(folder)
     share = runs["workload.training_sequences"]
     names = [
@@ -48,10 +49,12 @@ def measured(folder: Path) -> Any:
 
 
 def sent(folder: Path) -> Any:
-    """Of all training steps of each run, bits a value: payloads both ways, forward, backward, and IP packets.
+    """Return the bits per value over all training steps of each run: payloads both ways, forward, backward, and IP
+    packets.
 
-    The first stage sends activations only, the last their gradients only. Packets are counted from one record to the next, so the
-    first step has no number, and is taken to need as many bytes of packets for each byte of payload as the others.
+    The first stage sends activations only, the last their gradients only. Packets are counted from one record to the
+    next, so the first step has no number, and is taken to need as many bytes of packets for each byte of payload as the
+    others.
     """
     steps = testbed.steps(folder, by_stage=True)
     steps = steps[steps.phase == "train"]
@@ -72,20 +75,23 @@ def sent(folder: Path) -> Any:
 
 
 def with_differences(runs: Any) -> Any:
-    """A row for each arm and seed, with its losses less those of fp32 on the same text with the same seed."""
-    one = runs.drop_duplicates(["arm", "seed"])
-    base = one[one.codec == BASELINE].set_index(["share", "seed"])
-    of_pair = base.reindex(pandas.MultiIndex.from_frame(one[["share", "seed"]]))
-    less = {f"{name}_less_fp32": one[column].to_numpy() - of_pair[column].to_numpy() for name, column in LOSSES.items()}
-    return one.assign(**less, **{name: one[column] for name, column in LOSSES.items()})
+    """Return a row for each arm and seed, with the differences of its losses from fp32 on the same text and seed."""
+    first_runs = runs.drop_duplicates(["arm", "seed"])
+    base = first_runs[first_runs.codec == BASELINE].set_index(["share", "seed"])
+    of_pair = base.reindex(pandas.MultiIndex.from_frame(first_runs[["share", "seed"]]))
+    less = {
+        f"{name}_less_fp32": first_runs[column].to_numpy() - of_pair[column].to_numpy()
+        for name, column in LOSSES.items()
+    }
+    return first_runs.assign(**less, **{name: first_runs[column] for name, column in LOSSES.items()})
 
 
 def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
-    """A row an arm, by bits a value: what was set, what was sent, and the mean, lowest and highest loss of its seeds."""
+    """Return one row per arm, by bits per value: settings, traffic, and the mean, lowest and highest loss."""
     seeds, rows = with_differences(runs), []
-    tried = [] if tuning is None else sorted({one.value for arm in tuning.arms for one in arm.tried})
-    for arm, found in seeds.groupby("arm"):
-        every, first = runs[runs.arm == arm], found.iloc[0]
+    tried = [] if tuning is None else sorted({tried.value for arm in tuning.arms for tried in arm.tried})
+    for arm, of_arm in seeds.groupby("arm"):
+        every, first = runs[runs.arm == arm], of_arm.iloc[0]
         shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
         rows_of_parts = [part.row for spec in placement.parse_placement(first.codec).specs() for part in spec.parts()]
         row = {
@@ -96,26 +102,26 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
             "changes_model": any(part.hook for part in rows_of_parts),
             "learning_rate": rate,
             "end_of_list": len(tried) > 1 and rate in (tried[0], tried[-1]),
-            "seeds": len(found),
+            "seeds": len(of_arm),
             "runs": len(every),
             "certified": int(every.certified.sum()),
-            "steps": int(found.steps.min()),
-            **{name: float(found[name].mean()) for name in ("bits", "bits_forward", "bits_backward")},
+            "steps": int(of_arm.steps.min()),
+            **{name: float(of_arm[name].mean()) for name in ("bits", "bits_forward", "bits_backward")},
             "bits_wire": float(shaped.bits_wire.mean()),
             "step_s": float(shaped.step_s.mean()),
         }
         for name in (*LOSSES, *(f"{name}_less_fp32" for name in LOSSES)):
-            row |= {name: found[name].mean(), f"{name}_low": found[name].min(), f"{name}_high": found[name].max()}
+            row |= {name: of_arm[name].mean(), f"{name}_low": of_arm[name].min(), f"{name}_high": of_arm[name].max()}
         rows.append(row)
     return pandas.DataFrame(rows).sort_values(["bits", "arm"]).reset_index(drop=True)
 
 
 def remarks(folder: Path, runs: Any, arms: Any, tuning: results.TuningRecord | None) -> Iterator[str]:
-    """What the table does not say: seeds over two networks, arms with fewer seeds or none, runs that failed."""
+    """Yield what the table does not say: seeds over two networks, arms with fewer seeds or none, runs that failed."""
     fixed = runs[[not placement.parse_placement(codec).measures for codec in runs.codec]]
-    groups = [found for _, found in fixed.groupby(["arm", "seed"]) if found.profile.nunique() > 1]
+    groups = [group for _, group in fixed.groupby(["arm", "seed"]) if group.profile.nunique() > 1]
     if groups:
-        apart = max(found[column].max() - found[column].min() for found in groups for column in LOSSES.values())
+        apart = max(group[column].max() - group[column].min() for group in groups for column in LOSSES.values())
         yield f"Arms that ran with one seed over two networks: {len(groups)}; their losses differ by {apart:g}."
     for arm in arms[arms.seeds < arms.seeds.max()].itertuples():
         yield f"{arm.arm}: {arm.seeds} of {arms.seeds.max()} seeds ended well."
@@ -128,23 +134,23 @@ def remarks(folder: Path, runs: Any, arms: Any, tuning: results.TuningRecord | N
 
 # ------------------------------------------------------------------ table
 def table(arms: Any) -> Any:
-    """What the README shows, by bits a value."""
-    control = ["negative control" if one else "" for one in arms.negative_control]
-    marks = ["in the model" if one else "" for one in arms.changes_model]
+    """Return the table of the README, by bits per value."""
+    controls = ["negative control" if control else "" for control in arms.negative_control]
+    marks = ["in the model" if inside else "" for inside in arms.changes_model]
     return pandas.DataFrame(
         {
             "#": arms.index + 1,
             "codec": arms.arm,
-            "": [", ".join(filter(None, pair)) for pair in zip(control, marks, strict=True)],
-            "bits a value": arms.bits.round(2),
+            "": [", ".join(filter(None, pair)) for pair in zip(controls, marks, strict=True)],
+            "bits per value": arms.bits.round(2),
             "forward": arms.bits_forward.round(2),
             "backward": arms.bits_backward.round(2),
             "IP": arms.bits_wire.round(2),
             "learning rate": [
-                f"{one:g}{' *' * end}" for one, end in zip(arms.learning_rate, arms.end_of_list, strict=True)
+                f"{rate:g}{' *' * end}" for rate, end in zip(arms.learning_rate, arms.end_of_list, strict=True)
             ],
             "validation loss": arms.loss.map("{:.3f}".format),
-            "less fp32's": arms.loss_less_fp32.map("{:+.3f}".format),
+            "vs fp32": arms.loss_less_fp32.map("{:+.3f}".format),
             "of each seed": spread(arms, "loss_less_fp32"),
             "without the codec": arms.plain_less_fp32.map("{:+.3f}".format),
             "each": spread(arms, "plain_less_fp32"),
@@ -154,22 +160,23 @@ def table(arms: Any) -> Any:
 
 
 def spread(arms: Any, name: str) -> list[str]:
-    """From the lowest to the highest seed."""
+    """Write the range from the lowest to the highest seed."""
     return [f"{low:+.3f} to {high:+.3f}" for low, high in zip(arms[f"{name}_low"], arms[f"{name}_high"], strict=True)]
 
 
 # ------------------------------------------------------------------ figures
 WORDS = """\
-Each mark is an arm: the mean over seeds of its validation loss less that of fp32 with the same seed, text and number of tokens; \
-the line is from the lowest to the highest seed. Above 0 is worse; beyond {straight:g} nats the axis is logarithmic. Bits are \
-payload that was sent a value, activations and gradients together. Numbers are those of the table and of the other figure. In an \
-evaluation a codec with memory begins anew; aqsgd then sends in full, as it does all text that is new to it.
+Each mark is an arm: the mean over seeds of its difference in validation loss vs fp32, with the same seed, text and \
+number of tokens; the line spans the lowest to the highest seed. Above 0 is worse; beyond {straight:g} nats the axis \
+is logarithmic. Bits are payload per value, activations and gradients together. Numbers are those of the table and of \
+the other figure. In an evaluation a codec with memory starts anew; aqsgd then sends in full, as it does all text \
+that is new to it.
 """
 TITLES = {"loss": "evaluated with the codec", "plain": "evaluated without it"}
 
 
 def hollow_words(arms: Any) -> str:
-    """Why a mark of this figure is hollow."""
+    """Say why marks of this figure are hollow."""
     uncertified, fewer = arms[arms.certified < arms.runs], arms[arms.seeds < arms.seeds.max()]
     words = ["negative controls"] * bool(arms.negative_control.any())
     words += [f"not all runs certified ({', '.join(uncertified.arm)})"] * (len(uncertified) > 0)
@@ -178,7 +185,7 @@ def hollow_words(arms: Any) -> str:
 
 
 def settings(arms: Any, runs: Any) -> str:
-    """What stands below a figure."""
+    """Return the foot of a figure."""
     first = runs.iloc[0]
     sizes = first["training.steps"], first["workload.batch_size"], first["workload.sequence_length"]
     what = "{}, {} steps of {} x {} tokens; ".format(first["workload.model"], *sizes)
@@ -186,12 +193,12 @@ def settings(arms: Any, runs: Any) -> str:
 
 
 def face(arm: Any, arms: Any, colour: str) -> str:
-    """What a mark is filled with."""
+    """Return the fill colour of a mark."""
     return style.PAPER if arm.negative_control or arm.certified < arm.runs or arm.seeds < arms.seeds.max() else colour
 
 
 def scale(axes: Axes, which: str, arms: Any) -> None:
-    """Differences of losses along an axis: linear near 0, logarithmic beyond, a line at 0."""
+    """Scale an axis of loss differences: linear near 0, logarithmic beyond, with a line at 0."""
     lows, highs = (arms[[f"{name}_less_fp32_{end}" for name in LOSSES]].to_numpy() for end in ("low", "high"))
     low, high = min(1.3 * lows.min(), -0.02), max(1.3 * highs.max(), 0.05)
     if which == "x":
@@ -209,7 +216,7 @@ def scale(axes: Axes, which: str, arms: Any) -> None:
 
 
 def against_bits(arms: Any, runs: Any) -> Figure:
-    """The loss that a codec costs against the bits that it sends, evaluated with and without it."""
+    """Draw the loss that a codec costs against the bits that it sends, evaluated with and without it."""
     looks = style.looks(arms.codec)
     legend: list[Handle] = [
         Line2D([], [], color=style.MUTED, ls="none", marker="o", label="mean of paired seeds"),
@@ -218,14 +225,14 @@ def against_bits(arms: Any, runs: Any) -> Figure:
             [], [], color=style.MUTED, ls="none", marker="o", mfc=style.PAPER, label=f"hollow: {hollow_words(arms)}"
         ),
     ]
-    figure, panels = canvas("Loss against bits a value", 5.2, legend, settings(arms, runs), 2, columns=2)
+    figure, panels = canvas("Loss against bits per value", 5.2, legend, settings(arms, runs), 2, columns=2)
     for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
         scale(axes, "y", arms)
         axes.set_xscale("log", base=2)
         axes.set_xlim(arms.bits.min() / 1.3, 1.3 * arms.bits.max())
         axes.xaxis.set_major_locator(FixedLocator(BITS))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_xlabel("payload, bits a value, both directions")
+        axes.set_xlabel("payload, bits per value, both directions")
         axes.set_title(title)
         middles = arms[f"{name}_less_fp32"]
         for arm, middle in zip(arms.itertuples(), middles, strict=True):
@@ -243,12 +250,12 @@ def against_bits(arms: Any, runs: Any) -> Figure:
             )
         places = enumerate(zip(arms.bits, middles, strict=True), 1)
         label_marks(axes, [Mark(float(x), float(y), str(number), style.INK) for number, (x, y) in places])
-    panels[0].set_ylabel("validation loss less fp32's, nats per token")
+    panels[0].set_ylabel("validation loss vs fp32, nats per token")
     return figure
 
 
 def by_arm(arms: Any, runs: Any) -> Figure:
-    """A row an arm, by bits a value: its difference from fp32, with the codec and without."""
+    """Draw one row per arm, by bits per value: its difference from fp32, with the codec and without."""
     looks = style.looks(arms.codec)
     legend: list[Handle] = [
         Line2D([], [], color=style.MUTED, marker="o", label="with the codec"),
@@ -258,7 +265,7 @@ def by_arm(arms: Any, runs: Any) -> Figure:
         ),
     ]
     words, height = settings(arms, runs), 0.17 * len(arms) + 0.1
-    figure, (axes,) = canvas("Codecs by bits a value", height, legend, words, 1, columns=1, left=3.1)
+    figure, (axes,) = canvas("Codecs by bits per value", height, legend, words, 1, columns=1, left=3.1)
     for arm in arms.itertuples():
         look, place = looks[arm.codec], arm.Index
         axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)
@@ -270,7 +277,7 @@ def by_arm(arms: Any, runs: Any) -> Figure:
     axes.set_yticks(range(len(arms)), names, size=7.5)
     axes.set_ylim(len(arms) - 0.4, -0.6)
     scale(axes, "x", arms)
-    axes.set_xlabel("validation loss less fp32's, nats per token")
+    axes.set_xlabel("validation loss vs fp32, nats per token")
     return figure
 
 

@@ -1,8 +1,9 @@
-"""The tables, the summary and the figures of seed_activation_delta: `python experiments/seed_activation_delta/figures.py`.
+"""Make the tables, the summary and the figures of seed_activation_delta: `python
+experiments/seed_activation_delta/figures.py`.
 
-Reads the results of the sweep, redundancy.csv from the output folder where it is there (redundancy.py writes it), and
-published.csv: what the authors of activation delta (Bedoya and Zhang) report of 20 steps of one run each, without a network,
-bytes by formula.
+This reads the results of the sweep, redundancy.csv from the output folder if it is there (redundancy.py writes it), and
+published.csv: what the authors of activation delta (Bedoya and Zhang) report of 20 steps of one run each, without a
+network, with bytes by formula.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ FRESH, REPEATED = "fresh", "repeated"
 MB = 1e6
 
 
-# ------------------------------------------------------------------ what came out
+# ------------------------------------------------------------------ results
 def measured(folder: Path) -> tuple[Any, Any]:
-    """(a row a run, the curves of all runs), both with model and batches; see `experiments.runs` and `curves`."""
+    """Return (a row per run, the curves of all runs), both with model and batches; see `finished_runs` and `curves`."""
     runs = experiments.finished_runs(folder)
     repeated = (runs["workload.training_sequences"] == runs["workload.batch_size"]).fillna(False).astype(bool)
     runs = runs.assign(model=runs["workload.model"], batches=np.where(repeated, REPEATED, FRESH))
@@ -57,23 +58,23 @@ def measured(folder: Path) -> tuple[Any, Any]:
 
 
 def less_fp32(runs: Any, value: str) -> Any:
-    """Each run's value less that of fp32 with the same model, batches, network and seed."""
+    """Return the difference of each run's value from fp32 with the same model, batches, network and seed."""
     base = runs[runs.codec == BASELINE].drop_duplicates(PAIR).set_index(PAIR)[value]
     return runs[value] - base.reindex(pandas.MultiIndex.from_frame(runs[PAIR])).to_numpy()
 
 
 def late_losses(curves: Any) -> Any:
-    """The mean training loss of each run's last quarter of steps: one step's is one batch's."""
+    """Return the mean training loss of each run's last quarter of steps, because one step's loss is one batch's."""
     train = curves[curves.phase == "train"]
     late = train[train.step >= 0.75 * (train.groupby(RUN).step.transform("max") + 1)]
     return late.groupby(RUN).loss.mean().rename("late_loss")
 
 
 def moved(folder: Path) -> Any:
-    """Megabytes of all training steps of each run: payloads forward, payloads both ways, and IP packets.
+    """Return the megabytes of all training steps of each run: payloads forward, payloads both ways, and IP packets.
 
-    Of two stages the first sends activations only, the second their gradients only. Packets are counted from one record to the
-    next, so the first step has no number; it is taken for a mean one.
+    Of two stages the first sends activations only, the second their gradients only. Packets are counted from one record
+    to the next, so the first step has no number; it is taken for a mean one.
     """
     steps = testbed.steps(folder, by_stage=True)
     stages = steps[steps.phase == "train"].groupby([*RUN, "stage"])
@@ -88,7 +89,7 @@ def moved(folder: Path) -> Any:
 
 
 def summarised(runs: Any) -> Any:
-    """A row an arm: means over its runs, and the spread of what differs between seeds. Small models first."""
+    """Return one row per arm, small models first: means over its runs, and the spread of what differs between seeds."""
     rows = runs.groupby(ARM, sort=False)
     losses = [
         "mean_train_loss",
@@ -98,21 +99,21 @@ def summarised(runs: Any) -> Any:
         "difference",
         "train_difference",
     ]
-    found = rows[[*losses, "mean_step_s", "step_s", "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
-    found["validation_low"], found["validation_high"] = rows.validation_loss.min(), rows.validation_loss.max()
-    found["difference_low"], found["difference_high"] = rows.difference.min(), rows.difference.max()
-    found["seeds"], found["steps"], found["certified"] = rows.seed.nunique(), rows.steps.first(), rows.certified.all()
-    found = found.reset_index()
+    means = rows[[*losses, "mean_step_s", "step_s", "total_s", "forward_mb", "both_mb", "wire_mb"]].mean()
+    means["validation_low"], means["validation_high"] = rows.validation_loss.min(), rows.validation_loss.max()
+    means["difference_low"], means["difference_high"] = rows.difference.min(), rows.difference.max()
+    means["seeds"], means["steps"], means["certified"] = rows.seed.nunique(), rows.steps.first(), rows.certified.all()
+    means = means.reset_index()
     sizes = list(models.SIZES)
     place = [
         (sizes.index(row.model), row.batches, row.profile != UNSHAPED, codec_order(row.codec))
-        for row in found.itertuples()
+        for row in means.itertuples()
     ]
-    return found.iloc[sorted(range(len(place)), key=place.__getitem__)].reset_index(drop=True)
+    return means.iloc[sorted(range(len(place)), key=place.__getitem__)].reset_index(drop=True)
 
 
 def speed_up(rows: Any, value: str) -> Any:
-    """fp32's time over each row's, on the same model, batches and network."""
+    """Return fp32's time over each row's, on the same model, batches and network."""
     keys = ["model", "batches", "profile"]
     base = rows[rows.codec == BASELINE].set_index(keys)[value]
     return base.reindex(pandas.MultiIndex.from_frame(rows[keys])).to_numpy() / rows[value]
@@ -120,7 +121,7 @@ def speed_up(rows: Any, value: str) -> Any:
 
 # ------------------------------------------------------------------ tables
 def published_table(arms: Any) -> Any:
-    """The published rows, then ours of the largest model, which is theirs in the full form."""
+    """Return the published rows, then ours of the largest model, which in the full form is theirs."""
     ours = arms[arms.model == arms.model.iloc[-1]]
     ours = ours.assign(speed_up=speed_up(ours, "mean_step_s"), certificate=np.where(ours.certified, "pass", "FAIL"))
     theirs = pandas.read_csv(HERE / "published.csv").assign(profile="published: none")
@@ -146,7 +147,7 @@ def published_table(arms: Any) -> Any:
 
 
 def long_table(arms: Any) -> Any:
-    """Ours of the smallest model: losses after the same tokens, against fp32 pair by pair."""
+    """Return our rows of the smallest model: losses after the same tokens, compared with fp32 pair by pair."""
     rows = arms[arms.model == arms.model.iloc[0]]
     four = "{:.4f}".format
     spread = [f"{low:+.4f} to {high:+.4f}" for low, high in zip(rows.difference_low, rows.difference_high, strict=True)]
@@ -157,10 +158,10 @@ def long_table(arms: Any) -> Any:
             "codec": rows.codec.map(labelled),
             "seeds": rows.seeds,
             "last train loss": rows.last_train_loss.map(four),
-            "last quarter's less fp32's": rows.train_difference.map("{:+.4f}".format),
+            "last quarter's train loss vs fp32": rows.train_difference.map("{:+.4f}".format),
             "validation loss": rows.validation_loss.map(four),
             "without the codec": rows.uncompressed_loss.astype(float).map(four),
-            "less fp32's": rows.difference.map("{:+.4f}".format),
+            "vs fp32": rows.difference.map("{:+.4f}".format),
             "of each seed": spread,
             "median step, ms": (1e3 * rows.step_s).round(1),
             "speed-up": speed_up(rows, "step_s").round(2),
@@ -170,10 +171,10 @@ def long_table(arms: Any) -> Any:
     )
 
 
-def redundancy_table(found: Any) -> Any:
-    """What is left of a tensor after an earlier one is subtracted, and what int8 makes of both at the smallest gap."""
+def redundancy_table(ratios: Any) -> Any:
+    """Return what is left of a tensor minus an earlier one, and what int8 makes of both at the smallest gap."""
     key = ["tensor", "step", "batches"]
-    mean = found.groupby([*key, "gap"], sort=False).mean().reset_index()
+    mean = ratios.groupby([*key, "gap"], sort=False).mean().reset_index()
     wide = mean.pivot(index=key, columns="gap", values="norm_ratio").round(3)
     wide.columns = [f"gap {gap}" for gap in wide.columns]
     least = mean[mean.gap == mean.gap.min()].set_index(key)
@@ -185,7 +186,7 @@ def redundancy_table(found: Any) -> Any:
 
 # ------------------------------------------------------------------ figures
 def legend_of(codecs: list[str], runs: Any, *, bars: bool = False) -> list[Handle]:
-    """One entry a codec, and what hollow means where something is."""
+    """Return one entry per codec, and what hollow means where something is."""
     looks = style.looks(codecs)
     handles: list[Handle] = [
         Patch(facecolor=look.colour, label=labelled(codec))
@@ -199,21 +200,22 @@ def legend_of(codecs: list[str], runs: Any, *, bars: bool = False) -> list[Handl
 
 
 LOSS_WORDS = """\
-Lines: training loss, the mean of the steps around each where there are many. Markers: validation loss, the codec in place; \
-its differences are between validation batches, and an error adds up anew. Bands and upright lines: from the lowest to the \
-highest seed. Right: the same less fp32's of the same seed; above 0 is worse. A loss does not depend on the network.
+Lines: training loss, the mean of the steps around each where there are many. Markers: validation loss, the codec in \
+place; its differences are between validation batches, and an error adds up anew. Bands and upright lines: from the \
+lowest to the highest seed. Right: the difference from fp32 of the same seed; above 0 is worse. A loss does not \
+depend on the network.
 """
 
 
 def loss_figure(runs: Any, curves: Any) -> Figure:
-    """For each model and kind of batch: losses against steps, and their difference from fp32's."""
+    """Draw, for each model and kind of batch, losses against steps and their difference from fp32's."""
     codecs = sorted(set(runs.codec), key=codec_order)
     looks = style.looks(codecs)
     settings = list(runs[["model", "batches"]].drop_duplicates().itertuples(index=False, name=None))
     words = LOSS_WORDS + experiments.caption(runs)
     figure, panels = canvas("Loss against steps", 1.9, legend_of(codecs, runs), words, 2 * len(settings), columns=2)
     for row, (model, batches) in enumerate(
-        sorted(settings, key=lambda one: (list(models.SIZES).index(one[0]), one[1]))
+        sorted(settings, key=lambda setting: (list(models.SIZES).index(setting[0]), setting[1]))
     ):
         left, right = panels[2 * row : 2 * row + 2]
         of_setting = curves[(curves.model == model) & (curves.batches == batches)]
@@ -238,28 +240,30 @@ def loss_figure(runs: Any, curves: Any) -> Figure:
                 )
         left.set_title(f"{model}, {'a new batch each step' if batches == FRESH else 'one batch again and again'}")
         left.set_ylabel("loss, nats per token")
-        right.set_title("less the loss of fp32")
+        right.set_title("difference from fp32")
     for axes in panels[-2:]:
         axes.set_xlabel("optimiser steps")
     return figure
 
 
 def by_seed(curves: Any, phase: str) -> dict[str, Any]:
-    """A frame for each codec: a row a step, a column a seed. Runs of a seed have the same losses over every network."""
-    found = curves[curves.phase == phase]
+    """Return a frame per codec: a row per step, a column per seed. A seed's losses are the same over every network."""
+    of_phase = curves[curves.phase == phase]
     return {
-        codec: rows.pivot_table(index="step", columns="seed", values="loss") for codec, rows in found.groupby("codec")
+        codec: rows.pivot_table(index="step", columns="seed", values="loss")
+        for codec, rows in of_phase.groupby("codec")
     }
 
 
 TIME_WORDS = """\
-Hatched: as published, forward payload by formula, no network. Left: the mean of all steps, the first one too, as published; in \
-brackets all steps together. Right: of all steps, payload forward (full colour), backward (paler), what IP packets add (palest).
+Hatched: as published, forward payload by formula, no network. Left: the mean of all steps, the first one too, as \
+published; in brackets all steps together. Right: of all steps, payload forward (full colour), backward (paler), what \
+IP packets add (palest).
 """
 
 
 def time_figure(runs: Any, arms: Any) -> Figure:
-    """What a step took and what it moved, beside what was published."""
+    """Draw what a step took and what it moved, beside what was published."""
     ours = arms[(arms.model == arms.model.iloc[-1]) & (arms.batches == FRESH)]
     codecs, looks = sorted(set(ours.codec), key=codec_order), style.looks(arms.codec)
     chosen = runs[(runs.model == ours.model.iloc[0]) & (runs.batches == FRESH)]
@@ -296,7 +300,7 @@ def time_figure(runs: Any, arms: Any) -> Figure:
 
 
 def part(axes: Axes, place: int, low: float, high: float, colour: str, opacity: float, *, certified: bool) -> None:
-    """A part of a bar; hollow where a run has no certificate."""
+    """Draw a part of a bar; hollow where a run has no certificate."""
     look: dict[str, Any] = (
         {"facecolor": colour, "alpha": opacity} if certified else {"facecolor": "none", "edgecolor": colour}
     )
@@ -304,23 +308,23 @@ def part(axes: Axes, place: int, low: float, high: float, colour: str, opacity: 
 
 
 def number(axes: Axes, place: int, end: float, text: str) -> None:
-    """Words behind a bar's end."""
+    """Write words after a bar's end."""
     axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", size=7.8)
 
 
 REDUNDANCY_WORDS = """\
-GPT-2 mini at its one boundary, fp32, trained in one process without a network, settings of sweep.toml, mean of 5 consecutive \
-steps; seeds {seeds}. Above the line at 1 the difference is larger than the tensor. Activation delta sends the difference at \
-gap 1. The batch that is not learned is of the validation split.
+GPT-2 mini at its one boundary, fp32, trained in one process without a network, settings of sweep.toml, mean of 5 \
+consecutive steps; seeds {seeds}. Above the line at 1 the difference is larger than the tensor. Activation delta \
+sends the difference at gap 1. The batch that is not learned is of the validation split.
 """
 
 
-def redundancy_figure(found: Any) -> Figure:
-    """|X_t - X_(t-gap)| / |X_t| against the gap, a panel for each moment."""
+def redundancy_figure(ratios: Any) -> Figure:
+    """Draw |X_t - X_(t-gap)| / |X_t| against the gap, a panel for each moment."""
     names, moments, gaps = (
-        list(found.batches.drop_duplicates()),
-        sorted(found.step.unique()),
-        sorted(found.gap.unique()),
+        list(ratios.batches.drop_duplicates()),
+        sorted(ratios.step.unique()),
+        sorted(ratios.gap.unique()),
     )
     looks = style.looks(names)
     legend: list[Handle] = [
@@ -328,19 +332,19 @@ def redundancy_figure(found: Any) -> Figure:
         for name in names
     ]
     legend.append(Line2D([], [], color=style.INK, ls=":", label="dotted: gradients, G"))
-    words = REDUNDANCY_WORDS.format(seeds=", ".join(map(str, sorted(found.seed.unique()))))
+    words = REDUNDANCY_WORDS.format(seeds=", ".join(map(str, sorted(ratios.seed.unique()))))
     title = "How much a tensor differs from an earlier one at its boundary"
     figure, panels = canvas(title, 2.6, legend, words, len(moments), columns=len(moments))
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axes, moment in zip(panels, moments, strict=True):
-        for (batches, tensor), rows in found[found.step == moment].groupby(["batches", "tensor"]):
+        for (batches, tensor), rows in ratios[ratios.step == moment].groupby(["batches", "tensor"]):
             look, by_gap = looks[batches], rows.pivot_table(index="gap", columns="seed", values="norm_ratio")
             drawn = {"dash": look.dash, "marker": look.marker} if tensor == "X" else {"dash": ":", "marker": "none"}
             experiments.band(axes, by_gap.index, by_gap.T.to_numpy(), look.colour, batches, ms=4.5, **drawn)
         axes.axhline(1, color=style.INK, lw=0.9)
         axes.set_title(f"after {moment + 1} steps")
         axes.set(xscale="log", yscale="log", xlabel="gap, steps", xlim=(0.9 * gaps[0], 1.1 * gaps[-1]))
-        axes.set_ylim(0.8 * found.norm_ratio.min(), 1.25 * found.norm_ratio.max())
+        axes.set_ylim(0.8 * ratios.norm_ratio.min(), 1.25 * ratios.norm_ratio.max())
         axes.xaxis.set_major_locator(FixedLocator(gaps))
         axes.yaxis.set_major_locator(FixedLocator([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10]))
         for axis in (axes.xaxis, axes.yaxis):
@@ -362,12 +366,12 @@ def main() -> int:
     with style.applied():
         drawn = {"loss": loss_figure(runs, curves), "time-bytes": time_figure(runs, arms)}
         if (path := output / "redundancy.csv").exists():
-            found = pandas.read_csv(path)
-            drawn["redundancy"] = redundancy_figure(found)
-            tables.append(redundancy_table(found))
+            ratios = pandas.read_csv(path)
+            drawn["redundancy"] = redundancy_figure(ratios)
+            tables.append(redundancy_table(ratios))
     for name, figure in drawn.items():
         experiments.save_figure(figure, output, name)
-    print("\n\n".join(experiments.markdown_of(one) for one in tables))  # noqa: T201
+    print("\n\n".join(experiments.markdown_of(table) for table in tables))  # noqa: T201
     return 0
 
 

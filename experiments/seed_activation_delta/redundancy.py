@@ -1,7 +1,9 @@
-"""How much two tensors of one boundary have in common, steps apart: `python experiments/seed_activation_delta/redundancy.py`.
+"""Measure how much a tensor at a boundary has in common with an earlier one: `python
+.../seed_activation_delta/redundancy.py`.
 
-Trains the GPT-2 mini of sweep.toml (its fp32 arm, in one process, without a network) and writes redundancy.csv: the norm of
-X_t - X_{t-gap} over that of X_t, and what int8 makes of both, early and late in training. figures.py draws it.
+This trains the GPT-2 mini of sweep.toml (its fp32 arm, in one process, without a network) and writes redundancy.csv:
+the norm of X_t - X_{t-gap} over that of X_t, and what int8 makes of both, early and late in training. figures.py draws
+it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ GAPS = (1, 2, 5, 10, 20, 50, 100)
 WINDOW = 5
 """Consecutive steps whose ratios are averaged."""
 FRESH, SAME, LEARNED = "a new batch each step", "one batch, not learned", "one batch, learned at each step"
-"""What is sent at each step. SAME is of the validation split, read at each step while other batches are learned."""
+"""What is sent at each step. SAME is a batch of the validation split, read at each step while other batches are
+learned."""
 
 
 class Row(NamedTuple):
@@ -56,16 +59,19 @@ class Row(NamedTuple):
     delta_error: float
     """The same of X_{t-gap} + int8 of the difference: what a receiver has that holds X_{t-gap} exactly."""
     int8_bits: float
-    """Bits a value of X_t through 'entropy(int8)': what is left to save once the codes are packed."""
+    """Bits per value of X_t through 'entropy(int8)': what is left to save once the codes are packed."""
     delta_bits: float
-    """Bits a value of the difference through the same."""
+    """Bits per value of the difference through the same."""
 
 
 class Training:
-    """A cell's model in two parts, trained in one process; what would cross the boundary comes out."""
+    """A cell's model in two parts, trained in one process, that hands out what would cross the boundary."""
 
     def __init__(self, cell: Cell) -> None:
-        """`cell` has two stages and is trained as its fp32 arm, in one micro-batch. The text is prepared where it is not yet."""
+        """`cell` has two stages and is trained as its fp32 arm, in one micro-batch.
+
+        The text is prepared if it is not yet.
+        """
         text = prepare_tokens(cell.workload.text, cell.workload.model, paths.cache_folder())
         seed = cell.training.seed
         self._cell = cell
@@ -92,13 +98,13 @@ class Training:
 
     @torch.no_grad()
     def held_out(self) -> Tensor:
-        """Activations (b, n, d) of the first validation batch."""
-        found: Tensor = self._upper(self._data.validation(0, 0, 1).inputs)
-        return found
+        """Return the activations (b, n, d) of the first validation batch."""
+        activations: Tensor = self._upper(self._data.validation(0, 0, 1).inputs)
+        return activations
 
 
 def compare(seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]) -> Iterator[Row]:
-    """The rows of one moment; `kept` ends with that step's tensor."""
+    """Yield the rows of one moment; `kept` ends with that step's tensor."""
     key = MessageKey("train", step, 0, ())
     context = Context(seed, 0, "forward" if tensor == "X" else "backward")
 
@@ -107,19 +113,19 @@ def compare(seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]
         return make(text, context).decode(payload, key), 8 * memoryview(payload).nbytes / x.numel()
 
     for gap in GAPS:
-        found = []
+        ratios = []
         for now in range(len(kept) - WINDOW, len(kept)) if len(kept) >= gap + WINDOW else ():
             x, before = kept[now], kept[now - gap]
             norm, change = float(x.norm()), x - before
             errors = [float((through("int8", part)[0] - part).norm()) / norm for part in (x, change)]
             bits = [through("entropy(int8)", part)[1] for part in (x, change)]
-            found.append((float(change.norm()) / norm, *errors, *bits))
-        if found:
-            yield Row(seed, batches, tensor, step, gap, *map(fmean, zip(*found, strict=True)))
+            ratios.append((float(change.norm()) / norm, *errors, *bits))
+        if ratios:
+            yield Row(seed, batches, tensor, step, gap, *map(fmean, zip(*ratios, strict=True)))
 
 
 def follow(cell: Cell, steps: int, moments: tuple[int, ...]) -> Iterator[Row]:
-    """Train a cell for so many steps; the rows of the moments, which are numbers of steps done."""
+    """Train a cell for `steps`; yield the rows of the moments, which are numbers of steps done."""
     training = Training(cell)
     repeated = cell.workload.training_sequences == cell.workload.batch_size
     names = [(LEARNED, "X"), (LEARNED, "G")] if repeated else [(FRESH, "X"), (FRESH, "G"), (SAME, "X")]
@@ -134,14 +140,14 @@ def follow(cell: Cell, steps: int, moments: tuple[int, ...]) -> Iterator[Row]:
 
 
 def cells(seeds: int) -> tuple[Cell, ...]:
-    """The fp32 cells of sweep.toml with GPT-2 mini, on new batches and on one; the engine and the network do not matter."""
+    """Return sweep.toml's fp32 cells with GPT-2 mini, on new batches and on one; engine and network do not matter."""
     only = ["codec=fp32", "profile=datacenter", "workload.model=gpt2-mini"]
-    found = plan.cells(plan.load_experiment(str(HERE / "sweep.toml")), "relay", only=only)
-    return tuple(cell for cell in found if cell.training.seed < seeds)
+    planned = plan.cells(plan.load_experiment(str(HERE / "sweep.toml")), "relay", only=only)
+    return tuple(cell for cell in planned if cell.training.seed < seeds)
 
 
 def main(arguments: list[str]) -> int:
-    """Write redundancy.csv; whole or not at all."""
+    """Write redundancy.csv, whole or not at all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE, help="folder for redundancy.csv (%(default)s)")
     parser.add_argument("--steps", type=int, help="of each training (those of sweep.toml)")

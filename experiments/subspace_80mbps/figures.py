@@ -1,4 +1,4 @@
-"""Figure, summary.csv and the README's table of subspace_80mbps, from the results of its sweep.
+"""Make the figure, summary.csv and the README's tables of subspace_80mbps from the results of its sweep.
 
 python experiments/subspace_80mbps/figures.py [--results results/subspace_80mbps] [--output experiments/subspace_80mbps]
 """
@@ -34,19 +34,21 @@ from testbed.workloads.models import model_size
 NAME = "subspace_80mbps"
 BASELINE, REFERENCE, SCALED, PLAIN = "fp32", "datacenter", "scaled-80mbps", "consumer-80mbps"
 NETWORKS = (REFERENCE, SCALED, PLAIN)
-"""In the order of the table."""
+"""The networks in the order of the table."""
 TARGETS = ("half", "last")
 _ARM = ["codec", "profile"]
 
 
 class Matched(NamedTuple):
-    """What the scaled link is to the model, from the runs of fp32 over it: there stages wait and seldom share a processor."""
+    """How the scaled link relates to the model, from fp32's runs over it, whose stages wait and seldom share a
+    processor.
+    """
 
     message_bytes: float
     """One micro-batch's activations as fp32."""
     rate_bps: float
     forward_s: float
-    """Of one micro-batch through one stage: the median of its steps, the mean of the stages."""
+    """Forward of one micro-batch through one stage: the median of its steps, the mean of the stages."""
     slowest_s: float
     """The same of the slowest stage, which has the output layer."""
 
@@ -57,33 +59,33 @@ class Matched(NamedTuple):
     @property
     def words(self) -> str:
         return (
-            f"one micro-batch's activations as fp32 are {self.message_bytes / 1e3:.0f} kB: {self.wire_s * 1e3:.1f} ms on a link "
-            f"of {self.rate_bps / 1e6:g} Mbit/s, {self.wire_s / self.forward_s:.1f} times the forward pass of a stage (mean "
-            f"{self.forward_s * 1e3:.1f} ms) and {self.wire_s / self.slowest_s:.1f} times that of the slowest "
-            f"({self.slowest_s * 1e3:.1f} ms); 10 to 20 times were aimed at"
+            f"one micro-batch's activations as fp32 are {self.message_bytes / 1e3:.0f} kB: {self.wire_s * 1e3:.1f} ms "
+            f"on a link of {self.rate_bps / 1e6:g} Mbit/s, {self.wire_s / self.forward_s:.1f} times the forward pass "
+            f"of a stage (mean {self.forward_s * 1e3:.1f} ms) and {self.wire_s / self.slowest_s:.1f} times that of the "
+            f"slowest ({self.slowest_s * 1e3:.1f} ms); the aim was 10 to 20 times"
         )
 
 
 def matched(results: Path, runs: Any) -> Matched | None:
-    """None where fp32 did not run over the scaled link."""
-    found = runs[(runs.codec == BASELINE) & (runs.profile == SCALED)]
-    if found.empty:
+    """Return how the scaled link relates to the model; None where fp32 did not run over it."""
+    baseline = runs[(runs.codec == BASELINE) & (runs.profile == SCALED)]
+    if baseline.empty:
         return None
-    one = found.iloc[0]
-    steps = testbed.steps(results / one.folder, by_stage=True)
-    parts = one["pipeline.microbatches"]
+    first = baseline.iloc[0]
+    steps = testbed.steps(results / first.folder, by_stage=True)
+    parts = first["pipeline.microbatches"]
     forward_s = steps[steps.measured].groupby("stage").forward_s.median() / parts
-    messages = 2 * (one["pipeline.stages"] - 1) * parts
+    messages = 2 * (first["pipeline.stages"] - 1) * parts
     return Matched(
-        float(one.raw_bytes_per_step / messages),
-        float(one.up_rate_bps),
+        float(first.raw_bytes_per_step / messages),
+        float(first.up_rate_bps),
         float(forward_s.mean()),
         float(forward_s.max()),
     )
 
 
 def learned_parameters(cell: Cell) -> int:
-    """What the optimisers of all stages update together, each parameter once."""
+    """Count the parameters that the optimisers of all stages update together, each once."""
     learned: dict[torch.nn.Parameter, None] = {}
     last = cell.pipeline.stages - 1
     for stage in range(cell.pipeline.stages):
@@ -107,13 +109,15 @@ def learned_parameters(cell: Cell) -> int:
 
 
 def points(curves: Any, phase: str = "evaluation") -> list[LossPoint]:
-    """The curve of one run."""
+    """Return the curve of one run."""
     chosen = curves[curves.phase == phase]
     return [LossPoint(int(p.step), float(p.end_s), float(p.loss)) for p in chosen.itertuples()]
 
 
 def targets(curves: Any) -> dict[str, float]:
-    """Losses to count time to: those of fp32 at half of its steps and at the end, the worst seed's, so that fp32 gets there."""
+    """Return the target losses: fp32's at half of its steps and at the end, the worst seed's, so that fp32 reaches
+    them.
+    """
     base = curves[(curves.codec == BASELINE) & (curves.phase == "evaluation")]
     last = base.step.max()
     steps = (base.step[base.step <= last / 2].max(), last)
@@ -121,15 +125,15 @@ def targets(curves: Any) -> dict[str, float]:
 
 
 def _reached(per_seed: Sequence[list[LossPoint]], target: float, asked: int) -> TargetCrossing | None:
-    """Mean over the seeds; None unless every one gets there of as many as were asked for."""
-    there = [one for one in (crossing(seed, target) for seed in per_seed) if one is not None]
+    """Return the mean over the seeds; None unless all seeds that were asked for reach the target."""
+    there = [reached for seed in per_seed if (reached := crossing(seed, target)) is not None]
     if len(there) < asked:
         return None
-    return TargetCrossing(mean(one.seconds for one in there), mean(one.steps for one in there))
+    return TargetCrossing(mean(seed.seconds for seed in there), mean(seed.steps for seed in there))
 
 
 def summary(results: Path, runs: Any, curves: Any) -> Any:
-    """A row for each codec over each network: seeds' means, and the lowest and highest."""
+    """Return a row for each codec over each network: the seeds' means, and the lowest and highest."""
     goals, rows = targets(curves), []
     last = curves[curves.phase == "evaluation"].groupby(["codec", "seed"]).loss.last()
     planned = testbed.load(results).groupby(["codec", "network"])["training.seed"].nunique()
@@ -177,7 +181,7 @@ def summary(results: Path, runs: Any, curves: Any) -> Any:
 
 
 def _frames(results: Path, arm: Any) -> float:
-    """Payloads and our frame headers, mean of a training step."""
+    """Return the mean bytes of payloads and our frame headers per training step."""
     steps = testbed.steps(results / arm.folder.iloc[0])
     return float(steps[steps.phase == "train"].sent_frame_bytes.mean())
 
@@ -187,19 +191,19 @@ def _spread(name: str, values: Any) -> dict[str, float]:
 
 
 def speed_table(frame: Any) -> Any:
-    """What a step sends and takes, and the loss after equal tokens, as the README shows it."""
+    """Return the README's table of what a step sends and takes, and of the loss after equal tokens."""
     rows = [
         {
             **_arm(row),
             "learning rate": f"{row.learning_rate:g}",
             "learned": f"{row.parameters / 1e6:.3f} M",
-            "bits a value": f"{row.bits_per_value:.2f}",
-            "wire a step": f"{row.wire_bytes_per_step / 1e6:.3f} MB",
+            "bits per value": f"{row.bits_per_value:.2f}",
+            "wire per step": f"{row.wire_bytes_per_step / 1e6:.3f} MB",
             "step": f"{row.step_s * 1e3:.0f} ms",
             "speed-up": _number(row.speed_up, ".2f", "x"),
             "of unshaped fp32's": _number(row.step_of_unshaped, ".2f", "x"),
             "validation loss": f"{row.loss:.3f} ({row.loss_low:.3f} to {row.loss_high:.3f})",
-            "less fp32's": f"{row.loss_less_fp32:+.3f} ({row.loss_less_fp32_low:+.3f} to {row.loss_less_fp32_high:+.3f})",
+            "vs fp32": f"{row.loss_less_fp32:+.3f} ({row.loss_less_fp32_low:+.3f} to {row.loss_less_fp32_high:+.3f})",
             "seeds": f"{row.seeds} of {row.seeds_asked}",
             "without codec": _number(row.loss_without_codec, ".3f"),
         }
@@ -209,7 +213,7 @@ def speed_table(frame: Any) -> Any:
 
 
 def target_table(frame: Any) -> Any:
-    """How long to the losses that fp32 has at half of its steps and at the end."""
+    """Return the README's table of the time to the losses that fp32 has at half of its steps and at the end."""
     rows = []
     for _, row in frame.iterrows():
         shown = _arm(row)
@@ -232,7 +236,9 @@ def _number(value: float | None, form: str, unit: str = "", missing: str = "–"
 
 
 def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
-    """Loss against wall-clock time and against steps, over the scaled link; fp32 over the unshaped one beside it."""
+    """Draw the loss against wall-clock time and steps over the scaled link, with fp32 over the unshaped one for
+    comparison.
+    """
     looks = style.looks(runs.codec)
     main = SCALED if SCALED in set(runs.profile) else runs.profile.iloc[0]
     shown = runs[(runs.profile == main) | ((runs.profile == REFERENCE) & (runs.codec == BASELINE))]
@@ -240,7 +246,8 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
         Line2D(
             [], [], color=looks[codec].colour, marker=looks[codec].marker, ls=_dash(looks[codec], profile),
             mfc=looks[codec].colour if sure else style.PAPER,
-            label=f"{codec}{', unshaped' * (profile == REFERENCE)}{' (negative control)' * placement.parse_placement(codec).control}",
+            label=codec + ", unshaped" * (profile == REFERENCE)
+            + " (negative control)" * placement.parse_placement(codec).control,
         )
         for codec, profile, sure in shown.groupby(_ARM).certified.all().reset_index().itertuples(index=False)
     ]  # fmt: skip
@@ -248,8 +255,8 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     if match is not None:
         foot += f"\nscaled: {match.words}"
     foot += (
-        f"\nbands: lowest to highest of the seeds, line: their mean; validation loss, the codec in place; {_model(runs)}; "
-        "learning rate tuned for each codec with the same budget"
+        "\nbands: lowest to highest of the seeds, line: their mean; validation loss, the codec in place; "
+        f"{_model(runs)}; learning rate tuned for each codec with the same budget"
     )
     figure, (time, steps) = canvas.canvas(
         f"Training through 8 times fewer bytes over a slow link ({main})", 3.6, legend, foot, 2, columns=2
@@ -266,7 +273,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
             )
     for axes, what in ((time, "training time, s (evaluations left out)"), (steps, "optimiser steps (equal tokens)")):
         axes.set_xlabel(what)
-        axes.set_ylabel("validation loss, nats a token")
+        axes.set_ylabel("validation loss, nats per token")
     time.set_xscale("log")
     time.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     time.xaxis.set_major_formatter(ScalarFormatter())
@@ -278,7 +285,7 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
 
 
 def _dash(look: style.Look, profile: str) -> Any:
-    """The codec's own, and dots for the one network that is drawn besides."""
+    """Return the codec's own dash, and dots for the network that is drawn for comparison."""
     return (0, (1.2, 1.2)) if profile == REFERENCE else look.dash
 
 
@@ -294,7 +301,7 @@ def _line(axes: Axes, curves: Any, look: style.Look, profile: str, certified: bo
 
 
 def _leave_out(*panels: Axes, runs: Any, curves: Any, looks: Mapping[str, style.Look]) -> None:
-    """End the axes a little above where all begin, and say there which codec's loss went beyond and where it ended."""
+    """End the axes a little above where all begin, and note which codec's loss went beyond and where it ended."""
     wide = curves[(curves.phase == "evaluation") & curves.cell_id.isin(runs.cell_id)]
     means = wide.groupby(["codec", "step"]).loss.mean()
     begun, ended = means.groupby("codec").first(), means.groupby("codec").last()
@@ -316,13 +323,13 @@ def _leave_out(*panels: Axes, runs: Any, curves: Any, looks: Mapping[str, style.
 
 
 def _model(runs: Any) -> str:
-    one = runs.iloc[0]
-    tokens = one["workload.batch_size"] * one["workload.sequence_length"]
-    return f"{one['workload.model']}, {tokens} tokens a step, {one['training.steps']} steps, AdamW"
+    first = runs.iloc[0]
+    tokens = first["workload.batch_size"] * first["workload.sequence_length"]
+    return f"{first['workload.model']}, {tokens} tokens per step, {first['training.steps']} steps, AdamW"
 
 
 def main() -> None:
-    """The command line."""
+    """Write the figure and summary.csv, print the tables."""
     results, output = experiments.folders(NAME, "Figure, summary.csv and the table of the README.")
     runs, curves = experiments.finished_runs(results), experiments.curves(results)
     match = matched(results, runs)

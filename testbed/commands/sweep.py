@@ -41,7 +41,7 @@ def plan(
     repeats: RepeatsFlag = None,
     again: AgainFlag = False,
 ) -> None:
-    """Show the cells of an experiment, which of them are finished, and how long the others will take; starts nothing."""
+    """Show the cells of an experiment, which are finished, and how long the others will take; starts nothing."""
     from testbed import results as stored
     from testbed.commands import planned
     from testbed.sweep import conduct

@@ -139,7 +139,7 @@ def of_differences(values: Sequence[float], what: str) -> IntervalEstimate:
 
 
 def of_ratios(values: Sequence[float], what: str) -> IntervalEstimate:
-    """Estimate the geometric mean of independent positive observations, such as durations of runs or ratios of pairs."""
+    """Estimate the geometric mean of independent positive observations, such as durations of runs or ratios."""
     logs = of_differences([math.log(value) for value in values], what)
     interval = None if logs.interval is None else Interval(*(math.exp(end) for end in logs.interval))
     rule = logs.rule if logs.interval is None else f"geometric mean of {logs.rule} of the logarithms"

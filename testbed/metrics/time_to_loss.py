@@ -76,7 +76,7 @@ def crossing(points: Sequence[LossPoint], target: float) -> TargetCrossing | Non
 
 
 def default_target(baseline: Sequence[RunSteps]) -> float | None:
-    """Return the worst of the baseline's last validation losses, which all its runs reach; None without an evaluation."""
+    """Return the worst of the baseline's last validation losses, which all runs reach; None without an evaluation."""
     return max((run.validation[-1].loss for run in baseline if run.validation), default=None)
 
 

@@ -1,4 +1,4 @@
-"""The keys of a profile file and what they mean: the loader accepts these, and the profiles' README is drawn from them."""
+"""The keys of a profile file and what they mean: the loader accepts them, and the README is drawn from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a varying pipe is at each moment, as steps of constant numbers: for what drives netem, and for the ideal step time."""
+"""What a varying pipe is at each moment, as steps of constant numbers, to drive netem and for the ideal step time."""
 
 from __future__ import annotations
 

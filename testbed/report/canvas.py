@@ -84,7 +84,7 @@ def codec_legend(group: Group) -> list[Handle]:
 
 
 def link_words(links: Links) -> str:
-    """Describe links: '↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s ..., RTT 20 to 85 ms' where they differ."""
+    """Describe links: '↑80 Mbit/s ↓80 Mbit/s, RTT 20 ms', or '↑9 to 80 Mbit/s …' where they differ."""
     if not any(link.shaped for link in links):
         return "unshaped"
     up = _span([link.up.rate_bps if link.up else None for link in links], units.format_rate)

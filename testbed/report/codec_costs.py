@@ -1,4 +1,4 @@
-"""A benchmark of codecs as a table: rows that a terminal and a Markdown page share, and the page."""
+"""The benchmark of codecs: a table for the terminal and its page, and a figure of bits per value against error."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _FAMILIES = {
 _OTHER = ("other packages, or someone's own", "#767d86", "o")
 _TITLES: dict[Direction, str] = {"forward": "activations X", "backward": "gradients G"}
 _FLOOR = 1e-5
-"""Where a codec without any error is drawn."""
+"""The relative error at which a codec without any error is drawn."""
 
 
 def _family(cost: CodecCost) -> tuple[str, str, str]:
@@ -105,8 +105,9 @@ def _label(cost: CodecCost) -> str:
 
 
 def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
-    """Both panels have log axes; the line is what no codec can beat on independent Gaussian values, 2 to the minus
-    bits.
+    """Draw bits per value against relative error: one panel per direction, every codec a numbered point, log axes.
+
+    The line is what no codec can beat on independent Gaussian values, 2 to the minus bits.
 
     Codecs that change the model are left out: what they lose depends on what the model has learned with them.
     """
@@ -157,5 +158,5 @@ def _points(panel: Axes, shown: list[CodecCost], number: dict[str, int]) -> None
 
 
 def save_rate_distortion(benchmark: CodecBenchmark, target: Path) -> None:
-    """TARGET.png and TARGET.svg; a suffix that is there is left out."""
+    """Write TARGET.png and TARGET.svg; a suffix of `target` is replaced."""
     save_drawing(draw_rate_distortion(benchmark), target.absolute().parent, target.stem)

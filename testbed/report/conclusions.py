@@ -215,7 +215,7 @@ def _ideal(group: Group) -> str | None:
 
 
 def _busy(group: Group) -> str | None:
-    """Warn where compute times differ over one network: codecs do not change them, so the machine had other work to do."""
+    """Warn where compute times differ over one network: codecs do not change them, so the machine was busy."""
     worst = 1.0
     warning = None
     for network in group.networks:

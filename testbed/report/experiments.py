@@ -112,7 +112,7 @@ def band(
 
 
 def caption(frame: Any) -> str:
-    """Say what runs were made with, for the foot of a figure; `frame` as `finished_runs` returns it, or a part of it."""
+    """Say what runs were made with, for the foot of a figure; `frame` is what `finished_runs` returns, or a part."""
     lines = [
         f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing "
         f"{_all(frame.timing)}",

@@ -24,7 +24,7 @@ def _join(words: Sequence[str]) -> str:
 
 
 def settings_words(group: Group) -> str:
-    """Describe a group in a line each for pipeline and transport, compute and timing, tuned settings, and the machine."""
+    """Describe a group in lines: pipeline and transport; compute and timing; tuned settings; the machine."""
     cell = group.entries[0].cell
     counts = _distinct(entry.count for entry in group.entries if entry.ok)
     lines = [f"engine {cell.engine}; {pipeline_words(cell)}; {_transport(group)}"]

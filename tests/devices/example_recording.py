@@ -1,4 +1,4 @@
-"""A recording with numbers that show where they come from."""
+"""A recording whose numbers tell which field they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ComputeDevice files: what is shipped, what is refused, and that what is written reads back."""
+"""Device files: what is shipped, what is refused, and that what is written reads back."""
 
 from __future__ import annotations
 

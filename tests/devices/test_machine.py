@@ -86,7 +86,7 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_reached_gives_back_what_was_recorded() -> None:
-    """The speed of a new device and FLOPs give the time of the recording that it was had from."""
+    """A new device's speed and the FLOPs give the time of the recording that the speed comes from."""
     found = record.with_recording(None, "new", record.MachineRecording(recorded(), "Example CPU", None))
     what = cell(stages=1)
     workload = what.workload.model_copy(update={"model": "gpt2-mini", "batch_size": 4})

@@ -29,7 +29,7 @@ def _parts(cell: Cell) -> set[str]:
 
 
 def _figures(home: Path, output: Path) -> str:
-    """The program that draws, with this checkout's package."""
+    """Run the program that draws, with this checkout's package."""
     environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(home), "--output", str(output)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)

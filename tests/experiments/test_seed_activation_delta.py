@@ -23,7 +23,7 @@ FOLDER = Command.shipped / NAME
 
 
 def _program(name: str, *arguments: str) -> str:
-    """One of the experiment's programs, with this checkout's package."""
+    """Run one of the experiment's programs, with this checkout's package."""
     environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(FOLDER / name), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)

@@ -23,7 +23,7 @@ FOLDER = Command.shipped / NAME
 
 
 def _figures(results: Path, output: Path) -> str:
-    """The program that draws, with this checkout's package."""
+    """Run the program that draws, with this checkout's package."""
     environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(results), "--output", str(output)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)

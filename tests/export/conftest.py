@@ -1,4 +1,4 @@
-"""Two codecs over a shaped and an unshaped network, a run that failed, and a cell of an earlier sweep."""
+"""A made-up sweep: two codecs over a shaped and an unshaped network, a failed run, and a cell of an earlier sweep."""
 
 from __future__ import annotations
 

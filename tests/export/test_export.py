@@ -43,7 +43,7 @@ def test_every_table_can_be_made(experiment: Path) -> None:
 
 @TABLES
 def test_files_read_back_as_the_frame(experiment: Path, written: Path, table: str) -> None:
-    """CSV and Parquet hold the same numbers, to the last bit, in columns of the types that columns.csv states."""
+    """CSV and Parquet hold bit for bit the same numbers, in columns of the types that columns.csv states."""
     frame = table_files.pandas_frame(table, runs_to_export(experiment))
     assert len(frame) > 0
     stated = pandas.read_csv(written / table_files.DICTIONARY).set_index(["table", "column"]).type

@@ -32,7 +32,7 @@ def _run(experiment: Path, stem: str) -> Run:
 
 
 def test_events_follow_the_format(traces: dict[str, dict[str, Any]]) -> None:
-    """Trace Event Format: what each phase must have, times in order, and a name for every process and thread."""
+    """Check the Trace Event Format: what each phase must have, ordered times, a name for every process and thread."""
     for trace in traces.values():
         events = trace["traceEvents"]
         for event in events:

@@ -61,7 +61,7 @@ def test_the_event_simulation_gives_exactly_that(
 
 
 def test_two_stages_and_two_microbatches_by_hand() -> None:
-    """Three rounds: the first stage idles between its second forward and its first backward, the last before and after."""
+    """In three rounds the first stage idles before its first backward, the last one at the beginning and the end."""
     shape = PipelineSpec(stages=2, microbatches=2, schedule="gpipe", in_flight=1)
     assert unshaped_step_s(shape, forward_s=1, backward_s=2, update_s=0.5) == 9.5
     assert (

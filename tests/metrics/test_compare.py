@@ -10,13 +10,13 @@ from testbed.metrics import LossPoint, RunSteps, compare, run_steps, summarise
 from testbed.metrics.compare import paired
 
 some_runs = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), unique=True)
-"""(seed, number) of each."""
+"""The (seed, number) of each run."""
 
 
 def run(
     level: float, *, seed: int = 0, number: int = 1, loss: float = 4.0, count: int = 40, wobble: float = 0.02
 ) -> RunSteps:
-    """Steps of about `level` seconds, and an evaluation after 10 and 20 steps."""
+    """Make steps of about `level` seconds, and evaluations after 10 and 20 steps."""
     rng = np.random.default_rng((seed, number, round(level * 1e6)))
     seconds = tuple((level * np.exp(wobble * rng.normal(size=count))).tolist())
     validation = (LossPoint(10, 10 * level, loss + 1), LossPoint(20, 20 * level, loss))
@@ -53,7 +53,7 @@ def test_a_single_pair_must_differ_by_more_than_runs_of_one_cell_do() -> None:
 
 
 def test_several_pairs_know_how_runs_differ() -> None:
-    """A machine that drifts by 10 % between repeats: each pair has its own ratio, and they agree."""
+    """The machine drifts by 10 % between repeats; each pair has its own ratio, and these agree."""
     drift = [1.0, 1.1, 1.2]
     ours, base = ([run(level * d, number=k, wobble=0.002) for k, d in enumerate(drift, 1)] for level in (0.8, 1.0))
     found = compare(ours, base)
@@ -80,7 +80,7 @@ def test_pairs_share_a_seed_and_nobody_is_in_two(ours: list[tuple[int, int]], ba
 
 
 def test_a_repeated_run_is_paired_in_its_place() -> None:
-    """run-1 failed and is not here; what was made in its place is the second."""
+    """run-1 failed and is missing here; the run made in its place is the second one."""
     pairs = paired([run(1.0, number=n) for n in (3, 2)], [run(1.0, number=n) for n in (1, 2)])
     assert [(one.number, other.number) for one, other in pairs] == [(2, 1), (3, 2)]
 

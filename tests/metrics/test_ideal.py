@@ -35,7 +35,7 @@ def wires(pipeline: Pipeline, link: LinkProfile | None = None) -> Wires:
 
 
 def ideal_of(pipeline: Pipeline, link: LinkProfile | None = None) -> float:
-    """The ideal of the step after the first, on the pipeline's link or another one."""
+    """Return the ideal duration of the step after the first, on the pipeline's link or another one."""
     if not pipeline.records[0]:
         pipeline.run(0)
         pipeline.run(1)
@@ -97,7 +97,7 @@ def test_ideal_is_never_above_what_was_measured(
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, up=st.integers(20_000_000, 100_000_000), delay=delays)
 def test_middle_stages_share_their_links_as_packets_do(shape: dict[str, int], up: int, delay: int) -> None:
-    """Cable-like: the downlink takes what two neighbours can send, so that only the uplink orders frames."""
+    """The link is like cable: its downlink takes what two neighbours can send, so only the uplink orders frames."""
     pipeline = Pipeline(profile("x", pipe(up, delay), pipe(4 * up, delay)), **{**shape, "stages": 4})
     ideal = ideal_of(pipeline)
     measured = align(pipeline.records)[1].seconds
@@ -122,7 +122,7 @@ def test_a_better_link_is_never_slower(shape: dict[str, int], link: LinkProfile,
 @settings(max_examples=60, deadline=None)
 @given(shape=shapes, link=links)
 def test_no_link_carries_more_than_its_rate(shape: dict[str, int], link: LinkProfile) -> None:
-    """The bound that holds for every topology: a stage's bytes through its own pipes."""
+    """One bound holds for every topology: a stage's bytes through its own pipes."""
     pipeline = Pipeline(link, **{**shape, "stages": 4})
     ideal = ideal_of(pipeline)
     assert link.up is not None
@@ -152,7 +152,7 @@ def test_one_message_each_way_over_links_of_their_own() -> None:
 def test_a_line_has_one_pipe_each_way_between_neighbours(
     shape: dict[str, int], first: LinkProfile, second: LinkProfile, third: LinkProfile
 ) -> None:
-    """No two senders share a pipe, so packets and bits agree, but for the 50 us that pass between two steps."""
+    """No two senders share a pipe, so packets and bits agree, except for the 50 us between two steps."""
     pipeline = Pipeline((first, second, third), **{**shape, "stages": 4}, topology="line")
     assert ideal_of(pipeline) == pytest.approx(align(pipeline.records)[1].seconds, abs=60e-6)
 
@@ -169,7 +169,7 @@ def test_a_star_of_different_links_is_what_its_packets_do(
 
 
 def schedule(*steps: tuple[int, int, int], repeat_ms: int | None = None) -> Schedule:
-    """Of (at ms, Mbit/s, delay ms)."""
+    """Make a schedule of (at ms, Mbit/s, delay ms)."""
     changes = [
         Change(at_ns=at * 1_000_000, rate_bps=rate * 1_000_000, delay_ns=delay * 1_000_000, jitter_ns=0, loss=None)
         for at, rate, delay in steps
@@ -209,8 +209,10 @@ varying_delay = st.builds(
 def test_a_varying_link_is_followed_from_the_moment_it_was_played(
     shape: dict[str, int], link: LinkProfile, topology: str, before_ms: int
 ) -> None:
-    """Packets keep the rate and delay that they begin with, bits change at once: about a packet's time each step. What is sent
-    within that time of a change of the delay may have the other delay, once each way."""
+    """Packets keep the rate and delay that they begin with, bits change at once: about a packet's time each step.
+
+    What is sent within that time of a change of the delay may have the other delay, once each way.
+    """
     shape = {**shape, "stages": 2}
     played = 1_000_000_000 - before_ms * 1_000_000
     pipeline = Pipeline(link, **shape, topology=topology, played_at_ns=played)
@@ -223,7 +225,7 @@ def test_a_varying_link_is_followed_from_the_moment_it_was_played(
 
 
 def test_a_slower_hour_takes_longer() -> None:
-    """The same records: ideal while the link is slow against ideal while it is fast, by the ratio of the rates."""
+    """The same records have ideals on a slow and on a fast link that differ by the ratio of the rates."""
     link = profile(
         "day",
         pipe(80_000_000, 0, schedule((0, 80, 0), (60_000, 8, 0))),

@@ -1,4 +1,4 @@
-"""Overruns and duty, from records that say when maths was done and when it was due."""
+"""Overruns and busy cores, from records that say when maths was done and when it was due."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.records import ActionRecord
 
 
 def steps(maths_ns: list[int], slot_ns: int) -> list[PipelineStep]:
-    """Two steps of a pipeline whose actions take `maths_ns` in turn, and are due after `slot_ns`."""
+    """Make two steps of a pipeline whose actions take `maths_ns` in turn and are due after `slot_ns`."""
     pipeline = Pipeline(profile(), stages=2, microbatches=2)
     pipeline.run(0)
     pipeline.run(1)

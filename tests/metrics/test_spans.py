@@ -61,7 +61,7 @@ def test_every_frame_is_one_flight() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=7, max_size=7))
 def test_any_arrival_leaves_spans_in_order(steps: list[int]) -> None:
-    """Whenever the frame was sent and arrived: before the action asked for it, or between."""
+    """It holds whenever the frame was sent and arrived: before the action asked for it, or while it waited."""
     times = [sum(steps[: i + 1]) for i in range(7)]
     first, last, asked, ready, decoded, computed, encoded = (times[i] for i in (0, 2, 1, 3, 4, 5, 6))
     action = ActionRecord(
@@ -75,8 +75,9 @@ def test_any_arrival_leaves_spans_in_order(steps: list[int]) -> None:
     )
     got = ReceivedRecord(direction="forward", microbatch=0, payload_bytes=1, first_byte_ns=first, last_byte_ns=last)
     record = StepRecord(
-        step=0, phase="evaluation", warmup=False, start_ns=0, end_ns=encoded, optimiser_start_ns=None, synchronised_ns=None,
-        loss=None, gradient_norm=None, tokens=1, actions=(action,), sent=(), received=(got,), counters=None, sockets=(),
+        step=0, phase="evaluation", warmup=False, start_ns=0, end_ns=encoded, optimiser_start_ns=None,
+        synchronised_ns=None, loss=None, gradient_norm=None, tokens=1,
+        actions=(action,), sent=(), received=(got,), counters=None, sockets=(),
     )  # fmt: skip
     found = list(spans(record))
     assert sum(one.end_ns - one.begin_ns for one in found) == encoded - asked

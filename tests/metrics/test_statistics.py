@@ -14,7 +14,7 @@ durations = st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=60)
 
 
 def noise(count: int, seed: int, resemblance: float = 0.0) -> list[float]:
-    """Step times that vary by 3 %, each resembling the one before."""
+    """Draw step times that vary by 3 %, each resembling the one before."""
     rng = np.random.default_rng(seed)
     values = [rng.normal()]
     for shock in rng.normal(size=count - 1):
@@ -75,7 +75,7 @@ def test_equal_steps_leave_no_doubt() -> None:
 
 
 def test_long_runs_are_resampled_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part or all at once: the same draws."""
+    """The draws are the same in parts and all at once."""
     for values in (noise(100, 5), noise(100, 5, 0.8)):
         whole = statistics.resampled(values)
         monkeypatch.setattr(statistics, "_AT_ONCE", 1000)

@@ -32,7 +32,7 @@ def test_a_slow_beginning_is_cut_where_it_ends(count: int, slow: int) -> None:
 
 
 def test_a_fast_beginning_is_cut_too() -> None:
-    """Links whose bucket is full at first, a processor that is still cool."""
+    """A link's bucket may be full at first, or the processor still cool."""
     seconds = noise(60, 1)
     seconds[:12] -= 0.2
     assert abs(first_steady(seconds.tolist()) - 12) <= 1
@@ -56,7 +56,7 @@ def test_never_more_than_half_and_always_the_same(seconds: list[float]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 59), st.floats(1, 1000), st.integers(0, 20))
 def test_no_outlier_is_taken_out(where: int, factor: float, seed: int) -> None:
-    """Neither the first step nor any other, however long it took."""
+    """No single step is left out, however long it took, not even the first."""
     seconds = noise(60, seed, outliers=0)
     clean = first_steady(seconds.tolist())
     seconds[where] *= factor

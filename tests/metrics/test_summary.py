@@ -142,7 +142,7 @@ PACED = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=5_000
 
 @pytest.mark.parametrize("dilation", [2, 8])
 def test_a_dilated_run_is_reported_as_if_it_were_not(dilation: int) -> None:
-    """Everything takes so many times as long in the lab, and the emulated world is the same."""
+    """Everything takes `dilation` times as long in the lab, and the emulated world is the same."""
     found, spent, taken = [], [], []
     for factor in (1, dilation):
         what = cell("int8", SLOW, compute=PACED.model_copy(update={"dilation": factor}), training={"budget_s": 1000.0})
@@ -194,7 +194,7 @@ def test_overruns_and_duty_are_those_of_the_measured_steps() -> None:
 
 
 def test_the_ideal_of_paced_stages_is_what_was_asked_for() -> None:
-    """What every action takes too long is the run's, and not the ideal's."""
+    """The time by which actions overrun belongs to the run, not to its ideal."""
     stages = train(Pipeline(SLOW, paced=True), cell(compute=PACED))
     late = [[_late(record) for record in records] for records in stages]
 
@@ -240,7 +240,7 @@ def test_why_a_run_ended() -> None:
 
 
 def test_accumulated_passes_are_one_step() -> None:
-    """Twice the frames, actions and codecs, and one update."""
+    """There are twice the frames, actions and codec calls, and one update."""
     found = []
     for times in (1, 2):
         pipeline = Pipeline(SLOW, accumulation=times)

@@ -1,4 +1,4 @@
-"""`testbed profiles` and `testbed trace`, as their user meets them."""
+"""`testbed profiles` and `testbed trace`, as a user sees them."""
 
 from __future__ import annotations
 

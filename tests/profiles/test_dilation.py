@@ -1,4 +1,4 @@
-"""A dilated pipe is the same pipe in a slower world: whatever happens to a packet happens so many times as late."""
+"""A dilated pipe is the same pipe in a slower world: everything that happens to a packet is later by the factor."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TIMES_MS = st.lists(st.integers(0, 800), min_size=1, max_size=60).map(sorted).fi
 
 
 def whole_rates(factor: int) -> st.SearchStrategy[int]:
-    """Rates that divide by the factor without a rest."""
+    """Draw rates that the factor divides without remainder."""
     return st.integers(2_000, 1_000_000).map(lambda count: count * 8 * factor)
 
 
 @st.composite
 def dilations(draw: st.DrawFn) -> tuple[Pipe, int]:
-    """A pipe, varying or not, and a factor."""
+    """Draw a pipe, varying or not, and a factor."""
     factor = draw(FACTORS)
     rates, delays = whole_rates(factor), st.integers(0, 100 * MS)
     moments = sorted(draw(st.sets(st.integers(0, 3_000 * MS), max_size=4)))

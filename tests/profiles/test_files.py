@@ -28,7 +28,10 @@ buffer = "100ms"
 loss = "none"
 seed = 1
 """
-BURSTS = 'loss = { model = "gilbert-elliott", enter_bad = "1%", leave_bad = "30%", lost_in_bad = "100%", lost_in_good = "0%" }'
+BURSTS = (
+    'loss = { model = "gilbert-elliott", enter_bad = "1%", leave_bad = "30%", '
+    'lost_in_bad = "100%", lost_in_good = "0%" }'
+)
 SLOT = 'slot = { wait = "2ms", wait_max = "8ms", packets = 16, bytes = "none" }'
 
 
@@ -103,7 +106,8 @@ def test_every_effect_is_read(tmp_path: Path) -> None:
 def test_a_change_of_the_schedule_keeps_what_it_does_not_state(tmp_path: Path) -> None:
     pipe = _up(
         tmp_path,
-        'schedule = [{ at = "1s", rate = "8Mbit" }, { at = "2s", delay = "5ms", loss = "1%" }, { at = "3s", loss = "none" }]\n'
+        'schedule = [{ at = "1s", rate = "8Mbit" }, { at = "2s", delay = "5ms", loss = "1%" }, '
+        '{ at = "3s", loss = "none" }]\n'
         'repeat = "10s"\n',
     )
     assert pipe.schedule is not None
@@ -134,7 +138,8 @@ _MISTAKES = [
     (
         'rate = "80Mbit"',
         'rate = "8.001kbit"',
-        "up.rate: rate '8.001kbit' is not a whole number of bytes per second, the kernel's unit; write 8kbit or 8.008kbit",
+        "up.rate: rate '8.001kbit' is not a whole number of bytes per second, the kernel's unit; write 8kbit or "
+        "8.008kbit",
     ),
     # times
     ('delay = "10ms"', 'delay = "0.5ns"', "up.delay: time '0.5ns' is not a whole number of ns"),

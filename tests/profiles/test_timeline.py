@@ -1,4 +1,4 @@
-"""What holds when: schedules in steps, what they carry, and when a message is through."""
+"""Timelines: schedules in steps, what they carry, and when a message has left."""
 
 from __future__ import annotations
 

@@ -279,7 +279,8 @@ def test_the_steps_of_a_trace_carry_what_the_trace_does(
     slowest = 120_000
     if loop:
         assert line.repeat_ns == length_ns
-        # A round carries the trace: no less than a byte a second and a step rounded away, no more than the slowest rate adds.
+        # A round carries the trace: no less than a byte a second and a step rounded away, no more than the slowest rate
+        # adds.
         least = len(times) * 12_000 - (len(line.steps) + 1) * 8 * TRACE_STEP_MS / 1000
         assert least <= line.bits_between(0, length_ns) <= len(times) * 12_000 + slowest * times[-1] / 1000
     else:

@@ -1,4 +1,4 @@
-"""A sweep that never happened: 4 codecs over 3 networks, one run failed, one not certified, one cut off and done again."""
+"""A made-up sweep: 4 codecs over 3 networks; one run failed, one is not certified, one was cut off and repeated."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from matplotlib.image import imread
 from testbed.report import write_report
 
 QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0", "--window-size=1200,4500",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--enable-logging=stderr", "--v=0", "--window-size=1200,4500",
 )  # fmt: skip
 
 

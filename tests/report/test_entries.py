@@ -1,4 +1,4 @@
-"""What stands together in one place, what is marked, and that one codec has one colour."""
+"""Entries: which runs stand together, which are marked, and that a codec has one colour everywhere."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def one_group(folder: Path) -> collect.Group:
 
 @pytest.fixture(scope="module")
 def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3 codecs, 2 seeds, 2 runs each; int8 with a learning rate of its own."""
+    """Make 3 codecs with 2 seeds and 2 runs each; int8 has a learning rate of its own."""
     folder = results.make_folder(tmp_path_factory.mktemp("seeds") / "seeds")
     for codec in PAYLOADS:
         for seed in (1, 2):
@@ -192,7 +192,7 @@ def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:
 
 
 def test_a_codec_has_one_colour_everywhere(tmp_path: Path) -> None:
-    """Also one outside the table, and in groups that hold other codecs."""
+    """It holds for codecs outside the table too, and in groups that hold other codecs."""
     codecs = ("fp32", "int8", "acme:One", "acme:Two")
     for codec in codecs:
         add(tmp_path, cell(codec, HOME), 1)

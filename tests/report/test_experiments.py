@@ -1,4 +1,4 @@
-"""What the figure programs of experiments/ stand on."""
+"""What the figure programs of experiments/ are built on."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def page(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Reader(HTMLParser):
-    """Every attribute, and whether what was opened is closed."""
+    """Collect every attribute, and check that every element that was opened is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

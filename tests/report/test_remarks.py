@@ -1,4 +1,4 @@
-"""What a report says of codecs that are negative controls, that go by their link, or that wrap another one."""
+"""What a report says about codecs that are negative controls, that adapt to their link, or that wrap another one."""
 
 from __future__ import annotations
 

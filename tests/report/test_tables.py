@@ -118,7 +118,7 @@ def test_a_certificate_is_shown_with_its_units(runs: list[results.Run]) -> None:
 def test_a_metric_is_shown_by_its_row_alone(
     monkeypatch: pytest.MonkeyPatch, runs: list[results.Run], experiment: Path, tmp_path: Path
 ) -> None:
-    """What a newcomer touches: the field of Summary is in the export and combined over runs already."""
+    """A newcomer adds only this: exports and the combination of runs follow from the field of Summary."""
     column = tables.ResultColumn("training time", "s", "wall\n", lambda cell: f"{cell.summary.wall_s:.6f}")
     monkeypatch.setattr(tables, "COLUMNS", (*tables.COLUMNS, column))
     shown = {f"{run.summary.wall_s:.6f}" for run in runs if run.summary is not None and run.summary.status == "ok"}

@@ -33,7 +33,7 @@ def result_of(run: Run) -> collect.Result:
 
 
 def test_what_was_carried_and_asked_is_kept_whatever_the_intervals(tmp_path: Path) -> None:
-    """1 kB more each sample, in uneven intervals; of more samples than a panel can show, none is lost."""
+    """Each sample has 1 kB more, in uneven intervals; no sample is lost where there are more than a panel can show."""
     count = 3001
     samples = [
         Sample(

@@ -30,14 +30,15 @@ from testbed import vm
 settings = json.loads(sys.argv[2])
 settings["share"] = [Path(folder) for folder in settings.get("share", [])]
 vm.guest._SILENCE_S = settings.pop("silence_s", vm.guest._SILENCE_S)
-sys.exit(vm.run_in_guest(vm.find_kernel(Path(sys.argv[1])), sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
+kernel = vm.find_kernel(Path(sys.argv[1]))
+sys.exit(vm.run_in_guest(kernel, sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
 """
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> vm.GuestKernel:
-    """The kernel in the user's cache, else one fetched for this test run. Where netem is required, having none is a failure."""
+    """Return the kernel in the user's cache, or fetch one. Having none fails where netem is required."""
     if os.environ.get(GUEST_VARIABLE):
         pytest.skip("a guest cannot run another")
     if found := vm.find_kernel():
@@ -166,7 +167,8 @@ def test_the_time_limit(guest: Guest) -> None:
     assert b"time limit of 5 s" in stderr
 
 
-# Every second page, so that no two stand in one mapping of the host; each further one makes the guest's kernel try for ever.
+# It touches every second page, so that no two stand in one mapping of the host; with one too many the guest's kernel
+# tries for ever.
 TOUCH_PAGES = """
 import mmap, sys
 count = int(sys.argv[1])
@@ -199,7 +201,7 @@ def test_a_guest_that_dies_shows_its_last_lines(guest: Guest) -> None:
 
 
 def _processes(runner: int) -> set[int]:
-    """The guest of a runner: the process group of its child."""
+    """Return the guest of a runner: the process group of its child."""
     groups = {int(pid) for pid in Path(f"/proc/{runner}/task/{runner}/children").read_text().split()}
     found = set()
     for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""Fetching, with stand-ins for apt-get and dpkg-deb: what is left on the disk is a whole kernel or nothing."""
+"""Fetching a kernel with stand-ins for apt-get and dpkg-deb leaves a whole kernel on the disk, or nothing."""
 
 from __future__ import annotations
 
