@@ -1,4 +1,4 @@
-"""`testbed lab` stands until it is told to go, and `testbed shell` enters it; as two people at one machine would use them."""
+"""`testbed lab` stands until it is told to go, and `testbed shell` enters it, as two people would use them."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ REPRESENTATIVE = (
     *("3g", "cable", "region-virginia", "geo", "consumer-80mbps-idle"),
     *("lossy-80mbps", "wifi-hotel", "reordering-80mbps", "starlink", "lte-trace"),
 )
-"""The slowest and the fastest, the longest, one with each feature. test_lab.py builds and reads back all that are shipped."""
+"""The slowest and the fastest, the longest, one with each feature. test_lab.py builds and reads back all of them."""
 
 
 def features(link):

@@ -37,7 +37,7 @@ def _open_descriptors() -> set[str]:
 
 
 def _refuses(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
-    """The `at`-th thing asked of the kernel (namespace, sysctl, ethtool, netlink) is refused; whether it came to that."""
+    """Refuse the `at`-th request to the kernel (namespace, sysctl, ethtool, netlink); says whether it came to that."""
     count = 0
 
     def refused() -> bool:

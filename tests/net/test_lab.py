@@ -1,4 +1,4 @@
-"""A lab end to end: packets flow, the record says what the kernel has, links change while they stand, counters count."""
+"""A lab end to end: packets flow, the record says what the kernel has, links change, counters count."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_address_of_a_node_is_for_the_node_before(names: tuple[str, ...], en
 @SHAPES
 @CASES
 def test_packets_on_the_wire_are_real(shape: str, names: tuple[str, ...], engine: spec.Engine) -> None:
-    """A sniffer at the receiver of a TCP stream sees no packet larger than the MTU, and no byte but those of the stream's."""
+    """A sniffer at the receiver of a TCP stream sees no packet larger than the MTU, and no bytes but the stream's."""
     with Lab(
         lab_spec(names, engine, shape, nodes=2, mtu=1400) if len(names) == 1 else lab_spec(names, engine, mtu=1400)
     ) as lab:
@@ -158,7 +158,7 @@ def test_the_record_says_what_is_there(shape: str, names: tuple[str, ...], engin
 
 
 def _of_pipe(held: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the relay holds of a direction: not its seed, which is the link's own, nor what its steps and its trace became."""
+    """What the relay holds of a direction, without its seed, which is the link's own, its steps and its trace."""
     if held is None:
         return None
     names = ("rate_bps", "delay_ns", "buffer_bytes", "jitter_ns", "jitter_reorders", "reorder", "duplicate", "loss")
@@ -392,8 +392,8 @@ def test_a_failed_certificate_is_tried_once_more_and_says_so(
 ) -> None:
     def measure(*_: object, **__: object) -> tuple[Measurement, ...]:
         found = Measurement(
-            link="node-0", direction="up", quantity="rate", detail="", unit="bit/s", expected=1.0, measured=1.0, tolerance=0.1,
-            samples=1, verdict=left.pop(0), note="",
+            link="node-0", direction="up", quantity="rate", detail="", unit="bit/s", expected=1.0, measured=1.0,
+            tolerance=0.1, samples=1, verdict=left.pop(0), note="",
         )  # fmt: skip
         return (found,)
 

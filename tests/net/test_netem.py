@@ -1,4 +1,4 @@
-"""sch_netem through our own bytes: what the kernel then holds, what tc makes of the same numbers, and what packets feel."""
+"""sch_netem through our own bytes: what the kernel then holds, what tc makes of the same numbers, what packets feel."""
 
 from __future__ import annotations
 
@@ -384,7 +384,7 @@ def test_a_slot_lets_a_few_packets_through_and_then_waits(bench: Bench) -> None:
 
 @pytest.mark.netem
 def test_a_live_change_loses_nothing_that_waits(bench: Bench) -> None:
-    """300 packets of 1 ms each wait while rate, delay and losses change under them six times; all arrive, in their order."""
+    """300 packets of 1 ms each wait while rate, delay and losses change six times; all arrive, in order."""
     netem.apply_plan(bench.netlink, "x", planned(rate_bps=8_000_000), link="bench")
     bench.send(300, 972)
     for rate in (4_000_000, 8_000_000, 80_000_000, 8_000, 40_000_000, 8_000_000):
@@ -402,8 +402,9 @@ def _retransmitted(connection: socket.socket) -> int:
 
 @pytest.mark.netem
 def test_live_changes_cost_a_connection_no_more_than_its_queue_drops() -> None:
-    """One connection while the rate flips six times. What is sent again is what the queue dropped, give or take TCP's own doubts;
-    a qdisc made anew would throw 700 packets away each time."""
+    """One connection while the rate flips six times. What is sent again is what the queue dropped, give or take TCP's
+    own doubts; a qdisc made anew would throw 700 packets away each time.
+    """
     profile = profiles.load_profile("consumer-80mbps").model_copy(
         update={"congestion_control": "reno"}
     )  # fills any buffer

@@ -155,7 +155,8 @@ def test_bursts_have_the_length_and_the_share_of_the_model(seed, numbers):
     model = loss_model(gilbert_elliott(enter_bad=enter, leave_bad=leave), seed, 0)
     lost = [model.lost(n) for n in range(packets)]
     bursts = sum(now and not before for before, now in pairwise([False, *lost]))
-    # Six standard deviations: of a mean of geometric lengths, and of a share whose draws are correlated over 1 / (p + r) packets.
+    # Six standard deviations: of a mean of geometric lengths, and of a share whose draws are correlated over
+    # 1 / (p + r) packets.
     assert abs(sum(lost) / bursts - 1 / leave) <= 6 * math.sqrt((1 - leave) / bursts) / leave + 2 / bursts
     share = enter / (enter + leave)
     assert abs(sum(lost) / packets - share) <= 6 * math.sqrt(share * (1 - share) * 2 / (enter + leave) / packets)

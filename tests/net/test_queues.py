@@ -1,4 +1,4 @@
-"""When the relay wakes: lone packets and ends of bursts on time, everything else at most HOLD_NS late, with few wakes."""
+"""When the relay wakes: for lone packets and ends of bursts on time, else at most HOLD_NS late, with few wakes."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The relay process on packet sockets, which read and write like TUN devices and need no privilege; and on real devices."""
+"""The relay process on packet sockets, which read and write like TUN devices without privilege; and on real devices."""
 
 import contextlib
 import os
@@ -285,7 +285,7 @@ def test_slots_are_refused_before_anything_starts(star, live):
 
 
 def test_a_starved_relay_shows_in_its_lateness(star):
-    """SIGSTOP is what a machine that looks elsewhere does to the relay: what was to leave meanwhile is late, and says so."""
+    """SIGSTOP is what a busy machine does to the relay: what was to leave meanwhile is late, and says so."""
     lab = star((None, None), (pipe(delay_ns=100_000_000), None))
     before = lab.settled("port1", "up", 0)["process"]["lateness"]
     for n in range(20):

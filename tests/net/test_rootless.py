@@ -39,7 +39,7 @@ with Lab(LabSpec.model_validate_json(sys.argv[1])) as lab:
 
 
 def _unprivileged(made: str) -> subprocess.CompletedProcess[str]:
-    """Build in a process that has no capability outside its own user namespace, but the one that mapping user 0 takes."""
+    """Build in a process that has no capability outside its own user namespace but the one for mapping user 0."""
     drop = (
         ["setpriv", "--bounding-set=-all,+setfcap", "--inh-caps=-all", "--ambient-caps=-all"]
         if os.geteuid() == 0
