@@ -28,7 +28,7 @@ Order = Literal["grouped", "interleaved"]
 
 def check_folder(path: Path, remedy: str = "choose another with --results") -> None:
     """Check that `make_folder` could make a folder, without making it. SpecError, which ends with `remedy`."""
-    nearest = next(one for one in (path, *path.absolute().parents) if one.exists())
+    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise SpecError(f"cannot make the folder {path}: {nearest} is not a folder; {remedy}")
     if not os.access(nearest, os.W_OK):
@@ -189,12 +189,12 @@ class Run(NamedTuple):
         if not path.exists():
             return {}
         try:
-            found = json.loads(path.read_text(encoding="utf8"))
+            environment = json.loads(path.read_text(encoding="utf8"))
         except (OSError, ValueError) as error:
             raise ResultsError(f"cannot read {path}: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(environment, dict):
             raise ResultsError(f"{path} does not hold a table of names and values")
-        return found
+        return environment
 
     @property
     def certificates(self) -> RunCertificates:

@@ -108,11 +108,11 @@ class Carried:
         """Yield up to which byte of the stream what was sent is acknowledged, and when (CLOCK_MONOTONIC)."""
         while True:
             try:
-                _, found, _, _ = self._socket.recvmsg(0, 256, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+                _, ancillary, _, _ = self._socket.recvmsg(0, 256, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return
             stamp = cause = None
-            for level, kind, data in found:
+            for level, kind, data in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPING):
                     stamp = _STAMP.unpack_from(data)
                 elif len(data) >= _CAUSE.size:

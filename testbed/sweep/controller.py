@@ -100,11 +100,11 @@ class _Standing:
         """
         if cell.timing != "replay":
             return None
-        found = replays.recording_folder(cell, self._folder)
-        if found not in self._recordings and (doubt := replays.doubt_about(found)):
+        folder = replays.recording_folder(cell, self._folder)
+        if folder not in self._recordings and (doubt := replays.doubt_about(folder)):
             self._progress.note(doubt)
-        self._recordings.add(found)
-        return found
+        self._recordings.add(folder)
+        return folder
 
     def close(self) -> None:
         """End the session, if one stands."""

@@ -69,8 +69,8 @@ class Estimator:
         if same := [past.seconds for past in self._past if past.cell.id == cell.id]:
             return RunEstimate(median(same), "its own runs")
         alike = [past for past in self._past if _shape(past.cell) == _shape(cell)]
-        if found := [past for past in alike if past.cell.codec == cell.codec] or alike:
-            return RunEstimate(mean(past.extended(cell.training.steps) for past in found), "runs over its network")
+        if nearest := [past for past in alike if past.cell.codec == cell.codec] or alike:
+            return RunEstimate(mean(past.extended(cell.training.steps) for past in nearest), "runs over its network")
         if self._host is None and isinstance(cell.compute, Measured):
             return None
         return RunEstimate(self._modelled(cell), "a model")

@@ -66,10 +66,10 @@ def _plain(name: str, values: Iterable[Any]) -> list[Any]:
 def check_used(condition: Condition, combinations: Sequence[Tables], flag: str) -> None:
     """Check that some combination has each value of a typed condition: else it is a typing error."""
     for name, values in condition.items():
-        found = list(
-            {repr(value): value for value in (_value(dict(flatten(one)), name) for one in combinations)}.values()
+        known = list(
+            {repr(value): value for value in (_value(dict(flatten(fields)), name) for fields in combinations)}.values()
         )
         for value in _plain(name, values):
-            if value not in found:
-                shown = UnknownNameError(f"cell with {name} =", str(value), map(str, found))
+            if value not in known:
+                shown = UnknownNameError(f"cell with {name} =", str(value), map(str, known))
                 raise SpecError(f"{flag} {name}={value}: {shown}")

@@ -150,18 +150,18 @@ def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
             raise SpecError(f"{where}: axis {name} must be a list with at least one value, found {values!r}")
         if any(name in dict(flatten(variant)) for variant in experiment.variants):
             raise SpecError(f"{where}: {name} is an axis and stands in [[variants]] too; state it in one of them")
-    found = []
+    points = []
     for changes in itertools.product(*axes, *([experiment.variants] if experiment.variants else [])):
         fields: Tables = experiment.cell
         for change in changes:
             fields = merge(fields, change, where)
         label = ", ".join(f"{name}={value}" for change in changes for name, value in flatten(change))
-        found.append(Combination(label, fields))
-    return _filtered(found, experiment, choice)
+        points.append(Combination(label, fields))
+    return _filtered(points, experiment, choice)
 
 
-def _filtered(found: list[Combination], experiment: Experiment, choice: Choice) -> list[Combination]:
-    where, fields = str(experiment.path), [combination.fields for combination in found]
+def _filtered(points: list[Combination], experiment: Experiment, choice: Choice) -> list[Combination]:
+    where, fields = str(experiment.path), [combination.fields for combination in points]
     typed_only = filters.any_of(filters.read_flags(choice.only, "--only"))
     typed_exclude = filters.read_flags(choice.exclude, "--exclude")
     filters.check_used(typed_only, fields, "--only")
@@ -170,21 +170,21 @@ def _filtered(found: list[Combination], experiment: Experiment, choice: Choice) 
     keep = [filters.read_condition(table, f"[[only]] of {where}") for table in experiment.only]
     drop = [filters.read_condition(table, f"[[exclude]] of {where}") for table in experiment.exclude] + typed_exclude
     left = [
-        one
-        for one in found
-        if (not keep or any(filters.holds(condition, one.fields) for condition in keep))
-        and filters.holds(typed_only, one.fields)
-        and not any(filters.holds(condition, one.fields) for condition in drop)
+        point
+        for point in points
+        if (not keep or any(filters.holds(condition, point.fields) for condition in keep))
+        and filters.holds(typed_only, point.fields)
+        and not any(filters.holds(condition, point.fields) for condition in drop)
     ]
     if not left:
-        raise SpecError(f"{where}: no cell is left of {len(found)}: only and exclude leave all of them out")
+        raise SpecError(f"{where}: no cell is left of {len(points)}: only and exclude leave all of them out")
     return left
 
 
-def resolve_cells(found: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
+def resolve_cells(points: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
     """Make a cell for each combination."""
     cells = []
-    for combination in found:
+    for combination in points:
         try:
             cells.append(resolve_cell(combination.fields, engine, where))
         except TestbedError as error:
@@ -192,13 +192,15 @@ def resolve_cells(found: Iterable[Combination], engine: Engine, where: str) -> l
     return cells
 
 
-def untuned(found: Sequence[Combination], tune: TuneSpec | None) -> list[Combination]:
+def untuned(points: Sequence[Combination], tune: TuneSpec | None) -> list[Combination]:
     """Return the combinations with the first value that [tune] will try in place: what can be checked and shown before
     the choice.
     """
     if tune is None:
-        return list(found)
-    return [Combination(one.label, merge(one.fields, nest(tune.field, tune.values[0]), "[tune]")) for one in found]
+        return list(points)
+    return [
+        Combination(point.label, merge(point.fields, nest(tune.field, tune.values[0]), "[tune]")) for point in points
+    ]
 
 
 def cells(

@@ -226,7 +226,7 @@ def _cells(turn: Turn, number: int) -> tuple[str, ...]:
 
 def _running(progress: SweepProgress) -> str:
     turn = progress.turns[progress.current]
-    ended = sum(one.state not in ("waiting", "running") for one in progress.turns)
+    ended = sum(run.state not in ("waiting", "running") for run in progress.turns)
     parts = [
         f"{ended} of {len(progress.turns)} runs done",
         f"{turn.cell.codec} on {turn.cell.network}: {turn.phase or turn.state}",

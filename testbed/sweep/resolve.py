@@ -43,13 +43,13 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         text = json.dumps({**content, "engine": engine, "compute": {"mode": "measured"}})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
-        found = devices.compute_of(
+        durations = devices.compute_of(
             compute, cell.workload, cell.pipeline, where
         )  # of a workload that is known to be one
         # Two texts for the same codecs are one cell.
         codec = codecs.parse_placement(cell.codec).over(cell.pipeline.stages - 1)
         cell = Cell(
-            **{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": found}
+            **{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": durations}
         )
     except ValidationError as error:
         raise explain(error, Cell, where) from None

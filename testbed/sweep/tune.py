@@ -29,7 +29,7 @@ class Trial(NamedTuple):
     """One a seed."""
 
 
-def trials(experiment: Experiment, found: Sequence[Combination], engine: Engine) -> list[Trial]:
+def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine) -> list[Trial]:
     """List all that is tried, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
@@ -40,7 +40,7 @@ def trials(experiment: Experiment, found: Sequence[Combination], engine: Engine)
     if tune.field in experiment.axes or any(tune.field in dict(flatten(variant)) for variant in experiment.variants):
         raise SpecError(f"{where}: {tune.field} is an axis already; it cannot be chosen as well")
     firsts: list[Combination] = []
-    for combination in found:
+    for combination in points:
         if all(combination.arm(tune.arm) != first.arm(tune.arm) for first in firsts):
             firsts.append(combination)
     return [_trial(tune, first, value, engine, where) for first in firsts for value in tune.values]
@@ -98,12 +98,12 @@ def answers(record: TuningRecord, tried: Sequence[Trial]) -> bool:
     }
 
 
-def with_choice(found: Sequence[Combination], tune: TuneSpec, record: TuningRecord) -> list[Combination]:
+def with_choice(points: Sequence[Combination], tune: TuneSpec, record: TuningRecord) -> list[Combination]:
     """Return the combinations with each arm's value in place; not those of an arm that has none."""
-    chosen = [(one.arm, nest(tune.field, one.chosen)) for one in record.arms if one.left]
+    chosen = [(tuned.arm, nest(tune.field, tuned.chosen)) for tuned in record.arms if tuned.left]
     return [
         Combination(combination.label, merge(combination.fields, value, "[tune]"))
-        for combination in found
+        for combination in points
         for arm, value in chosen
         if arm == combination.arm(tune.arm)
     ]

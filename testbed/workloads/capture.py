@@ -69,7 +69,7 @@ def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, An
     optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=0.1)
     tokens = np.load(prepare_tokens("bundled", "gpt2-mini", paths.cache_folder()).path, mmap_mode="r")
     learning, large = (Data(tokens, _specification(count), seed) for count in (_TRAINED, _SEQUENCES))
-    found: dict[str, list[Any]] = {"forward": [], "backward": []}
+    kept_tensors: dict[str, list[Any]] = {"forward": [], "backward": []}
     losses = []
     for step in range(steps + kept):
         batch = (learning if step < steps else large).train(step, 0, 1)
@@ -83,8 +83,8 @@ def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, An
         losses.append(float(loss.detach()))
         if step >= steps:
             assert received.grad is not None
-            found["forward"].append(received.detach().numpy().copy())
-            found["backward"].append(received.grad.numpy().copy())
+            kept_tensors["forward"].append(received.detach().numpy().copy())
+            kept_tensors["backward"].append(received.grad.numpy().copy())
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         optimiser.zero_grad()
@@ -96,7 +96,7 @@ def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, An
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - began),
     }
-    return {**{name: np.stack(tensors) for name, tensors in found.items()}, "about": np.array(json.dumps(about))}
+    return {**{name: np.stack(tensors) for name, tensors in kept_tensors.items()}, "about": np.array(json.dumps(about))}
 
 
 def main(arguments: list[str]) -> int:

@@ -64,8 +64,8 @@ def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
                 + "\n"
             )
             sources.place(draft, description)  # last: where it is, the token file is whole
-    found = json.loads(description.read_text(encoding="utf8"))
-    return Prepared(path, int(found["tokens"]), int(found["vocabulary"]))
+    about = json.loads(description.read_text(encoding="utf8"))
+    return Prepared(path, int(about["tokens"]), int(about["vocabulary"]))
 
 
 # ------------------------------------------------------------------ what is read
@@ -153,10 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
             texts.hub_text(asked.text) is None
         ):  # a local file is all that is read; without this, libraries ask the network about it
             os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        found = prepare_tokens(asked.text, asked.model, asked.cache or paths.cache_folder())
+        prepared = prepare_tokens(asked.text, asked.model, asked.cache or paths.cache_folder())
         if asked.sequence_length:
             windows.check_text_length(
-                found.tokens,
+                prepared.tokens,
                 sequence_length=asked.sequence_length,
                 batch_size=asked.batch_size,
                 validation_batches=asked.validation_batches,
@@ -166,7 +166,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"testbed: error: {error}\n")
         return error.exit_status
     sys.stdout.write(
-        json.dumps({"path": os.fspath(found.path.resolve()), "tokens": found.tokens, "vocabulary": found.vocabulary})
+        json.dumps(
+            {"path": os.fspath(prepared.path.resolve()), "tokens": prepared.tokens, "vocabulary": prepared.vocabulary}
+        )
         + "\n"
     )
     return 0

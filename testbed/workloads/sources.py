@@ -94,8 +94,8 @@ def _rows(path: Path) -> Iterator[bytes]:
         with parquet.ParquetFile(path) as file:
             columns = {field.name: field.type for field in file.schema_arrow}
             if columns.get("text") not in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()):
-                found = ", ".join(f"{name}: {kind}" for name, kind in columns.items())
-                raise SpecError(f"text {path}: its columns are {found}; one must be text: string")
+                types = ", ".join(f"{name}: {kind}" for name, kind in columns.items())
+                raise SpecError(f"text {path}: its columns are {types}; one must be text: string")
             for batch in file.iter_batches(columns=["text"]):
                 for row in batch.column(0).drop_null():
                     line = row.as_py()

@@ -32,8 +32,8 @@ def hub_text(text: str) -> HubText | None:
     """
     if not text.startswith("hub:"):
         return None
-    if found := _HUB_TEXT.fullmatch(text):
-        return HubText(found[1], found[2])
+    if match := _HUB_TEXT.fullmatch(text):
+        return HubText(match[1], match[2])
     raise SpecError(
         f"workload.text is {text!r}; a data set of the hub is 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example "
         "'hub:Salesforce/wikitext:wikitext-2-raw-v1'"

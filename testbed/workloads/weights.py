@@ -27,13 +27,13 @@ def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str,
 
     SpecError when there are no such files, one cannot be read, or a tensor is in none of them or of integers.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in _files(folder):
         try:
             with _opened(path) as (names, tensor):
                 for name, others in wanted.items():
-                    for other in [other for other in others if other in names and name not in found]:
-                        found[name] = _full_precision(tensor(other), f"{path}: {other}")
+                    for other in [other for other in others if other in names and name not in tensors]:
+                        tensors[name] = _full_precision(tensor(other), f"{path}: {other}")
         except (
             OSError,
             ValueError,
@@ -44,9 +44,9 @@ def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str,
             pickle.UnpicklingError,
         ) as error:
             raise SpecError(f"cannot load a checkpoint from {path}: {type(error).__name__}: {error}") from None
-    if missing := [name for name in wanted if name not in found]:
+    if missing := [name for name in wanted if name not in tensors]:
         raise SpecError(f"the checkpoint in {folder} lacks {len(missing)} weights, the first is {missing[0]}")
-    return found
+    return tensors
 
 
 def _files(folder: Path) -> list[Path]:

@@ -72,10 +72,10 @@ def check_text_length(
     """
     windows = cut_windows(tokens, sequence_length)
     wanted = {"training": max(batch_size, training_sequences or 0), "validation": batch_size * validation_batches}
-    for (name, need), found in zip(wanted.items(), windows, strict=True):
-        if len(found) < need:
+    for (name, need), starts in zip(wanted.items(), windows, strict=True):
+        if len(starts) < need:
             raise SpecError(
-                f"a text of {tokens} tokens has {len(found)} {name} sequences of {sequence_length}, and {need} are "
+                f"a text of {tokens} tokens has {len(starts)} {name} sequences of {sequence_length}, and {need} are "
                 "needed; use a longer text, or a smaller sequence_length, batch_size, training_sequences or "
                 "validation_batches"
             )
