@@ -38,8 +38,8 @@ BITS = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 # ------------------------------------------------------------------ results
 def measured(folder: Path) -> Any:
-    """Return one row per run that ended well, with its arm and the bits per value that it sent; see `finished_runs`."""
-    runs = experiments.finished_runs(folder)
+    """Return one row per run that ended well, with its arm and the bits per value that it sent; see `runs_frame`."""
+    runs = experiments.runs_frame(folder)
     share = runs["workload.training_sequences"]
     names = [
         codec if pandas.isna(some) else f"{codec}, {some} sequences"

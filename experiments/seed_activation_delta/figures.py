@@ -39,8 +39,8 @@ MB = 1e6
 
 # ------------------------------------------------------------------ results
 def measured(folder: Path) -> tuple[Any, Any]:
-    """Return (a row per run, the curves of all runs), both with model and batches; see `finished_runs` and `curves`."""
-    runs = experiments.finished_runs(folder)
+    """Return (a row per run, the curves of all runs), both with model and batches; see `runs_frame` and `curves`."""
+    runs = experiments.runs_frame(folder)
     repeated = (runs["workload.training_sequences"] == runs["workload.batch_size"]).fillna(False).astype(bool)
     runs = runs.assign(model=runs["workload.model"], batches=np.where(repeated, REPEATED, FRESH))
     curves = experiments.curves(folder).merge(runs[[*RUN, "model", "batches"]], on=RUN)

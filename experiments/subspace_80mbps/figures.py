@@ -331,7 +331,7 @@ def _model(runs: Any) -> str:
 def main() -> None:
     """Write the figure and summary.csv, print the tables."""
     results, output = experiments.folders(NAME, "Figure, summary.csv and the table of the README.")
-    runs, curves = experiments.finished_runs(results), experiments.curves(results)
+    runs, curves = experiments.runs_frame(results), experiments.curves(results)
     match = matched(results, runs)
     frame = summary(results, runs, curves)
     frame.to_csv(output / "summary.csv", index=False, float_format="%.6g")

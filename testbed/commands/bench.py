@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from testbed.commands import codec_bench
-from testbed.commands.console import EngineFlag, out, resolve_engine, table
+from testbed.commands.console import EngineFlag, choose_engine, out, table
 from testbed.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def links(
     from testbed.sweep.environment import describe_machine, hold_machine
 
     other = results.read_json(compare, accuracy.Accuracy) if compare else None
-    chosen, reason = resolve_engine(engine)
+    chosen, reason = choose_engine(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     measured = results.read_json(output, accuracy.Accuracy) if output and output.exists() else None
     if measured is not None and measured.engine != chosen:
@@ -86,7 +86,7 @@ def lab(
     from testbed.net.machine import lab_speed
     from testbed.sweep.environment import describe_machine, hold_machine
 
-    chosen, reason = resolve_engine(engine)
+    chosen, reason = choose_engine(engine)
     about = describe_machine()
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     load = f"load {about['load_average'][0]:.2f}"

@@ -42,7 +42,7 @@ def typed(*arguments: str) -> list[str]:
     return ["python", "-m", "testbed", *arguments]
 
 
-def resolve_engine(engine: str) -> tuple[Engine, str]:
+def choose_engine(engine: str) -> tuple[Engine, str]:
     """Choose the engine and say why.
 
     From here on an ordinary user is in a user namespace where the machine allows it.

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from testbed import profiles, units
-from testbed.commands.console import EngineFlag, out, resolve_engine, table, typed
+from testbed.commands.console import EngineFlag, choose_engine, out, table, typed
 from testbed.errors import CapabilityError, UnknownNameError, UserError
 from testbed.frozen import explain
 
@@ -44,7 +44,7 @@ def doctor() -> None:
     if missing := [finding.name for finding in findings if finding.needed and not finding.ok]:
         out.print(f"not ready: {', '.join(missing)}", highlight=False)
         raise typer.Exit(1)
-    out.print(f"ready; --engine auto takes {resolve_engine('auto')[0]}", highlight=False)
+    out.print(f"ready; --engine auto takes {choose_engine('auto')[0]}", highlight=False)
 
 
 def _guest_kernel() -> Capability:
@@ -78,7 +78,7 @@ def stand(
     if topology not in get_args(Topology):
         raise UnknownNameError("topology", topology, get_args(Topology))
     wanted = tuple(profiles.load_profile(name) for name in profile)
-    chosen, reason = resolve_engine(engine)
+    chosen, reason = choose_engine(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     try:
         spec = LabSpec(topology=topology, profiles=wanted, nodes=nodes, engine=chosen, engine_reason=reason)
@@ -155,7 +155,7 @@ def link(
 
     wanted = profiles.load_profile(profile, overrides)
     sizes = [units.parse_size(size) for size in message]
-    chosen, reason = resolve_engine(engine)
+    chosen, reason = choose_engine(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     with (
         hold_machine(),

@@ -16,9 +16,9 @@ from testbed.commands.console import (
     RepeatsFlag,
     ResultsFlag,
     SetFlag,
+    choose_engine,
     err,
     out,
-    resolve_engine,
 )
 from testbed.errors import StageError, UserError
 
@@ -48,7 +48,7 @@ def plan(
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
-    chosen, reason = resolve_engine(engine or loaded.engine)
+    chosen, reason = choose_engine(engine or loaded.engine)
     choice = planning.Choice(quick, overrides, only, exclude, repeats)
     folder = results / loaded.name
     stored.check_folder(folder)
@@ -135,7 +135,7 @@ def _sweep(
     from testbed.report import collect, tables
     from testbed.sweep import conduct
 
-    chosen, reason = resolve_engine(engine or experiment.engine)
+    chosen, reason = choose_engine(engine or experiment.engine)
     folder = results / folder_name
     stored.check_folder(folder)
     agenda = conduct.make_agenda(experiment, chosen, choice, folder, again=again)

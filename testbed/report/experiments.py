@@ -43,7 +43,7 @@ def folders(name: str, what: str) -> tuple[Path, Path]:
     return arguments.results, arguments.output
 
 
-def finished_runs(folder: str | Path) -> Any:
+def runs_frame(folder: str | Path) -> Any:
     """Return a pandas.DataFrame with a row for each run of the last sweep that ended well, by codec, profile, seed and
     run.
 
@@ -86,7 +86,7 @@ def curves(folder: str | Path, value: str = "loss") -> Any:
     steps = testbed.steps(folder).sort_values([*RUN, "begin_s"])
     trained = steps.step_s.where(steps.phase == "train", 0.0)
     steps = steps.assign(end_s=trained.groupby([steps.cell_id, steps.run]).cumsum())
-    known = finished_runs(folder)[[*RUN, "codec", "profile", "seed"]]
+    known = runs_frame(folder)[[*RUN, "codec", "profile", "seed"]]
     return known.merge(steps[[*RUN, "phase", "step", "end_s", value]].dropna(subset=[value]), on=RUN)
 
 
@@ -112,7 +112,7 @@ def band(
 
 
 def caption(frame: Any) -> str:
-    """Say what runs were made with, for the foot of a figure; `frame` is what `finished_runs` returns, or a part."""
+    """Say what runs were made with, for the foot of a figure; `frame` is what `runs_frame` returns, or a part."""
     lines = [
         f"engine {_all(frame.engine)}; {_all(frame.pipeline)}; compute {_all(frame.compute)}; timing "
         f"{_all(frame.timing)}",

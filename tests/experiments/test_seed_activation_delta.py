@@ -120,7 +120,7 @@ def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_pat
 
     said = _program("figures.py", "--results", str(home), "--output", str(output))
     summary_frame = pandas.read_csv(output / "summary.csv")
-    arms = experiments.finished_runs(home)[["codec", "profile"]].drop_duplicates()
+    arms = experiments.runs_frame(home)[["codec", "profile"]].drop_duplicates()
     assert set(arms.itertuples(index=False, name=None)) == set(
         summary_frame[["codec", "profile"]].itertuples(index=False, name=None)
     )

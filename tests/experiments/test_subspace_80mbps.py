@@ -64,7 +64,7 @@ def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> Non
     results, output = tmp_path / "results" / NAME, tmp_path / "figures"
     said = _figures(results, output)
 
-    runs, curves = experiments.finished_runs(results), experiments.curves(results)
+    runs, curves = experiments.runs_frame(results), experiments.curves(results)
     arms = set(zip(runs.codec, runs.profile, strict=True))
     codecs = set(runs.codec)
     assert len(codecs) == 2

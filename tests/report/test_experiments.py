@@ -16,7 +16,7 @@ from testbed.report import experiments
 
 
 def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
-    every, good = testbed.load(experiment), experiments.finished_runs(experiment)
+    every, good = testbed.load(experiment), experiments.runs_frame(experiment)
     assert 0 < len(good) < len(every)
     assert set(good.status) == {"ok"}
     assert list(good.profile) == list(good.network)
@@ -25,7 +25,7 @@ def test_only_runs_that_ended_well_are_read(experiment: Path) -> None:
 
 
 def test_curves_have_every_evaluation_at_the_time_of_training(experiment: Path) -> None:
-    curves, runs = experiments.curves(experiment), experiments.finished_runs(experiment)
+    curves, runs = experiments.curves(experiment), experiments.runs_frame(experiment)
     for run in runs.itertuples():
         one = curves[(curves.cell_id == run.cell_id) & (curves.run == run.run)]
         steps = testbed.steps(experiment / run.folder)
@@ -36,7 +36,7 @@ def test_curves_have_every_evaluation_at_the_time_of_training(experiment: Path) 
 
 
 def test_a_caption_names_engine_transport_machine_and_what_is_not_certified(experiment: Path) -> None:
-    runs = experiments.finished_runs(experiment)
+    runs = experiments.runs_frame(experiment)
     words = experiments.caption(runs)
     assert set(runs.engine) <= set(words.split()[1].rstrip(";").split("|"))
     for part in (*runs.transport, *runs.machine, *runs.pipeline):
@@ -49,7 +49,7 @@ def test_a_folder_without_a_good_run_is_an_error(experiment: Path, monkeypatch: 
     every = testbed.load(experiment)
     monkeypatch.setattr(testbed, "load", lambda _: every[every.status != "ok"])
     with pytest.raises(ResultsError, match="no run"):
-        experiments.finished_runs(experiment)
+        experiments.runs_frame(experiment)
 
 
 def test_a_table_has_a_line_for_each_row_and_a_dash_for_what_is_missing() -> None:
