@@ -68,7 +68,7 @@ class Training:
     """A cell's model in two parts, trained in one process, that hands out what would cross the boundary."""
 
     def __init__(self, cell: Cell) -> None:
-        """`cell` has two stages and is trained as its fp32 arm, in one micro-batch.
+        """Build the model of `cell`, which has two stages and is trained as its fp32 arm, in one micro-batch.
 
         The text is prepared if it is not yet.
         """

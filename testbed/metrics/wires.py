@@ -36,7 +36,7 @@ class Wire:
     """One shaped direction of a link. All times are nanoseconds since the links were played."""
 
     def __init__(self, key: tuple[int, str], profile: LinkProfile, pipe: Pipe, *, played: bool) -> None:
-        """`key` tells the wires of a lab apart; a pipe that was never `played` stays at its own numbers."""
+        """Make a wire; `key` tells the wires of a lab apart; a pipe that was never `played` stays at its own numbers."""
         self.key, self.profile = key, profile
         self._pipe = pipe
         self._timeline = timeline(pipe) if played and pipe.varies else None
@@ -79,7 +79,7 @@ class Wires:
     """Every wire of a cell's lab. Make it once per run, because it reads traces from their files."""
 
     def __init__(self, cell: Cell, played_at_ns: int | None = None) -> None:
-        """`played_at_ns` as in the lab's record. SpecError when the file of a trace is gone."""
+        """Make the wires; `played_at_ns` is that of the lab's record. SpecError when the file of a trace is gone."""
         self._cell = cell
         self.played_at_ns = played_at_ns
         self._wires: dict[tuple[int, str], Wire] = {}

@@ -21,7 +21,7 @@ def _join(words: Sequence[str]) -> str:
 
 
 def same_maths(group: Group) -> bool:
-    """Whether each codec's losses are bit for bit the same over every network and in every repeat, seed by seed."""
+    """Say whether each codec's losses are bit for bit the same over every network and in every repeat, seed by seed."""
     return not _differing(group)
 
 

@@ -86,7 +86,7 @@ class _Chart:
         return (moment_ns - self._zero) / self._unit
 
     def bar(self, y: float, height: float, begin_ns: int, end_ns: int, colour: str, text: str = "", **how: Any) -> None:
-        """`text` is left out where it does not fit."""
+        """Draw a bar; `text` is left out where it does not fit."""
         begin, end = self.at(begin_ns), self.at(end_ns)
         self.axes.barh(y, end - begin, height, left=begin, color=colour, **{"lw": 0, **how})
         if text and (end - begin) * self._inches > _DIGIT * len(text) + 0.03:

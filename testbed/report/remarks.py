@@ -24,7 +24,7 @@ def _read(codec: str) -> Placement | None:
 
 
 def remark(codec: str) -> str:
-    """Return what must be said about a codec; empty for most."""
+    """Return what must be said about a codec; for most that is nothing."""
     chosen = _read(codec)
     if chosen is None:
         return ""
@@ -39,7 +39,7 @@ def labelled(codec: str) -> str:
 def in_model(codec: str) -> bool:
     """Say whether a codec changes the model."""
     chosen = _read(codec)
-    return chosen is not None and any(part.row.hook for recipe in chosen.specs() for part in recipe.parts())
+    return chosen is not None and any(part.row.hook for spec in chosen.specs() for part in spec.parts())
 
 
 def wrapped_codecs(codec: str) -> set[str]:
@@ -47,19 +47,17 @@ def wrapped_codecs(codec: str) -> set[str]:
     chosen = _read(codec)
     if chosen is None:
         return set()
-    found = [{part.text for part in recipe.parts()} - {recipe.text} for recipe in chosen.specs()]
+    found = [{part.text for part in spec.parts()} - {spec.text} for spec in chosen.specs()]
     return set.intersection(*found) | {kind for name, kind in _FIRST_KIND.items() if name == codec}
 
 
 def taken(codec: str, boundary: int, direction: str, choice: str) -> str:
-    """The text of the codec that a choice (see `records.SentRecord`) stands for; the choice's own name where it is not
-    known.
-    """
+    """Return the text of the codec that a choice (see `records.SentRecord`) stands for, or the choice's own name."""
     chosen = _read(codec)
     if chosen is None:
         return choice
-    recipe = chosen.at(boundary, "forward" if direction == "forward" else "backward")
-    for part in recipe.parts():
+    spec = chosen.at(boundary, "forward" if direction == "forward" else "backward")
+    for part in spec.parts():
         for name, value in part.arguments:
             if part.row.measures and name == choice and not isinstance(value, int | float | str):
                 return value.text

@@ -92,7 +92,7 @@ def run_in_guest(
 
 
 def memory_bytes(text: str) -> int:
-    """`4G`, `512M` (binary, as the kernel reads them) -> bytes. SpecError for anything else, or under 128M."""
+    """Read `4G`, `512M` (binary, as the kernel does) as bytes. SpecError for anything else, or under 128M."""
     match = _MEMORY.fullmatch(text)
     if match is None or (size := int(match[1]) << {"M": 20, "G": 30}[match[2]]) < 128 << 20:
         raise SpecError(f"guest memory {text!r} is not a size of 128M or more; write for example '4G' or '512M'")
