@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -170,3 +172,25 @@ def test_a_program_that_cannot_be_started_says_why_and_what_to_do(error: OSError
         Child(PROGRAM, {}, attempt="try it", failure=LabError, popen=refuse)
     assert str(raised.value) == message
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_fork_that_tries_a_codec_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    """A stranger's codec may never end; the kit's time limit dies with the kit."""
+    file = tmp_path / "pid"
+    code = "import os, pathlib; from testbed.codecs.check.apart import in_child\n"
+    code += f"def work():\n    pathlib.Path({str(file)!r}).write_text(str(os.getpid()) + ' ')\n    while True: pass\n"
+    code += "in_child(work)"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
+        deadline = time.monotonic() + 60
+        while not (file.exists() and file.read_text().endswith(" ")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        parent.kill()
+    pid = int(file.read_text())
+    deadline = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        assert not alive(pid)
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from testbed.codecs.check.verdicts import Broken
+from testbed.process import die_with_parent
 
 _GRACE_S = 5.0
 
@@ -98,6 +99,7 @@ def _answer(ours: Connection, child: BaseProcess, seconds: float) -> Any:
 
 
 def _serve(work: Callable[[], Any], answer: Connection, memory_bytes: int | None) -> None:
+    die_with_parent(os.getppid())  # which keeps the time limit
     torch.set_num_threads(1)  # a fork has no pool of threads, and would wait for the parent's for ever
     if memory_bytes is not None:
         now = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
