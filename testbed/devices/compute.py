@@ -91,7 +91,7 @@ def _times(key: str, asked: object, stages: int) -> tuple[int, ...]:
         raise SpecError(
             f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one per stage"
         )
-    return tuple(_time(key, one, least=1) for one in listed)
+    return tuple(_time(key, duration, least=1) for duration in listed)
 
 
 def _time(key: str, asked: object, *, least: int) -> int:

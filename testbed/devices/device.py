@@ -190,7 +190,7 @@ def _inner(value: object, record: type[BaseModel], place: Place) -> Any:
     if record is RecordedTimes:
         if not isinstance(value, list):
             raise SpecError(f"{dotted(place)} must be an array of tables; write [[recorded]]")
-        return [_table(one, record, (*place, number)) for number, one in enumerate(value)]
+        return [_table(entry, record, (*place, number)) for number, entry in enumerate(value)]
     return _table(value, record, place)
 
 
@@ -214,7 +214,7 @@ def _written(content: Mapping[str, Any], head: str) -> str:
         if isinstance(value, dict) and key in ("fp32", "half"):
             tables.append(_written(value, f"\n[{key}]\n"))
         elif isinstance(value, list | tuple):
-            tables.extend(_written(one, f"\n[[{key}]]\n") for one in value)
+            tables.extend(_written(entry, f"\n[[{key}]]\n") for entry in value)
         else:
             lines.append(f"{key} = {_value(key, value)}\n")
     return "".join(lines + tables)

@@ -197,7 +197,7 @@ def certificate_table(certificate: Certificate) -> Table:
 
 def certificate_summary(name: str, certificate: Certificate) -> str:
     """Say the verdict in a line, and why."""
-    failed = [one for one in certificate.measurements if one.verdict == "FAIL"]
+    failed = [measurement for measurement in certificate.measurements if measurement.verdict == "FAIL"]
     amount = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
     lines = [f"{name}: {certificate.verdict}, {amount}"]
     for measurement in failed:

@@ -85,11 +85,11 @@ def _compare(ours: Entry, base: Entry) -> CodecComparison:
 
 def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Run]:
     """Return, for every cell or for these, the runs that ended well, oldest first; where none did, the newest run."""
-    found: dict[str, list[Run]] = {}
+    by_cell: dict[str, list[Run]] = {}
     for run in results.runs(experiment):
         if cell_ids is None or run.folder.parent.name in cell_ids:
-            found.setdefault(run.folder.parent.name, []).append(run)
-    return [run for cell_id, runs in found.items() for run in results.finished_runs(experiment, cell_id) or runs[-1:]]
+            by_cell.setdefault(run.folder.parent.name, []).append(run)
+    return [run for cell_id, runs in by_cell.items() for run in results.finished_runs(experiment, cell_id) or runs[-1:]]
 
 
 def read_runs(runs: Iterable[Run]) -> list[Result]:
@@ -134,9 +134,9 @@ def _text(cell: Cell) -> str:
     return " ".join(map(canonical_json, cell.profiles))
 
 
-def _network_names(found: Sequence[Result]) -> dict[str, str]:
+def _network_names(runs_read: Sequence[Result]) -> dict[str, str]:
     """Return the name to show for each network's text; a profile file that changed between runs adds a mark."""
-    texts = {_text(result.cell): result.cell.network for result in found}
+    texts = {_text(result.cell): result.cell.network for result in runs_read}
     names = list(texts.values())
     return {
         text: name
@@ -147,33 +147,33 @@ def _network_names(found: Sequence[Result]) -> dict[str, str]:
 
 
 def _own(
-    found: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]
+    runs_read: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
     """Return the optimiser settings that follow from the codec: setting -> codec -> value."""
     own = {}
     for key in varying:
         values: dict[str, set[Any]] = {}
-        for result, setting in zip(found, settings, strict=True):
+        for result, setting in zip(runs_read, settings, strict=True):
             values.setdefault(result.cell.codec, set()).add(setting.get(key))
-        if key.startswith("optimiser.") and all(len(one) == 1 for one in values.values()):
+        if key.startswith("optimiser.") and all(len(seen) == 1 for seen in values.values()):
             own[key] = {
-                codec: next(iter(one)) for codec, one in sorted(values.items(), key=lambda item: codec_order(item[0]))
+                codec: next(iter(seen)) for codec, seen in sorted(values.items(), key=lambda item: codec_order(item[0]))
             }
     return own
 
 
-def groups(found: Sequence[Result]) -> list[Group]:
+def groups(runs_read: Sequence[Result]) -> list[Group]:
     """Group comparable runs. Where a run is listed twice, the later one counts."""
-    names = _network_names(found)
-    settings = [_flat(result.cell.model_dump(mode="json", exclude={"codec", "profiles"})) for result in found]
-    every = {key for one in settings for key in one}
-    varying = {key for key in every if len({one.get(key) for one in settings}) > 1} - {_SEED}
-    own = _own(found, settings, varying)
+    names = _network_names(runs_read)
+    settings = [_flat(result.cell.model_dump(mode="json", exclude={"codec", "profiles"})) for result in runs_read]
+    every = {key for setting in settings for key in setting}
+    varying = {key for key in every if len({setting.get(key) for setting in settings}) > 1} - {_SEED}
+    own = _own(runs_read, settings, varying)
     apart = sorted(varying - set(own))
     together: dict[tuple[Any, ...], list[Result]] = {}
-    for result, setting in zip(found, settings, strict=True):
+    for result, setting in zip(runs_read, settings, strict=True):
         together.setdefault(tuple(setting.get(key) for key in apart), []).append(result)
-    palette = tuple(sorted({result.cell.codec for result in found}, key=codec_order))
+    palette = tuple(sorted({result.cell.codec for result in runs_read}, key=codec_order))
     return [
         _group(
             ", ".join(f"{key} = {value}" for key, value in zip(apart, values, strict=True)),

@@ -39,9 +39,9 @@ def _differing(group: Group) -> list[str]:
 
 def conclusions(group: Group) -> list[str]:
     """Return the sentences at the top of a report, the most important first."""
-    found = [sentence for network in group.networks if (sentence := _time(group, network))]
+    times = [sentence for network in group.networks if (sentence := _time(group, network))]
     more = (_bytes, _twins, _loss, _without, _controls, _choices, _ideal, _busy, _overruns, _unmeasured)
-    return found + [sentence for make in more if (sentence := make(group))]
+    return times + [sentence for make in more if (sentence := make(group))]
 
 
 def _time(group: Group, network: str) -> str | None:

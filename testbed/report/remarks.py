@@ -47,8 +47,8 @@ def wrapped_codecs(codec: str) -> set[str]:
     chosen = _read(codec)
     if chosen is None:
         return set()
-    found = [{part.text for part in spec.parts()} - {spec.text} for spec in chosen.specs()]
-    return set.intersection(*found) | {kind for name, kind in _FIRST_KIND.items() if name == codec}
+    wrapped = [{part.text for part in spec.parts()} - {spec.text} for spec in chosen.specs()]
+    return set.intersection(*wrapped) | {kind for name, kind in _FIRST_KIND.items() if name == codec}
 
 
 def taken(codec: str, boundary: int, direction: str, choice: str) -> str:

@@ -35,7 +35,7 @@ def settings_words(group: Group) -> str:
     ]
     lines += [f"of each codec's own: {'; '.join(own)}"] if own else []
     machines = _distinct(
-        found for entry in group.entries for result in entry.results if (found := machine_words(result.run.environment))
+        words for entry in group.entries for result in entry.results if (words := machine_words(result.run.environment))
     )
     lines.append(
         f"{'; '.join(machines) or 'the machine was not recorded'}; "
