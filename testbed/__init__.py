@@ -1,8 +1,10 @@
 """testbed: what does a codec do to wall-clock time and convergence when one model is trained over slow links?
 
-The flow is one way: experiment files -> `sweep.plan` -> `Cell` -> lab and stage hosts -> result files -> `metrics` -> `report`.
+The flow is one way: experiment files -> `sweep.plan` -> `Cell` -> lab and stage hosts -> result files -> `metrics` ->
+`report`.
 
-In a notebook: `testbed.run_cell(codec="int8", profile="cable")`, `testbed.load("results/default")`, `testbed.steps(FOLDER)`.
+In a notebook: `testbed.run_cell(codec="int8", profile="cable")`, `testbed.load("results/default")`,
+`testbed.steps(FOLDER)`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ _NOTEBOOK = ("load", "run_cell", "steps")
 
 
 def __getattr__(name: str) -> Any:
-    """The notebook's functions, imported when they are used: everything else that imports testbed does not need pandas."""
+    """Import the notebook's functions when they are used: everything else that imports testbed does not need pandas."""
     if name in _NOTEBOOK:
         # By name: every module imports this one, and none may depend on what lies above it.
         return getattr(importlib.import_module("testbed.notebook"), name)
