@@ -13,13 +13,15 @@ from testbed.message_key import Direction, Phase, Side
 from testbed.spec import Engine, Timing, Topology
 
 Verdict = Literal["PASS", "FAIL"]
+ActionKind = Literal["F", "B"]
+"""A forward or a backward pass of one micro-batch."""
 
 
 # ------------------------------------------------------------------ steps-<stage>.jsonl
 class ActionRecord(Frozen):
     """One action of the schedule at one stage, in the order: wait, decode, compute, encode."""
 
-    kind: Literal["F", "B"]
+    kind: ActionKind
     microbatch: int
     asked_ns: int
     """When the stage began the action, that is, asked for its input."""

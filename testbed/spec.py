@@ -19,6 +19,7 @@ from testbed.profiles import LinkProfile, Pipe
 Engine = Literal["netem", "relay"]
 Topology = Literal["star", "line"]
 Timing = Literal["full", "replay"]
+ScheduleName = Literal["gpipe", "1f1b"]
 DurationNs = Annotated[int, Field(ge=1)]
 
 
@@ -53,7 +54,7 @@ class PipelineSpec(Frozen):
 
     stages: int = Field(ge=1, le=64)
     microbatches: int = Field(ge=1)
-    schedule: Literal["gpipe", "1f1b"]
+    schedule: ScheduleName
     in_flight: int = Field(ge=1)
     """Micro-batches that the first stage may have in flight at once (1f1b; gpipe has all of them)."""
     accumulation: int = Field(default=1, ge=1)

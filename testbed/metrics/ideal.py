@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 from testbed.errors import ResultsError
 from testbed.message_key import Direction
 from testbed.metrics.wires import Wire, Wires
-from testbed.records import ActionRecord, StepRecord
+from testbed.records import ActionKind, ActionRecord, StepRecord
 from testbed.spec import Measured, Paced, PipelineSpec
 
 MEASURED = Measured()
@@ -45,7 +45,7 @@ class _Action(NamedTuple):
     sends: _SimulatedFrame | None
 
 
-def _asked_ns(paced: Paced, stage: int, kind: Literal["F", "B"]) -> int:
+def _asked_ns(paced: Paced, stage: int, kind: ActionKind) -> int:
     """Return how long the maths of an action lasts in the lab."""
     durations = paced.forward_ns if kind == "F" else paced.backward_ns
     return (durations[stage] if len(durations) > 1 else durations[0]) * paced.dilation

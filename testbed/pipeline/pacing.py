@@ -13,12 +13,11 @@ import contextlib
 import ctypes
 import os
 import time
-from typing import Literal, Protocol
+from typing import Protocol
 
-from testbed.records import ActionRecord
+from testbed.records import ActionKind, ActionRecord
 from testbed.spec import Measured, Paced
 
-Kind = Literal["F", "B"]
 PRIORITY = 2
 """Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after
 the relay (SCHED_FIFO, 50), and before whatever else the machine does."""
@@ -90,7 +89,7 @@ class Stopwatch:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._kind: Kind = "F"
+        self._kind: ActionKind = "F"
         self._microbatch = 0
         self._asked_ns = self._input_ns = self._decoded_ns = self._computed_ns = self._encoded_ns = 0
 
@@ -98,7 +97,7 @@ class Stopwatch:
         """Begin a step or evaluation. Returns when it began."""
         return self._clock.now()
 
-    def ask(self, kind: Kind, microbatch: int) -> None:
+    def ask(self, kind: ActionKind, microbatch: int) -> None:
         """Begin an action, by waiting for its input. `microbatch` is its number in the record."""
         self._kind, self._microbatch = kind, microbatch
         self._asked_ns = self._input_ns = self._decoded_ns = self._clock.now()
@@ -168,7 +167,7 @@ class Pacer(Stopwatch):
         super().__init__(clock)
         self._dilation = compute.dilation
         forward, backward = ((ns * (stage + 1))[stage] for ns in (compute.forward_ns, compute.backward_ns))
-        self._durations_ns: dict[Kind, int] = {"F": forward * compute.dilation, "B": backward * compute.dilation}
+        self._durations_ns: dict[ActionKind, int] = {"F": forward * compute.dilation, "B": backward * compute.dilation}
         self._update_ns = compute.update_ns * compute.dilation
         self._line_ns = self._recorded_ns = self._clock.now()
         self._arrived_ns = self._due_ns = self._began_ns = self._maths_ns = 0
@@ -176,7 +175,7 @@ class Pacer(Stopwatch):
     def start(self) -> int:
         return self._recorded_ns
 
-    def ask(self, kind: Kind, microbatch: int) -> None:
+    def ask(self, kind: ActionKind, microbatch: int) -> None:
         self._clock.wait_until(self._line_ns)  # maths done ahead of time would take the processor from another stage's
         super().ask(kind, microbatch)
         self._arrived_ns = self._line_ns

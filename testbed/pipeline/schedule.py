@@ -6,17 +6,20 @@ training comes out bit-identical whatever the schedule and the depth.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from testbed.records import ActionKind
+from testbed.spec import ScheduleName
 
 
 class Action(NamedTuple):
     """One forward (F) or backward (B) of one micro-batch."""
 
-    kind: Literal["F", "B"]
+    kind: ActionKind
     microbatch: int
 
 
-def depth(schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microbatches: int, in_flight: int) -> int:
+def depth(schedule: ScheduleName, *, stage: int, stages: int, microbatches: int, in_flight: int) -> int:
     """Return how many micro-batches a stage holds at most between their forward and their backward.
 
     gpipe: all of them; `in_flight` is not read. 1f1b: `1 + ceil((in_flight - 1) * (stages - 1 - stage) / (stages -
@@ -33,7 +36,7 @@ def depth(schedule: Literal["gpipe", "1f1b"], *, stage: int, stages: int, microb
 
 
 def actions(
-    schedule: Literal["gpipe", "1f1b"],
+    schedule: ScheduleName,
     *,
     stage: int,
     stages: int,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labs import lab_spec
 
 from testbed.errors import CapabilityError
-from testbed.message_key import MessageKey
+from testbed.message_key import MessageKey, Side
 from testbed.net.lab import Lab
 from testbed.pipeline import carried
 from testbed.pipeline.carried import Carried
@@ -30,9 +30,10 @@ def key(microbatch: int) -> MessageKey:
 
 
 def connections(stack: ExitStack, early: socket.socket, late: socket.socket) -> tuple[Connection, Connection]:
+    ends: list[tuple[socket.socket, str, Side]] = [(early, "0 <-> 1", "downstream"), (late, "1 <-> 0", "upstream")]
     made = [
         Connection(sock, name=name, token=TOKEN, side=side, max_payload_bytes=1 << 22, max_frames=64)
-        for sock, name, side in ((early, "0 <-> 1", "downstream"), (late, "1 <-> 0", "upstream"))  # type: ignore[arg-type]
+        for sock, name, side in ends
     ]
     return stack.enter_context(made[0]), stack.enter_context(made[1])
 

@@ -20,9 +20,9 @@ from testbed.metrics.ideal import unshaped_step_s
 from testbed.metrics.spans import busy_cores, overrun_share
 from testbed.metrics.steps import PipelineStep, align, measured
 from testbed.pipeline.control import Host, JobDone
-from testbed.pipeline.pacing import Kind, Pacer
+from testbed.pipeline.pacing import Pacer
 from testbed.pipeline.schedule import Action, actions
-from testbed.records import ActionRecord
+from testbed.records import ActionKind, ActionRecord
 from testbed.spec import Cell, Paced, PipelineSpec
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
@@ -78,7 +78,7 @@ def act(
     st.integers(1, 5),
     st.integers(0, 2_000),
 )
-def test_lateness_never_adds_up(work: list[tuple[Kind, int, int]], dilation: int, codec: int) -> None:
+def test_lateness_never_adds_up(work: list[tuple[ActionKind, int, int]], dilation: int, codec: int) -> None:
     clock = FakeClock([late for _, _, late in work])
     pacer, begin = Pacer(paced(dilation), 0, clock), clock.ns
     line = begin

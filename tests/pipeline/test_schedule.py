@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.pipeline.schedule import Action, actions, depth
+from testbed.spec import ScheduleName
 
-Name = Literal["gpipe", "1f1b"]
-NAMES: tuple[Name, ...] = ("gpipe", "1f1b")
+NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
 names = st.sampled_from(NAMES)
 small = st.integers(1, 9)
 
 
-def all_stages(name: Name, stages: int, microbatches: int, in_flight: int) -> list[tuple[Action, ...]]:
+def all_stages(name: ScheduleName, stages: int, microbatches: int, in_flight: int) -> list[tuple[Action, ...]]:
     return [
         actions(name, stage=s, stages=stages, microbatches=microbatches, in_flight=in_flight) for s in range(stages)
     ]
@@ -47,7 +45,7 @@ def simulate(orders: list[tuple[Action, ...]], forward: float = 1, backward: flo
 
 
 @given(names, small, small, small)
-def test_every_action_once_and_in_order(name: Name, stages: int, microbatches: int, in_flight: int) -> None:
+def test_every_action_once_and_in_order(name: ScheduleName, stages: int, microbatches: int, in_flight: int) -> None:
     for order in all_stages(name, stages, microbatches, in_flight):
         assert [a.microbatch for a in order if a.kind == "F"] == list(range(microbatches))
         assert [a.microbatch for a in order if a.kind == "B"] == list(range(microbatches))
@@ -56,7 +54,7 @@ def test_every_action_once_and_in_order(name: Name, stages: int, microbatches: i
 
 
 @given(names, small, small, small)
-def test_depth_is_reached_and_never_passed(name: Name, stages: int, microbatches: int, in_flight: int) -> None:
+def test_depth_is_reached_and_never_passed(name: ScheduleName, stages: int, microbatches: int, in_flight: int) -> None:
     for stage, order in enumerate(all_stages(name, stages, microbatches, in_flight)):
         held = most = 0
         for action in order:
@@ -82,7 +80,7 @@ def test_depth_of_1f1b_falls_from_in_flight_to_one(stages: int, microbatches: in
 
 @given(names, st.integers(1, 6), small, small, st.integers(1, 4), st.integers(0, 5))
 def test_accumulation_repeats_the_schedule(
-    name: Name, stages: int, microbatches: int, in_flight: int, accumulation: int, latency: int
+    name: ScheduleName, stages: int, microbatches: int, in_flight: int, accumulation: int, latency: int
 ) -> None:
     once = all_stages(name, stages, microbatches, in_flight)
     again = [
@@ -99,12 +97,14 @@ def test_accumulation_repeats_the_schedule(
 
 
 @given(names, small, small, small, st.integers(0, 5))
-def test_no_deadlock(name: Name, stages: int, microbatches: int, in_flight: int, latency: int) -> None:
+def test_no_deadlock(name: ScheduleName, stages: int, microbatches: int, in_flight: int, latency: int) -> None:
     simulate(all_stages(name, stages, microbatches, in_flight), latency=latency)
 
 
 @given(names, small, small, st.integers(1, 4), st.integers(1, 4))
-def test_step_time_without_latency(name: Name, stages: int, microbatches: int, forward: int, backward: int) -> None:
+def test_step_time_without_latency(
+    name: ScheduleName, stages: int, microbatches: int, forward: int, backward: int
+) -> None:
     """(M + S - 1)(f + b) for both: 1F1B saves memory, not time (Narayanan et al. 2021)."""
     orders = all_stages(name, stages, microbatches, stages)
     assert simulate(orders, forward, backward) == (microbatches + stages - 1) * (forward + backward)
@@ -123,5 +123,5 @@ def test_the_classic_example() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_stage_needs_no_depth(name: Name) -> None:
+def test_one_stage_needs_no_depth(name: ScheduleName) -> None:
     assert len(actions(name, stage=0, stages=1, microbatches=4, in_flight=7)) == 8
