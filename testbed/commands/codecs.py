@@ -91,11 +91,10 @@ def check(
 
 def _show(row: CodecRow) -> None:
     from testbed.codecs.catalogue import docstrings
-    from testbed.codecs.catalogue.codec_spec import example, wanted
 
     out.print(f"[bold]{escape(row.name)}[/bold]: {escape(row.summary)}", highlight=False)
     facts = {
-        "for example": example(row),
+        "for example": row.example_text,
         "bits per element": row.size,
         "state at each end": row.state,
         "law": row.law,
@@ -112,7 +111,7 @@ def _show(row: CodecRow) -> None:
     if row.parameters:
         rows = table("parameter", "default", "values", "meaning")
         for parameter in row.parameters:
-            rows.add_row(parameter.name, _default(parameter), escape(wanted(parameter)), escape(parameter.doc))
+            rows.add_row(parameter.name, _default(parameter), escape(parameter.allowed), escape(parameter.doc))
         out.print(rows)
     modules: dict[str, str | None] = {}
     for path in dict.fromkeys((row.forward, row.backward)):

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from testbed.codecs.catalogue import table
-from testbed.codecs.catalogue.codec_spec import example
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check_codec
 from testbed.message_key import Direction
@@ -52,7 +51,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 FAIL_AS_THEY_MUST = {("delta-open(int4(group=64))", "forward"): {"nothing hidden, both ends alike"}}
 """A negative control: what is wrong with it, the kit sees."""
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-TEXTS = [text for name, entry in table.CODECS.items() for text in SETTINGS.get(name, (example(entry),))]
+TEXTS = [text for name, row in table.CODECS.items() for text in SETTINGS.get(name, (row.example_text,))]
 
 
 def test_settings_are_of_codecs_in_the_table() -> None:

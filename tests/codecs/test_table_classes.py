@@ -63,7 +63,7 @@ def test_it_is_called_with_its_parameters(entry: CodecRow, direction: str) -> No
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_its_example_can_be_made(entry: CodecRow, direction: Any) -> None:
-    text = codec_spec.example(entry)
+    text = entry.example_text
     found = codec_spec.parse_codec(text)
     assert codec_spec.parse_codec(found.text) == found
     assert math.isfinite(found.nominal_bits)
@@ -76,7 +76,7 @@ def test_no_two_codecs_share_a_body_code() -> None:
     owners: dict[int, set[type]] = defaultdict(set)
     for entry in table.CODECS.values():
         for direction in get_args(Direction):
-            for part in walk(make(codec_spec.example(entry), Context(1, 0, direction))):
+            for part in walk(make(entry.example_text, Context(1, 0, direction))):
                 if isinstance(code := getattr(part, "code", None), int):
                     family = type(part).__mro__
                     above = family.index(BodyCodec) if isinstance(part, BodyCodec) else 1
@@ -89,7 +89,7 @@ def test_no_two_codecs_share_a_body_code() -> None:
 @pytest.mark.parametrize("entry", [one for one in ENTRIES if table.CODECS[str(one.id)].hook is None])
 def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry: CodecRow) -> None:
     """A first visit may cost more than later ones. Not of those that change the model: they are given narrower tensors."""
-    text, x = codec_spec.example(entry), torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
+    text, x = entry.example_text, torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
     forward, backward = (make(text, Context(1, 0, direction)) for direction in ("forward", "backward"))
     if (paired := capability(backward, Paired)) is not None:
         paired.pair(forward)

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue import table as codecs
-from testbed.codecs.catalogue.codec_spec import example
 from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
@@ -547,7 +546,7 @@ def test_boundaries_and_directions_have_the_codecs_that_the_text_gives_them() ->
 @pytest.mark.parametrize("entry", [one for one in codecs.CODECS.values() if one.hook is None], ids=lambda one: one.name)
 def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_training_alone(entry: CodecRow) -> None:
     """Those that change the model train in `test_hooks`. Both directions go through it."""
-    text = example(entry)
+    text = entry.example_text
     found = train(a_cell(3, steps=8), partial(make_codec, text))
     assert found.errors == [None] * 3
     assert len(found.losses()) == 8

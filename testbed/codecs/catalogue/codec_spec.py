@@ -176,36 +176,24 @@ def _value(row: CodecRow, parameter: Parameter, value: Number | Call, text: str)
     if isinstance(value, Number):
         number = value.value
         if parameter.kind not in ("int", "float") or (parameter.kind == "int" and not isinstance(number, int)):
-            raise wrong(str(number), wanted(parameter))
+            raise wrong(str(number), parameter.allowed)
         if (parameter.least is not None and number < parameter.least) or (
             parameter.most is not None and number > parameter.most
         ):
-            raise wrong(str(number), wanted(parameter))
+            raise wrong(str(number), parameter.allowed)
         return float(number) if parameter.kind == "float" else number
     if parameter.kind == "codec":
         return bind(value, text)
     if parameter.kind != "word" or value.brackets or (parameter.choices and value.name not in parameter.choices):
-        raise wrong(repr(value.name), wanted(parameter))
+        raise wrong(repr(value.name), parameter.allowed)
     return value.name
-
-
-def wanted(parameter: Parameter) -> str:
-    """Say what a parameter may be."""
-    if parameter.kind == "word":
-        return f"one of {', '.join(parameter.choices)}" if parameter.choices else "a word"
-    if parameter.kind == "codec":
-        return "a codec"
-    sort = "a whole number" if parameter.kind == "int" else "a number"
-    if parameter.least is not None and parameter.most is not None:
-        return f"{sort} from {parameter.least:g} to {parameter.most:g}"
-    if parameter.least is not None:
-        return f"{sort} of at least {parameter.least:g}"
-    return sort if parameter.most is None else f"{sort} of at most {parameter.most:g}"
 
 
 def _unless_required(row: CodecRow, parameter: Parameter, call: Call, text: str) -> Value:
     if parameter.default is REQUIRED:
-        raise fault(text, call.at, f"{row.name} needs {parameter.name}: {parameter.doc}; for example {example(row)}")
+        raise fault(
+            text, call.at, f"{row.name} needs {parameter.name}: {parameter.doc}; for example {row.example_text}"
+        )
     return _default(parameter)
 
 
@@ -219,30 +207,6 @@ def _default(parameter: Parameter) -> Value:
         return float(default)
     assert isinstance(default, int | str)
     return default
-
-
-def example(row: CodecRow) -> str:
-    """Return a text with all that is required: help and messages show it, and the kit checks it."""
-    if row.example:
-        return row.example
-    required = [parameter for parameter in row.parameters if parameter.default is REQUIRED]
-    written = ", ".join(
-        f"{each.name}={_sample(each)}" if each.kind in ("int", "float") else _sample(each) for each in required
-    )
-    return f"{row.name}({written})" if written else row.name
-
-
-def _sample(parameter: Parameter) -> str:
-    if parameter.kind == "codec":
-        return "int8"
-    if parameter.kind == "word":
-        return parameter.choices[0] if parameter.choices else "WORD"
-    low, high = parameter.least, parameter.most
-    if parameter.kind == "int":
-        return str(int(max(low or 0, min(64, high or 64))))
-    if low and high:
-        return repr(float(max(low, high / 10)))
-    return repr(float(high if low is None and high is not None else low if low else (high or 1.0) / 10))
 
 
 def _our_arguments(spec: CodecSpec) -> Iterator[str]:

@@ -38,6 +38,34 @@ class Parameter:
     least: float | None = None
     most: float | None = None
 
+    @property
+    def allowed(self) -> str:
+        """What its value may be, for people."""
+        if self.kind == "word":
+            return f"one of {', '.join(self.choices)}" if self.choices else "a word"
+        if self.kind == "codec":
+            return "a codec"
+        sort = "a whole number" if self.kind == "int" else "a number"
+        if self.least is not None and self.most is not None:
+            return f"{sort} from {self.least:g} to {self.most:g}"
+        if self.least is not None:
+            return f"{sort} of at least {self.least:g}"
+        return sort if self.most is None else f"{sort} of at most {self.most:g}"
+
+    @property
+    def sample(self) -> str:
+        """A value that it may have, as text, for an example."""
+        if self.kind == "codec":
+            return "int8"
+        if self.kind == "word":
+            return self.choices[0] if self.choices else "WORD"
+        low, high = self.least, self.most
+        if self.kind == "int":
+            return str(int(max(low or 0, min(64, high or 64))))
+        if low and high:
+            return repr(float(max(low, high / 10)))
+        return repr(float(high if low is None and high is not None else low if low else (high or 1.0) / 10))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CodecRow:
@@ -52,7 +80,7 @@ class CodecRow:
     parameters: tuple[Parameter, ...] = ()
     summary: str
     example: str = ""
-    """A text that shows it in its usual surroundings; where this is empty, the shortest one serves."""
+    """A text that shows it in its usual surroundings; where this is empty, `example_text` makes the shortest one."""
     bits: str | None
     """A formula, in the terms of `formula.py`, for the bits per element on the wire without the payload's header. It
     states the size for everyone who has no torch: the list prints it, `plan` and the certificates of links evaluate
@@ -90,6 +118,17 @@ class CodecRow:
             return "see its documentation"
         backward = f"; backward {self.backward_bits}" if self.backward_bits else ""
         return f"{self.bits}{backward}" + (f"; {self.size_note}" if self.size_note else "")
+
+    @property
+    def example_text(self) -> str:
+        """A text with all that is required: help and messages show it, and the kit checks it."""
+        if self.example:
+            return self.example
+        required = [parameter for parameter in self.parameters if parameter.default is REQUIRED]
+        written = ", ".join(
+            f"{each.name}={each.sample}" if each.kind in ("int", "float") else each.sample for each in required
+        )
+        return f"{self.name}({written})" if written else self.name
 
     def parameter(self, name: str) -> Parameter | None:
         """Return the parameter of that name."""
