@@ -21,7 +21,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/root/.cache/hypothesis \
   CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
 CACHES := $(if $(SUDO),-p no:cacheprovider)
-WORKERS := --numprocesses=logical --maxprocesses=4 --dist=loadgroup
+WORKERS := --numprocesses=logical --maxprocesses=4
 # The tests' tensors are small and their processes run side by side: one thread each.
 export OMP_NUM_THREADS ?= 1
 CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from testbed import results
@@ -21,9 +22,26 @@ SMALL = [
     "workload.validation_batches=1",
 ]
 
+EXPERIMENT = """
+question = "Are the laws kept?"
+engine = "auto"
+{head}
+[cell]
+topology = "star"
+compute.mode = "measured"
+workload = {{ model = "gpt2-nano", text = "bundled", sequence_length = 32, batch_size = 8, validation_batches = 1 }}
+pipeline = {{ stages = 3, microbatches = 4, schedule = "1f1b", in_flight = 4 }}
+optimiser = {{ learning_rate = 1e-3, weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999, clip_norm = 1.0 }}
+training = {{ steps = 30, warmup_steps = 1, seed = 0, evaluate_every = 15 }}
+
+[axes]
+{axes}
+"""
+"""A small sweep, to be filled in. gpt2-nano, 30 steps, 3 stages."""
+
 
 class Command:
-    """`python -m testbed ...` in a folder of its own; every process that it starts carries a mark in its environment."""
+    """Run `python -m testbed ...` in a folder of its own; all its processes carry a mark in their environment."""
 
     shipped = Path(__file__).resolve().parents[1] / "experiments"
 
@@ -31,11 +49,10 @@ class Command:
         self.folder, self.engine, self.mark = folder, engine, f"TESTBED_TEST_MARK={uuid.uuid4().hex}"
 
     def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
-        """`before`: a program that starts it."""
+        """Start it, by the program `before` if there is one."""
         name, _, value = self.mark.partition("=")
-        path = os.pathsep.join(
-            [str(self.folder), str(self.shipped.parent), *sys.path[:1]]
-        )  # this checkout, not an installed one
+        # This checkout, not an installed package.
+        path = os.pathsep.join([str(self.folder), str(self.shipped.parent), *sys.path[:1]])
         return subprocess.Popen(
             [*before, sys.executable, "-m", "testbed", *arguments],
             cwd=self.folder,
@@ -48,6 +65,17 @@ class Command:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
+    @classmethod
+    @contextlib.contextmanager
+    def standing(cls, folder: Path, engine: str) -> Iterator[Command]:
+        """A command in `folder`. Nothing may be left of what it did outside."""
+        before = outside()
+        command = cls(folder, engine)
+        yield command
+        for pid in command.left():  # of a test that failed: the next one must not suffer
+            os.kill(pid, signal.SIGKILL)
+        assert outside() == before
+
     def cell(self, *fields: str, steps: int, codec: str = "fp32", profile: str = "datacenter") -> list[str]:
         sets = [
             part
@@ -56,12 +84,20 @@ class Command:
         ]
         return ["run", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
 
-    def finish(self, *arguments: str, status: int = 0, before: Sequence[str] = (), **environment: str) -> str:
+    def finish(
+        self, *arguments: str, status: int = 0, before: Sequence[str] = (), within_s: float = 280, **environment: str
+    ) -> str:
+        """Run it to its end, which must have this status, and must leave nothing behind; what it said."""
         process = self.start(*arguments, before=before, **environment)
-        output, _ = process.communicate(timeout=170)
+        output, _ = process.communicate(timeout=within_s)
         assert process.returncode == status, output
         assert self.left() == {}
         return output
+
+    def write_experiment(self, head: str, axes: str) -> Path:
+        """Put EXPERIMENT into this folder as sweep.toml; where its results will be."""
+        (self.folder / "sweep.toml").write_text(EXPERIMENT.format(head=head, axes=axes), encoding="utf8")
+        return self.folder / "results" / self.folder.name
 
     def left(self) -> dict[int, str]:
         """Processes that carry the mark, with their command lines."""
@@ -82,6 +118,11 @@ class Command:
         summary = run.summary
         assert summary is not None
         return run, summary
+
+
+def losses(run: Run) -> list[float | None]:
+    """The losses of all steps and evaluations of a run."""
+    return [step.loss for step in run.steps(run.cell.pipeline.stages - 1)]
 
 
 def outside() -> tuple[object, ...]:

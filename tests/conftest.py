@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 import quiet as clock
-from commands import Command, outside
+from commands import Command
 
+from testbed import paths
 from testbed.errors import TestbedError
 
 
@@ -49,6 +50,15 @@ def _try_gpu() -> None:
 hypothesis.settings.register_profile("here", deadline=None)
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+TOGETHER = {
+    "tests/pipeline/test_host.py",
+    "tests/report/test_page.py",
+    "tests/sweep/test_laws.py",
+    "tests/sweep/test_smollm2.py",
+    "tests/test_shell.py",
+}
+"""Files whose tests share a set-up that costs more than a second. (xdist_group does not work with pytest 9.2.)"""
 
 _NEEDS = {"root": _try_root, "netem": _try_netem, "gpu": _try_gpu}
 
@@ -80,14 +90,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave quiet tests to a run of their own where tests run side by side, and begin there with what takes longest."""
+    """Choose what runs alone, or what runs side by side; there what takes longest comes first."""
     side_by_side = hasattr(config, "workerinput")
     if side_by_side or config.getoption("--alone"):
         left_out = [item for item in items if side_by_side == bool(item.get_closest_marker("quiet"))]
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = [item for item in items if side_by_side != bool(item.get_closest_marker("quiet"))]
         config.hook.pytest_deselected(items=left_out)
     if side_by_side:
         items.sort(key=lambda item: not item.get_closest_marker("slow"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Send the tests of these files to one worker, and each other test to whoever is free."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if file in TOGETHER else nodeid
+
+    return Together(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -117,6 +140,24 @@ def _children() -> set[int]:
     return children
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _machine_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give this process a cache folder with a lock of its own, and all else that the user's has.
+
+    `testbed` refuses to measure while another one does. Here it may: what is measured while others run decides nothing,
+    and what decides runs alone and watches the host (quiet.py).
+    """
+    user, own = paths.cache_folder(), tmp_path_factory.mktemp("cache")
+    for kept in ("models", "tokens"):
+        (user / kept).mkdir(parents=True, exist_ok=True)
+    for folder, copy in ((user.parent, own), (user, own / user.name)):
+        copy.mkdir(exist_ok=True)
+        for entry in folder.iterdir():
+            if entry != user and entry.name != "machine.lock":
+                (copy / entry.name).symlink_to(entry)
+    os.environ["XDG_CACHE_HOME"] = str(own)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
     """No test may leave a process of its own running. (Namespaces and TUN devices live by descriptors of processes.)"""
@@ -138,13 +179,8 @@ def _command(pid: int) -> str:
 @pytest.fixture
 def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]:
     """The command line in a folder of its own. Nothing may be left of what it did outside."""
-    engine = "netem" if request.node.get_closest_marker("netem") else "relay"
-    before = outside()
-    command = Command(tmp_path, engine)
-    yield command
-    for pid in command.left():  # of a test that failed: the next one must not suffer
-        os.kill(pid, signal.SIGKILL)
-    assert outside() == before
+    with Command.standing(tmp_path, "netem" if request.node.get_closest_marker("netem") else "relay") as command:
+        yield command
 
 
 @pytest.fixture

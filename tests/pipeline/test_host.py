@@ -235,11 +235,9 @@ def test_counters_and_sockets_are_recorded(shared: list[Host], tokens: Path, tmp
         assert all(r.counters is not None and len(r.sockets) == 1 for r in records)
         sent = [r.sockets[0].bytes_sent for r in records]
         assert sent == sorted(sent)
-        assert (
-            sent[-1] - sum(f.frame_bytes for r in records for f in r.sent)
-            == records[-1].sockets[0].bytes_retransmitted
-            == 0
-        )
+        # Over loopback nothing is lost, but what a busy machine answers late may be sent twice.
+        frames = sum(frame.frame_bytes for record in records for frame in record.sent)
+        assert sent[-1] - frames == records[-1].sockets[0].bytes_retransmitted
 
 
 # ------------------------------------------------------------------ failures
