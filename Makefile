@@ -21,6 +21,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/root/.cache/hypothesis \
   CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
 CACHES := $(if $(SUDO),-p no:cacheprovider)
+TEST := $(AS_ROOT) .venv/bin/python -m pytest $(CACHES)
 WORKERS := --numprocesses=logical --maxprocesses=4
 # The tests' tensors are small and their processes run side by side: one thread each.
 export OMP_NUM_THREADS ?= 1
@@ -28,7 +29,7 @@ CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12
 BROKEN := $(shell [ ! -e .venv/.python ] || .venv/bin/python -c '' 2>/dev/null || echo yes)
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help sweep check test lint clean FORCE
+.PHONY: help sweep check test test-side-by-side test-alone lint clean FORCE
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -38,10 +39,15 @@ sweep: .venv/.test
 check: .venv/.test
 	.venv/bin/python -m pytest $(WORKERS) -m 'not (root or netem or gpu or slow)' $(ARGS)
 
+# Both parts, whether the first fails or not. Each alone is for who has something else to do beside the first: .ci/run.
 test: .venv/.test
-	@$(AS_ROOT) .venv/bin/python -m pytest $(CACHES) $(WORKERS) $(ARGS) || failed=yes; \
-	$(AS_ROOT) .venv/bin/python -m pytest $(CACHES) --alone $(ARGS) || failed=yes; \
-	[ -z "$${failed:-}" ]
+	@$(TEST) $(WORKERS) $(ARGS) || failed=yes; $(TEST) --alone $(ARGS) || failed=yes; [ -z "$${failed:-}" ]
+
+test-side-by-side: .venv/.test
+	$(TEST) $(WORKERS) $(ARGS)
+
+test-alone: .venv/.test
+	$(TEST) --alone $(ARGS)
 
 lint: .venv/.lint
 	.venv/bin/ruff check .

@@ -1,11 +1,7 @@
-"""The oldest four codecs, by hand: exact laws, fresh instances from bytes alone, odd tensors, hostile bytes. And names.
-
-All of the table goes through the kit (test_kit.py); what is written out here is what the kit itself is measured with.
-"""
+"""Names of codecs, and the laws of the oldest four by formulas of our own: all else the kit asks of the whole table."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import subprocess
 import sys
@@ -101,99 +97,6 @@ def test_law(name: str, direction: str, shape: tuple[int, ...], seed: int, power
     assert LAWS[name, direction](x, decoded)
 
 
-ODD = {
-    "scalar": torch.tensor(-3.25),
-    "empty": torch.empty(2, 0, 5),
-    "no axis left": torch.empty(0),
-    "one value": torch.tensor([[7.0]]),
-    "transposed": normal(6, 10, 4).transpose(0, 2),
-    "strided": normal(8, 12)[::2, ::3],
-    "expanded": normal(1, 5).expand(4, 5),
-    "zeros": torch.zeros(3, 4, 8),
-    "a zero row": torch.cat([torch.zeros(1, 8), normal(2, 8)]),
-    "denormals": torch.tensor([[1e-45, -1e-45, 3e-42], [1e-39, -1e-40, 0.0]]),
-    "the largest": torch.tensor([[torch.finfo(torch.float32).max, -torch.finfo(torch.float32).max, 1.0]]),
-    "eight axes": normal(1, 2, 1, 3, 1, 2, 1, 2),
-    "bf16 transposed": normal(5, 7).to(torch.bfloat16).t(),
-    "wide range": torch.tensor([[1e30, 1.0, -1e-30], [0.0, -0.0, 127.0]]),
-}
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-@pytest.mark.parametrize("odd", ODD)
-def test_odd_tensors(name: str, direction: str, odd: str) -> None:
-    if name == "bf16" and odd == "the largest":
-        return  # rounds to infinity, as torch's own cast does
-    x, before = ODD[odd], ODD[odd].clone()
-    sender, receiver = pair(name, direction)
-    decoded = receiver.decode(sender.encode(x, FIRST), FIRST)
-    assert decoded.shape == x.shape
-    assert LAWS[name, direction](x, decoded)
-    assert torch.equal(x, before)
-    if not x.count_nonzero():
-        assert not decoded.count_nonzero()
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_two_instances_from_bytes_alone(name: str, direction: str) -> None:
-    sender, receiver = pair(name, direction)
-    x = normal(2, 8, 16)
-    for step in range(40):
-        for microbatch in range(3):
-            key = MessageKey("train", step, microbatch, (step, microbatch))
-            x = x + 0.1 * normal(2, 8, 16, seed=100 * step + microbatch)
-            receiver.decode(bytes(sender.encode(x, key)), key)
-        if step % 10 == 0:
-            key = MessageKey("evaluation", step, 0, (0,))
-            receiver.decode(bytes(sender.encode(x, key)), key)
-        assert same(state(sender), state(receiver))
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_deterministic_and_blind_to_global_generators(name: str, direction: str) -> None:
-    def run() -> list[bytes]:
-        sender, _ = pair(name, direction, seed=5)
-        return [bytes(sender.encode(normal(4, 32, seed=step), MessageKey("train", step, 0, ()))) for step in range(3)]
-
-    torch.manual_seed(1)
-    first = run()
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
-    assert run() == first
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_payload_and_tensor_belong_to_the_caller(name: str, direction: str) -> None:
-    sender, receiver = pair(name, direction)
-    for step in range(3):
-        key, x = MessageKey("train", step, 0, ()), normal(4, 32, seed=step)
-        payload = sender.encode(x, key)
-        assert memoryview(payload).contiguous
-        kept = bytes(payload)
-        x.fill_(9)  # the caller's tensor may change while the payload is sent
-        sender.encode(normal(4, 32), MessageKey("evaluation", step, 0, ()))
-        assert bytes(payload) == kept
-        buffer = bytearray(payload)
-        decoded = receiver.decode(memoryview(buffer), key)
-        copy_of_decoded, state_before = decoded.clone(), state(receiver)
-        buffer[:] = bytes(len(buffer))  # a receive buffer is used again
-        assert torch.equal(decoded, copy_of_decoded)
-        decoded.fill_(3)
-        assert same(state(receiver), state_before)
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_payload_at_any_address(name: str, direction: str) -> None:
-    x = normal(3, 5)
-    sender, _ = pair(name, direction)
-    payload = bytes(sender.encode(x, FIRST))
-    expected = pair(name, direction)[1].decode(payload, FIRST)
-    for shift in range(4):
-        shifted = memoryview(bytearray(shift) + payload)[shift:]
-        assert torch.equal(pair(name, direction)[1].decode(shifted, FIRST), expected)
-
-
 @pytest.mark.parametrize(("name", "direction"), CASES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_not_finite_passes_or_is_refused_by_name(name: str, direction: str, bad: float) -> None:
@@ -213,55 +116,9 @@ def test_not_finite_passes_or_is_refused_by_name(name: str, direction: str, bad:
 
 
 @pytest.mark.parametrize(("name", "direction"), CASES)
-@pytest.mark.parametrize(
-    "x", [torch.ones(2, dtype=torch.float64), torch.ones(2, dtype=torch.int32), torch.ones((1,) * 9)]
-)
-def test_unfit_tensor(name: str, direction: str, x: Tensor) -> None:
+def test_more_than_eight_axes_are_refused(name: str, direction: str) -> None:
     with pytest.raises(CodecError):
-        pair(name, direction)[0].encode(x, FIRST)
-
-
-def _hostile(payload: bytes) -> st.SearchStrategy[bytes]:
-    size = len(payload)
-    head = st.tuples(st.integers(0, min(size, 24) - 1), st.integers(1, 255))
-    return st.one_of(
-        st.integers(0, size - 1).map(lambda n: payload[:n]),
-        st.binary(min_size=1, max_size=40).map(lambda tail: payload + tail),
-        head.map(lambda flip: payload[: flip[0]] + bytes([payload[flip[0]] ^ flip[1]]) + payload[flip[0] + 1 :]),
-        st.binary(max_size=60),
-        st.binary(min_size=28, max_size=28).map(lambda junk: payload[:4] + junk + payload[32:]),
-    )
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-@given(data=st.data())
-@settings(max_examples=150, deadline=None)
-def test_hostile_bytes(name: str, direction: str, data: st.DataObject) -> None:
-    sender, receiver = pair(name, direction)
-    for step in range(2):
-        key = MessageKey("train", step, 0, ())
-        receiver.decode(sender.encode(normal(3, 4, 8, seed=step), key), key)
-    key = MessageKey("train", 2, 0, ())
-    good = bytes(sender.encode(normal(3, 4, 8, seed=2), key))
-    before = state(receiver)
-    try:
-        decoded = receiver.decode(data.draw(_hostile(good)), key)
-    except CodecError:
-        assert same(state(receiver), before)
-        receiver.decode(good, key)
-        assert same(state(receiver), state(sender))
-    else:  # a changed value cannot be told from a value, but it can claim no more memory than it has bytes
-        assert decoded.numel() <= len(good) + 60
-
-
-@pytest.mark.parametrize(("name", "direction"), CASES)
-def test_claims_of_huge_shapes_are_refused_at_once(name: str, direction: str) -> None:
-    sender, receiver = pair(name, direction)
-    code = bytes(sender.encode(torch.zeros(1), FIRST))[0]
-    for shape in ([2**32 - 1] * 8, [0, 2**32 - 1, 2**32 - 1], [2**32 - 1, 0], [2**31]):
-        claim = bytes([code, len(shape), 0, 0]) + b"".join(axis.to_bytes(4, "little") for axis in shape)
-        with contextlib.suppress(CodecError):
-            assert receiver.decode(claim, FIRST).numel() == 0
+        pair(name, direction)[0].encode(torch.ones((1,) * 9), FIRST)
 
 
 # ------------------------------------------------------------------ names
