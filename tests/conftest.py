@@ -17,11 +17,11 @@ from typing import Any
 
 import hypothesis
 import pytest
-import quiet as clock
-from commands import Command
 
 from testbed import paths
 from testbed.errors import TestbedError
+from tests import quiet as clock
+from tests.commands import Command
 
 
 def _try_root() -> None:
@@ -105,7 +105,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Send the tests of these files to one worker, and each other test to whoever is free."""
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
-    class Together(LoadScopeScheduling):
+    class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return file if file in TOGETHER else nodeid

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
@@ -284,7 +284,8 @@ class Pipeline:
             if what == "arrived":
                 inbox[stage, detail[0], detail[1]] = (detail[2], int(time))
             elif detail is not None:
-                send(stage, *detail, int(time))
+                direction, microbatch = detail
+                send(stage, direction, microbatch, int(time))
             begin(stage, int(time))
         self._finish(number, phase, warmup, loss, start, actions, sent, received)
 
@@ -527,7 +528,7 @@ def write_run(
         (run.folder / f"steps-{stage}.jsonl").write_text(text, encoding="utf8")
     text = "".join(sample.model_dump_json() + "\n" for sample in _samples(what, pipeline))
     (run.folder / "counters.jsonl").write_text(text, encoding="utf8")
-    status = "failed" if failure else "ok"
+    status: Literal["ok", "failed"] = "failed" if failure else "ok"
     results.write_json(
         run.folder / "summary.json", summarise(what, lab, certificates, stages, status=status, error=failure)
     )

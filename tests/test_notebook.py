@@ -10,12 +10,12 @@ from typing import Any
 
 import pandas
 import pytest
-from synthetic import Pipeline, cell, pipe, profile, write_run
 
 import testbed
 from testbed import notebook, results
 from testbed.errors import ResultsError, UserError
 from testbed.results import Run
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 ROOT = Path(testbed.__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "testbed" / "export" / "README.md"]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from quiet import ATTEMPTS, Deviates, Host, Quiet, certified_lateness, failures, ticks_of_others, watch
-from synthetic import cell, certificate, pipe, profile
+
+from tests.quiet import ATTEMPTS, Deviates, Host, Quiet, certified_lateness, failures, ticks_of_others, watch
+from tests.synthetic import cell, certificate, pipe, profile
 
 pytest_plugins = ["pytester"]
 
@@ -88,7 +89,7 @@ def test_the_watch_knows_other_programs_from_our_own() -> None:
 
 _SUITE = """
 import pytest
-import quiet as clock
+from tests import quiet as clock
 
 pytestmark = pytest.mark.quiet
 

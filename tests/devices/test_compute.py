@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_recording import recorded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from testbed.devices.durations import durations
 from testbed.errors import SpecError
 from testbed.spec import Measured, Paced, PipelineSpec, WorkloadSpec
 from testbed.workloads import models
+from tests.devices.example_recording import recorded
 
 MS = 1_000_000
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_recording import recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import cell
 from typer.testing import CliRunner
 
 from testbed import cli, devices
 from testbed.devices import ComputeDevice, record
 from testbed.errors import SpecError
 from testbed.spec import Cell, Paced
+from tests.devices.example_recording import recorded
+from tests.synthetic import cell
 
 
 def paced(forward_ns: int, backward_ns: int, stages: int) -> Cell:

@@ -12,13 +12,13 @@ from pathlib import Path
 import matplotlib.image
 import pandas
 import pytest
-from commands import Command
 
 from testbed import results
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.table import CODECS
 from testbed.spec import Cell
 from testbed.sweep import plan
+from tests.commands import Command
 
 NAME = "codec_quality"
 FOLDER = Command.shipped / NAME

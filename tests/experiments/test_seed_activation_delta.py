@@ -10,13 +10,13 @@ from pathlib import Path
 import matplotlib.image
 import pandas
 import pytest
-from commands import Command
 
 from testbed import results
 from testbed.report import experiments
 from testbed.results import Run
 from testbed.spec import Cell
 from testbed.sweep import plan
+from tests.commands import Command
 
 NAME = "seed_activation_delta"
 FOLDER = Command.shipped / NAME

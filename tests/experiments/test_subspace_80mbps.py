@@ -12,11 +12,11 @@ import matplotlib.image
 import numpy as np
 import pandas
 import pytest
-from commands import Command
 
 from testbed.codecs.catalogue import placement
 from testbed.report import experiments
 from testbed.sweep import plan
+from tests.commands import Command
 
 NAME = "subspace_80mbps"
 FOLDER = Command.shipped / NAME

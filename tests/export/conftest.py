@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed import results
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 

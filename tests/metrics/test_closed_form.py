@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import Pipeline, profile
 
 from testbed.metrics import Wires, align, ideal_step_s
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.spec import PipelineSpec
+from tests.synthetic import Pipeline, profile
 
 UNSHAPED = profile("unshaped")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import Pipeline, cell, pipe, profile, train
 
 from testbed.metrics import LossPoint, RunSteps, compare, run_steps, summarise
 from testbed.metrics.compare import paired
+from tests.synthetic import Pipeline, cell, pipe, profile, train
 
 some_runs = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), unique=True)
 """The (seed, number) of each run."""

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Pipeline, cell, profile, train
 
 from testbed.metrics import LossPoint, align, bands, loss_curve, summarise, uncompressed_curve, validation_curve
+from tests.synthetic import Pipeline, cell, profile, train
 
 curves = st.lists(
     st.dictionaries(st.integers(0, 20), st.floats(0, 10), max_size=12).map(

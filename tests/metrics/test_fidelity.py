@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import synthetic
 
 from testbed.metrics import summarise
 from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
 from testbed.records import StepRecord, Summary
+from tests import synthetic
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from synthetic import Pipeline, pipe, profile
 
 from testbed.errors import ResultsError
 from testbed.metrics import Wires, align, ideal_step_s
 from testbed.metrics.wires import wire_bytes
 from testbed.profiles import Change, LinkProfile, Schedule
+from tests.synthetic import Pipeline, pipe, profile
 
 UNSHAPED = profile("unshaped")
 CLOSE_S = 0.001

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Pipeline, profile
 
 from testbed.metrics import align, spans
 from testbed.metrics.steps import PipelineStep
 from testbed.records import ActionRecord
+from tests.synthetic import Pipeline, profile
 
 
 def steps(maths_ns: list[int], slot_ns: int) -> list[PipelineStep]:

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Pipeline, pipe, profile
 
 from testbed.metrics.spans import flights, spans, split_shares
 from testbed.metrics.steps import align, measured
 from testbed.records import ActionRecord, ReceivedRecord, StepRecord
+from tests.synthetic import Pipeline, pipe, profile
 
 LINK = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import Pipeline, cell, profile
 
 from testbed.metrics import align, measured, steady, summarise
 from testbed.metrics.steps import first_steady
+from tests.synthetic import Pipeline, cell, profile
 
 
 def noise(count: int, seed: int, outliers: float = 0.05) -> np.ndarray:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from synthetic import FRAME_HEADER, Pipeline, cell, pipe, profile, train
 
 from testbed.errors import ResultsError
 from testbed.metrics import align, loss_curve, measured, run_steps, summarise, traffic
 from testbed.records import RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, Paced
+from tests.synthetic import FRAME_HEADER, Pipeline, cell, pipe, profile, train
 
 SLOW = profile("slow", pipe(40_000_000, 5_000_000), pipe(80_000_000, 5_000_000))
 Stages = list[list[StepRecord]]

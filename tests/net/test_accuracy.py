@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quiet import Quiet, certified_lateness
 
 from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate import accuracy
@@ -17,6 +16,7 @@ from testbed.net.machine.capabilities import resolve_engine
 from testbed.profiles import Bernoulli
 from testbed.records import Certificate, Measurement
 from testbed.report import link_accuracy as drawn
+from tests.quiet import Quiet, certified_lateness
 
 PLAIN = GridPoint(rate_bps=80_000_000, delay_ns=25_000_000, loss=None, busy=False)
 LOSSY = PLAIN.model_copy(update={"loss": Bernoulli(probability=0.01)})

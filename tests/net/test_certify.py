@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from quiet import certified_lateness
 
 from testbed.directions import LINK_DIRECTIONS
 from testbed.net.certificate.certify import certify
@@ -18,6 +17,7 @@ from testbed.net.lab import Lab, LabSpec
 from testbed.net.plan import End, Link
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
 from tests.net.test_judge import BURSTY, pipe, profile
+from tests.quiet import certified_lateness
 
 MOVING = {"rtt", "delay", "jitter", "loss", "reordered", "duplicated", "rate", "queue", "message"}
 

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from labs import CASES, lab_spec
 
 from testbed import spec
 from testbed.errors import CapabilityError, LabError, TestbedError
 from testbed.net import directory, topology
 from testbed.net.kernel import messages, namespace, offloads, sysctl
 from testbed.net.lab import Lab
+from tests.labs import CASES, lab_spec
 
 _ROOT = Path(__file__).parents[2]
 _BUILD = (

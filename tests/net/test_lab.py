@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labs import CASES, SHAPES, lab_spec
 
 from testbed import profiles, spec
 from testbed.counters import DeviceCounters
@@ -26,6 +25,7 @@ from testbed.net.lab import Lab, LabSpec
 from testbed.net.plan import End, Link
 from testbed.profiles import LinkProfile
 from testbed.records import LinkCounters, Measurement
+from tests.labs import CASES, SHAPES, lab_spec
 
 
 def _descriptors() -> int:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import synthetic
 
 from testbed import profiles
 from testbed.errors import CapabilityError, ShapingError
@@ -25,6 +24,7 @@ from testbed.net.kernel.netlink import Netlink
 from testbed.net.lab import Lab, LabSpec
 from testbed.profiles import Bernoulli, GilbertElliott, Pipe, Slot
 from testbed.tcp_info import read_tcp_info
+from tests import synthetic
 
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
 BURSTS = GilbertElliott(enter_bad=0.02, leave_bad=0.25, lost_in_bad=1, lost_in_good=0)

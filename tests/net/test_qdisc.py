@@ -6,7 +6,6 @@ import contextlib
 import struct
 
 import pytest
-import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from testbed.net.kernel import netem
 from testbed.net.kernel.netem_plan import U32_MAX, Gemodel, NetemPlan, SlotPlan, plan_netem, share_u32
 from testbed.profiles import Bernoulli, Change, GilbertElliott, Loss, Pipe, Schedule, Slot
 from testbed.profiles.timeline import timeline
+from tests import synthetic
 
 _MTU = st.integers(576, 9000)
 _LAYER = st.sampled_from(["ip", "ethernet"])

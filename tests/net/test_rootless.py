@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from labs import CASES, SHAPES, lab_spec
 
 from testbed import spec
 from testbed.errors import CapabilityError
 from testbed.net.machine import rootless
 from testbed.records import LabRecord
+from tests.labs import CASES, SHAPES, lab_spec
 
 _ROOT = Path(__file__).parents[2]
 _BUILD = """

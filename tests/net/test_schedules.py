@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthetic
 
 from testbed.errors import ShapingError, SpecError
 from testbed.net.kernel import netem, schedules
@@ -19,6 +18,7 @@ from testbed.net.kernel.netlink import Netlink
 from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver
 from testbed.profiles import Bernoulli, Change, Pipe, Schedule, Trace, trace
 from testbed.profiles.timeline import TRACE_STEP_MS, timeline
+from tests import synthetic
 
 PIPE = synthetic.pipe(80_000_000, 10_000_000, buffer_bytes=1_000_000)
 _MS = 1_000_000

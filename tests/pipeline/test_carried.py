@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from labs import lab_spec
 
 from testbed.errors import CapabilityError
 from testbed.message_key import MessageKey, Side
@@ -19,6 +18,7 @@ from testbed.pipeline import carried
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.transport import Connection
 from testbed.spec import Engine
+from tests.labs import lab_spec
 
 TOKEN = b"t" * 16
 MS = 10**6

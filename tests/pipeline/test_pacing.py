@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quiet import Quiet
 from test_host import SOON_S, VOCABULARY, a_cell, a_host, finish, jobs_of, read, start
 
 from testbed.metrics.ideal import unshaped_step_s
@@ -24,6 +23,7 @@ from testbed.pipeline.pacing import Pacer
 from testbed.pipeline.schedule import Action, actions
 from testbed.records import ActionKind, ActionRecord
 from testbed.spec import Cell, Paced, PipelineSpec
+from tests.quiet import Quiet
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
 DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}

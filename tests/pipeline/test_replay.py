@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthetic
 from test_host import finish, popen, read, start
 
 from testbed import results
@@ -26,6 +25,7 @@ from testbed.pipeline.job import Endpoint, Limits, StageJob, jobs
 from testbed.pipeline.replay import recorded_work
 from testbed.records import StepRecord
 from testbed.spec import Cell
+from tests import synthetic
 
 MS = 1_000_000
 SOON_S = 60.0

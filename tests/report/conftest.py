@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed import results
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 CODECS = {"fp32": (65_536, 0.0), "bf16": (32_768, 0.001), "int8": (16_640, 0.02), "delta-int8": (16_640, 0.01)}
 LINKS = (

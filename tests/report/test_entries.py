@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import pytest
 from matplotlib.colors import to_hex
-from synthetic import Pipeline, cell, pipe, profile, write_run
 from test_tables import printed
 
 from testbed import results
@@ -26,6 +25,7 @@ from testbed.report.style import looks
 from testbed.report.tables import result_tables
 from testbed.results import Run
 from testbed.spec import Cell, Paced
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 PACED = Paced(forward_ns=(2_000_000,), backward_ns=(4_000_000,), update_ns=0, source="stated")

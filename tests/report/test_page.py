@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed.codecs.catalogue import table
 from testbed.errors import ResultsError
@@ -18,6 +17,7 @@ from testbed.report.canvas import shortened
 from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.settings import settings_words
 from testbed.results import last_sweep
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 FIGURES = (
     "step-time", "loss-time", "loss-steps", "bytes", "efficiency", "gantt-1", "gantt-2",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import Pipeline, cell, pipe, profile, write_run
 from test_tables import printed
 
 from testbed import results
@@ -16,6 +15,7 @@ from testbed.report.conclusions import conclusions
 from testbed.report.lines import loss_against_steps
 from testbed.report.remarks import CONTROL, MEASURES, labelled, remark, taken, wrapped_codecs
 from testbed.results import Run
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
 ADAPTIVE = "adaptive(10)"

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed import results
 from testbed.export import columns as export_columns
 from testbed.report import certificate_table, collect, latest, numbers, tables, terminal_table, write_report
 from testbed.report.style import looks
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 
 def printed(table: object, width: int) -> list[str]:

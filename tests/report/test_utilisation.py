@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synthetic import Pipeline, cell, pipe, profile, write_run
 
 from testbed.profiles import Change, Schedule
 from testbed.records import LinkCounters, Sample
 from testbed.report import collect, utilisation
 from testbed.results import Run
+from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 ZERO = LinkCounters(packets=0, bytes=0, dropped_buffer=0, dropped_loss=0, backlog_bytes=0)
 DAY = Schedule(

@@ -5,7 +5,8 @@ written.
 from __future__ import annotations
 
 import pytest
-from commands import Command
+
+from tests.commands import Command
 
 
 @pytest.mark.root

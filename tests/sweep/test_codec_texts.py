@@ -6,12 +6,12 @@ import dataclasses
 import re
 
 import pytest
-from synthetic import cell
 
 from testbed.codecs.catalogue import table
 from testbed.errors import SpecError
 from testbed.sweep import plan
 from testbed.sweep.controller import expected_messages
+from tests.synthetic import cell
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from commands import Command, losses
 
 from testbed import results
 from testbed.net.machine.capabilities import resolve_engine
 from testbed.records import Summary
 from testbed.results import Run
+from tests.commands import Command, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from synthetic import FRAME_HEADER, Pipeline, cell
 
 from testbed.sweep.controller import expected_messages, sent_messages
+from tests.synthetic import FRAME_HEADER, Pipeline, cell
 
 VALUES = 4 * 64 * 256  # sequences of a micro-batch, tokens, width of gpt2-mini
 

@@ -8,11 +8,11 @@ from itertools import groupby
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import cell, pipe, profile
 
 from testbed.results import Order
 from testbed.spec import Cell
 from testbed.sweep import conduct
+from tests.synthetic import cell, pipe, profile
 
 _NETWORKS = tuple(profile(f"n{index}", up=pipe(10_000_000 + 8_000 * index, 0)) for index in range(4))
 _CODECS = ("fp32", "bf16", "int8", "delta-int8")

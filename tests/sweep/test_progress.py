@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from synthetic import Pipeline, cell
 
 from testbed.metrics import summarise
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import LinkCounters, Sample, Summary
 from testbed.spec import Cell, Paced
 from testbed.sweep.progress import SweepProgress, Turn, draw_progress, format_duration
+from tests.synthetic import Pipeline, cell
 
 
 def summary(one: Cell, status: str = "ok") -> Summary:

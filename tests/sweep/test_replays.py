@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import synthetic
-from commands import Command
 from hypothesis import given
 from hypothesis import strategies as st
-from quiet import Quiet
 
 from testbed import results
 from testbed.errors import StageError
@@ -19,6 +16,9 @@ from testbed.records import Summary
 from testbed.results import Run
 from testbed.spec import Cell
 from testbed.sweep import replays
+from tests import synthetic
+from tests.commands import Command
+from tests.quiet import Quiet
 
 MS = 1_000_000
 _CLOSE = 0.1

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Command, losses
 
 from testbed import results
 from testbed.sweep.interrupt import MESSAGE
+from tests.commands import Command, losses
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 

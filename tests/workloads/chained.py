@@ -71,7 +71,8 @@ def _key_dropout(model: Any, key: list[int]) -> None:
     """
 
     def seed(layer: int | str, *_: Any) -> None:
-        torch.manual_seed(dropout_key(SEED, *key, layer))
+        step, microbatch = key
+        torch.manual_seed(dropout_key(SEED, step, microbatch, layer))
 
     body = model.base_model
     blocks = body.h if hasattr(body, "h") else body.layers
@@ -130,7 +131,7 @@ def train_stages(stages: list[StageModel], *, recompute: bool = False) -> Traine
                     stage.draw(step, microbatch)
                     outputs = stage(inputs)
                     loss = stages[-1].loss(outputs, parts[microbatch][:, 1:]) if stage.last else loss
-                (loss / MICROBATCHES if gradient is None else outputs).backward(gradient)
+                torch.autograd.backward(loss / MICROBATCHES if gradient is None else outputs, gradient)
                 gradient = None if stage.first else inputs.grad.clone()
         for adamw in optimisers:
             adamw.step()

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from chained import Trained, batches, cut, reference, save_checkpoint, train_stages, train_whole, workload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -23,6 +22,16 @@ from testbed.spec import WorkloadSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.gpt2 import Gpt2Stage
+from tests.workloads.chained import (
+    Trained,
+    batches,
+    cut,
+    reference,
+    save_checkpoint,
+    train_stages,
+    train_whole,
+    workload,
+)
 
 
 @pytest.fixture(autouse=True)

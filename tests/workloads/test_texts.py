@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from small_hub import serve
 
 from testbed.errors import SpecError
 from testbed.workloads import texts
 from testbed.workloads.prepare import prepare_tokens
+from tests.workloads.small_hub import serve
 
 ROWS = [" = A title = \n", "", "two\nlines", "ünïcode 日本", " \n"] * 40
 TEXT = "".join(row if row.endswith("\n") else row + "\n" for row in ROWS)
