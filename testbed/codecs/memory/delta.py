@@ -67,7 +67,7 @@ class Delta(ClosedLoop):
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """The difference as a payload. CodecError names the message key when it is not finite."""
         x = check_input(tensor).to(torch.float32)
-        check_finite(x, key, "a difference")
+        self._check_finite(x, key, "encode")
         last = self._history.last(key)
         with self.parts_unchanged_on_error():
             if last is None or last.value.shape != x.shape:
@@ -89,6 +89,10 @@ class Delta(ClosedLoop):
     def bound(self, tensor: Tensor) -> Tensor:
         """|decoded - x| of a micro-batch's first message, value by value."""
         return bound_of(self._first or self.inner, tensor)
+
+    def _check_finite(self, tensor: Tensor, key: MessageKey, doing: str) -> None:
+        """Refuse NaN and infinity, which would stay in P for ever. Not every inner codec does."""
+        check_finite(tensor, key, "a difference", doing)
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
         """The inner payload, which is ours, with its kind and visit number."""
@@ -112,7 +116,7 @@ class Delta(ClosedLoop):
             value = (self._first or self._decoder).decode(body, key)
         else:
             value = decode_as(self._decoder, body, key, last.value.shape).add_(last.value)
-        check_finite(value, key, "a difference", doing="decode")
+        self._check_finite(value, key, "decode")
         self._history.put(key, value, visit)
         return value
 
@@ -132,6 +136,9 @@ class DeltaInt8(Delta):
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters: nearest rounding draws no numbers."""
         super().__init__(context, _Int8(context, rounding="nearest"))
+
+    def _check_finite(self, tensor: Tensor, key: MessageKey, doing: str) -> None:
+        """Nothing: int8 refuses such differences, and decodes to finite numbers."""
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
         memoryview(payload)[VISIT_AT] = visit
