@@ -1,10 +1,12 @@
 """The mildest of three codecs that the link has time for, by what the boundary itself has measured.
 
-Every boundary is given the same time for a message, so the slowest link compresses most (FusionLLM, arXiv 2410.12707, makes each
-link's ratio proportional to its slowness; three steps and a time limit are this module's). The sender measures, by when its peer
-acknowledged what it had sent (`pipeline/carried.py`), never by the profile of the link. The choice is in the payload,
-so the receiver needs no measurement. It is the one codec by which the network touches the numbers: two runs may choose
-differently, and a run is repeated only to the extent that its link is.
+Every boundary is given the same time for a message, so the slowest link compresses most. (FusionLLM, arXiv 2410.12707,
+makes each link's ratio proportional to its slowness; the three steps and the time limit are ours.) The sender measures
+its link by when its peer acknowledged what it had sent (`pipeline/carried.py`), and never looks at the link's profile.
+The choice is in the payload, so the receiver measures nothing.
+
+With this codec alone the network touches the numbers: two runs may choose differently, and a run can be repeated only
+as far as its link can.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from testbed.codecs.wrap import Wrapper, check_keys, frame, open_frame, parts_wi
 from testbed.errors import CodecError
 
 _MEMORY = 0.5
-"""Weight of the past in bytes and in seconds, whose quotient is the rate: a change of the link is followed in a few messages."""
+"""The weight of earlier bytes and seconds, whose quotient is the rate: it follows a change of the link within a few
+messages.
+"""
 _LEAST_BYTES = 4096
 """Less than this since the last message says more of the delay than of the rate."""
 
@@ -26,21 +30,22 @@ _LEAST_BYTES = 4096
 class Adaptive(Wrapper):
     """Wire: 4 bytes (code, which codec, 0, 0), then that codec's payload.
 
-    The first message goes through `mild`. Then the mildest codec whose payload, as long for its elements as its last one was,
-    fits into `within_ms` at the mean rate; one not used yet is tried where no milder one fits. Law: the chosen codec's. State:
-    those of the three, and at the sender the rate and the bits per element of each.
+    The first message goes through `mild`. Later ones go through the mildest codec whose payload fits into `within_ms`
+    at the mean rate, if it takes as many bytes per element as its last one did; a codec not used yet is tried where no
+    milder one fits. Law: the chosen codec's. State: those of the three, and at the sender the rate and the bytes per
+    element of each.
     """
 
     code = 68
 
     def __init__(self, context: Context, within_ms: float, mild: Codec, middle: Codec, strong: Codec) -> None:
-        """`within_ms`: of the machine's own clock, which a dilated run slows down with everything else."""
+        """`within_ms` is measured by the machine's own clock, which a dilated run slows down with everything else."""
         super().__init__(mild=mild, middle=middle, strong=strong)
         self._observers = parts_with(self.parts, ObservesLink)
         self._within_s = within_ms * 1e-3
         self._codecs = (mild, middle, strong)
         self._bytes: list[float | None] = [None] * len(self._codecs)
-        """Per element, of each codec's last payload."""
+        """Bytes per element of each codec's last payload."""
         self._carried = self._seconds = 0.0
         """Bytes that the link carried, and for how long it was at work on them; older messages weigh less."""
         self._chosen: int | None = None
@@ -59,7 +64,7 @@ class Adaptive(Wrapper):
             self._seconds = _MEMORY * self._seconds + seconds
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """As the codec chosen."""
+        """Choose a codec, and encode with it."""
         choice = self._choose(tensor.numel())
         payload = self._codecs[choice].encode(tensor, key)
         self._chosen = choice
@@ -68,14 +73,14 @@ class Adaptive(Wrapper):
         return frame(self.code, payload, kind=choice)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """As the codec chosen at the other end."""
+        """Decode with the codec that the other end chose."""
         choice, visit, body = open_frame(payload, self.code)
         if choice >= len(self._codecs) or visit:
             raise CodecError(f"cannot decode {key}: codec {choice} of {len(self._codecs)} with visit number {visit}")
         return self._codecs[choice].decode(body, key)
 
     def state(self) -> dict[str, Any]:
-        """Of the three codecs, and what the choice depends on."""
+        """Return the states of the three codecs, and what the choice depends on."""
         return {"parts": super().state(), "bytes": list(self._bytes), "link": [self._carried, self._seconds]}
 
     def load(self, state: Any) -> None:

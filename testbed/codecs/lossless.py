@@ -1,11 +1,11 @@
-"""Lossless wrappers: the inner codec's payload, packed. What comes out is what the inner codec alone would give, bit for bit.
+"""Lossless wrappers pack the inner codec's payload. They decode to what the inner codec decodes to, bit for bit.
 
-A payload is cut into byte planes first where it holds whole fp32, bf16 or fp16 values: signs and exponents lie in one plane,
-which packs well, and the low bits of mantissas in others, which do not (BloomBee, arXiv 2604.21072, splits fp16 so). Each
+A payload of whole fp32, bf16 or fp16 values is cut into byte planes first: signs and exponents lie in one plane, which
+packs well, and the low bits of mantissas in others, which do not (BloomBee, arXiv 2604.21072, splits fp16 so). Each
 plane is packed or, where that gains nothing, kept.
 
-Wire: 4 bytes (code, planes, 0, 0), u64 length of the inner payload, u64 length of each plane as sent, the planes, zeros.
-The zeros fill up to 1/256 of the inner length: a decoder then sets aside at most 256 times what it was sent.
+Wire: 4 bytes (code, planes, 0, 0), u64 length of the inner payload, u64 length of each plane as sent, the planes,
+zeros. The zeros fill up to 1/256 of the inner length: a decoder then sets aside at most 256 times what it was sent.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Lossless:
     code: ClassVar[int]
 
     def __init__(self, context: Context, inner: Codec, split: Split = "auto") -> None:
-        """`split`: into byte planes where the inner payload holds whole 16 or 32-bit values, or never."""
+        """`split='auto'` cuts payloads of whole 16 or 32-bit values into byte planes; 'whole' never does."""
         self.inner, self._split = inner, split
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """The inner payload, packed."""
+        """Encode with the inner codec, and pack the payload."""
         plain = np.frombuffer(memoryview(self.inner.encode(tensor, key)).cast("B"), np.uint8)
         width = _PLANES.get(int(plain[0]), 1) if self._split == "auto" and plain.size else 1
         planes = [self._shorter(plane) for plane in _cut(plain, width)]
@@ -54,11 +54,11 @@ class Lossless:
         return frame(self.code, lengths, *planes, bytes(max(0, -(-plain.size // MOST) - sent)), kind=width)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """What the inner codec decodes."""
+        """Unpack, and decode with the inner codec."""
         return self.inner.decode(self._open(payload, key), key)
 
     def _open(self, payload: Payload, key: MessageKey) -> memoryview:
-        """The inner payload. CodecError before more than MOST times the payload is set aside."""
+        """Return the inner payload. CodecError before more than MOST times the payload is set aside."""
         width, visit, body = open_frame(payload, self.code)
         lengths_bytes = 8 * (1 + width)
         if width not in (1, 2, 4) or visit or len(body) < lengths_bytes:
@@ -87,11 +87,11 @@ class Lossless:
         return packed
 
     def _pack(self, plane: bytes) -> bytes:
-        """As one zstd frame."""
+        """Return the plane as one zstd frame."""
         raise NotImplementedError
 
     def _unpack(self, packed: memoryview, size: int, key: MessageKey) -> bytes:
-        """Exactly `size` bytes, or CodecError."""
+        """Return exactly `size` bytes, or raise CodecError."""
         try:
             if (said := zstandard.get_frame_parameters(packed).content_size) != size:
                 raise CodecError(f"cannot decode {key}: a zstd frame of {said} bytes where {size} belong")
@@ -103,15 +103,15 @@ class Lossless:
 class Zstd(Lossless):
     """zstd: matches of repeated bytes (tokens that occur twice, early in the net), then entropy coding of what is left.
 
-    Level 1, because more of them is seldom more: on activations and gradients of a GPT-2 of width 768, level 3 took 1.3 to 1.8
-    times as long for bf16, whose payloads came out 1 to 2 % longer, and for int8 won 2 % and nothing. Only int4's activations
-    got 11 % shorter, for 2 ms more: at 80 Mbit/s worth the time, at 1 Gbit/s not.
+    The level is 1 because a higher one seldom gives more: on activations and gradients of a GPT-2 of width 768, level 3
+    took 1.3 to 1.8 times as long; bf16 payloads came out 1 to 2 % longer, int8 ones 2 % shorter or the same. Only
+    int4's activations got 11 % shorter, for 2 ms more: worth the time at 80 Mbit/s, not at 1 Gbit/s.
     """
 
     code = 66
 
     def __init__(self, context: Context, inner: Codec, level: int = 1, split: Split = "auto") -> None:
-        """`level`: zstd's own, 1 (fast) to 19."""
+        """`level` is zstd's own, 1 (fast) to 19."""
         super().__init__(context, inner, split)
         self._level = level
 
@@ -120,12 +120,14 @@ class Zstd(Lossless):
 
 
 class Entropy(Lossless):
-    """Huffman codes of single bytes, anew for every 128 KiB: what the distribution of the codes alone is worth (order 0).
+    """Huffman codes of single bytes, new ones for every 128 KiB: what the distribution of the codes alone is worth
+    (order 0).
 
-    zstd's own Huffman coder, its search for matches cut down as far as it goes: a table of 64 places, and matches of at least 7
-    bytes. Tokens that repeat many times over then still win it 5 to 8 %, where zstd itself wins 96 %; for codes of 2 bits it is
-    up to 8 % longer than order 0. DEFLATE's Huffman-only mode is free of both and was ten times as slow, too slow for int8 at 80
-    Mbit. Codes of 8, 4, 2 and 1 bits lie within a byte; of 3 and 6 bits some lie across two.
+    It is zstd's own Huffman coder, with the search for matches cut down as far as it goes: a table of 64 places, and
+    matches of at least 7 bytes. Tokens that repeat many times over still gain 5 to 8 % by it, where zstd itself gains
+    96 %; codes of 2 bits come out up to 8 % longer than order 0. DEFLATE's Huffman-only mode is free of both and was
+    ten times as slow, too slow for int8 at 80 Mbit/s. Codes of 8, 4, 2 and 1 bits lie within a byte; some of those of 3
+    and 6 bits lie across two.
     """
 
     code = 67
@@ -138,12 +140,14 @@ class Entropy(Lossless):
 
 
 def _cut(plain: Bytes, width: int) -> Iterator[Bytes]:
-    """Byte planes as views: every `width`th byte. Headers are multiples of 4 bytes, so a plane holds one byte of each value."""
+    """Yield the byte planes as views: every `width`th byte. Headers are multiples of 4 bytes, so a plane holds one byte
+    of each value.
+    """
     return (plain[offset::width] for offset in range(width))
 
 
 def _bits(plane: Bytes) -> float:
-    """Entropy of the plane's bytes in bits each, from a sample."""
+    """Return the entropy of the plane's bytes in bits per byte, from a sample."""
     counts = np.bincount(plane[:: max(1, plane.size // _SAMPLE)], minlength=256)
     shares = counts[counts > 0] / max(1, counts.sum())
     return float(-(shares * np.log2(shares)).sum())

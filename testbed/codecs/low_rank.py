@@ -24,7 +24,9 @@ from testbed.errors import CodecError
 from testbed.message_key import Phase
 
 _LARGEST = float.fromhex("0x1p+120")
-"""Of a magnitude times the root of the number of rows: a column's norm, and with it a factor, stays far within fp32 and bf16."""
+"""The largest magnitude times the root of the number of rows: a column's norm, and with it a factor, stays far within
+fp32 and bf16.
+"""
 _SMALLEST = 1e-20
 """A column of Q that is shorter, after M was scaled, holds nothing."""
 _LENGTH = struct.Struct("<Q")
@@ -33,14 +35,15 @@ _LENGTH = struct.Struct("<Q")
 class PowerSGD(BodyCodec):
     """M (b n, d) is sent as P (b n, r), orthonormal, and Q (d, r): one step of power iteration, M ~ P Q^T.
 
-    With Q of the message before (warm start) P = orth(M Q), then Q = M^T P; both go over. The channels that matter drift slowly
-    with the weights, so a Q of another micro-batch is a good start though its examples are others. Only the sender remembers: one Q
-    per phase. start=cold draws Q anew from the message key each time.
+    With Q of the message before (warm start) P = orth(M Q), then Q = M^T P; both go over. The channels that matter
+    drift slowly with the weights, so a Q of another micro-batch is a good start though its examples are others. Only
+    the sender remembers: one Q per phase. start=cold draws Q anew from the message key each time.
 
-    Law: a projection of M's columns on r directions, P P^T M, to the rounding of the factors (bf16: 2**-8 each): the error is
-    orthogonal to what is decoded. Bits per value: 16 r (1/d + 1/(b n)). `ef(powersgd(4))` is PowerSGD with error feedback.
-    Source: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024. (Q stays orthogonal enough for fp32 because P is
-    made orthonormal in every message.)
+    Law: a projection of M's columns on r directions, P P^T M, to the rounding of the factors (bf16: 2**-8 each): the
+    error is orthogonal to what is decoded. Bits per value: 16 r (1/d + 1/(b n)). `ef(powersgd(4))` is PowerSGD with
+    error feedback.
+    Source: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024. (Q stays orthogonal enough for fp32
+    because P is made orthonormal in every message.)
     """
 
     code = 46
@@ -52,24 +55,26 @@ class PowerSGD(BodyCodec):
         self._starts: dict[Phase, Tensor] = {}
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """P and Q."""
+        """Return P and Q."""
         rows, width = rows_of(shape)
         rank = _rank_in(shape, self._rank)
         return Field(self._dtype, rows * rank), Field(self._dtype, width * rank)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key for NaN, infinity, or magnitudes above 2**120 over the root of the number of tokens."""
+        """Write the factors. CodecError names the message key for NaN, infinity, or magnitudes above 2**120 over the
+        root of the number of tokens.
+        """
         for field, factor in zip(body, self.factors(x, key), strict=True):
             field.copy_(factor.reshape(-1))
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for factors that are not finite, or whose product is not."""
+        """Return P Q^T. CodecError for factors that are not finite, or whose product is not."""
         rank = _rank_in(shape, self._rank)
         p, q = (factor.to(torch.float32).view(-1, rank) for factor in body)
         return _product(p, q, key)
 
     def factors(self, x: Tensor, key: MessageKey) -> tuple[Tensor, Tensor]:
-        """P (b n, r) and Q (d, r), fp32; the next message starts from this Q. CodecError as `fill` has it."""
+        """Return P (b n, r) and Q (d, r), fp32. The next message starts from this Q. CodecError as for `fill`."""
         m = x.reshape(rows_of(x.shape))
         largest = torch.maximum(m.amax(), m.amin().neg()).item()
         if not largest * math.sqrt(len(m)) < _LARGEST:
@@ -90,15 +95,15 @@ class PowerSGD(BodyCodec):
         return p, q * scale
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Nothing: the receiver needs no Q but the one in the message."""
+        """Return nothing: the receiver needs no Q but the one in the message."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Q of each phase, at the sender."""
+        """Return Q of each phase, at the sender."""
         return {"starts": {phase: start.clone() for phase, start in self._starts.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `contract.Stateful`."""
+        """Load what `state` returned. CodecError for anything else."""
         check_keys(state, {"starts"})
         for start in (starts := dict(state["starts"])).values():
             if not isinstance(start, Tensor) or start.dtype != torch.float32 or start.ndim != 2:
@@ -106,11 +111,13 @@ class PowerSGD(BodyCodec):
         self._starts = {phase: start.clone() for phase, start in starts.items()}
 
     def reset(self) -> None:
-        """The next message starts from a random Q. Any receiver accepts every message."""
+        """Forget: the next message starts from a random Q. Any receiver accepts every message."""
         self._starts = {}
 
     def _start(self, key: MessageKey, width: int, rank: int) -> Tensor:
-        """Q of the message before with columns of length 1; drawn where there is none, or where a column has vanished."""
+        """Return Q of the message before with columns of length 1; drawn where there is none, or where a column has
+        vanished.
+        """
         held = self._starts.get(key.phase)
         if held is not None and held.shape == (width, rank):
             lengths = torch.linalg.vector_norm(held, dim=0)
@@ -127,8 +134,8 @@ class PowerSGD(BodyCodec):
 class CodedLowRank(Wrapper):
     """PowerSGD's P and Q, each through another codec, such as int4. Only the sender remembers (its warm start).
 
-    Wire: the common header with the tensor's shape, u64 length of the coded P, the coded P (b n, r), the coded Q (d, r). Bits per
-    element with a codec of c bits: c r (1/d + 1/bn).
+    Wire: the common header with the tensor's shape, u64 length of the coded P, the coded P (b n, r), the coded Q (d,
+    r). Bits per element with a codec of c bits: c r (1/d + 1/bn).
     Source: after the low-rank compressor with INT4 factors of CompactFusion, from memory.
     """
 
@@ -145,7 +152,7 @@ class CodedLowRank(Wrapper):
             self.payload_bytes = lambda shape: self._coded_bytes(shape, of_factor)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """CodecError as PowerSGD and the inner codec have it."""
+        """Encode both factors. CodecError as PowerSGD and the inner codec raise it."""
         x = header.check_input(tensor).to(torch.float32)
         left = right = b""  # type: Payload
         if x.numel():
@@ -157,7 +164,7 @@ class CodedLowRank(Wrapper):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError where the factors do not fit the shape."""
+        """Decode both factors, and multiply them. CodecError where they do not fit the shape."""
         size = len(memoryview(payload).cast("B")) if len(payload) else 0
         opened = header.open_payload(payload, self.code, lambda shape: size - header.header_bytes(len(shape)))
         if opened.visit or len(opened.body) < _LENGTH.size:
@@ -182,17 +189,19 @@ class CodedLowRank(Wrapper):
 
 
 def _rank_in(shape: Shape, rank: int) -> int:
-    """The rank, at most that of any matrix of this shape."""
+    """Return the rank, at most that of any matrix of this shape."""
     return min(rank, *rows_of(shape))
 
 
 def _product(p: Tensor, q: Tensor, key: MessageKey) -> Tensor:
-    """P Q^T. CodecError where it is not finite."""
+    """Return P Q^T. CodecError where it is not finite."""
     value = p @ q.T
     check_finite(value, key, "a low-rank approximation", doing="decode")
     return value
 
 
 def _second(key: MessageKey) -> MessageKey:
-    """Q's message key: with P's the two would be rounded with the same noise, and products of equal noise have a mean."""
+    """Return Q's message key: with P's the two would be rounded with the same noise, and products of equal noise have a
+    mean.
+    """
     return key._replace(microbatch=-1 - key.microbatch)

@@ -240,7 +240,7 @@ def test_bf16_rounding_adds_no_bias_to_rand_k() -> None:
     errors = torch.stack([through("randk(1.0)", x, key_at(step)).double() - x for step in range(count)])
     assert bool((errors.abs() <= 2**-7 * x.abs()).all())
     steps = torch.exp2(x.abs().log2().floor() - 7).double()
-    # A rounding's standard deviation is at most half a step; the nearest would be wrong by up to half a step in the mean.
+    # A rounding's standard deviation is at most half a step; the nearest would be off by up to half a step in the mean.
     assert bool((errors.mean(0).abs() <= 5 * steps / 2 / count**0.5).all())
 
 

@@ -1,4 +1,4 @@
-"""The table against the classes that it names: what it says can be made, in both directions, from every text that it allows."""
+"""The table against its classes: what it says can be made, in both directions, from every text that it allows."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_no_two_codecs_share_a_body_code() -> None:
 
 @pytest.mark.parametrize("entry", [one for one in ENTRIES if table.CODECS[str(one.id)].hook is None])
 def test_links_are_certified_with_messages_of_about_the_size_that_is_sent(entry: CodecRow) -> None:
-    """A first visit may cost more than later ones. Not of those that change the model: they are given narrower tensors."""
+    """A first visit may cost more. Codecs that change the model are left out: they are given narrower tensors."""
     text, x = entry.example_text, torch.randn(8, 128, 768, generator=torch.Generator().manual_seed(1))
     forward, backward = (make(text, Context(1, 0, direction)) for direction in ("forward", "backward"))
     if (paired := capability(backward, Paired)) is not None:

@@ -1,1 +1,12 @@
-"""Codecs that send every value, with fewer bits."""
+"""How does every value go over, with fewer bits?
+
+cast         fp32, bf16, fp16: the shortest codecs
+fp8          8-bit floating point with a scale per token
+integer      codes of 1 to 8 bits with a step per token or per group of channels
+fixed_point  codes of b bits with a scale per channel over the whole micro-batch
+blockwise    8-bit codes of a dynamic map with an absmax per block
+rank_one     1 or 2 bits with a magnitude per token and per channel
+hadamard     a rotation around any other codec
+tah          4 or 3 bits by the tile's entropy, rotated where it has an outlier
+groups       how tensors fall into groups, and the scales and offsets that groups share
+"""

@@ -1,12 +1,13 @@
 """blockwise-8: 8-bit codes of a dynamic map, with an fp32 absmax per block of 4096 values in memory order.
 
-The map has 256 numbers in -1..1: 0, 1 and, for i = 0..6, both signs of the 2**i midpoints of 0.1..1 cut into 2**i equal parts,
-times 10**(i - 6). Near zero it is fine, near 1 it has 64 steps of 0.9/64. A block is divided by its absmax, each value goes to
-the nearest.
-Law: bounded by absmax * 0.45/64. Bits per element: 8 + 32/block. The map is a constant of the code and costs nothing (hivemind
-sends its 1 KiB with each tensor).
-Source: Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022; on the wire: Ryabinin et al., SWARM, ICML
-2023.
+The map has 256 numbers in -1..1: 0, 1 and, for i = 0..6, both signs of the 2**i midpoints of 0.1..1 cut into 2**i equal
+parts, times 10**(i - 6). Near zero it is fine, near 1 it has 64 steps of 0.9/64. A block is divided by its absmax, and
+each value goes to the nearest number.
+
+Law: bounded by absmax * 0.45/64. Bits per element: 8 + 32/block. The map is a constant of the code and costs nothing
+(hivemind sends its 1 KiB with each tensor).
+Sources: Dettmers et al., "8-bit optimizers via block-wise quantization", ICLR 2022; on the wire: Ryabinin et al.,
+SWARM, ICML 2023.
 """
 
 from __future__ import annotations
@@ -31,19 +32,22 @@ HALF_GAP = 0.45 / 64
 """Half the map's largest gap."""
 _SMALLEST = torch.finfo(torch.float32).tiny
 _PIECE = 2**16
-"""Values looked up at a time. An index has 8 bytes: those of a whole tensor leave the cache, and may be fetched from the system
-page by page at every message, which doubles the time."""
+"""Values that are looked up at a time. An index has 8 bytes: a whole tensor's indices leave the cache, and the system
+may fetch them page by page for every message, which doubles the time.
+"""
 
 
 def dynamic_map() -> npt.NDArray[np.float64]:
-    """The 256 numbers, in order."""
+    """Return the 256 numbers, in order."""
     edges = [np.linspace(0.1, 1.0, 2**i + 1) for i in range(7)]
     positive = np.concatenate([(edge[:-1] + edge[1:]) / 2 * 10.0 ** (i - 6) for i, edge in enumerate(edges)])
     return np.sort(np.concatenate([-positive, [0.0], positive, [1.0]]))
 
 
 class _Tables(NamedTuple):
-    """The map, and the search for the nearest as a look-up by the upper 16 bits: a bisection takes fifteen times as long."""
+    """The map, and the search for the nearest number as a look-up by the upper 16 bits: bisection takes fifteen times
+    as long.
+    """
 
     numbers: npt.NDArray[np.float32]
     lower: npt.NDArray[np.uint8]
@@ -72,23 +76,23 @@ def _pieces(values: int) -> Iterator[slice]:
 
 
 class Blockwise8(BodyCodec):
-    """Nothing is remembered. A block runs over the ends of tokens, so one outlier coarsens several of them."""
+    """A block runs over the ends of tokens, so one outlier coarsens several of them. Nothing is remembered."""
 
     code = 13
 
     def __init__(self, context: Context, block: int = 4096) -> None:
-        """`block` values share an absmax; the last block has what is left."""
+        """`block` values share an absmax; the last block has what is left. ValueError for fewer than one."""
         if block < 1:
             raise ValueError(f"a block of {block} values: it has at least 1")
         self._block = block
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """An absmax per block, and codes."""
+        """Return an absmax per block, and a byte per value."""
         of = self._grouping(shape)
         return Field(torch.float32, of.groups), Field(torch.uint8, of.values)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key where the tensor holds NaN or infinity."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
         absmax, codes = body
         of = self._grouping(x.shape)
         x = of.split(x)
@@ -104,7 +108,7 @@ class Blockwise8(BodyCodec):
             np.add(tables.lower.take(heads), part > tables.border.take(heads), out=out[piece])
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for an absmax that is not finite, or smaller than any that is sent."""
+        """Look the values up. CodecError for an absmax that is not finite, or smaller than any that is sent."""
         absmax, codes = body
         check_written(bool((absmax.isfinite() & (absmax >= _SMALLEST)).all()), key, "such an absmax")
         of = self._grouping(shape)
@@ -114,7 +118,7 @@ class Blockwise8(BodyCodec):
         return of.trim(of.spread(torch.from_numpy(values)).mul_(absmax.view(-1, 1)))
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value."""
+        """Return the largest error of each value."""
         if not tensor.numel():
             return torch.zeros(tensor.shape)
         of = self._grouping(tensor.shape)

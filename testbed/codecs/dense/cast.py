@@ -15,7 +15,7 @@ from testbed.errors import CodecError
 
 
 class Cast(BodyCodec):
-    """Rounds to the nearest value of a type, ties to even. Its subclasses say which type."""
+    """A cast to the nearest value of a type, ties to even. Its subclasses say which type."""
 
     dtype: ClassVar[torch.dtype]
 
@@ -23,7 +23,7 @@ class Cast(BodyCodec):
         """Nothing in the context matters to a cast."""
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """The values."""
+        """Return the values."""
         return (Field(self.dtype, math.prod(shape)),)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
@@ -35,7 +35,7 @@ class Cast(BodyCodec):
         return body[0].to(torch.float32, copy=True)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """Return each value's largest error: half a unit in its last place, or infinity where the type rounds to infinity."""
+        """Return the largest errors: half a unit in the last place; infinity where the type rounds to infinity."""
         kind = torch.finfo(self.dtype)
         size = tensor.detach().to(torch.float64).abs()
         half = torch.maximum(size, size.new_tensor(kind.tiny)) * (kind.eps / 2)
@@ -57,13 +57,13 @@ class Bf16(Cast):
 
 
 class Fp16(Cast):
-    """16 bits per value, three bits finer than bf16. Its range is 6e-8 to 65504: gradients are often too small for it."""
+    """16 bits per value, three bits finer than bf16. Its range, 6e-8 to 65504, is often too small for gradients."""
 
     code = 10
     dtype = torch.float16
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError for finite values that would become infinity."""
+        """Cast. CodecError for finite values that would become infinity."""
         super().fill(x, body, key)
         (halves,) = body
         if not math.isfinite(halves.sum(dtype=torch.float32).item()) and bool(

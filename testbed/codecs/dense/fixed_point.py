@@ -1,10 +1,11 @@
 """acsgd: fixed-point codes of b bits with one scale per channel over all tokens of the micro-batch.
 
-For channel c, s = max|x_c|, h = 2**(b-1): q = x / s * h rounded to the nearest in -h..h-1, decoded as s * q / h. The positive
-extreme is clipped to (h-1)/h of itself, as published. The wire holds s / h as bf16 (published: s as fp16, to which 1e-6 is
-added against division by zero, which gradients of a mean over many tokens do not survive), rounded up, then the codes, packed.
-Law: bounded by s / 2h, and by s / h where x is above (h - 1/2) s / h. Bits per element: b + 16/(b n) for b sequences of n
-tokens, so another micro-batch is another codec: one outlier token coarsens its channel for all.
+For channel c, s = max|x_c|, h = 2**(b-1): q = x / s * h rounded to the nearest in -h..h-1, decoded as s * q / h. The
+positive extreme is clipped to (h-1)/h of itself, as published. The wire holds s / h as bf16 (published: s as fp16, to
+which 1e-6 is added against division by zero, which gradients of a mean over many tokens do not survive), rounded up,
+then the codes, packed.
+Law: bounded by s / 2h, and by s / h where x is above (h - 1/2) s / h. Bits per element: b + 16/(b n) for b sequences of
+n tokens, so another micro-batch is another codec: one outlier token coarsens its channel for all.
 Source: AQ-SGD (Wang et al., NeurIPS 2022), its direct quantiser, from the code published as AC-SGD.
 """
 
@@ -24,24 +25,24 @@ FORWARD_BITS, BACKWARD_BITS = 4, 8
 
 
 class FixedPoint(BodyCodec):
-    """Nothing is remembered."""
+    """Fixed point per channel. Nothing is remembered."""
 
     code = 15
 
     def __init__(self, context: Context, bits: int = 0) -> None:
-        """2 to 8 bits; 0: 4 forward, 8 backward. ValueError for others."""
+        """`bits` is 2 to 8, or 0 for 4 forward and 8 backward. ValueError for others."""
         bits = bits or (FORWARD_BITS if context.direction == "forward" else BACKWARD_BITS)
         if not 2 <= bits <= 8:
             raise ValueError(f"{bits} bits: fixed point has 2 to 8")
         self._bits, self._half = bits, 1 << (bits - 1)
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Scales and packed codes."""
+        """Return a scale per channel, and the packed codes."""
         rows, width = rows_of(shape)
         return Field(torch.bfloat16, width), Field(torch.uint8, bits.packed_bytes(rows * width, self._bits))
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key where the tensor holds NaN or infinity."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
         scales, packed = body
         x = x.view(rows_of(x.shape))
         largest = groups.largest_magnitude(x, 0)
@@ -53,7 +54,7 @@ class FixedPoint(BodyCodec):
         bits.pack(codes.view(-1), self._bits, packed)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for scales that are not finite."""
+        """Return step * code. CodecError for scales that are not finite."""
         scales, packed = body
         check_written(groups.scales_are_sound(scales, self._half), key, "such a scale")
         rows, width = rows_of(shape)
@@ -61,7 +62,7 @@ class FixedPoint(BodyCodec):
         return values.sub_(self._half).mul_(scales.to(torch.float32))
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value."""
+        """Return the largest error of each value."""
         if not tensor.numel():
             return torch.zeros(tensor.shape)
         x = tensor.detach().to(torch.float32).reshape(rows_of(tensor.shape))

@@ -1,8 +1,8 @@
 """8-bit floating point with a bf16 scale per token: e4m3 for activations, e5m2 for gradients, unless told otherwise.
 
 A token x is divided by s = max|x| / m, m the format's largest number (448, 57344), and cast, to nearest even.
-Law: bounded by 2**-4 |x| and 2**-10 s in e4m3, by 2**-3 |x| and 2**-17 s in e5m2 (the larger of the two): the error is relative
-where int8's is absolute, so this is better than int8 only where few values of a token are large.
+Law: bounded by 2**-4 |x| and 2**-10 s in e4m3, by 2**-3 |x| and 2**-17 s in e5m2 (the larger of the two): the error is
+relative where int8's is absolute, so this is better than int8 only where few values of a token are large.
 Bits per element: 8 + 16/d. Source: Micikevicius et al., "FP8 formats for deep learning", 2022.
 """
 
@@ -35,7 +35,7 @@ _E5M2 = _Format(12, torch.float8_e5m2, 57344.0, 0x7B, 1.0)
 
 
 class Fp8(BodyCodec):
-    """Nothing is remembered. NaN and infinity are refused: they would spread over their token."""
+    """Nothing is remembered. NaN and infinity are refused, because they would spread over their token."""
 
     def __init__(self, context: Context, format: Literal["auto", "e4m3", "e5m2"] = "auto") -> None:
         """'auto' is e4m3 forward and e5m2, which has the larger range, backward."""
@@ -45,12 +45,12 @@ class Fp8(BodyCodec):
         self.code = self._format.code
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Scales and codes."""
+        """Return a scale per token, and a byte per value."""
         tokens = Grouping.of(shape, 0)
         return Field(torch.bfloat16, tokens.rows), Field(torch.uint8, tokens.values)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key where the tensor holds NaN or infinity."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
         scales, codes = body
         x = Grouping.of(x.shape, 0).split(x)
         largest = groups.largest_magnitude(x)
@@ -60,11 +60,11 @@ class Fp8(BodyCodec):
         codes.view(self._format.dtype).view(x.shape).copy_(x * scale.to(torch.float32).reciprocal_())
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for scales and values that are not finite."""
+        """Return scale * value. CodecError for scales and values that are not finite."""
         scales, codes = body
         sound = groups.scales_are_sound(scales, self._format.largest)
         check_written(sound and int((codes & 0x7F).amax()) <= self._format.last_finite, key, "such a scale or value")
-        # By way of fp16, which has e5m2's exponent, and e4m3's with a bias of 8 more: torch's own cast takes ten times as long.
+        # By way of fp16, which has e5m2's exponent, and e4m3's plus a bias of 8: torch's own cast takes ten times as long.
         halves = codes.to(torch.int16) << 8
         if self._format is _E4M3:
             halves = (halves >> 1) & ~0x4000
@@ -74,7 +74,7 @@ class Fp8(BodyCodec):
         return values.mul_(scales.to(torch.float32).view(-1, 1))
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value."""
+        """Return the largest error of each value."""
         if not tensor.numel():
             return torch.zeros(tensor.shape)
         x = Grouping.of(tensor.shape, 0).split(tensor.detach().to(torch.float32))

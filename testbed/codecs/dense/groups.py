@@ -1,10 +1,11 @@
 """Groups: runs of neighbouring channels of one token that share a scale, and the bf16 numbers that they share.
 
-A row is the last axis; a group is `size` values of one row, the last of a row as many as are left. Scales and offsets go over as
-bf16, not as the papers' fp16: as many bits, and fp32's range. A gradient shrinks with the number of tokens in the batch, and a
-scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are quantised with the rounded scale: it
-is rounded up, so that no value lies beyond the last level, and is at most 2**-7 above the true one. An offset is rounded down, by
-up to 2**-7 of itself: for groups far from zero, such as a rotated tile with one outlier, that widens the step.
+A row is the last axis; a group is `size` values of one row, the last of a row as many as are left. Scales and offsets
+go over as bf16, not as the papers' fp16: as many bits, and fp32's range. A gradient shrinks with the number of tokens
+in the batch, and a scale below 6e-5 would be denormal in fp16. bf16's coarser steps cost little, because values are
+quantised with the rounded scale: it is rounded up, so that no value lies beyond the last level, and is at most 2**-7
+above the true one. An offset is rounded down, by up to 2**-7 of itself: for groups far from zero, such as a rotated
+tile with one outlier, that widens the step.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from testbed.codecs.wire.header import Shape, rows_of
 from testbed.errors import CodecError
 
 SMALLEST_SCALE = torch.finfo(torch.bfloat16).tiny
-"""Scales stay normal numbers: a denormal one would be too coarse to divide by. fp32's smallest normal number is the same."""
+"""Scales stay normal numbers: a denormal one would be too coarse to divide by. fp32's smallest normal number is the
+same.
+"""
 _MANTISSA_BITS = {torch.bfloat16: 8, torch.float32: 24}
 
 
 class Grouping(NamedTuple):
-    """How a shape falls into groups. An empty tensor has no rows; a scalar is one row of one value."""
+    """The groups that a shape falls into. An empty tensor has no rows; a scalar is one row of one value."""
 
     rows: int
     width: int
@@ -37,7 +40,7 @@ class Grouping(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape, size: int) -> Grouping:
-        """Groups of `size` values; 0 means one group per row."""
+        """Cut rows into groups of `size` values; 0 means one group per row."""
         rows, width = rows_of(shape)
         return cls(rows, width, min(size, width) if size else width)
 
@@ -48,7 +51,7 @@ class Grouping(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups in all."""
+        """Groups of the whole tensor."""
         return self.rows * self.per_row
 
     @property
@@ -62,9 +65,10 @@ class Grouping(NamedTuple):
         return self.per_row * self.size - self.width
 
     def split(self, x: Tensor, *, edge: bool = False) -> Tensor:
-        """An fp32 tensor as contiguous (groups, size): a view where the groups are whole, otherwise a copy padded with zeros.
+        """Return an fp32 tensor as contiguous (groups, size): a view where the groups are whole, otherwise a copy
+        padded with zeros.
 
-        `edge`: padded with the row's last value instead, which changes no group's minimum or maximum.
+        With `edge` it is padded with the row's last value, which changes no group's minimum or maximum.
         """
         x = x.reshape(self.rows, self.width).contiguous()
         if self.padding and edge:
@@ -74,28 +78,32 @@ class Grouping(NamedTuple):
         return x.view(self.groups, self.size)
 
     def trim(self, grouped: Tensor) -> Tensor:
-        """(groups, size) as flat values without padding: the inverse of `split`. A view where the groups are whole."""
+        """Return (groups, size) as flat values without padding, a view where the groups are whole: the inverse of
+        `split`.
+        """
         if not self.padding:
             return grouped.view(-1)
         return grouped.view(self.rows, -1)[:, : self.width].reshape(-1)
 
     def spread(self, flat: Tensor) -> Tensor:
-        """Flat values without padding as (groups, size), padded with zeros: the inverse of `trim`. A view where groups are whole."""
+        """Return flat values without padding as (groups, size), padded with zeros: the inverse of `trim`. It is a view
+        where the groups are whole.
+        """
         if not self.padding:
             return flat.view(self.groups, self.size)
         return functional.pad(flat.view(self.rows, self.width), (0, self.padding)).view(self.groups, self.size)
 
 
 def to_codes(numbers: Tensor) -> Tensor:
-    """Contiguous fp32 numbers from 0 to below 256 as uint8, fractions cut off.
+    """Cut the fractions off contiguous fp32 numbers from 0 to below 256, and return them as uint8.
 
-    By numpy: torch's cast to uint8 takes six times as long.
+    numpy does it: torch's cast to uint8 takes six times as long.
     """
     return torch.from_numpy(numbers.numpy().astype(np.uint8))
 
 
 def largest_magnitude(grouped: Tensor, dim: int = -1) -> Tensor:
-    """max|x| along `dim`, which stays as an axis of length 1; NaN and infinity stay.
+    """Return max|x| along `dim`, which stays as an axis of length 1; NaN and infinity stay.
 
     Two reductions are faster than one pass for |x| and one more.
     """
@@ -103,29 +111,29 @@ def largest_magnitude(grouped: Tensor, dim: int = -1) -> Tensor:
 
 
 def bf16_up(numbers: Tensor) -> Tensor:
-    """Finite fp32 numbers as bf16, rounded away from zero where they do not fit; beyond bf16's largest, infinity."""
+    """Round finite fp32 numbers away from zero to bf16; those beyond bf16's largest become infinity."""
     words = (numbers.contiguous().view(torch.int32) + 0xFFFF) >> 16
     return words.to(torch.int16).view(torch.bfloat16)
 
 
 def bf16_down(numbers: Tensor) -> Tensor:
-    """Finite fp32 numbers as bf16, rounded towards minus infinity."""
+    """Round finite fp32 numbers towards minus infinity to bf16."""
     words = numbers.contiguous().view(torch.int32)
     words = torch.where(words < 0, words + 0xFFFF, words) >> 16
     return words.to(torch.int16).view(torch.bfloat16)
 
 
 def scales(ranges: Tensor, levels: float) -> Tensor:
-    """Steps (bf16) of which `levels` reach over each of the `ranges` (fp32, not negative, finite), within what bf16 holds.
+    """Return steps (bf16) of which `levels` reach over each of the `ranges` (fp32, not negative, finite).
 
-    None is larger than `largest_scale(levels)`: for a group beyond it the last few per mille are clipped.
+    No step is larger than `largest_scale(levels)`: the last few per mille of a group beyond it are clipped.
     """
     return bf16_up((ranges / levels).clamp_(SMALLEST_SCALE, largest_scale(levels)))
 
 
 @functools.cache
 def largest_scale(levels: float, dtype: torch.dtype = torch.bfloat16) -> float:
-    """The largest number of the type (bf16 or fp32) that `levels` times is still finite in fp32."""
+    """Return the largest number of the type (bf16 or fp32) that `levels` times is still finite in fp32."""
     exact = min(torch.finfo(torch.float32).max / levels, torch.finfo(dtype).max)
     mantissa, exponent = math.frexp(exact)
     bits = _MANTISSA_BITS[dtype]
@@ -133,14 +141,14 @@ def largest_scale(levels: float, dtype: torch.dtype = torch.bfloat16) -> float:
 
 
 def scales_are_sound(steps: Tensor, levels: float) -> bool:
-    """Whether every scale (bf16, or fp32 of a codec that sends those) is one that an encoder makes."""
+    """Say whether an encoder makes every one of these scales, bf16 or fp32."""
     largest = largest_scale(levels, steps.dtype)
     steps = steps.to(torch.float32)
     return bool(((steps >= SMALLEST_SCALE) & (steps <= largest)).all())
 
 
 def check_ends(ends: Tensor, key: MessageKey) -> None:
-    """Raise a CodecError that names the message key unless what groups reach to is finite."""
+    """Raise a CodecError that names the message key unless what the groups reach to is finite."""
     if not bool(ends.isfinite().all()):
         raise CodecError(
             f"cannot encode {key}: it holds NaN or infinity, or values that reach beyond fp32's largest number"
@@ -148,7 +156,7 @@ def check_ends(ends: Tensor, key: MessageKey) -> None:
 
 
 class Affine(NamedTuple):
-    """Levels between a group's minimum and maximum: value = offset + step * code. Both bf16, (groups, 1).
+    """Levels between a group's minimum and maximum: value = offset + step * code. Both are bf16, (groups, 1).
 
     The offset is rounded down and the step up, so that the codes reach over the group whatever bf16 does to the two.
     """
@@ -158,9 +166,9 @@ class Affine(NamedTuple):
 
     @classmethod
     def fit(cls, x: Tensor, top: int | Tensor, key: MessageKey) -> Affine:
-        """Codes 0..top over groups x, fp32 (groups, size); `top` may be each group's own, (groups, 1).
+        """Fit codes 0..top to groups x, fp32 (groups, size); `top` may differ by group, (groups, 1).
 
-        CodecError names the message key for what no two bf16 numbers reach over.
+        CodecError names the message key where no two bf16 numbers reach over a group.
         """
         lowest, highest = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
         offset = bf16_down(lowest)
@@ -171,15 +179,15 @@ class Affine(NamedTuple):
         return cls(step, offset)
 
     def scaled_(self, x: Tensor) -> Tensor:
-        """Groups in steps above their offset, in place: 0..top, and fractions."""
+        """Turn groups into steps above their offset, in place: 0..top, with fractions."""
         return x.sub_(self.offset.to(torch.float32)).mul_(self.step.to(torch.float32).reciprocal_())
 
     def values_(self, codes: Tensor) -> Tensor:
-        """The values of fp32 codes (groups, size), in place."""
+        """Turn fp32 codes (groups, size) into values, in place."""
         return codes.mul_(self.step.to(torch.float32)).add_(self.offset.to(torch.float32))
 
     def is_sound(self, top: int | Tensor) -> bool:
-        """Whether these are numbers that `fit` makes: every code has a finite value."""
+        """Say whether `fit` makes such numbers: every code then has a finite value."""
         step, offset = self.step.to(torch.float32), self.offset.to(torch.float32)
         # A NaN fails the comparison, an infinite offset or step the other test.
         return bool((step >= SMALLEST_SCALE).all()) and bool((offset + top * step).isfinite().all())

@@ -1,11 +1,11 @@
 """hadamard(inner): each token rotated in tiles of neighbouring channels, which spreads an outlier over its tile.
 
-A tile x of G channels becomes x H / sqrt(G), H Sylvester's matrix of -+1: orthonormal and symmetric, so that the same again
-undoes it.
-G is a power of two, at most the width; channels left over at a token's end stay as they are.
-Law: within a tile the error's L2 norm is the inner codec's, so no value is wrong by more than the root of the sum of its tile's
-squared bounds. Bits per element: the inner codec's; nothing is added to its payload.
+A tile x of G channels becomes x H / sqrt(G), H Sylvester's matrix of -+1: orthonormal and symmetric, so that the same
+again undoes it. G is a power of two, at most the width; channels left over at a token's end stay as they are.
 It pays only where channels are of very different size: on nearly normal values it does nothing, or a little harm.
+
+Law: within a tile the error's L2 norm is the inner codec's, so no value is wrong by more than the root of the sum of
+its tile's squared bounds. Bits per element: the inner codec's; nothing is added to its payload.
 Source: QuaRot (Ashkboos et al., NeurIPS 2024) for the idea, TAH-Quant (He et al., arXiv 2506.01352) for tiles.
 """
 
@@ -25,7 +25,7 @@ from testbed.codecs.wrap import bound_of, law_of_bound
 
 @functools.cache
 def matrix(size: int) -> Tensor:
-    """H / sqrt(size), fp32 (size, size); to be read only. ValueError unless the size is a power of two."""
+    """Return H / sqrt(size), fp32 (size, size), to be read only. ValueError unless the size is a power of two."""
     if size < 1 or size & (size - 1):
         raise ValueError(f"a tile of {size} channels: a Hadamard matrix of a power of two is needed, such as 64")
     signs = torch.ones(1, 1)
@@ -35,13 +35,14 @@ def matrix(size: int) -> Tensor:
 
 
 def tile_size(width: int, most: int) -> int:
-    """The largest power of two that is neither above the width nor above `most`."""
+    """Return the largest power of two that is neither above the width nor above `most`."""
     return 1 << (min(width, most).bit_length() - 1) if width else 1
 
 
 def rotate(x: Tensor, size: int, out: Tensor | None = None) -> Tensor:
-    """fp32 x with each row rotated in tiles; twice is the identity, but for rounding. Into `out`, which is contiguous, of x's
-    shape and other memory; a new tensor without it.
+    """Rotate each row of fp32 x in tiles; twice is the identity, but for rounding.
+
+    The result is a new tensor, or `out`, which must be contiguous, of x's shape and in other memory.
     """
     out = torch.empty(x.shape) if out is None else out
     tile = tile_size(x.shape[-1], size) if x.ndim else 1
@@ -60,27 +61,31 @@ class Hadamard:
     """A rotation around any other codec."""
 
     def __init__(self, context: Context, inner: Codec, size: int = 64) -> None:
-        """Tiles of `size` channels. ValueError unless that is a power of two."""
+        """Tiles have `size` channels. ValueError unless that is a power of two."""
         self.law = law_of_bound(inner)
         matrix(size)
         self.inner, self._size, self._scratch = inner, size, Scratch()
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """CodecError names the message key where the rotated tensor is not finite."""
+        """Rotate, and encode with the inner codec. CodecError names the message key where the rotated tensor is not
+        finite.
+        """
         x = header.check_input(tensor).to(torch.float32)
         rotated = rotate(x, self._size, self._scratch.of(x.shape))
         header.check_finite(rotated, key, "a rotation")
         return self.inner.encode(rotated, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """CodecError where the inner codec's is one, or the result is not finite."""
+        """Decode with the inner codec, and rotate back. CodecError for the inner codec's reasons, or where the result
+        is not finite.
+        """
         values = self.inner.decode(payload, key)  # which is ours: a new contiguous tensor
         values.copy_(rotate(values, self._size, self._scratch.of(values.shape)))
         header.check_finite(values, key, "a rotation", doing="decode")
         return values
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value; infinity where the inner codec states none."""
+        """Return the largest error of each value; infinity where the inner codec states none."""
         x = tensor.detach().to(torch.float32)
         if not x.numel() or not x.ndim:
             return bound_of(self.inner, x)

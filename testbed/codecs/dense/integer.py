@@ -1,20 +1,21 @@
 """Whole-number codes of 1, 2, 3, 4, 6 or 8 bits with a bf16 step per token or per group of channels, packed.
 
-A value is step * code + offset. The grids differ in where the offset comes from (b bits, g a group, L = 2**b - 1):
+A value is step * code + offset. The grids differ in where the offset comes from (b bits, a group g, L = 2**b - 1):
 
 symmetric   codes 0..L-1 (the last is not used), step = max|g| / (L // 2), offset = -step * (L // 2): zero is zero.
-midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b levels about zero, none on it; zeros have step 0.
+midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b levels about zero, none on it. A group
+            of zeros has step 0.
 asymmetric  codes 0..L, offset = min(g) as bf16 rounded down, step = (max(g) - offset) / L: the offset is sent too.
 
-'suited' is symmetric, and midrise for fewer than 8 bits rounded stochastically: of 2 bits' levels symmetric leaves one in four
-unused, and the variance is twice as large. One bit has no symmetric grid: it is midrise, and the two levels are -+mean|g| where
-the rounding is to the nearest (which is where their squared error is least), -+max|g| where it is stochastic.
+'suited' is symmetric, and midrise for fewer than 8 bits rounded stochastically: of 2 bits' levels symmetric leaves one
+in four unused, and has twice the variance. One bit has no symmetric grid: it is midrise, and its two levels are -+mean|g|
+where it rounds to the nearest (which is where their squared error is least), -+max|g| where it rounds stochastically.
 
-Law: bounded by half a step rounded to the nearest, by a step stochastically, and then unbiased; the step is the one on the
-wire, at most 2**-7 above the formula's; by max|g| + mean|g| for the one nearest bit. Bits per element: b + 16/g, asymmetric b +
-32/g.
-Sources: symmetric and asymmetric absmax quantisation; stochastic rounding between 2**b levels: Gupta et al., ICML 2015; one bit:
-after 1-bit SGD (Seide et al., Interspeech 2014), with one mean|g| for both signs and without its error feedback.
+Law: bounded by half a step rounded to the nearest; by a step stochastically, and then unbiased; by max|g| + mean|g| for
+one bit rounded to the nearest. The step is the one on the wire, at most 2**-7 above the formula's.
+Bits per element: b + 16/g for groups of g values, asymmetric b + 32/g.
+Sources: symmetric and asymmetric absmax quantisation; stochastic rounding between 2**b levels: Gupta et al., ICML 2015;
+one bit: after 1-bit SGD (Seide et al., Interspeech 2014), with one mean|g| for both signs, without error feedback.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _FIRST_CODE = 20
 
 
 class Levels(NamedTuple):
-    """A grid of a width."""
+    """The levels of a grid at a width."""
 
     bits: int
     grid: Literal["symmetric", "midrise", "asymmetric"]
@@ -63,7 +64,7 @@ class Levels(NamedTuple):
 
     @property
     def code(self) -> int:
-        """The body code."""
+        """The body code of the grid and width."""
         return _FIRST_CODE + 3 * WIDTHS.index(self.bits) + _GRIDS.index(self.grid)
 
 
@@ -71,7 +72,7 @@ _SIGNS = Levels(1, "midrise")
 
 
 class Integer(BodyCodec):
-    """Codes of `bits` bits. Subclasses give the width."""
+    """Codes of `bits` bits, a width that subclasses give."""
 
     bits: ClassVar[int]
 
@@ -83,10 +84,11 @@ class Integer(BodyCodec):
         grid: Grid = "suited",
         bits: int | None = None,
     ) -> None:
-        """`group` channels share a step; 0: those of a token. `bits` stands for the class's width where it has none.
+        """`group` channels share a step; 0 stands for a whole token. `bits` stands for the class's width where it has
+        none.
 
-        rounding='auto' rounds activations to the nearest and gradients, whose errors add up over steps, stochastically. ValueError
-        for a width or a group that there is not.
+        rounding='auto' rounds activations to the nearest, and gradients, whose errors add up over steps,
+        stochastically. ValueError for any other width, and for a negative group.
         """
         width = self.bits if bits is None else bits
         if width not in WIDTHS:
@@ -103,13 +105,15 @@ class Integer(BodyCodec):
         self._scratch, self._above = Scratch(), Scratch()
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Steps, offsets where they are sent, and packed codes."""
+        """Return the steps, the offsets where they are sent, and the packed codes."""
         of = Grouping.of(shape, self._group)
         codes = Field(torch.uint8, bits.packed_bytes(of.values, self._levels.bits))
         return *[Field(torch.bfloat16, of.groups)] * (2 if self._levels.grid == "asymmetric" else 1), codes
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity, or reaches beyond fp32's
+        largest number.
+        """
         steps, *offsets, packed = body
         of = Grouping.of(x.shape, self._group)
         x = of.split(x, edge=bool(offsets))
@@ -124,7 +128,7 @@ class Integer(BodyCodec):
         bits.pack(of.trim(self._round(x, step, key)), self._levels.bits, packed)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for steps, offsets and codes that `fill` does not write."""
+        """Return offset + step * code. CodecError for steps, offsets and codes that `fill` does not write."""
         steps, *offsets, packed = body
         of, levels = Grouping.of(shape, self._group), self._levels
         codes = bits.unpack(packed, levels.bits, of.values)
@@ -144,7 +148,7 @@ class Integer(BodyCodec):
         return of.trim(values)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value."""
+        """Return the largest error of each value."""
         if not tensor.numel():
             return torch.zeros(tensor.shape)
         of, levels = Grouping.of(tensor.shape, self._group), self._levels
@@ -163,7 +167,7 @@ class Integer(BodyCodec):
         return of.trim(share * (1 + 2**-14) + size * 2**-20 + clipped).view(tensor.shape)
 
     def _step(self, x: Tensor, ranges: Tensor, of: Grouping) -> Tensor:
-        """Steps, bf16 (groups, 1), of a grid about zero over groups x with these largest magnitudes."""
+        """Return the steps, bf16 (groups, 1), of a grid about zero over groups x with these largest magnitudes."""
         if self._levels == _SIGNS and not self._stochastic:
             ranges = _mean_magnitude(x, of)
         step = groups.scales(ranges, self._levels.reach)
@@ -171,7 +175,7 @@ class Integer(BodyCodec):
         return step.masked_fill_(ranges == 0, 0.0) if self._levels.grid == "midrise" else step
 
     def _round(self, x: Tensor, step: Tensor, key: MessageKey) -> Tensor:
-        """Codes, uint8 (groups, size), of values about zero, or above their offset."""
+        """Return the codes, uint8 (groups, size), of values about zero, or above their offset."""
         levels, scaled = self._levels, self._scratch.of(x.shape)
         # What follows cuts off the fraction, so that 1/2 makes it round.
         middle = levels.centre + 0.5
@@ -185,7 +189,7 @@ class Integer(BodyCodec):
 
 
 def _mean_magnitude(x: Tensor, of: Grouping) -> Tensor:
-    """mean|x| of each group without its padding, (groups, 1)."""
+    """Return mean|x| of each group without its padding, (groups, 1)."""
     # Divided first, because the sum of large numbers overflows.
     means = x.abs().div_(of.size).sum(-1, keepdim=True)
     if of.padding:
@@ -224,11 +228,9 @@ class Int6(Integer):
 
 
 class Int8(Integer):
-    """Eight bits. On a symmetric grid with one step per token the steps go over as fp32, the codes as signed integers -127..127,
-    and ties are rounded to even.
+    """Eight bits. With a step per token and a symmetric grid the steps are fp32, the codes signed, and ties go to even.
 
-    8 + 32/d bits per element. As many steps as bf16 ones, they cost the width of a few values; they are what the first version of this
-    codec sent, and its payloads stay the same.
+    That is 8 + 32/d bits per element. Every result of int8 so far was measured with these bytes, so they stay.
     """
 
     bits = 8
@@ -241,14 +243,14 @@ class Int8(Integer):
             self.code = 3
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Steps and codes."""
+        """Return fp32 steps and signed codes, or what `Integer` does."""
         if not self._signed:
             return super().fields(shape)
         tokens = Grouping.of(shape, 0)
         return Field(torch.float32, tokens.rows), Field(torch.int8, tokens.values)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key where the tensor holds NaN or infinity."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
         if not self._signed:
             super().fill(x, body, key)
             return
@@ -267,7 +269,7 @@ class Int8(Integer):
         codes.view(q.shape).copy_(q)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for steps and codes that `fill` does not write."""
+        """Return step * code. CodecError for steps and codes that `fill` does not write."""
         if not self._signed:
             return super().values(body, shape, key)
         steps, codes = body

@@ -1,14 +1,15 @@
-"""One or two bits a value, and a magnitude for each token and each channel: strong compression, made for residuals.
+"""onebit, twobit: one or two bits per value, and a magnitude per token and per channel, whose product scales them.
 
-For the matrix M of a message, one row a token: u_i = mean_j |M_ij|, v_j = mean_i |M_ij| / mean |M|, both as bf16, and s_ij =
-u_i v_j is the rank-one fit of |M| that keeps its row and column means. One bit: the sign, decoded as +-s. Two bits: the sign and
-whether |M_ij| > 1.230 s, decoded as +-0.567 s or +-1.893 s: the four levels of least squared error for normal values (Max, IRE
-Trans. 1960) in units of their mean magnitude.
+Let M be the matrix of a message, one row per token. u_i = mean_j |M_ij| and v_j = mean_i |M_ij| / mean |M|, both bf16;
+s_ij = u_i v_j is the rank-one fit of |M| that keeps its row and column means. One bit is the sign, decoded as +-s. Two
+bits are the sign and whether |M_ij| > 1.230 s, decoded as +-0.567 s or +-1.893 s: the four levels of least squared
+error for normal values (Max, IRE Trans. 1960) in units of their mean magnitude.
 
-Bits per element: 1 + 16/d + 16/bn and 2 + 16/d + 16/bn. Alone the error is large (0.60 and 0.34 of the norm for normal values):
-they are for a closed loop, `compactfusion(onebit)` or `ef(onebit)`.
-Source: after the 1-bit and 2-bit compressors of CompactFusion ("Accelerating Parallel Diffusion Model Serving with Residual
-Compression"), from memory: that the scale has rank one is its; the fit and the two-bit levels are derived here.
+Bits per element: 1 + 16/d + 16/bn and 2 + 16/d + 16/bn. Alone the error is large (0.60 and 0.34 of the norm for normal
+values): they are for a closed loop, `compactfusion(onebit)` or `ef(onebit)`.
+Source: after the 1-bit and 2-bit compressors of CompactFusion ("Accelerating Parallel Diffusion Model Serving with
+Residual Compression"), from memory. That the scale has rank one comes from there; the fit and the two-bit levels are
+derived here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from testbed.errors import CodecError
 
 _SMALL, _EDGE, _LARGE = 0.5675, 1.2303, 1.8925
 _LARGEST = 2.0**100
-"""Of a magnitude: products of means then stay far within fp32."""
+"""The largest magnitude that is sent: products of means then stay far within fp32."""
 
 
 class OneBit(BodyCodec):
@@ -42,13 +43,13 @@ class OneBit(BodyCodec):
         """Nothing in the context matters: no number is drawn."""
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Magnitudes of rows, magnitudes of columns, and packed codes."""
+        """Return magnitudes of rows, magnitudes of columns, and packed codes."""
         rows, width = rows_of(shape)
         packed = Field(torch.uint8, bits.packed_bytes(rows * width, self.width))
         return Field(torch.bfloat16, rows), Field(torch.bfloat16, width), packed
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key for NaN, infinity, or a magnitude above 2**100."""
+        """Write the fields. CodecError names the message key for NaN, infinity, or a magnitude above 2**100."""
         of_rows, of_columns, packed = body
         x = x.view(rows_of(x.shape))
         magnitudes = x.abs()
@@ -61,7 +62,7 @@ class OneBit(BodyCodec):
         bits.pack(codes.view(-1), self.width, packed)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for magnitudes that `fill` does not write, or whose product is not finite."""
+        """Return level * u * v. CodecError for magnitudes that `fill` does not write, or an infinite product."""
         of_rows, of_columns = (field.to(torch.float32) for field in body[:2])
         sound = (((field >= 0) & (field <= _LARGEST)).all() for field in (of_rows, of_columns))
         check_written(all(map(bool, sound)), key, "such a magnitude")
@@ -72,7 +73,7 @@ class OneBit(BodyCodec):
         return values
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """|decoded - x| value by value: the signs agree."""
+        """Return the largest error of each value, which is no larger than the value or its level: the signs agree."""
         x = tensor.detach().to(torch.float32)
         if not x.numel():
             return x
@@ -82,7 +83,7 @@ class OneBit(BodyCodec):
 
     @staticmethod
     def _in_scales(codes: Tensor) -> Tensor:
-        """Values in units of s, as a new fp32 tensor."""
+        """Return the levels in units of s, as a new fp32 tensor."""
         return codes.to(torch.float32).mul_(-2).add_(1)
 
 
@@ -100,7 +101,7 @@ class TwoBit(OneBit):
 
 
 def _means(magnitudes: Tensor, key: MessageKey | None) -> tuple[Tensor, Tensor]:
-    """u and v. CodecError for what they cannot be made of."""
+    """Return u and v. CodecError where they cannot be made."""
     of_rows, of_columns = magnitudes.mean(-1), magnitudes.mean(0)
     if not float(largest := magnitudes.amax()) <= _LARGEST:
         raise CodecError(

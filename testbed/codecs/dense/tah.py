@@ -1,18 +1,21 @@
 """TAH-Quant: tiles of neighbouring channels at 4 or 3 bits by their entropy, tiles with an outlier rotated first.
 
-Forward, each token in tiles of G channels (a power of two; the last is filled up with zeros, which are sent too):
-1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k: of the T tiles of a token, or of a sample's tokens together, the ceil(share * T)
-   of most entropy get 4 bits, the others 3. Of the two tiles of a narrow model's token, ceil makes that both.
-2. a1, a2 the two largest |x|: where a1 > tau * a2, a1 changes places with channel 0 (its place is the pivot) and the tile is
-   rotated by Hadamard's matrix.
-3. between least and largest value in equal steps, rounded to the nearest (`affine`).
-Backward: `bits`-bit codes, symmetric, one step a tile, rounded to the nearest.
+Forward, each token is cut into tiles of G channels (a power of two; the last is filled up with zeros, which are sent):
 
-A tile's metadata: 16 bits each for step and offset (bf16; published: fp16), 1 for its width, log2 G for the pivot, 1 for the
-rotation: 39 at G = 32, 40 at G = 64. Bits per element: 3.8 + 40/64 = 4.425 at G = 64 where share * T is whole; the paper's 4.41
-leaves out the rotation's bit. The paper's own tile is 32; 64 is what its 4.41 is for.
+1. p_k = |x_k| / sum|x|, H = -sum p_k log p_k. Of the T tiles of a token, or of a sample's tokens together, the
+   ceil(share * T) of most entropy get 4 bits, the others 3. A narrow model's token has two tiles: ceil makes that both.
+2. a1 and a2 are the two largest |x|. Where a1 > tau * a2, a1 changes places with channel 0 (its place is the pivot) and
+   the tile is rotated by Hadamard's matrix.
+3. The tile is quantised between its minimum and maximum in equal steps, rounded to the nearest (`groups.Affine`).
+
+Backward, gradients get `bits`-bit codes, symmetric, with one step per tile, rounded to the nearest.
+
+A tile's metadata: 16 bits each for step and offset (bf16; published: fp16), 1 for its width, log2 G for the pivot, 1
+for the rotation: 39 at G = 32, 40 at G = 64. Bits per element: 3.8 + 40/64 = 4.425 at G = 64 where share * T is whole;
+the paper's 4.41 leaves out the rotation's bit. The paper's own tile is 32; 64 is what its 4.41 is for.
 Law: bounded by half a step; in a rotated tile by sqrt(G) / 2 steps (the L2 norm of all its errors).
-Not stated in the source: the rounding, whether tiles are ranked in a token or in a sample, and what of a gradient shares a step.
+The source does not state the rounding, whether tiles are ranked in a token or in a sample, nor which values of a
+gradient share a step.
 Source: He et al., "TAH-Quant", arXiv 2506.01352, sections 3 and 4.
 """
 
@@ -37,11 +40,11 @@ from testbed.codecs.wire.scratch import Scratch
 
 Per = Literal["token", "sample"]
 _AT_ONCE = 2**20
-"""Values worked on at once, if as few are ranked together: what is kept for temporaries, 8 bytes a value, is then 8 MiB."""
+"""Values worked on at once, if as few are ranked together: 8 MiB of temporaries, 8 bytes per value."""
 
 
 class _Ranked(NamedTuple):
-    """How many tiles are ranked together, how many of those get 4 bits, and how many do in all."""
+    """The number of tiles that are ranked together, how many of those get 4 bits, and how many tiles do in all."""
 
     tiles: int
     wide: int
@@ -64,7 +67,7 @@ class _Plan(NamedTuple):
 
 
 class Tah(BodyCodec):
-    """Activations. Nothing is remembered."""
+    """The codec of activations. Nothing is remembered."""
 
     code = 14
 
@@ -79,7 +82,9 @@ class Tah(BodyCodec):
         self._scratch, self._sizes = Scratch(), Scratch()
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Steps, offsets, codes of 4 bits, codes of 3 bits, which tiles have 4 bits, which are rotated, and the pivots; all packed."""
+        """Return steps, offsets, codes of 4 bits, codes of 3 bits, which tiles have 4 bits, which are rotated, and the
+        pivots.
+        """
         of = self._grouping(shape)
         wide = self._ranked(shape, of).wide_in_all
         packed = (
@@ -92,7 +97,9 @@ class Tah(BodyCodec):
         return *[Field(torch.bfloat16, of.groups)] * 2, *(Field(torch.uint8, bits.packed_bytes(*one)) for one in packed)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key where the tensor holds NaN or infinity, or reaches beyond fp32's largest number."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity, or reaches beyond fp32's
+        largest number.
+        """
         of = self._grouping(x.shape)
         ranked = self._ranked(x.shape, of)
         some = max(1, _AT_ONCE // (ranked.tiles * of.size)) * ranked.tiles
@@ -107,7 +114,9 @@ class Tah(BodyCodec):
         bits.pack(pivot, _pivot_bits(of), body[6])
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for metadata that `fill` does not write, or a rotation that is not finite."""
+        """Return the tiles, rotated back. CodecError for metadata that `fill` does not write, or a rotation that is not
+        finite.
+        """
         of = self._grouping(shape)
         ranked = self._ranked(shape, of)
         affine = Affine(body[0].view(-1, 1), body[1].view(-1, 1))
@@ -131,7 +140,7 @@ class Tah(BodyCodec):
         return of.trim(values)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """The largest error of each value."""
+        """Return the largest error of each value."""
         if not tensor.numel():
             return torch.zeros(tensor.shape)
         of = self._grouping(tensor.shape)
@@ -153,7 +162,7 @@ class Tah(BodyCodec):
         return _Ranked(tiles, wide, of.groups // tiles * wide)
 
     def _plan(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> _Plan:
-        """Of tiles x, as many as are ranked together, or some times as many."""
+        """Plan for tiles x, a multiple of the number that are ranked together."""
         size = torch.abs(x, out=self._sizes.of(x.shape))
         largest = size.amax(-1, keepdim=True)
         groups.check_ends(largest, key)
@@ -171,7 +180,7 @@ class Tah(BodyCodec):
         return _Plan(wide, pivot, rotated, x, Affine.fit(x, _top(wide), key))
 
     def _code(self, x: Tensor, ranked: _Ranked, key: MessageKey) -> tuple[Tensor, ...]:
-        """Of tiles x: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
+        """Return, for tiles x: wide, rotated, pivot, step, offset, and the codes, uint8 (tiles, G)."""
         plan = self._plan(x, ranked, key)
         # Cut off by the cast, so rounded; the step reaches over the tile, so no code is too high.
         codes = groups.to_codes(plan.affine.scaled_(plan.x).add_(0.5))
@@ -179,7 +188,7 @@ class Tah(BodyCodec):
 
 
 class TahGradients(Integer):
-    """Gradients: `bits`-bit codes with a step a tile."""
+    """The codec of gradients: `bits`-bit codes with a step per tile."""
 
     def __init__(self, context: Context, tile: int = 64, bits: int = 6, **_: Any) -> None:
         """The other parameters are the activations' business."""
@@ -187,14 +196,14 @@ class TahGradients(Integer):
 
 
 def _by_width(wide: Tensor, body: Body) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(bits, indices of the tiles, their packed codes) for both widths."""
+    """Yield (bits, indices of the tiles, their packed codes) for both widths."""
     flat = wide.view(-1)
     for width, which, packed in zip((4, 3), (flat, ~flat), body[2:4], strict=True):
         yield width, which.nonzero().view(-1), packed
 
 
 def _choose(entropy: Tensor, count: int) -> Tensor:
-    """bool, as entropy (rows, T): the `count` tiles of most entropy of each row."""
+    """Return which tiles of each row of entropy (rows, T) are the `count` of most entropy, as bool (rows, T)."""
     wide = np.zeros(entropy.shape, np.bool_)
     first = entropy.shape[-1] - count
     # numpy's, because torch's topk of many short rows takes ten times as long.
@@ -211,9 +220,10 @@ def _top(wide: Tensor) -> Tensor:
 
 
 def _entropy(size: Tensor, largest: Tensor, buffer: Tensor) -> Tensor:
-    """Of |x| of tiles, which is used up as `buffer` is, (tiles): log S - sum(|x| log|x|) / S for S = sum|x|; 0 for zeros.
+    """Return log S - sum(|x| log|x|) / S for S = sum|x|, (tiles), given |x| of tiles; 0 for zeros. `size` and `buffer`
+    are overwritten.
 
-    Tiles of values beyond 1e36 or below 1e-36 get no number that means something: they are then ranked in some order.
+    Tiles of values beyond 1e36 or below 1e-36 get no meaningful number: they are then ranked in some order.
     """
     total = size.sum(-1)
     # 0 log 0 = 0 by way of a logarithm that is finite; torch's xlogy and entr take ten times as long.
@@ -223,7 +233,7 @@ def _entropy(size: Tensor, largest: Tensor, buffer: Tensor) -> Tensor:
 
 
 def _swap(x: Tensor, turned: Tensor, pivot: Tensor) -> None:
-    """In the tiles `turned`, the pivot's channel changes places with channel 0, in place; twice is the identity."""
+    """Exchange channel 0 and the channel of the pivot in the tiles `turned`, in place; twice is the identity."""
     flat = x.numpy().reshape(-1)
     first = turned.numpy() * x.shape[-1]
     other = first + pivot[turned].numpy()
@@ -231,7 +241,7 @@ def _swap(x: Tensor, turned: Tensor, pivot: Tensor) -> None:
 
 
 def _rotate(x: Tensor, turned: Tensor) -> Tensor:
-    """The tiles `turned`, rotated in place; a tensor of their new values."""
+    """Rotate the tiles `turned` in place, and return a tensor of their new values."""
     some = len(turned) < len(x)
     tiles = hadamard.rotate(x.index_select(0, turned) if some else x, x.shape[-1])
     if some:

@@ -1,10 +1,12 @@
-"""Differences from the previous step's tensor of the same micro-batch, in a closed loop; and, as a control, in an open one.
+"""Differences from the previous step's tensor of the same micro-batch, in a closed loop; as a control, in an open one.
 
-Both ends hold P, what the receiver last decoded for the micro-batch (zeros at first). D = X - P goes over, and P becomes P + decoded D
-at both ends, so errors do not add up. A difference has as many values as the tensor: it saves bytes only if it is so much smaller
-that fewer bits, or an entropy coder behind it, do.
-Source: "activation delta" (Bedoya and Zhang), whose text leaves the loop open to reading; AQ-SGD closes it per example, and
-CompactFusion ("Accelerating Parallel Diffusion Model Serving with Residual Compression") between denoising steps.
+Both ends hold P, what the receiver last decoded for the micro-batch (zeros at first). D = X - P goes over, and P
+becomes P + decoded D at both ends, so errors do not add up. A difference has as many values as the tensor: it saves
+bytes only if it is so much smaller that fewer bits, or an entropy coder behind it, are enough.
+
+Sources: "activation delta" (Bedoya and Zhang), whose text does not say whether the loop is closed; AQ-SGD closes it per
+example, and CompactFusion ("Accelerating Parallel Diffusion Model Serving with Residual Compression") between denoising
+steps.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from testbed.codecs.wrap import (
 from testbed.errors import CodecError
 
 First = Literal["inner", "fp32", "bf16"]
-"""How a micro-batch's first message goes over, while there is nothing to differ from."""
+"""What a micro-batch's first message goes over as, while there is nothing to differ from."""
 
 _INNER, _FULL = 0, 1
 CASTS: dict[str, type[Fp32 | Bf16]] = {"fp32": Fp32, "bf16": Bf16}
@@ -42,10 +44,12 @@ CASTS: dict[str, type[Fp32 | Bf16]] = {"fp32": Fp32, "bf16": Bf16}
 
 
 class Delta(ClosedLoop):
-    """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner payload.
+    """The difference through any codec: 4 bytes (code, whether it is a first message in full, visit, 0), then the inner
+    payload.
 
-    Law: the error is that of the inner codec on the last difference, for ever (closed loop). One P of the tensor's size per
-    (phase, micro-batch) at each end, besides what the inner codec remembers. A tensor of another shape than the last starts anew.
+    Law: the error is that of the inner codec on the last difference, for ever (closed loop). One P of the tensor's size
+    per (phase, micro-batch) at each end, besides what the inner codec remembers. A tensor of another shape than the
+    last starts anew.
     """
 
     code: ClassVar[int] = 60
@@ -65,7 +69,7 @@ class Delta(ClosedLoop):
             self.payload_bytes = lambda shape: self.added_bytes + of_first(shape)
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """The difference as a payload. CodecError names the message key when it is not finite."""
+        """Encode the difference. CodecError names the message key when it is not finite."""
         x = check_input(tensor).to(torch.float32)
         self._check_finite(x, key, "encode")
         last = self._history.last(key)
@@ -82,12 +86,12 @@ class Delta(ClosedLoop):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """P after this message. CodecError when the payload does not follow the micro-batch's last one."""
+        """Return P after this message. CodecError when the payload does not follow the micro-batch's last one."""
         with self.parts_unchanged_on_error("decoder"):
             return self._advance(payload, key)
 
     def bound(self, tensor: Tensor) -> Tensor:
-        """|decoded - x| of a micro-batch's first message, value by value."""
+        """Return the largest error of each value of a micro-batch's first message."""
         return bound_of(self._first or self.inner, tensor)
 
     def _check_finite(self, tensor: Tensor, key: MessageKey, doing: str) -> None:
@@ -95,19 +99,19 @@ class Delta(ClosedLoop):
         check_finite(tensor, key, "a difference", doing)
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
-        """The inner payload, which is ours, with its kind and visit number."""
+        """Return the inner payload, which is ours to change, with its kind and visit number."""
         return frame(self.code, payload, kind=kind, visit=visit)
 
     def _take_visit(self, payload: Payload) -> tuple[int, int, Payload]:
-        """(kind, visit, inner payload)."""
+        """Return (kind, visit, inner payload)."""
         return open_frame(payload, self.code)
 
     def _sent(self, payload: Payload, x: Tensor, key: MessageKey) -> None:
-        """The sender moves on as the receiver will: from the bytes."""
+        """Move the sender on as the receiver will be: from the bytes."""
         self._advance(payload, key)
 
     def _advance(self, payload: Payload, key: MessageKey) -> Tensor:
-        """The one path by which a closed loop moves on, at either end. A copy of the new P."""
+        """Move a closed loop on, at either end, from the bytes alone. Return a copy of the new P."""
         kind, visit, body = self._take_visit(payload)
         last = self._history.follow(key, visit)
         if kind not in (_INNER, _FULL) or (kind == _FULL) != (visit == 0 and self._first is not None):
@@ -126,7 +130,8 @@ class _Int8(Int8):
 
 
 class DeltaInt8(Delta):
-    """The difference as int8, with the visit number in int8's own header, which has a byte for it: as long as int8's payload.
+    """The difference as int8, with the visit number in int8's own header, which has a byte for it: as long as int8's
+    payload.
 
     The error of a value is at most half the step of the difference's row.
     """
@@ -138,7 +143,7 @@ class DeltaInt8(Delta):
         super().__init__(context, _Int8(context, rounding="nearest"))
 
     def _check_finite(self, tensor: Tensor, key: MessageKey, doing: str) -> None:
-        """Nothing: int8 refuses such differences, and decodes to finite numbers."""
+        """Do nothing: int8 refuses such differences, and decodes to finite numbers."""
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
         memoryview(payload)[VISIT_AT] = visit
@@ -150,9 +155,9 @@ class DeltaInt8(Delta):
 
 
 class OpenDelta(Delta):
-    """The same without closing the loop: D = X - the previous X. A negative control.
+    """Differences without a closed loop, D = X - the previous X: a negative control.
 
-    What is decoded is summed up at the receiver, so the errors add up too and grow without bound, as a random walk's.
+    The receiver sums up what it decodes, so the errors add up too and grow without bound, like a random walk's.
     """
 
     code = 61
@@ -163,7 +168,9 @@ class OpenDelta(Delta):
         self.law = "none"
 
     def shared(self) -> Mapping[str, Tensor]:
-        """Nothing: the sender holds true tensors, the receiver sums of decoded ones. That is what is wrong with it."""
+        """Return nothing: the sender holds true tensors, the receiver sums of decoded ones. That is what is wrong with
+        it.
+        """
         return {}
 
     def _sent(self, payload: Payload, x: Tensor, key: MessageKey) -> None:
@@ -172,7 +179,7 @@ class OpenDelta(Delta):
 
 
 def gradients(context: Context, *, backward: Codec, **_: Any) -> Codec:
-    """What goes backward while activations go as differences: the codec named by `backward`, as it is.
+    """Return the codec named by `backward`, for gradients, while activations go as differences.
 
     A gradient's difference from an earlier step's is larger than the gradient, early in training.
     """

@@ -1,1 +1,7 @@
-"""Codecs that send some of the values and say where they stand."""
+"""Which values go over, and how does the receiver know where they were?
+
+sparsifier     what sparsifiers share; top-k, which sends the positions of the largest values
+random_places  places that both ends draw from the message key
+shared_mask    one mask for both directions: gradients go where the activations went
+positions      the search for the largest values, and positions as a bitmap or as indices
+"""

@@ -1,7 +1,7 @@
 """Where the kept values of a tensor stand: chosen here, and coded as a bitmap or as indices.
 
-Positions are flat, over rows one after another, ascending, and the same number `kept` in every row; the length of the coded
-form therefore follows from the shape, and nothing else has to be sent.
+Positions are flat, over rows one after another, ascending, and the same number `kept` in every row; the length of the
+coded form therefore follows from the shape, and nothing else has to be sent.
 """
 
 from __future__ import annotations
@@ -21,25 +21,29 @@ _INDEX_TYPES = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8
 
 
 def kept_of(share: float, width: int) -> int:
-    """How many of `width` values a share comes to: the nearest whole number, at least one of what there is."""
+    """Return how many of `width` values a share comes to: the nearest whole number, at least one, at most all."""
     return min(width, max(1, round(share * width)))
 
 
 class LargestInRows:
-    """Finds the largest keys of each row. Its buffers serve every message of one shape."""
+    """The search for the largest keys of each row. Its buffers serve every message of one shape."""
 
     def __init__(self) -> None:
         self._ordered: npt.NDArray[Any] = np.empty((0, 0), np.float32)
         self._mask: npt.NDArray[np.bool_] = np.empty((0, 0), np.bool_)
 
     def positions(self, keys: npt.NDArray[Any], kept: int) -> Positions:
-        """Positions of the `kept` largest keys in each row of (rows, width); of equal ones those that come first. No NaN."""
+        """Return the positions of the `kept` largest keys in each row of (rows, width); of equal ones those that come
+        first.
+
+        No key may be NaN.
+        """
         rows, width = keys.shape
         if kept == width:
             return np.arange(rows * width)
         if self._ordered.shape != keys.shape or self._ordered.dtype != keys.dtype:
             self._ordered, self._mask = np.empty_like(keys), np.empty(keys.shape, np.bool_)
-        # A partition finds the smallest kept key in a fraction of a full sort's time, and what it is does not depend on the way.
+        # A partition finds the smallest kept key in a fraction of the time of a full sort.
         np.copyto(self._ordered, keys)
         self._ordered.partition(width - kept, axis=-1)
         threshold = self._ordered[:, width - kept, np.newaxis]
@@ -52,7 +56,7 @@ class LargestInRows:
 
 
 def _drop_surplus(mask: npt.NDArray[np.bool_], keys: npt.NDArray[Any], threshold: npt.NDArray[Any], kept: int) -> None:
-    """Of the keys equal to their row's threshold leave the first ones, as many as there is room for."""
+    """Leave, of the keys equal to their row's threshold, the first ones, as many as there is room for."""
     crowded = np.flatnonzero(np.count_nonzero(mask, axis=1) > kept)
     above = keys[crowded] > threshold[crowded]
     equal = keys[crowded] == threshold[crowded]
@@ -61,33 +65,35 @@ def _drop_surplus(mask: npt.NDArray[np.bool_], keys: npt.NDArray[Any], threshold
 
 
 def every_row(columns: Positions, rows: int, width: int) -> Positions:
-    """The same columns in each of the rows."""
+    """Return the positions of the same columns in each of the rows."""
     return (np.arange(0, rows * width, width)[:, np.newaxis] + columns).reshape(-1)
 
 
 class PositionCoding(NamedTuple):
-    """How the positions of `kept` values in each of `rows` rows of `width` are coded."""
+    """The code of the positions of `kept` values in each of `rows` rows of `width`."""
 
     rows: int
     width: int
     kept: int
     form: Form = "smaller"
-    """A bitmap has a bit for each value; an index 1, 2, 4 or 8 bytes for each kept one, the fewest that hold the width."""
+    """A bitmap has a bit for each value; an index 1, 2, 4 or 8 bytes for each kept one, the fewest that hold the
+    width.
+    """
 
     @property
     def values(self) -> int:
-        """How many values are kept in all."""
+        """Kept values of all rows."""
         return self.rows * self.kept
 
     @property
     def coded_bytes(self) -> int:
-        """None where everything is kept: there is nothing to tell."""
+        """Bytes of the code; 0 where everything is kept, as there is nothing to tell."""
         if self.kept == self.width:
             return 0
         return self._bitmap_bytes if self._is_bitmap else self._index_bytes
 
     def write(self, positions: Positions, out: Bytes) -> None:
-        """Into `out`, of `coded_bytes`."""
+        """Write the code to `out`, of `coded_bytes`."""
         if self.kept == self.width:
             return
         if self._is_bitmap:
@@ -97,7 +103,9 @@ class PositionCoding(NamedTuple):
             out.view(self._index_type)[:] = columns.ravel()
 
     def read(self, coded: Bytes) -> Positions:
-        """CodecError for bytes that `write` does not make: too few or too many in a row, out of range, out of order."""
+        """Read positions. CodecError for bytes that `write` does not make: too few or too many in a row, out of range,
+        out of order.
+        """
         if self.kept == self.width:
             return np.arange(self.values)
         if self._is_bitmap:
@@ -138,14 +146,14 @@ class PositionCoding(NamedTuple):
 
 
 def pack(positions: Positions, count: int) -> Bytes:
-    """A bitmap over `count` places, the first in the lowest bit."""
+    """Return a bitmap over `count` places, the first in the lowest bit."""
     mask = np.zeros(count, np.bool_)
     mask[positions] = True
     return np.packbits(mask, bitorder="little")
 
 
 def unpack(bitmap: Bytes, count: int) -> Positions:
-    """The positions that are set. CodecError where one is set behind the last place."""
+    """Return the positions that are set in a bitmap. CodecError where one is set behind the last place."""
     bits = np.unpackbits(bitmap, bitorder="little")
     if bool(bits[count:].any()):
         raise CodecError(f"cannot decode a bitmap of {count} places: a bit behind the last one is set")

@@ -1,4 +1,6 @@
-"""Sparsifiers whose places are drawn at random from the message key, by both ends alike, so that no positions are sent."""
+"""Sparsifiers whose places are drawn at random from the message key, by both ends alike, so that no positions are
+sent.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _SCALES: dict[str, Callable[[float], float]] = {
 
 
 class _Keyed(Sparsifier):
-    """k values of each token, or k whole channels, at places drawn from the message key: the receiver draws the same."""
+    """k values of each token, or k whole channels, at places that both ends draw from the message key."""
 
     purpose: ClassVar[str]
     laws: ClassVar[dict[str, str]]
@@ -49,7 +51,7 @@ class _Keyed(Sparsifier):
         return rows * kept_of(self._share, width)
 
     def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
-        """By the order of 32-bit words, one for each value or channel: every choice of k is as likely as any other."""
+        """Choose by the order of 32-bit words, one for each value or channel: every choice of k is equally likely."""
         rows, width = rows_of(shape)
         kept = kept_of(self._share, width)
         lines = rows if self._per == "token" else 1
@@ -58,11 +60,11 @@ class _Keyed(Sparsifier):
         return positions if lines == rows else every_row(positions, rows, width)
 
     def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
-        """Nothing was sent: they are drawn again."""
+        """Draw the positions again: none were sent."""
         return self.choose(np.empty(0, np.float32), shape, key)
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """Scaled."""
+        """Scale. CodecError names the message key where a value overflows."""
         _, width = rows_of(shape)
         factor = np.float32(self._scale(kept_of(self._share, width) / width))
         with np.errstate(over="ignore"):
@@ -75,9 +77,9 @@ class _Keyed(Sparsifier):
 class RandK(_Keyed):
     """k random values of each token, times d/k: right in the mean over message keys. No positions are sent.
 
-    Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law: unbiased,
-    for scale=none kept values rounded and the others zero. Bits per value: share * 16. Remembers nothing. With
-    error feedback around it `scale` must be none: scaled up, the error that is fed back grows from step to step.
+    Both directions draw for themselves. bf16 values are rounded stochastically, or their rounding would be a bias. Law:
+    unbiased, for scale=none kept values rounded and the others zero. Bits per value: share * 16. Remembers nothing.
+    With error feedback around it `scale` must be none: scaled up, the error that is fed back grows from step to step.
     Source: rand-k as in Stich et al., NeurIPS 2018 (scaled as in Wangni et al., NeurIPS 2018).
     """
 
@@ -97,11 +99,11 @@ class RandK(_Keyed):
         super().__init__(context, share=share, per=per, scale=scale, values=values)
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """With scale=none: a whole step of bf16, because it is rounded up or down; nothing in fp32."""
+        """With scale=none: a whole step of bf16, because values are rounded up or down; nothing in fp32."""
         return 2 * super().kept_bound(tensor)
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """Scaled, and for bf16 rounded up with the probability of the part that is cut off."""
+        """Scale; for bf16, round up with the probability of the part that is cut off."""
         kept = super().adjust(kept, shape, key)
         if self._dtype is torch.bfloat16:
             words = noise.words(self._context, key, -(-kept.size // 2), "rand-k rounding")
@@ -112,11 +114,12 @@ class RandK(_Keyed):
 
 
 class KeyedMask(_Keyed):
-    """One random mask for both directions: k of d values of each token, drawn from the message key, whatever its direction.
+    """One random mask for both directions: k of d values of each token, drawn from the message key, whatever its
+    direction.
 
-    The gradient that comes back is that of masking, so the mask is a part of the network that is drawn anew for each micro-batch.
-    scale: none; inverse, d/k; rms, (d/k)**0.5, which keeps the mean square. Law for scale=none: kept values rounded, the others
-    zero. Bits per value: share * 16; nothing is remembered and no positions are sent.
+    The gradient that comes back is that of masking, so the mask is a part of the network that is drawn anew for each
+    micro-batch. scale: none; inverse, d/k; rms, (d/k)**0.5, which keeps the mean square. Law for scale=none: kept
+    values rounded, the others zero. Bits per value: share * 16; nothing is remembered and no positions are sent.
     Source: random activation masks of 90 and 95 %, arXiv 2609.14339 (from a summary: how it scales is not known).
     """
 

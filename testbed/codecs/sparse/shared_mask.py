@@ -1,7 +1,7 @@
 """One mask in both directions: the gradient is sent where the activations were, and no positions go back.
 
-The forward codec remembers each micro-batch's mask at either end; the backward codec at the same end is paired with it and looks
-it up. What comes back is exactly the gradient of masking, and the other elements' gradients are zero.
+The forward codec remembers each micro-batch's mask at either end; the backward codec at the same end is paired with it
+and looks it up. What comes back is exactly the gradient of masking, and the other elements' gradients are zero.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ class Kept(NamedTuple):
 
 
 class _Remembers(WithPositions):
-    """A forward codec that keeps the mask of each (phase, micro-batch) until its next message: a bit for each element."""
+    """A forward codec that keeps the mask of each (phase, micro-batch), one bit per element, until its next message."""
 
     def __init__(self, context: Context, **parameters: Any) -> None:
         super().__init__(context, **parameters)
         self._kept: dict[tuple[Phase, int], Kept] = {}
 
     def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
-        """See `Sparsifier`."""
+        """Keep the mask."""
         bitmap = torch.from_numpy(pack(positions, math.prod(shape)))
         self._kept[key.phase, key.microbatch] = Kept(key.step, shape, bitmap)
 
     def kept(self, key: MessageKey) -> Kept | None:
-        """The mask of this message key's activations, if they passed."""
+        """Return the mask of this message key's activations, if they passed."""
         kept = self._kept.get((key.phase, key.microbatch))
         return kept if kept is not None and kept.step == key.step else None
 
     def shared(self) -> Mapping[str, Tensor]:
-        """The masks."""
+        """Return the masks."""
         return {f"{phase} {microbatch} mask": kept.bitmap for (phase, microbatch), kept in self._kept.items()}
 
     def state(self) -> dict[str, Any]:
-        """The masks, which only gradients that are still to come need."""
+        """Return the masks, which only gradients that are still to come need."""
         return {"masks": [(*key, kept.step, kept.shape, kept.bitmap.clone()) for key, kept in self._kept.items()]}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """See `contract.Stateful`."""
+        """Load what `state` returned. CodecError for anything else."""
         check_keys(state, {"masks"})
         loaded: dict[tuple[Phase, int], Kept] = {}
         for row in state["masks"]:
@@ -73,12 +73,12 @@ class _Remembers(WithPositions):
         self._kept = loaded
 
     def reset(self) -> None:
-        """See `contract.Stateful`."""
+        """Forget all masks."""
         self._kept = {}
 
 
 class SharedTopK(_Remembers, TopK):
-    """Forward: top-k, whose mask the gradient uses as well. Bits per value and law as of `TopK`.
+    """Forward: top-k, whose mask the gradient uses as well. Bits per value and law are those of `TopK`.
 
     Source: the re-used forward mask of Rudakov et al., arXiv 2401.07788, whose independent masks could diverge.
     """
@@ -89,10 +89,11 @@ class SharedTopK(_Remembers, TopK):
 class Columns(_Remembers):
     """Forward: the channels of the largest Euclidean norm over all tokens of the message, whole.
 
-    k of the d channels; the gradient keeps the same ones, so the weight gradients of those channels stay exact. Law: kept values
-    exact (fp32) or rounded (bf16), the others zero. Bits per value: 16 * share, and 1/(b n) for the bitmap of the channels.
-    Source: structured sparsification, "Beyond Top-K" (MCDC workshop at ICLR 2025), from a re-implementation: the paper's own rule
-    of selection was not seen.
+    k of the d channels; the gradient keeps the same ones, so the weight gradients of those channels stay exact. Law:
+    kept values exact (fp32) or rounded (bf16), the others zero. Bits per value: 16 * share, and 1/(b n) for the bitmap
+    of the channels.
+    Source: structured sparsification, "Beyond Top-K" (MCDC workshop at ICLR 2025), from a re-implementation: the
+    paper's own rule of selection was not seen.
     """
 
     code = 44
@@ -103,7 +104,7 @@ class Columns(_Remembers):
         super().__init__(context, share=share, values=values, positions=positions)
 
     def coding(self, shape: Shape) -> PositionCoding:
-        """One row: the channels."""
+        """Code one row: the channels."""
         _, width = rows_of(shape)
         return PositionCoding(1, width, kept_of(self._share, width), self._form)
 
@@ -112,14 +113,14 @@ class Columns(_Remembers):
         return rows_of(shape)[0] * self.coding(shape).kept
 
     def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
-        """By the sum of squares in fp64, which no fp32 value overflows."""
+        """Choose by the sum of squares in fp64, which no fp32 value overflows."""
         rows, width = rows_of(shape)
         x = flat.reshape(rows, width)
         squares: npt.NDArray[np.float64] = np.einsum("rw,rw->w", x, x, dtype=np.float64)
         return every_row(self._largest.positions(squares[np.newaxis], self.coding(shape).kept), rows, width)
 
     def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
-        """The channels of the first row are those of all."""
+        """Write the channels of the first row, which are those of all."""
         coding = self.coding(shape)
         coding.write(positions[: coding.values], out)
 
@@ -129,16 +130,17 @@ class Columns(_Remembers):
 
 
 class ForwardMask(Sparsifier):
-    """Backward: the gradient's values at the places that its activations kept. Paired with the forward instance of the same end.
+    """Backward: the gradient's values at the places that its activations kept. Paired with the forward instance of the
+    same end.
 
-    It remembers nothing itself; a gradient whose activations did not pass, or of another shape, is a CodecError. Law: values at
-    the kept places rounded (bf16) or exact (fp32), the others zero. Bits per value: share * 16.
+    It remembers nothing itself; a gradient whose activations did not pass, or of another shape, is a CodecError. Law:
+    values at the kept places rounded (bf16) or exact (fp32), the others zero. Bits per value: share * 16.
     """
 
     code = 45
 
     def __init__(self, context: Context, *, share: float, values: ValueType = "bf16", **_: Any) -> None:
-        """The forward codec's parameters, of which the type of the values matters here."""
+        """Take the forward codec's parameters, of which only the type of the values matters here."""
         super().__init__(context, share=share, values=values)
         self._forward: tuple[_Remembers, ...] = ()
 
@@ -147,27 +149,27 @@ class ForwardMask(Sparsifier):
         self._forward = tuple(part for part in walk(forward) if isinstance(part, _Remembers))
         if not self._forward:
             raise SpecError(
-                f"a gradient cannot go by the mask of {type(forward).__name__}: the boundary's forward codec must be the same, "
-                "as it is in 'topk-shared(0.1)' or in 'fwd=topk-shared(0.1), bwd=ef(topk-shared(0.1))'"
+                f"a gradient cannot go by the mask of {type(forward).__name__}: the boundary's forward codec must be "
+                "the same, as it is in 'topk-shared(0.1)' or in 'fwd=topk-shared(0.1), bwd=ef(topk-shared(0.1))'"
             )
 
     def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
-        """The forward mask."""
+        """Return the activations' positions."""
         return self._mask(shape, key)
 
     def count(self, shape: Shape) -> int:
-        """As many as the activations keep."""
+        """Count as many as the activations keep."""
         return self._sources[0].count(shape)
 
     def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
-        """Nothing was sent: both ends know the forward mask."""
+        """Return the activations' positions: none were sent, both ends know them."""
         return self._mask(shape, key)
 
     @property
     def _sources(self) -> tuple[_Remembers, ...]:
         if not self._forward:
             raise CodecError(
-                "cannot use the mask of the activations: this codec was not paired with theirs (see codecs.contract.Paired)"
+                "cannot use the mask of the activations: this codec was not paired with theirs (see contract.Paired)"
             )
         return self._forward
 

@@ -1,7 +1,8 @@
-"""Sparsifiers: some of a tensor's values are sent, the others are zero to the receiver. Here what they share, and top-k.
+"""Sparsifiers: some of a tensor's values are sent, the others are zero to the receiver. Here what they share, and
+top-k.
 
-They differ in which values they keep. Top-k takes the largest and sends their positions; `random_places` draws them at both ends from
-the message key; `shared_mask` uses one mask in both directions.
+They differ in which values they keep. Top-k takes the largest and sends their positions; `random_places` draws them at
+both ends from the message key; `shared_mask` uses one mask in both directions.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _LARGEST_BF16 = np.float32(torch.finfo(torch.bfloat16).max)
 
 
 class Sparsifier(BodyCodec):
-    """What sparsifiers share: gather, write, read, scatter. A subclass says which positions.
+    """What sparsifiers share: they gather, write, read and scatter. A subclass says which positions.
 
-    Kept values are rounded to the nearest bf16 (relative error at most 2**-8) or sent as they are, in the order of their positions;
-    then the positions where they are sent.
+    Kept values go over in the order of their positions, rounded to the nearest bf16 (relative error at most 2**-8) or
+    as they are; then the positions, where they are sent.
     """
 
     def __init__(self, context: Context, *, share: float, values: ValueType) -> None:
@@ -40,11 +41,11 @@ class Sparsifier(BodyCodec):
         self._largest = LargestInRows()
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
-        """Kept values and coded positions."""
+        """Return the kept values and the coded positions."""
         return Field(self._dtype, self.count(shape)), Field(torch.uint8, self.positions_bytes(shape))
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """CodecError names the message key when the tensor holds NaN or infinity."""
+        """Write the fields. CodecError names the message key where x holds NaN or infinity."""
         check_finite(x, key, "a sparsifier")
         values, coded = body
         flat: Floats = x.view(-1).numpy()
@@ -55,7 +56,7 @@ class Sparsifier(BodyCodec):
         self.passed(key, shape, positions)
 
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """CodecError for positions or values that `fill` does not write."""
+        """Return the kept values among zeros. CodecError for positions or values that `fill` does not write."""
         kept = body[0].to(torch.float32)
         check_written(bool(torch.isfinite(kept).all()), key, "a kept value that is NaN or infinite")
         positions = self.read_positions(body[1].numpy(), shape, key)
@@ -65,34 +66,36 @@ class Sparsifier(BodyCodec):
         return torch.from_numpy(out)
 
     def kept_bound(self, tensor: Tensor) -> Tensor:
-        """How wrong a kept value may be: half a step of bf16, the whole one where bf16 ends; nothing in fp32."""
+        """Return how wrong a kept value may be: half a step of bf16, the whole one where bf16 ends; nothing in fp32."""
         return tensor.detach().to(torch.float32).abs() * (2.0**-8 if self._dtype is torch.bfloat16 else 0.0)
 
     @abstractmethod
     def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
-        """At the encoder: which of the values are kept."""
+        """At the encoder: return the positions of the values that are kept."""
 
     @abstractmethod
     def count(self, shape: Shape) -> int:
-        """How many are kept, before memory is set aside for them."""
+        """Return how many values are kept, before memory is set aside for them."""
 
     def positions_bytes(self, shape: Shape) -> int:
-        """How many bytes say where they stand."""
+        """Return how many bytes the positions take."""
         return 0
 
     def write_positions(self, positions: Positions, shape: Shape, out: Bytes) -> None:
-        """Into `out`, of `positions_bytes`."""
+        """Write the positions to `out`, of `positions_bytes`."""
 
     @abstractmethod
     def read_positions(self, coded: Bytes, shape: Shape, key: MessageKey) -> Positions:
-        """At the decoder: the positions, checked."""
+        """At the decoder: return the positions, checked."""
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """The kept values (a fresh array) as they are to be rounded: within bf16's range, which ends before fp32's."""
+        """Return the kept values (a fresh array) as they are to be rounded: within bf16's range, which ends before
+        fp32's.
+        """
         return np.clip(kept, -_LARGEST_BF16, _LARGEST_BF16, out=kept) if self._dtype is torch.bfloat16 else kept
 
     def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
-        """After a message, at either end: for those that remember."""
+        """Remember, at either end, that a message has passed. Most sparsifiers do not."""
 
 
 class WithPositions(Sparsifier):
@@ -104,7 +107,7 @@ class WithPositions(Sparsifier):
 
     @abstractmethod
     def coding(self, shape: Shape) -> PositionCoding:
-        """In which rows the values are chosen, how many of each, and how their positions are coded."""
+        """Return in which rows the values are chosen, how many of each, and how their positions are coded."""
 
     def count(self, shape: Shape) -> int:
         """See `Sparsifier`."""
@@ -124,10 +127,13 @@ class WithPositions(Sparsifier):
 
 
 class TopK(WithPositions):
-    """The k largest magnitudes of each token (k = share * d), each sample, or the whole tensor; of equal ones the first.
+    """The k largest magnitudes of each token (k = share * d), each sample, or the whole tensor; of equal ones the
+    first.
 
-    Law: kept values exact (fp32) or rounded (bf16), the others zero; no other choice of as many has a smaller squared error.
-    Bits per value: share * 16, and 1 for the bitmap or share * w, indices of w = 8 bits among 256 values, 16 among 65,536, or 32.
+    Law: kept values exact (fp32) or rounded (bf16), the others zero; no other choice of as many has a smaller squared
+    error.
+    Bits per value: share * 16, and 1 for the bitmap or share * w, indices of w = 8 bits among 256 values, 16 among
+    65,536, or 32.
     Source: top-k of activations as in Rudakov et al., arXiv 2401.07788, theirs is `sample`; both ends remember nothing.
     """
 
@@ -147,7 +153,7 @@ class TopK(WithPositions):
         self._magnitudes: Floats = np.empty((0, 0), np.float32)
 
     def coding(self, shape: Shape) -> PositionCoding:
-        """Rows of tokens or of samples, the first axis, or one row of everything."""
+        """Choose within tokens, within samples (the first axis), or within everything."""
         rows, width = rows_of(shape)
         if self._per == "tensor" or (self._per == "sample" and len(shape) < 3):
             rows, width = 1, rows * width
@@ -156,7 +162,7 @@ class TopK(WithPositions):
         return PositionCoding(rows, width, kept_of(self._share, width), self._form)
 
     def choose(self, flat: Floats, shape: Shape, key: MessageKey) -> Positions:
-        """See `LargestInRows`."""
+        """Choose by magnitude, see `LargestInRows`."""
         coding = self.coding(shape)
         if self._magnitudes.shape != (coding.rows, coding.width):
             self._magnitudes = np.empty((coding.rows, coding.width), np.float32)

@@ -1,7 +1,8 @@
 """What a payload begins with: the code of its body, a visit number, the shape. Written and checked here.
 
-Little-endian: code u8, number of axes u8, visit u8, a zero byte, each axis u32. The body follows; the shape decides its length.
-Wrappers have a header of their own, of 4 bytes (`wrap.frame`); both begin with a code, which no two codecs share.
+Little-endian: code u8, number of axes u8, visit u8, a zero byte, each axis u32. The body follows; the shape decides its
+length. Wrappers have a header of their own, of 4 bytes (`wrap.frame`); both begin with a code, which no two codecs
+share.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from testbed.errors import CodecError
 
 MAX_AXES = 8
 VISIT_AT = 2
-"""Where the visit number's byte stands."""
+"""The offset of the visit number's byte."""
 _FIXED = struct.Struct("<BBBB")
 # An empty tensor may claim long axes at no cost in bytes, and torch multiplies them into strides.
 _MAX_STRIDE = 2**48
@@ -30,18 +31,24 @@ Shape = tuple[int, ...]
 
 
 def rows_of(shape: Shape) -> tuple[int, int]:
-    """(rows, width) of a shape; rows lie along the last axis. A scalar is one row of one value; an empty tensor has no rows."""
+    """Return (rows, width) of a shape; rows lie along the last axis.
+
+    A scalar is one row of one value; an empty tensor has no rows.
+    """
     width = shape[-1] if shape else 1
     return (math.prod(shape) // width if width else 0), width
 
 
 def header_bytes(axes: int) -> int:
-    """A multiple of 4, so that fp32 values behind it are aligned where the payload is."""
+    """Return the length of a header: a multiple of 4, so that fp32 values behind it are aligned if the payload is."""
     return _FIXED.size + 4 * axes
 
 
 def allocate(code: int, shape: Shape, body_bytes: int) -> tuple[memoryview, Tensor]:
-    """A fresh payload, visit 0, with its header written, and its body as a uint8 tensor to be filled. CodecError for a shape too large."""
+    """Return a fresh payload of visit 0 with its header written, and its body as a uint8 tensor to be filled.
+
+    CodecError for a shape too large.
+    """
     if len(shape) > MAX_AXES or any(axis >= 2**32 for axis in shape):
         raise CodecError(
             f"cannot encode a tensor of shape {shape}: a payload holds at most {MAX_AXES} axes, each below 2**32"
@@ -78,7 +85,8 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
     first, axes, visit, zero = _FIXED.unpack_from(view)
     if first != code or zero != 0 or axes > MAX_AXES:
         raise CodecError(
-            f"cannot decode a payload that begins {view[:4].hex(' ')}: expected body code {code}, at most {MAX_AXES} axes"
+            f"cannot decode a payload that begins {view[:4].hex(' ')}: expected body code {code}, at most "
+            f"{MAX_AXES} axes"
         )
     start = header_bytes(axes)
     if len(view) < start:
@@ -94,12 +102,12 @@ def open_payload(payload: Payload, code: int, body_bytes: Callable[[Shape], int]
 
 
 def as_tensor(body: memoryview, dtype: torch.dtype, count: int, *, offset: int = 0) -> Tensor:
-    """`count` values of an opened body as a flat tensor over the same memory, not to be written to."""
+    """Return `count` values of an opened body as a flat tensor over the same memory, not to be written to."""
     return torch.frombuffer(body, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
 
 
 def check_input(tensor: Tensor) -> Tensor:
-    """The tensor apart from autograd. CodecError unless it is fp32 or bf16 on the CPU."""
+    """Return the tensor apart from autograd. CodecError unless it is fp32 or bf16 on the CPU."""
     if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
         raise CodecError(
             f"cannot encode a {tensor.dtype} tensor on {tensor.device}: a codec takes float32 or bfloat16 on the CPU"
@@ -108,7 +116,9 @@ def check_input(tensor: Tensor) -> Tensor:
 
 
 def check_finite(tensor: Tensor, key: MessageKey, what: str, doing: str = "encode") -> None:
-    """Raise a CodecError that names the message key and `what` cannot carry it where the tensor holds NaN or infinity."""
+    """Raise a CodecError that names the message key, and `what` cannot carry it, where the tensor holds NaN or
+    infinity.
+    """
     # The sum is one cheap pass; large values may overflow it, so only a sum that is not finite is looked into.
     if not math.isfinite(tensor.sum().item()) and not bool(torch.isfinite(tensor).all()):
         shape = tuple(tensor.shape)

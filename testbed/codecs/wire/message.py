@@ -1,8 +1,9 @@
-"""The encode and decode that codecs share, so that a codec of its own shows only its maths and one statement of its size.
+"""The encode and decode that codecs share, so that a codec of its own shows only its maths and one statement of its
+size.
 
-A `BodyCodec` says which fields its body holds for a shape, fills them, and makes values of them. Everything else is done here: the
-header, the input's type, empty tensors, the length of a payload, a visit number in a message of a codec that counts none.
-`testbed/codecs/dense/cast.py` is the shortest example.
+A `BodyCodec` says which fields its body holds for a shape, fills them, and makes values of them. Everything else is
+done here: the header, the input's type, empty tensors, the length of a payload, a visit number in a message of a codec
+that counts none. `testbed/codecs/dense/cast.py` is the shortest example.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class BodyCodec(ABC):
     code: int
     """The first byte of a payload, which says whose body follows: 1 to 199, and no other codec's."""
     counts_visits: ClassVar[bool] = False
-    """Whether the header's visit byte is written and read by what is around this codec. Otherwise it is 0, and must be."""
+    """Whether the header's visit byte is written and read by what is around this codec. Otherwise it is 0, and must
+    be.
+    """
 
     @abstractmethod
     def fields(self, shape: Shape) -> tuple[Field, ...]:
@@ -46,20 +49,23 @@ class BodyCodec(ABC):
 
     @abstractmethod
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
-        """Write x, fp32, contiguous, not empty and not to be changed, to the body's fields.
+        """Write x, which is fp32, contiguous, not empty and not to be changed, to the body's fields.
 
         CodecError names the message key where the codec cannot carry x.
         """
 
     @abstractmethod
     def values(self, body: Body, shape: Shape, key: MessageKey) -> Tensor:
-        """Return what the fields, not to be changed, hold: a new contiguous fp32 tensor with as many values as the shape.
+        """Return what the fields hold, which are not to be changed: a new contiguous fp32 tensor of as many values as
+        the shape.
 
         CodecError for fields that `fill` does not write (see `check_written`).
         """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
-        """Encode as the contract says. CodecError for another type or device, for a shape too large, and as `fill` has it."""
+        """Encode as the contract says. CodecError for another type or device, a shape too large, or as `fill` raises
+        it.
+        """
         tensor = header.check_input(tensor)
         shape = tuple(tensor.shape)
         fields = self._fields(shape)
@@ -70,9 +76,9 @@ class BodyCodec(ABC):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Decode as the contract says. CodecError for a wrong header, length or visit number, and as `values` has it."""
+        """Decode as the contract says. CodecError for a wrong header, length or visit, or as `values` raises it."""
         opened = header.open_payload(payload, self.code, self._body_bytes)
-        check_written(self.counts_visits or not opened.visit, key, f"visit number {opened.visit} for this codec")
+        check_written(self.counts_visits or not opened.visit, key, f"visit number {opened.visit} here")
         if not (fields := self._fields(opened.shape)):
             return torch.empty(opened.shape)
         return self.values(_cut(opened.body, fields), opened.shape, key).view(opened.shape)
@@ -85,7 +91,7 @@ class BodyCodec(ABC):
         return _size_bytes(self._fields(shape))
 
     def _fields(self, shape: Shape) -> tuple[Field, ...]:
-        """None where there are no values."""
+        """Return the fields; none where there are no values."""
         return self.fields(shape) if 0 not in shape else ()
 
 

@@ -1,8 +1,10 @@
-"""Random numbers that depend on nothing but what they are for: SFC64, seeded with a hash of seed, place and message key.
+"""Random numbers that depend on nothing but what they are for: SFC64, seeded with a hash of seed, place and message
+key.
 
-The raw stream of a bit generator is fixed by numpy's compatibility policy (NEP 19), unlike that of `Generator`'s methods,
-so the same key gives the same noise on every machine and in every version. Of numpy's generators SFC64 is the fastest, 0.46 of
-Philox's time a word, and the generator is the dearest part of stochastic rounding. SFC64: Doty-Humphrey, PractRand.
+The raw stream of a bit generator is fixed by numpy's compatibility policy (NEP 19), unlike that of `Generator`'s
+methods, so the same key gives the same noise on every machine and in every version. Of numpy's generators SFC64 is the
+fastest, 0.46 of Philox's time a word, and the generator is the dearest part of stochastic rounding. SFC64:
+Doty-Humphrey, PractRand.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ _SEVEN_BITS = np.uint64(127)
 
 
 def seed_of(context: Context, key: MessageKey, purpose: str) -> int:
-    """128 bits that differ whenever seed, boundary, direction, phase, step, micro-batch or purpose do."""
+    """Return 128 bits that differ whenever seed, boundary, direction, phase, step, micro-batch or purpose do."""
     text = f"{context.seed} {context.boundary} {context.direction} {key.phase} {key.step} {key.microbatch} {purpose}"
     return keyed.key(text)
 
 
 def words(context: Context, key: MessageKey, count: int, purpose: str) -> npt.NDArray[np.uint32]:
-    """`count` uniform 32-bit words, a fresh array."""
+    """Return `count` uniform 32-bit words, a fresh array."""
     return _raw(_stream(context, key, purpose), -(-count // 2)).view("<u4")[:count]
 
 
 def uniform(context: Context, key: MessageKey, count: int, purpose: str) -> Tensor:
-    """`count` fp32 numbers inside (0, 1), of mean 1/2: a fresh tensor; see `fill`."""
+    """Return `count` fp32 numbers inside (0, 1), of mean 1/2, a fresh tensor; see `fill`."""
     out = torch.empty(count)
     fill(out, context, key, purpose, middle=0.5)
     return out
@@ -41,10 +43,10 @@ def uniform(context: Context, key: MessageKey, count: int, purpose: str) -> Tens
 def fill(out: Tensor, context: Context, key: MessageKey, purpose: str, *, middle: float = 0.0) -> None:
     """Fill a flat contiguous fp32 tensor with numbers `middle` + k / 65536, each k uniform of the odd -32767..32767.
 
-    So they lie within 1/2 of the middle and their mean is the middle exactly: a value to which one is added, rounded to the
-    nearest, is rounded up with the right probability to within 2**-16. The upper 8 bits of k are each number's own; the lower
-    ones are drawn once for _ALIKE numbers, because the draw is the dearest part: each number's law is the same, and what two
-    have in common is below 2**-8.
+    So they lie within 1/2 of the middle and their mean is the middle exactly: a value to which one is added, rounded to
+    the nearest, is rounded up with the right probability to within 2**-16. The upper 8 bits of k are each number's own;
+    the lower ones are drawn once for _ALIKE numbers, because the draw is the dearest part: each number's law is the
+    same, and what two have in common is below 2**-8.
     """
     stream = _stream(context, key, purpose)
     for part in torch.split(out, _ALIKE):
