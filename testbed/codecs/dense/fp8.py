@@ -64,7 +64,7 @@ class Fp8(BodyCodec):
         scales, codes = body
         sound = groups.scales_are_sound(scales, self._format.largest)
         check_written(sound and int((codes & 0x7F).amax()) <= self._format.last_finite, key, "such a scale or value")
-        # By way of fp16, which has e5m2's exponent, and e4m3's plus a bias of 8: torch's own cast takes ten times as long.
+        # By way of fp16, which has e5m2's exponent, and e4m3's plus a bias of 8: torch's cast takes ten times as long.
         halves = codes.to(torch.int16) << 8
         if self._format is _E4M3:
             halves = (halves >> 1) & ~0x4000

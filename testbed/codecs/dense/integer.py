@@ -8,8 +8,9 @@ midrise     codes 0..L, step = max|g| / (L / 2), offset = -step * L / 2: 2**b le
 asymmetric  codes 0..L, offset = min(g) as bf16 rounded down, step = (max(g) - offset) / L: the offset is sent too.
 
 'suited' is symmetric, and midrise for fewer than 8 bits rounded stochastically: of 2 bits' levels symmetric leaves one
-in four unused, and has twice the variance. One bit has no symmetric grid: it is midrise, and its two levels are -+mean|g|
-where it rounds to the nearest (which is where their squared error is least), -+max|g| where it rounds stochastically.
+in four unused, and has twice the variance. One bit has no symmetric grid: it is midrise, and its two levels are
+-+mean|g| where it rounds to the nearest (which is where their squared error is least), -+max|g| where it rounds
+stochastically.
 
 Law: bounded by half a step rounded to the nearest; by a step stochastically, and then unbiased; by max|g| + mean|g| for
 one bit rounded to the nearest. The step is the one on the wire, at most 2**-7 above the formula's.
