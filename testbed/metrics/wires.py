@@ -36,7 +36,7 @@ class Wire:
     """One shaped direction of a link. All times are nanoseconds since the links were played."""
 
     def __init__(self, key: tuple[int, str], profile: LinkProfile, pipe: Pipe, *, played: bool) -> None:
-        """Make a wire; `key` tells the wires of a lab apart; a pipe that was never `played` stays at its own numbers."""
+        """Make a wire; `key` tells a lab's wires apart; a pipe that was never `played` stays at its own numbers."""
         self.key, self.profile = key, profile
         self._pipe = pipe
         self._timeline = timeline(pipe) if played and pipe.varies else None
