@@ -36,12 +36,16 @@ def _on_the_wire(spec: CodecSpec) -> CodecSpec:
 
 
 def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the lengths that the codec's class allows a payload of this shape; none where it states no length."""
-    codec = subject.fresh().codec
+    """Return the lengths that a payload of this shape may have, as the codec's class, or that of the codec inside, states
+    them; none where neither does.
+    """
+    codec, row = subject.fresh().codec, subject.row
     if isinstance(codec, Sized):
         return (codec.payload_bytes(shape),)
-    if subject.row.hook and subject.alone is not None:
+    if subject.alone is not None and row.hook:
         return tuple(length + own for length in _stated_bytes(subject.alone, shape) for own in (0, _OWN_HEADER))
+    if subject.alone is not None and row.bits == "inner" and not row.size_note:
+        return _stated_bytes(subject.alone, shape)
     return ()
 
 
