@@ -1,8 +1,9 @@
 """Measurements on the real clock, for tests marked `quiet`: a deviation counts only if the host kept time.
 
-A test measures through its fixture `quiet`. A measurement without deviation passes. A deviation is measured again, a few
-times. When it stays, the test fails, unless the host itself was late in each attempt: such a machine can show nothing
-about a link, so the test is skipped, with the lateness in its reason. Where TESTBED_REQUIRE names `quiet` it fails then.
+A test measures through its fixture `quiet`. A measurement without deviation passes. A deviation is measured again, a
+few times. When it stays, the test fails, unless the host itself was late in each attempt: such a machine can show
+nothing about a link, so the test is skipped, with the lateness in its reason; it fails where TESTBED_REQUIRE names
+`quiet`.
 
 Run as a program, this module is the watch: a real-time sleeper on each processor, late only if the machine is.
 """

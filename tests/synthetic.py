@@ -378,8 +378,10 @@ class Pipeline:
 
 
 def train(pipeline: Pipeline, what: Cell, error: float = 0.0) -> list[list[StepRecord]]:
-    """All steps and evaluations of a cell; `error` is what the codec adds to the loss. The same losses on every link, others for
-    every seed."""
+    """Make all steps and evaluations of a cell: the same losses on every link, others for every seed.
+
+    `error` is what the codec adds to the loss.
+    """
     training = what.training
     noise, luck = random.Random(training.seed), random.Random(1000 + training.seed).gauss(0, 0.02)
     for step in range(training.steps):

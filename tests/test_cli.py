@@ -1,4 +1,4 @@
-"""The command line as its user meets it: one message for a mistake, the nearest name, exit status 2, never a traceback."""
+"""The command line as its user meets it: one message for a mistake, the nearest name, status 2, never a traceback."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def test_a_run_over_a_trace_can_be_read_where_the_trace_is_not(
     mine.mkdir()
     (mine / "short.trace").write_text("".join(f"{ms}\n" for ms in range(1, 101)))
     (mine / "mine.toml").write_text(
-        'extends = "consumer-80mbps"\n[up]\nrate = "12Mbit"\ntrace = { file = "short.trace", loop = true, offset = "0s" }\n'
+        'extends = "consumer-80mbps"\n[up]\nrate = "12Mbit"\n'
+        'trace = { file = "short.trace", loop = true, offset = "0s" }\n'
     )
     varying = cell.model_copy(update={"profiles": (load_profile(str(mine / "mine.toml")),)})
     run = results.new_run(folder, varying)

@@ -150,7 +150,6 @@ _SHOWN = {"bit/s": (1e-6, "Mbit/s"), "share": (100.0, "%")}
 
 def measurement_cells(measurement: Measurement) -> tuple[str, str, str]:
     """Return (asked, measured, tolerance) with their unit; '-' where nothing was asked or measured."""
-
     factor, unit = _SHOWN.get(measurement.unit, (1.0, measurement.unit))
 
     def text(value: float | None, digits: int) -> str:

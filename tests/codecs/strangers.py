@@ -520,7 +520,7 @@ class Narrow(Good):
 
 
 class Constrained(Part):
-    """Within the channels that cross: weights that write into others are zero, and are made zero again after each step."""
+    """Uses the channels that cross only: weights that write into others are zero, and are zeroed after each step."""
 
     def __init__(self, stage: Any, *, sends: bool) -> None:
         super().__init__(stage, sends=sends)

@@ -1,4 +1,4 @@
-"""The benchmark of codecs on a small file of tensors: what it prints is what was sent, and a codec that fails is named."""
+"""The benchmark of codecs on a small file of tensors: it prints what was sent, and names a codec that fails."""
 
 from __future__ import annotations
 
@@ -142,7 +142,10 @@ def test_labels_of_the_figure_cover_no_point_and_no_label() -> None:
             codec="int8", direction="forward", values=100, encode_s=1e-3, decode_s=1e-3, payload_bytes=100,
             bits_per_value=bits, relative_error=error,
         )
-        for bits, error in [*((2 + 0.15 * k, 0.1) for k in range(8)), *((8 + 0.2 * k, 0.01 * 1.15**k) for k in range(6))]
+        for bits, error in [
+            *((2 + 0.15 * k, 0.1) for k in range(8)),
+            *((8 + 0.2 * k, 0.01 * 1.15**k) for k in range(6)),
+        ]
     ]  # fmt: skip
     figure = Figure(figsize=(5, 5))
     panel = figure.subplots()

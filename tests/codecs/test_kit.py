@@ -1,4 +1,4 @@
-"""The kit on the whole table: every codec is checked by being listed, with its example and the settings that are worth it."""
+"""The kit on the whole table: every codec is checked by being listed, with its example and settings worth it."""
 
 from __future__ import annotations
 

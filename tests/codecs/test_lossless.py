@@ -1,4 +1,4 @@
-"""zstd and entropy: what the inner codec decodes, in as few bytes as the distribution of the codes allows, and never a bomb."""
+"""zstd and entropy: what the inner codec decodes, in as few bytes as the codes' distribution allows; never a bomb."""
 
 from __future__ import annotations
 

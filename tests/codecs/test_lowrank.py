@@ -1,4 +1,4 @@
-"""PowerSGD's approximation: exact where the rank suffices, a projection where not, and near the best one once it is warm."""
+"""PowerSGD's approximation: exact where the rank suffices, a projection where not, near the best one once warm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One and two bits with rank-one scales, and low rank with coded factors: sizes from the formula, errors from the theory."""
+"""One and two bits with rank-one scales, low rank with coded factors: sizes by the formula, errors by the theory."""
 
 from __future__ import annotations
 

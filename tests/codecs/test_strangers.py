@@ -1,4 +1,4 @@
-"""The kit on a stranger's codecs: one that keeps the rules passes everything, and each broken one fails at what it breaks."""
+"""The kit on a stranger's codecs: one that keeps the rules passes, and each broken one fails at what it breaks."""
 
 from __future__ import annotations
 

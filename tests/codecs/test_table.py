@@ -154,7 +154,8 @@ def test_a_class_that_is_no_codec(name: str) -> None:
 
 
 def test_the_table_needs_no_torch() -> None:
-    code = "import sys; from testbed.codecs.catalogue import table; table.find_codec('json.decoder:JSONDecoder'); sys.exit('torch' in sys.modules)"
+    code = "import sys; from testbed.codecs.catalogue import table; table.find_codec('json.decoder:JSONDecoder'); "
+    code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
