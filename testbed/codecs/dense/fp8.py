@@ -15,8 +15,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.dense import groups
-from testbed.codecs.dense.groups import Grouping
-from testbed.codecs.wire.header import Shape
+from testbed.codecs.wire.header import Shape, rows_of
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 
 
@@ -46,13 +45,13 @@ class Fp8(BodyCodec):
 
     def fields(self, shape: Shape) -> tuple[Field, ...]:
         """Return a scale per token, and a byte per value."""
-        tokens = Grouping.of(shape, 0)
-        return Field(torch.bfloat16, tokens.rows), Field(torch.uint8, tokens.values)
+        rows, width = rows_of(shape)
+        return Field(torch.bfloat16, rows), Field(torch.uint8, rows * width)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """Write the fields. CodecError names the message key where x holds NaN or infinity."""
         scales, codes = body
-        x = Grouping.of(x.shape, 0).split(x)
+        x = x.view(rows_of(x.shape))
         largest = groups.largest_magnitude(x)
         groups.check_ends(largest, key)
         scale = groups.scales(largest, self._format.largest)
@@ -77,7 +76,7 @@ class Fp8(BodyCodec):
         """Return the largest error of each value."""
         if not tensor.numel():
             return torch.zeros(tensor.shape)
-        x = Grouping.of(tensor.shape, 0).split(tensor.detach().to(torch.float32))
+        x = tensor.detach().to(torch.float32).reshape(rows_of(tensor.shape))
         scale = groups.scales(groups.largest_magnitude(x), self._format.largest).to(torch.float64)
         kind = torch.finfo(self._format.dtype)
         half = torch.maximum(x.abs().to(torch.float64), kind.tiny * scale) * (kind.eps / 2)

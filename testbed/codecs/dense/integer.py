@@ -30,7 +30,7 @@ from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.dense import groups
 from testbed.codecs.dense.groups import Affine, Grouping
 from testbed.codecs.wire import bits, noise
-from testbed.codecs.wire.header import Shape
+from testbed.codecs.wire.header import Shape, rows_of
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
 from testbed.codecs.wire.scratch import Scratch
 
@@ -247,8 +247,8 @@ class Int8(Integer):
         """Return fp32 steps and signed codes, or what `Integer` does."""
         if not self._signed:
             return super().fields(shape)
-        tokens = Grouping.of(shape, 0)
-        return Field(torch.float32, tokens.rows), Field(torch.int8, tokens.values)
+        rows, width = rows_of(shape)
+        return Field(torch.float32, rows), Field(torch.int8, rows * width)
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """Write the fields. CodecError names the message key where x holds NaN or infinity."""
@@ -256,7 +256,7 @@ class Int8(Integer):
             super().fill(x, body, key)
             return
         steps, codes = body
-        x = Grouping.of(x.shape, 0).split(x)
+        x = x.view(rows_of(x.shape))
         groups.check_ends(largest := groups.largest_magnitude(x), key)
         top = self._levels.reach
         step = largest.div_(top).clamp_(groups.SMALLEST_SCALE, groups.largest_scale(top, torch.float32))
