@@ -51,7 +51,11 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 FAIL_AS_THEY_MUST = {("delta-open(int4(group=64))", "forward"): {"nothing hidden, both ends alike"}}
 """A negative control: what is wrong with it, the kit sees."""
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
-TEXTS = [text for name, row in table.CODECS.items() for text in SETTINGS.get(name, (row.example_text,))]
+TEXTS = [
+    pytest.param(text, marks=[pytest.mark.slow] if number else [])  # `make check` takes the first of each
+    for name, row in table.CODECS.items()
+    for number, text in enumerate(SETTINGS.get(name, (row.example_text,)))
+]
 
 
 def test_settings_are_of_codecs_in_the_table() -> None:
