@@ -36,8 +36,8 @@ class Codec(Protocol):
     """A codec has one instance per boundary, direction and end, called in the order of the messages.
 
     The ends share the payload and the message key, nothing else. State advances from decoded values only, so it is
-    bit-identical at both ends; a method that raises leaves it as it was. Randomness comes from `keyed`, never from a
-    global generator.
+    bit-identical at both ends; a method that raises leaves it as it was. Randomness comes from `wire.noise`, never from
+    a global generator.
     """
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:

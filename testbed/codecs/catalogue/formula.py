@@ -55,8 +55,11 @@ def evaluate(text: str, look_up: Callable[[str], float]) -> float:
 
     try:
         return float(_value(ast.parse(expression, mode="eval").body, value_of))
-    except (SyntaxError, KeyError, TypeError) as error:
-        raise ValueError(f"formula {text!r}: {type(error).__name__}: {error}") from None
+    except KeyError as error:
+        known = f"d, bn, n, {', '.join(_FUNCTIONS)}, the codec's parameters and their choices"
+        raise ValueError(f"formula {text!r} uses {error}, which is none of {known}") from None
+    except (SyntaxError, TypeError) as error:
+        raise ValueError(f"formula {text!r}: {error}") from None
 
 
 def _value(node: ast.expr, look_up: Callable[[str], float]) -> float:
