@@ -160,7 +160,7 @@ def _machine_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    """Check that a test leaves no process of its own running. Namespaces and TUN devices live by processes' descriptors."""
+    """Check that a test leaves no process running. Namespaces and TUN devices live by processes' descriptors."""
     before = _children()
     yield
     deadline = time.monotonic() + 2

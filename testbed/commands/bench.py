@@ -111,7 +111,7 @@ def replay(
         Path, typer.Argument(help="A result folder with full runs and replays of the same cells.")
     ] = Path("results/replay_check"),
 ) -> None:
-    """Compare finished replays with full runs of the same cells, in step time, wire bytes and losses. Starts nothing."""
+    """Compare finished replays with full runs of the same cells: step time, wire bytes, losses. Starts nothing."""
     from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
     from testbed.sweep import replays
 

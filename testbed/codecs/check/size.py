@@ -36,8 +36,9 @@ def _on_the_wire(spec: CodecSpec) -> CodecSpec:
 
 
 def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the lengths that a payload of this shape may have, as the codec's class, or that of the codec inside, states
-    them; none where neither does.
+    """Return the lengths that a payload of this shape may have, as stated by the codec's class or the one inside it.
+
+    There are none where neither states any.
     """
     codec, row = subject.fresh().codec, subject.row
     if isinstance(codec, Sized):

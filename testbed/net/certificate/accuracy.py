@@ -64,7 +64,7 @@ class GridPoint(Frozen):
         """Describe the link.
 
         Its transport makes no message wait: no slow start after idle, and a buffer that takes a window at a stroke.
-        (bbr would do with less, but halts for 200 ms once in ten seconds, and paces by what it once took the rate to be.)
+        (bbr needs less, but halts for 200 ms once in ten seconds, and paces by what it once took the rate to be.)
         """
         buffer_ns = max(4 * self.delay_ns, _LEAST_BUFFER_NS)  # two round trips
         buffer_bytes = self.rate_bps * buffer_ns // 8_000_000_000
