@@ -137,7 +137,12 @@ class Child:
 
     def answer(self, attempt: str | None = None) -> Any:
         """Wait for the next answer."""
-        if not self._answers.closed and (line := self._answers.readline()):
+        try:
+            line = b"" if self._answers.closed else self._answers.readline()
+        except BaseException:  # Ctrl-C: whoever asked next would take this answer for theirs
+            self.close()
+            raise
+        if line.endswith(b"\n"):  # else it ended, perhaps within a line
             return json.loads(line)
         raise self._ended(attempt)
 

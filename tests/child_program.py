@@ -30,6 +30,9 @@ def main() -> None:
             raise RuntimeError(request["why"])
         case "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stop short":
+            os.write(parent.answers_fd, b'{"half": ')
+            os.kill(os.getpid(), signal.SIGKILL)
         case "chatter":
             sys.stderr.write("x" * 1_000_000 + "the end\n")
             parent.answer("done")

@@ -72,6 +72,7 @@ def test_what_a_child_writes_to_standard_error_never_halts_it() -> None:
             r"^cannot try it: its process ended with status 1: Traceback[\s\S]*RuntimeError: a reason$",
         ),
         ("die", StageError, r"^cannot try it: its process ended with status -9: no message$"),
+        ("stop short", StageError, r"^cannot try it: its process ended with status -9: no message$"),
     ],
 )
 def test_the_end_of_a_child_is_an_error_that_says_why(do: str, kind: type[Exception], message: str) -> None:
@@ -93,6 +94,22 @@ def test_a_child_that_takes_too_long_is_killed() -> None:
         with pytest.raises(LabError, match=r"^cannot try it: its process was not done after 0 s$"):
             asked.last_answer(0.1)
     assert not alive(asked.pid)
+
+
+def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
+    """Half-built owners of a child have nothing to close yet, and the next question must not get the old answer."""
+    before = set(Path("/proc/self/fd").iterdir())
+    asked = child("sleep")
+    asked.answer()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask({}, "try again")
+    timer.join()
+    assert not alive(asked.pid)
+    with pytest.raises(LabError, match=r"^cannot try it: its process ended with status -9: no message$"):
+        asked.answer()
+    assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_a_child_that_does_not_end_with_its_input_is_killed_when_it_is_closed() -> None:

@@ -138,7 +138,7 @@ class _WorkClock:
 
 
 class Replay:
-    """One stage that goes through a  Owns nothing that must be closed."""
+    """One stage that goes through a recording. Owns nothing that must be closed."""
 
     def __init__(
         self,

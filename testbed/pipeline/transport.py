@@ -204,9 +204,8 @@ class Connection:
 
     def abort(self) -> None:
         """Drop the connection, whatever is on its way, and end both threads. Safe to call twice."""
-        self._fail(
-            TransportError(f"{self._name}: the connection was dropped by this stage")
-        )  # before the threads find out
+        # First, before the threads find out.
+        self._fail(TransportError(f"{self._name}: the connection was dropped by this stage"))
         with contextlib.suppress(OSError):  # not connected any more: the threads are awake already
             self.socket.shutdown(socket.SHUT_RDWR)
         self._outbox.put(None)
@@ -254,9 +253,8 @@ class Connection:
             frame = [memoryview(header), payload]
             first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + payload.nbytes, first_byte_ns)
             if first > HEADER_BYTES:
-                self._write(
-                    [frame[0], payload[: first - HEADER_BYTES]], socket.MSG_EOR
-                )  # nothing is added to its last packet
+                # MSG_EOR: nothing is added to its last packet.
+                self._write([frame[0], payload[: first - HEADER_BYTES]], socket.MSG_EOR)
                 frame = [payload[first - HEADER_BYTES :]]
             self._write(frame)
             sent = SentFrame(

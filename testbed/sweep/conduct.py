@@ -140,9 +140,8 @@ def tune_first(
     arm.
     """
     assert agenda.experiment.tune is not None
-    make_runs(
-        untried(agenda, folder, again=again), folder, engine_reason, progress
-    )  # a run that fails disqualifies its value
+    # A run that fails disqualifies its value.
+    make_runs(untried(agenda, folder, again=again), folder, engine_reason, progress)
 
     def loss_of(cell_id: str) -> float | None:
         run = results.finished(folder, cell_id)

@@ -126,9 +126,8 @@ class _Runner:
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
         """Certify, train or replay that run, certify; returns why training ended."""
         cell, folder = self._cell, self._run.folder
-        self._note_lab(
-            session.lab.record.model_copy(update={"played_at_ns": None})
-        )  # it may have been, for another run
+        # It may have been played for another run.
+        self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         self._progress.phase("certifying the links")
         self._before = session.lab.certify("quick", expected_messages(cell))
         results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))

@@ -43,9 +43,8 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         text = json.dumps({**content, "engine": engine, "compute": {"mode": "measured"}})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
-        durations = devices.compute_of(
-            compute, cell.workload, cell.pipeline, where
-        )  # of a workload that is known to be one
+        # After the check: it takes a workload that is known to be one.
+        durations = devices.compute_of(compute, cell.workload, cell.pipeline, where)
         # Two texts for the same codecs are one cell.
         codec = codecs.parse_placement(cell.codec).over(cell.pipeline.stages - 1)
         cell = Cell(

@@ -241,9 +241,8 @@ def test_link_counters_count_what_crosses_each_link_each_way(
         found = lab.counters()
     assert list(found) == [link.name for link in lab.links]
     for both in found.values():
-        refused = 3 * (
-            20 + 8 + 20 + 8 + 548
-        )  # each of the three is answered by ICMP: port unreachable, cut to 576 bytes
+        # Each of the three is answered by ICMP: port unreachable, cut to 576 bytes.
+        refused = 3 * (20 + 8 + 20 + 8 + 548)
         assert (both["up"].packets, both["up"].bytes) == (7, 3 * 1000 + 4 * 100)
         assert 4 <= both["down"].packets <= 7
         assert 4 * 100 <= both["down"].bytes <= 4 * 100 + refused

@@ -116,9 +116,8 @@ def test_the_limit_holds_what_the_pipe_holds_at_any_time_to_the_nearest_packet(
     limits = {plan_netem(pipe, mtu=mtu, layer=layer, step=step).limit_packets for step in (None, *steps)}
     assert len(limits) == 1
     limit = limits.pop()
-    assert (
-        abs((limit - 1) * packet - held_bytes) <= packet / 2 + 1 + 1e-12 * held_bytes
-    )  # to the nearest; one is being sent
+    # To the nearest packet; one is being sent.
+    assert abs((limit - 1) * packet - held_bytes) <= packet / 2 + 1 + 1e-12 * held_bytes
 
 
 def test_the_limit_of_a_fast_long_link_is_not_the_kernels_default() -> None:

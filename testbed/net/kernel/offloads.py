@@ -84,9 +84,10 @@ class Offloads:
             total, unreal = self._known
             changeable, active = _read(sock, device, total)
             off = [i for i in unreal if _bit(changeable, i)]
+            # (valid, wanted) for each block
             request = b"".join(
                 struct.pack("=II", sum(1 << i % 32 for i in off if i // 32 == block), 0) for block in range(len(active))
-            )  # (valid, wanted) for each block
+            )
             _ioctl(sock, device, struct.pack("=II", _SFEATURES, len(active)) + request)
             _, active = _read(sock, device, total)
         held = {name: _bit(active, i) for i, name in unreal.items()}
