@@ -190,7 +190,10 @@ class Lab:
         self._shaped[name, direction] = replace(shaped, pipe=seeded, plan=plan)
 
     def counters(self) -> Counters:
-        """What every link has carried and dropped since it was built, both ways. LabError when the relay has died."""
+        """Return what every link has carried and dropped since it was built, both ways.
+
+        LabError when the relay has died.
+        """
         return self._meters.read()
 
     def check(self) -> None:
@@ -252,7 +255,7 @@ class Lab:
 
 
 def _nodes_of(plan: LabPlan, namespaces: Mapping[str, Namespace]) -> tuple[Node, ...]:
-    """The nodes in their order."""
+    """Return the nodes in their order."""
     addresses = {wanted.name: wanted.addresses for wanted in plan.namespaces}
     return tuple(
         Node(

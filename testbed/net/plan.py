@@ -159,7 +159,7 @@ class LabPlan:
 
 
 def profiles_of_links(profiles: Sequence[LinkProfile], topology: Topology, nodes: int) -> tuple[LinkProfile, ...]:
-    """One profile for each link, from one for all or one per link.
+    """Return one profile for each link, from one for all or one per link.
 
     SpecError where their number does not fit, or where they disagree in what a node has only once.
     """
@@ -187,7 +187,7 @@ def with_own_seed(pipe: Pipe, link: int, direction: LinkDirection) -> Pipe:
 
 
 def base_sysctls(*, forward: bool) -> dict[str, str]:
-    """The kernel parameters of every namespace; `forward` where packets pass through it."""
+    """Return the kernel parameters of every namespace; `forward` where packets pass through it."""
     return {
         "net.ipv4.conf.all.rp_filter": "0",
         "net.ipv4.conf.default.rp_filter": "0",
@@ -196,7 +196,7 @@ def base_sysctls(*, forward: bool) -> dict[str, str]:
 
 
 def tcp_sysctls(profile: LinkProfile) -> dict[str, str]:
-    """The kernel parameters of a namespace in which TCP connections end.
+    """Return the kernel parameters of a namespace in which TCP connections end.
 
     Nothing that changes a measured number is left to the machine's defaults.
     """

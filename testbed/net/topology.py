@@ -134,7 +134,7 @@ def _draw_line(draft: _Draft, nodes: int) -> None:
 
 
 def _mac(link: int, end: int) -> str:
-    """A locally administered address; `end`: 0 near, 1 gateway's near side, 2 gateway's far side, 3 far."""
+    """Return a locally administered address; `end`: 0 near, 1 gateway's near side, 2 gateway's far side, 3 far."""
     return f"02:77:00:00:{link:02x}:{end:02x}"
 
 
@@ -166,7 +166,7 @@ class _Draft:
         self._shaped: list[ShapedDevice] = []
 
     def add_namespace(self, name: str, role: Role) -> None:
-        """TCP connections end in every namespace but gateways."""
+        """Add a namespace. TCP connections end in every one but gateways."""
         self._namespaces[name] = _NamespaceDraft(role)
 
     def address(self, end: End, *, device: str | None = None) -> None:
@@ -271,7 +271,7 @@ class _Draft:
         return Meter("qdisc", out.namespace, out.device)
 
     def finished(self) -> LabPlan:
-        """Everything that was drawn, as a plan."""
+        """Return everything that was drawn, as a plan."""
         return LabPlan(
             mtu=self.profiles[0].mtu,
             overhead_bytes=0 if self.by_relay else ETHERNET_HEADER_BYTES,

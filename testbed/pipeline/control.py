@@ -150,7 +150,7 @@ class Host:
             theirs.close()
 
     def fileno(self) -> int:
-        """For select: readable when `messages` has something."""
+        """Return the descriptor for select: readable when `messages` has something."""
         return self._channel.fileno()
 
     def wait_ready(self, timeout_s: float) -> Ready:

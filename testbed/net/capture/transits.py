@@ -33,7 +33,7 @@ class _Seen(NamedTuple):
 
 
 def _key(content: bytes) -> bytes | None:
-    """The bytes that stay the same from end to end and differ from packet to packet; None: not IPv4."""
+    """Return the bytes that stay the same from end to end and differ from packet to packet; None: not IPv4."""
     if len(content) < 20 or content[0] >> 4 != 4:
         return None
     masked = bytearray(content)

@@ -82,8 +82,9 @@ class GridPoint(Frozen):
         )
 
     def seconds(self) -> float:
-        """The time that the point takes if it passes at once, roughly; twice that if not. Ten messages of each size
-        decide.
+        """Return the time that the point takes if it passes at once, roughly; twice that if not.
+
+        Ten messages of each size decide.
         """
         messages = sum(size * 8 / self.rate_bps + self.delay_ns / 1e9 for size in MESSAGE_BYTES)
         return 25 + 12 * messages
@@ -98,7 +99,7 @@ class PointResult(Frozen):
     """The reason for a missing certificate; empty otherwise."""
 
     def measurements(self) -> tuple[Measurement, ...]:
-        """The measurements that the point is judged by."""
+        """Return the measurements that the point is judged by."""
         wanted = LOSS_QUANTITIES if self.point.loss else QUANTITIES
         return tuple(m for m in self.certificate.measurements if m.quantity in wanted) if self.certificate else ()
 
@@ -118,7 +119,7 @@ class Accuracy(Frozen):
     results: tuple[PointResult, ...]
 
     def ordered(self) -> tuple[PointResult, ...]:
-        """The results in the grid's order, whatever the order in which they were measured."""
+        """Return the results in the grid's order, whatever the order in which they were measured."""
         place = {point: number for number, point in enumerate(grid(self.engine, busy=True))}
         return tuple(sorted(self.results, key=lambda result: place.get(result.point, len(place))))
 
@@ -209,7 +210,7 @@ def _readings(result: PointResult) -> Mapping[tuple[str, str, str], tuple[str, f
 
 
 def _stable(measurement: Measurement) -> str:
-    """A measurement's detail where it says what was asked: a message's size, not how long a stream happened to be."""
+    """Return a measurement's detail where it says what was asked: a message's size, not how long a stream was."""
     return measurement.detail if measurement.quantity == "message" else ""
 
 
@@ -217,7 +218,7 @@ AccuracyColumn = Literal["rtt", "goodput", "256 KiB", "4 MiB", "queue", "loss", 
 
 
 def column_measurements(result: PointResult, column: AccuracyColumn) -> tuple[Measurement, ...]:
-    """A point's measurements in one column of the table, in both directions."""
+    """Return a point's measurements in one column of the table, in both directions."""
     sizes = {"256 KiB": MESSAGE_BYTES[0], "4 MiB": MESSAGE_BYTES[1]}
     if column in sizes:
         start = f"{sizes[column]} bytes"

@@ -103,8 +103,8 @@ def _pipes(profile: LinkProfile) -> list[Pipe]:
 
 
 def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
-    """The rate that TCP reaches: with loss and a control that backs off, no more than sqrt(3/2p) packets per round trip
-    (Mathis et al., 1997).
+    """Return the rate that TCP reaches: with loss and a control that backs off, no more than sqrt(3/2p) packets per
+    round trip (Mathis et al., 1997).
     """
     round_trip_s = sum(p.delay_ns for p in _pipes(profile)) / 1e9
     if not pipe.mean_loss or profile.congestion_control == "bbr" or not round_trip_s:
@@ -129,7 +129,7 @@ def _sizes(
 
 
 def _light_s(profile: LinkProfile, engine: Engine, effort: FormEffort) -> float:
-    """The time that shows the loss, and the length of its bursts, to a tenth, within what the form spends."""
+    """Return the time that shows the loss, and the length of its bursts, to a tenth, within what the form spends."""
     least, most = effort.light_s
     wanted = [least]
     for pipe in _pipes(profile):
@@ -181,7 +181,7 @@ def plan(
 
 
 def follow_s(profile: LinkProfile) -> float:
-    """The time for which a varying link is followed: one of its periods, within a bound."""
+    """Return the time for which a varying link is followed: one of its periods, within a bound."""
     periods = []
     for pipe in _pipes(profile):
         if pipe.trace:
@@ -193,7 +193,7 @@ def follow_s(profile: LinkProfile) -> float:
 
 
 def limit_s(jobs: Sequence[ProbeJob], form: Form) -> float:
-    """The time that the probe may take: links take turns where CPUs are few, and long delays take long."""
+    """Return the time that the probe may take: links take turns where CPUs are few, and long delays take long."""
     return _FORMS[form].limit_s + len(jobs) * max(
         (60e-9 * job.round_trip_ns + 3 * job.follow_s for job in jobs), default=0.0
     )

@@ -11,29 +11,29 @@ DEVIATIONS = 3.3
 
 
 def serialisation_ns(pipe: Pipe | None, counted_bytes: float) -> float:
-    """The time on the wire of `counted_bytes` of the profile's layer; 0 unshaped."""
+    """Return the time on the wire of `counted_bytes` of the profile's layer; 0 unshaped."""
     return counted_bytes * 8e9 / pipe.rate_bps if pipe else 0.0
 
 
 def delay_ms(profile: LinkProfile, pipe: Pipe, packet_bytes: int) -> float:
-    """The mean one-way time of an IP packet on an idle link; jitter is as often above as below."""
+    """Return the mean one-way time of an IP packet on an idle link; jitter is as often above as below."""
     return (pipe.delay_ns + serialisation_ns(pipe, packet_bytes + profile.overhead_bytes)) / 1e6
 
 
 def rtt_ms(profile: LinkProfile, packet_bytes: int) -> float:
-    """The round trip on an idle link of an IP packet that is answered by one of its size."""
+    """Return the round trip on an idle link of an IP packet that is answered by one of its size."""
     return sum(delay_ms(profile, pipe, packet_bytes) for pipe in (profile.up, profile.down) if pipe)
 
 
 def message_ms(profile: LinkProfile, pipe: Pipe, size: int, packet_payload_bytes: int) -> float:
-    """The time from first byte sent to last byte read, where the congestion window never makes the sender wait."""
+    """Return the time from first byte sent to last byte read, where no congestion window makes the sender wait."""
     packets = -(-size // packet_payload_bytes)
     headers = profile.mtu - packet_payload_bytes + profile.overhead_bytes
     return (serialisation_ns(pipe, size + packets * headers) + pipe.delay_ns) / 1e6
 
 
 def goodput_bps(profile: LinkProfile, pipe: Pipe, packet_payload_bytes: int) -> float:
-    """The rate of TCP payload when all packets are full."""
+    """Return the rate of TCP payload when all packets are full."""
     return pipe.rate_bps * packet_payload_bytes / (profile.mtu + profile.overhead_bytes)
 
 
@@ -46,7 +46,7 @@ def outgrown(profile: LinkProfile, pipe: Pipe) -> bool:
 
 
 def wilson_interval(count: int, samples: float, deviations: float = DEVIATIONS) -> tuple[float, float]:
-    """The lowest and the highest share that explain `count` of `samples` within `deviations` (Wilson, 1927)."""
+    """Return the lowest and the highest share that explain `count` of `samples` within `deviations` (Wilson, 1927)."""
     share, square = count / samples, deviations**2 / samples
     centre = (share + square / 2) / (1 + square)
     half = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
@@ -54,7 +54,9 @@ def wilson_interval(count: int, samples: float, deviations: float = DEVIATIONS) 
 
 
 def inflation(loss: Bernoulli | GilbertElliott | None) -> float:
-    """The variance of a count of losses over that of a binomial one of the same mean: bursts make neighbours alike.
+    """Return the variance of a count of losses over that of a binomial one of the same mean: bursts make neighbours
+    alike.
+
     For Gilbert and Elliott's chain the covariance of packets k apart is bad * good * (b - g)^2 * (1 - enter - leave)^k.
     """
     if not isinstance(loss, GilbertElliott):
@@ -69,17 +71,19 @@ def inflation(loss: Bernoulli | GilbertElliott | None) -> float:
 
 
 def share_deviation(share: float, samples: int, *, inflated: float = 1.0) -> float:
-    """How far the share of a counted event may lie from its probability; a count may be off by one event."""
+    """Return how far the share of a counted event may lie from its probability; a count may be off by one event."""
     return DEVIATIONS * math.sqrt(share * (1 - share) * inflated / samples) + 1 / samples
 
 
 def burst_deviation(mean_burst: float, bursts: int) -> float:
-    """How far the mean of `bursts` lengths may lie from `mean_burst`; the lengths are close to geometric."""
+    """Return how far the mean of `bursts` lengths may lie from `mean_burst`; the lengths are close to geometric."""
     return DEVIATIONS * mean_burst * math.sqrt(max(0.0, 1 - 1 / mean_burst)) / math.sqrt(bursts)
 
 
 def packets_for_a_tenth(loss: Bernoulli | GilbertElliott) -> float:
-    """The number of packets that shows the loss, and the length of its bursts, to a tenth (two standard deviations)."""
+    """Return the number of packets that shows the loss, and the length of its bursts, to a tenth (two standard
+    deviations).
+    """
     for_mean = 400 * (1 - loss.mean) * inflation(loss) / loss.mean
     if not isinstance(loss, GilbertElliott) or math.isinf(loss.mean_burst):
         return for_mean
@@ -98,10 +102,10 @@ def spread(values_ns: list[int]) -> float:
 
 
 def spread_deviation(jitter_ns: float, samples: int) -> float:
-    """How far `spread` of `samples` draws may lie from the jitter: the deviations are uniform between 0 and it."""
+    """Return how far `spread` of `samples` draws may lie from the jitter: deviations are uniform between 0 and it."""
     return DEVIATIONS * jitter_ns / math.sqrt(3 * samples)
 
 
 def middle_deviation(jitter_ns: float, samples: int) -> float:
-    """How far the median of `samples` uniform draws within +-`jitter_ns` may lie from their middle."""
+    """Return how far the median of `samples` uniform draws within +-`jitter_ns` may lie from their middle."""
     return DEVIATIONS * jitter_ns / math.sqrt(samples)

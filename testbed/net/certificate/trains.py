@@ -138,7 +138,7 @@ def _burst(way: LinkDirection, loss: GilbertElliott, train: PacketTrain | None) 
 
 
 def _overtaking(pipe: Pipe, train: PacketTrain | None) -> float | None:
-    """The share of packets that must overtake others; None where the profile does not determine it."""
+    """Return the share of packets that must overtake others; None where the profile does not determine it."""
     # With nothing to overtake, a packet that is all alone on the link arrives in order whatever it skips.
     gap_ns = train.offer_ns / train.sent if train and train.sent else 0.0
     alone = pipe.reorder and pipe.delay_ns < 3_000_000 + 3 * gap_ns
@@ -262,7 +262,10 @@ def schedule(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
 
 
 def _timeline_bytes(pipe: Pipe, outflow: Outflow, started_ns: int) -> float:
-    """What the wire carries in that time, a delay earlier. Neither side counts copies and what jumps the queue."""
+    """Return what the wire carries in that time, a delay earlier.
+
+    Neither side counts copies and what jumps the queue.
+    """
     shape = timeline(pipe)
     begin, end = (
         at - started_ns - shape.at(max(0, at - started_ns)).delay_ns for at in (outflow.begin_ns, outflow.end_ns)

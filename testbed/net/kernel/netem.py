@@ -230,7 +230,7 @@ def _netem_on(netlink: Netlink, device: str, link: str) -> Qdisc:
 
 
 def _read_plan(netlink: Netlink, device: str, wanted: NetemPlan, link: str) -> NetemPlan:
-    """The plan on a device; without the seed that the kernel chose by itself, where none was asked for."""
+    """Return the plan on a device; without the seed that the kernel chose by itself, where none was asked for."""
     options = _netem_on(netlink, device, link).options
     try:
         held = unpack_options(options)

@@ -75,7 +75,7 @@ class NetemPlan(NamedTuple):
     """
 
     def describe(self) -> dict[str, Any]:
-        """The plan for a result file."""
+        """Return the plan for a result file."""
         nested = {"gemodel": self.gemodel and self.gemodel._asdict(), "slot": self.slot and self.slot._asdict()}
         return {"kind": "netem", **self._asdict(), **nested, "loss": self.loss_u32 / U32_MAX}
 

@@ -120,7 +120,7 @@ class Netlink:
         return LabError(f"{name}: cannot {step.attempt}: {why}")
 
     def _dump(self, kind: int, body: bytes, attempt: str) -> list[tuple[int, bytes]]:
-        """Every (type, body) that the kernel lists."""
+        """Return every (type, body) that the kernel lists."""
         self._sequence += 1
         self._socket.send(messages.frame(kind, messages.REQUEST | messages.DUMP, self._sequence, body))
         listed: list[tuple[int, bytes]] = []

@@ -71,7 +71,7 @@ class Capability(Frozen):
 
 @contextmanager
 def _scratch_device() -> Iterator[tuple[Netlink, Namespace]]:
-    """A namespace with a veth device `probe0`, whose other end is in a second one."""
+    """Make a namespace with a veth device `probe0`, whose other end is in a second one."""
     with Namespace("probe-a") as a, Namespace("probe-b") as b, Netlink(a) as netlink:
         netlink.add_veth("probe0", "02:77:ff:00:00:00", 1500, b, "probe0", "02:77:ff:00:00:01")
         yield netlink, a

@@ -40,7 +40,7 @@ class Timekeeping(NamedTuple):
 
 
 def percentile(values: Sequence[int], share: float) -> int:
-    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
+    """Return the smallest value that at least `share` of all values do not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -75,7 +75,7 @@ def measure_timekeeping() -> Timekeeping:
 
 
 def _ticks() -> ProcessorTicks | None:
-    """The ticks of all processors together; None where they cannot be read."""
+    """Return the ticks of all processors together; None where they cannot be read."""
     try:
         return read_processors()["cpu"]
     except (OSError, ValueError, LookupError):
@@ -83,7 +83,7 @@ def _ticks() -> ProcessorTicks | None:
 
 
 def _busy(before: ProcessorTicks, after: ProcessorTicks) -> float:
-    """The share of the time between two readings in which processors were not idle."""
+    """Return the share of the time between two readings in which processors were not idle."""
     idle = after.idle + after.waiting - before.idle - before.waiting
     return 1 - idle / (after.total - before.total)
 

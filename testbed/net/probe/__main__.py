@@ -37,7 +37,9 @@ class Turns:
 
 
 def _at_once(jobs: Sequence[ProbeJob], cpus: int) -> int:
-    """The number of links that may move bulk at a time: one per CPU, but only one where a link could take them all."""
+    """Return the number of links that may move bulk at a time: one per CPU, but only one where a link could take them
+    all.
+    """
     shaped = [shape.rate_bps for job in jobs for shape in (job.up, job.down) if shape]
     unshaped = any(job.up is None or job.down is None for job in jobs)
     return 1 if shaped and (unshaped or max(shaped) > _FAST_BPS) else cpus

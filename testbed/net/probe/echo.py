@@ -42,7 +42,7 @@ def echo_request(identifier: int, sequence: int, payload_bytes: int) -> bytes:
 
 
 def _checksum(content: bytes) -> int:
-    """The Internet checksum (RFC 1071)."""
+    """Return the Internet checksum (RFC 1071)."""
     total: int = sum(struct.unpack(f"!{(len(content) + 1) // 2}H", content + bytes(len(content) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

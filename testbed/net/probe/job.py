@@ -71,7 +71,7 @@ class ProbeJob:
     """Where not 0, only this is done: the link varies and is offered more than it ever carries, for this long."""
 
     def shape(self, way: LinkDirection) -> DirectionShape | None:
-        """One direction; None: unshaped."""
+        """Return one direction; None: unshaped."""
         return self.up if way == "up" else self.down
 
     @property
@@ -84,6 +84,6 @@ class ProbeJob:
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> ProbeJob:
-        """The inverse of `as_dict`, through JSON."""
+        """Return the inverse of `as_dict`, through JSON."""
         shapes: dict[str, Any] = {way: DirectionShape(**table[way]) if table[way] else None for way in LINK_DIRECTIONS}
         return cls(**{**table, **shapes, "messages": tuple(table["messages"])})

@@ -32,7 +32,7 @@ class OfferPattern(NamedTuple):
         return max(0.0, self.lead - self.at_once) / self.lead_per_s if self.lead_per_s else 0.0
 
     def wanted(self, elapsed_ns: int) -> float:
-        """The number of packets to have been sent by then."""
+        """Return the number of packets to have been sent by then."""
         elapsed_s = min(elapsed_ns * 1e-9, self.seconds)
         return self.packets_per_s * elapsed_s + min(self.lead, self.at_once + self.lead_per_s * elapsed_s)
 

@@ -109,7 +109,7 @@ class Readings:
 
     @classmethod
     def from_dict(cls, table: dict[str, Any]) -> Readings:
-        """The inverse of `as_dict`, through JSON."""
+        """Return the inverse of `as_dict`, through JSON."""
         kinds: dict[str, type[Any]] = {
             "messages": TimedMessage,
             "light": PacketTrain,

@@ -53,7 +53,10 @@ def _become_real_time(job: ProbeJob) -> str:
 
 
 def _patience_ns(job: ProbeJob) -> int:
-    """The longest time that an answer may take. Where packets are lost we wait for it in vain, so not for long."""
+    """Return the longest time that an answer may take.
+
+    Where packets are lost we wait for it in vain, so not for long.
+    """
     shapes = [shape for shape in (job.up, job.down) if shape]
     slack = 100_000_000 if any(shape.loss for shape in shapes) else 500_000_000
     crossing = sum(shape.delay_ns + 2 * shape.jitter_ns + round(job.mtu * 8e9 / shape.rate_bps) for shape in shapes)
@@ -61,7 +64,7 @@ def _patience_ns(job: ProbeJob) -> int:
 
 
 def _attempts(job: ProbeJob) -> int:
-    """The number of packets after which, but for one case in a hundred thousand, one has been answered."""
+    """Return the number of packets after which, but for one case in a hundred thousand, one has been answered."""
     answered = math.prod(1 - shape.loss for shape in (job.up, job.down) if shape)
     return 1 if answered == 1 else min(40, math.ceil(math.log(1e-5) / math.log(1 - answered)) if answered else 40)
 
@@ -142,7 +145,9 @@ def _datagrams(job: ProbeJob, flows: list[DatagramFlow], readings: Readings, tim
 
 
 def _rate_s(job: ProbeJob, flow: DatagramFlow) -> float:
-    """The time asked for, within the packets that the receiver's buffer holds: reading takes CPU time from sending."""
+    """Return the time asked for, within the packets that the receiver's buffer holds: reading takes CPU time from
+    sending.
+    """
     return min(job.rate_s, _OVERLOAD_PACKETS * 8 * job.mtu / flow.shape.rate_bps)
 
 

@@ -41,6 +41,6 @@ def stamp_arrivals(receiver: socket.socket) -> None:
 
 
 def arrival_ns(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
-    """The stamp that came with a packet, in ns of CLOCK_REALTIME."""
+    """Return the stamp that came with a packet, in ns of CLOCK_REALTIME."""
     stamp: tuple[int, int] = _TIMESPEC.unpack(ancillary[0][2])
     return stamp[0] * 1_000_000_000 + stamp[1]

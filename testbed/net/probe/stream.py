@@ -64,7 +64,7 @@ class Stream:
         return read_tcp_info(self._ends[way][0])
 
     def window_bytes(self, way: LinkDirection) -> int:
-        """The congestion window of a direction's sender."""
+        """Return the congestion window of a direction's sender."""
         return self._sender_info(way).cwnd_packets * self.packet_payload_bytes
 
     def _set_congestion_control(self, way: LinkDirection, name: str) -> None:
@@ -75,12 +75,12 @@ class Stream:
             raise OSError(f"asked the socket for congestion control {name}, it has {granted}")
 
     def _product(self, way: LinkDirection) -> float:
-        """The bytes that a shaped direction's wire and both delays hold; 0 unshaped."""
+        """Return the bytes that a shaped direction's wire and both delays hold; 0 unshaped."""
         shape = self._job.shape(way)
         return shape.rate_bps * self._job.round_trip_ns / 8e9 if shape else 0.0
 
     def _window_goal(self, way: LinkDirection) -> int:
-        """A window that keeps the link busy, and that the link's buffer can take at once."""
+        """Return a window that keeps the link busy, and that the link's buffer can take at once."""
         shape = self._job.shape(way)
         if shape is None:
             return _UNSHAPED_WINDOW
@@ -88,9 +88,10 @@ class Stream:
         return round(min(1.25 * product + 16 * self._job.mtu, product + shape.buffer_bytes / 2))
 
     def _most_under_way(self, way: LinkDirection) -> int:
-        """The bytes that a message may have on the link: enough to keep the wire busy, else no more than the buffer
-        takes at one stroke, which is how a message leaves after a pause. An overflow would tell of the congestion
-        control, not of the link.
+        """Return the bytes that a message may have on the link: enough to keep the wire busy, else no more than the
+        buffer takes at one stroke, which is how a message leaves after a pause.
+
+        An overflow would tell of the congestion control, not of the link.
         """
         shape = self._job.shape(way)
         if shape is None:
@@ -222,8 +223,8 @@ class Stream:
 
 
 def _arrived(receiver: socket.socket) -> int:
-    """The bytes that the kernel has received, read or not: on a busy machine the reader lags, by another amount each
-    time.
+    """Return the bytes that the kernel has received, read or not: on a busy machine the reader lags, by another amount
+    each time.
     """
     return read_tcp_info(receiver).bytes_received
 

@@ -60,7 +60,7 @@ def pipe_table(pipe: Pipe | None) -> dict[str, Any] | None:
 
 
 def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
-    """The content of every trace that the pipes name, by digest: its times in ms as 32-bit words."""
+    """Return the content of every trace that the pipes name, by digest: its times in ms as 32-bit words."""
     named = {pipe.trace.digest: pipe.trace for pipe in pipes if pipe is not None and pipe.trace is not None}
     return {
         digest: base64.b64encode(array("I", trace.load_trace(record)).tobytes()).decode()
@@ -176,7 +176,9 @@ class Relay:
 
 
 def lateness_percentile(lateness: Sequence[int], share: float) -> float | None:
-    """The lateness in us that `share` of the packets do not exceed, linear within a bucket; None without packets."""
+    """Return the lateness in us that `share` of the packets do not exceed, linear within a bucket; None without
+    packets.
+    """
     rank = share * sum(lateness)
     for exponent, count in enumerate(lateness):
         if count and rank <= count:

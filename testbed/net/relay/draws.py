@@ -33,5 +33,5 @@ class Draws:
         self._key = mix(mix(mix(seed & _MASK) + stream * _GOLDEN & _MASK) + kind * _GOLDEN & _MASK)
 
     def at(self, number: int) -> int:
-        """The draw of packet `number`, uniform in 0 .. 2**64 - 1."""
+        """Return the draw of packet `number`, uniform in 0 .. 2**64 - 1."""
         return mix(self._key + number * _GOLDEN & _MASK)

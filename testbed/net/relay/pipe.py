@@ -82,7 +82,7 @@ class RelayPipe:
         return None
 
     def backlog_bytes(self, now_ns: int) -> int:
-        """What waits for the wire or is on its way onto it; packets under way for `delay` are not in it."""
+        """Return what waits for the wire or is on its way onto it; packets under way for `delay` are not in it."""
         return 0
 
     def counters(self, now_ns: int) -> tuple[int, ...]:
@@ -162,5 +162,5 @@ class Plain(RelayPipe):
         return max(0, self.free_ns - now_ns) * self._rate_bps // 8_000_000_000
 
     def loss_so_far(self) -> LossModel | None:
-        """The loss model with its state."""
+        """Return the loss model with its state."""
         return self._loss

@@ -12,7 +12,7 @@ _MS = 1_000_000
 
 
 def serialisation_ns(counted_bytes: int, rate_bps: int) -> int:
-    """How long the bytes take, rounded up: the wire may be a nanosecond slow, never fast."""
+    """Return how long the bytes take, rounded up: the wire may be a nanosecond slow, never fast."""
     return (counted_bytes * 8_000_000_000 + rate_bps - 1) // rate_bps
 
 
