@@ -405,9 +405,8 @@ def test_live_changes_cost_a_connection_no_more_than_its_queue_drops() -> None:
     """One connection while the rate flips six times. What is sent again is what the queue dropped, give or take TCP's
     own doubts; a qdisc made anew would throw 700 packets away each time.
     """
-    profile = profiles.load_profile("consumer-80mbps").model_copy(
-        update={"congestion_control": "reno"}
-    )  # fills any buffer
+    fills_any_buffer = {"congestion_control": "reno"}
+    profile = profiles.load_profile("consumer-80mbps").model_copy(update=fills_any_buffer)
     assert profile.up is not None
     spec = LabSpec(topology="star", profiles=(profile,), nodes=1, engine="netem", engine_reason="test")
     with Lab(spec) as lab, lab.namespaces[lab.links[0].near.namespace].entered():

@@ -142,9 +142,8 @@ def test_a_trace_in_steps_is_as_slow_as_packet_by_packet(tmp_path: Path, loop: b
         (5 * s.at_ns, 5 * s.delay_ns) for s in once.steps
     ]
     for bits in (10**5, 10**6, 10**7):
-        assert stretched.carried_at(0, bits) == pytest.approx(
-            5 * once.carried_at(0, bits), rel=1e-4
-        )  # rates are whole bytes
+        # 1e-4: rates are whole bytes.
+        assert stretched.carried_at(0, bits) == pytest.approx(5 * once.carried_at(0, bits), rel=1e-4)
     asked = pipe_table(slow)
     assert asked is not None
     assert asked["trace"]["stretch"] == 5
