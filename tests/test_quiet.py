@@ -8,11 +8,23 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.quiet import ATTEMPTS, Deviates, Host, Quiet, certified_lateness, failures, ticks_of_others, watch
+from testbed.net.certificate.verdict import Fitness, Lateness
+from tests.quiet import (
+    ATTEMPTS,
+    Deviates,
+    Host,
+    Quiet,
+    certified_lateness,
+    failures,
+    lateness_ms,
+    ticks_of_others,
+    watch,
+)
 from tests.synthetic import cell, certificate, pipe, profile
 
 pytest_plugins = ["pytester"]
@@ -65,12 +77,29 @@ def test_a_deviation_that_stays_counts_unless_the_host_was_late_each_time() -> N
     assert not caught.value.late
 
 
-def test_a_certificate_is_judged_by_its_verdicts_and_a_late_relay_by_its_own_lateness() -> None:
+def test_a_certificate_is_judged_by_its_verdicts_and_only_a_late_probe_is_an_excuse() -> None:
     shaped = cell("int8", profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000)))
     passed, failed = (certificate(shaped, verdict) for verdict in ("PASS", "FAIL"))
     assert failures(passed) == certified_lateness(passed) == []
     assert failures(failed)
+    fitness = Fitness(relay=Lateness(9.0, 16.0, 500), probe=Lateness(0.1, 0.2, 500), stolen=0.0, busy=0.3)
+    late_relay = passed.model_copy(update={"measurements": tuple(fitness.measurements())})
+    assert failures(late_relay)
+    assert certified_lateness(late_relay) == []
+    with pytest.raises(Deviates) as caught:  # a relay that became slow: on a host that keeps time it must not pass
+        on(CALM).certify(lambda: late_relay)
+    assert not caught.value.late
+    late_probe = passed.model_copy(
+        update={"measurements": tuple(replace(fitness, relay=None, probe=Lateness(2.0, 4.0, 9)).measurements())}
+    )
+    assert certified_lateness(late_probe) == ["CPU contention: the probe was 2.00 ms late (p99)"]
     assert on(CALM).certify(iter([failed, passed]).__next__) is passed
+
+
+def test_a_halt_counts_for_as_long_as_it_lasts() -> None:
+    """20 ms in a second: 2 % of the packets are late, though only one nap of a thousand was."""
+    assert lateness_ms(0.0002) == [pytest.approx(0.2)]
+    assert lateness_ms(0.020) == [pytest.approx(20 - missed) for missed in range(20)]
 
 
 def test_the_watch_knows_other_programs_from_our_own() -> None:
