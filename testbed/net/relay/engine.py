@@ -76,7 +76,7 @@ class Engine:
 
     def run(self) -> None:
         """Carry packets until `control` says that it is over. OSError when a device is gone."""
-        # One long function, local names: this is the one index where a call per packet would be felt.
+        # One long function, local names: this is the one place where a call per packet would be felt.
         clock, read, write = monotonic_ns, os.read, os.write
         lateness = self._lateness
         ports = {port.fd: port for port in self.ports}
