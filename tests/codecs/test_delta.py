@@ -127,13 +127,40 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(seeds: list[int], at: int)
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"memory": [("train", 0, 300, torch.zeros(1))]}, {"memory": [("x", 0, 1, torch.zeros(1))]}]
+    ("memory", "why"),
+    [
+        ({}, r"a state of \[\]"),
+        ({"memory": [("train", 0, 300, torch.zeros(1))]}, "a row is not"),
+        ({"memory": [("x", 0, 1, torch.zeros(1))]}, "a row is not"),
+    ],
 )
-def test_a_state_of_something_else_is_refused(state: dict[str, object]) -> None:
+def test_a_state_of_something_else_is_refused(memory: dict[str, object], why: str) -> None:
     codec = make("delta-int8", FORWARD)
     assert isinstance(codec, Stateful)
-    with pytest.raises(CodecError):
-        codec.load(state)
+    with pytest.raises(CodecError, match=why):
+        codec.load({"parts": {}, "memory": memory})
+    with pytest.raises(CodecError, match="this codec's has"):
+        codec.load(memory)
+
+
+def test_no_sum_beyond_fp32_is_remembered() -> None:
+    largest, refused = torch.finfo(torch.float32).max, 0
+    for seed in range(100):
+        sender, receiver = pair("delta-int8")
+        assert isinstance(sender, Stateful)
+        generator = torch.Generator().manual_seed(seed)
+        for step in range(3):
+            x = torch.rand((4, 16), generator=generator) * largest
+            x[:, 0] = largest
+            before = {name: value.clone() for name, value in sender.shared().items()}
+            try:
+                payload = bytes(sender.encode(x, key_at(step)))
+            except CodecError:
+                refused += 1
+                assert all(torch.equal(value, before[name]) for name, value in sender.shared().items())
+                break
+            assert receiver.decode(payload, key_at(step)).isfinite().all()
+    assert refused
 
 
 def test_an_error_late_in_the_loop_leaves_the_inner_codec_as_it_was() -> None:

@@ -55,6 +55,8 @@ class Delta(ClosedLoop):
     code: ClassVar[int] = 60
     added_bytes: ClassVar[int] = HEADER_BYTES
     """What a payload has besides the inner one."""
+    inner_refuses_nan: ClassVar[bool] = False
+    """Whether the inner codec is known to refuse NaN and infinity, so that the input need not be looked through."""
     payload_bytes: Callable[[Shape], int]
     """The length of a micro-batch's first message, of a shape. Not there where the inner codec does not say its own."""
 
@@ -71,7 +73,8 @@ class Delta(ClosedLoop):
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode the difference. CodecError names the message key when it is not finite."""
         x = check_input(tensor).to(torch.float32)
-        self._check_finite(x, key, "encode")
+        if not self.inner_refuses_nan:
+            check_finite(x, key, "a difference")
         last = self._history.last(key)
         with self.parts_unchanged_on_error():
             if last is None or last.value.shape != x.shape:
@@ -93,10 +96,6 @@ class Delta(ClosedLoop):
     def bound(self, tensor: Tensor) -> Tensor:
         """Return the largest error of each value of a micro-batch's first message."""
         return bound_of(self._first or self.inner, tensor)
-
-    def _check_finite(self, tensor: Tensor, key: MessageKey, doing: str) -> None:
-        """Refuse NaN and infinity, which would stay in P for ever. Not every inner codec does."""
-        check_finite(tensor, key, "a difference", doing)
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
         """Return the inner payload, which is ours to change, with its kind and visit number."""
@@ -120,7 +119,7 @@ class Delta(ClosedLoop):
             value = (self._first or self._decoder).decode(body, key)
         else:
             value = decode_as(self._decoder, body, key, last.value.shape).add_(last.value)
-        self._check_finite(value, key, "decode")
+        check_finite(value, key, "a difference", doing="decode")  # it would stay in P for ever
         self._history.put(key, value, visit)
         return value
 
@@ -137,13 +136,11 @@ class DeltaInt8(Delta):
     """
 
     added_bytes = 0
+    inner_refuses_nan = True
 
     def __init__(self, context: Context) -> None:
         """Nothing in the context matters: nearest rounding draws no numbers."""
         super().__init__(context, _Int8(context, rounding="nearest"))
-
-    def _check_finite(self, tensor: Tensor, key: MessageKey, doing: str) -> None:
-        """Do nothing: int8 refuses such differences, and decodes to finite numbers."""
 
     def _put_visit(self, payload: Payload, kind: int, visit: int) -> Payload:
         memoryview(payload)[VISIT_AT] = visit
