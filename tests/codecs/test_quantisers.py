@@ -162,6 +162,18 @@ def test_rotation_passes_on_what_the_inner_codec_remembers() -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
+def test_a_rotation_that_overflows_leaves_what_the_inner_codec_remembers() -> None:
+    receiver = make("hadamard(delta-int8)", FORWARD)
+    memory = capability(receiver, Stateful)
+    assert memory is not None
+    receiver.decode(bytes(make("delta-int8", FORWARD).encode(normal(2, 64), KEY)), KEY)
+    before = {name: value.clone() for name, value in memory.shared().items()}
+    with pytest.raises(CodecError, match="rotation"):
+        receiver.decode(bytes(make("delta-int8", FORWARD).encode(torch.full((2, 64), 3e38), KEY)), KEY)
+    assert before
+    assert all(torch.equal(value, before[name]) for name, value in memory.shared().items())
+
+
 def test_tiles_must_be_powers_of_two() -> None:
     with pytest.raises(SpecError, match="power of two"):
         make("hadamard(int4, 48)", FORWARD)

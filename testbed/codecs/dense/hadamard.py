@@ -17,10 +17,10 @@ import math
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.wire import header
 from testbed.codecs.wire.scratch import Scratch
-from testbed.codecs.wrap import bound_of, law_of_bound
+from testbed.codecs.wrap import States, bound_of, law_of_bound, parts_with
 
 
 @functools.cache
@@ -65,6 +65,7 @@ class Hadamard:
         self.law = law_of_bound(inner)
         matrix(size)
         self.inner, self._size, self._scratch = inner, size, Scratch()
+        self._states = States(parts_with({"inner": inner}, Stateful))
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Rotate, and encode with the inner codec. CodecError names the message key where the rotated tensor is not
@@ -79,9 +80,10 @@ class Hadamard:
         """Decode with the inner codec, and rotate back. CodecError for the inner codec's reasons, or where the result
         is not finite.
         """
-        values = self.inner.decode(payload, key)  # which is ours: a new contiguous tensor
-        values.copy_(rotate(values, self._size, self._scratch.of(values.shape)))
-        header.check_finite(values, key, "a rotation", doing="decode")
+        with self._states.parts_unchanged_on_error():
+            values = self.inner.decode(payload, key)  # which is ours: a new contiguous tensor
+            values.copy_(rotate(values, self._size, self._scratch.of(values.shape)))
+            header.check_finite(values, key, "a rotation", doing="decode")
         return values
 
     def bound(self, tensor: Tensor) -> Tensor:
