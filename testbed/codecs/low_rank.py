@@ -165,7 +165,7 @@ class CodedLowRank(Wrapper):
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """Decode both factors, and multiply them. CodecError where they do not fit the shape."""
-        size = len(memoryview(payload).cast("B")) if len(payload) else 0
+        size = memoryview(payload).nbytes
         opened = header.open_payload(payload, self.code, lambda shape: size - header.header_bytes(len(shape)))
         if opened.visit or len(opened.body) < _LENGTH.size:
             raise CodecError(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from testbed.codecs.catalogue import table
+from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.codecs.wire.header import VISIT_AT, header_bytes
@@ -31,6 +32,14 @@ def test_a_codec_that_counts_no_visits_refuses_their_numbers_whatever_the_shape(
         payload[VISIT_AT] = 1
         with pytest.raises(CodecError, match="train step 3, micro-batch 1: no encoder writes visit number 1"):
             codec.decode(payload, KEY)
+
+
+@pytest.mark.parametrize("row", table.ROWS, ids=lambda row: row.name)
+def test_a_payload_in_pieces_is_refused(row: CodecRow) -> None:
+    codec = make(row.example_text, Context(0, 0, "forward"))
+    for pieces in (memoryview(bytearray(range(200)))[::2], memoryview(bytearray(200)).cast("B", (10, 20))[::2]):
+        with pytest.raises(CodecError):
+            codec.decode(pieces, KEY)
 
 
 @pytest.mark.parametrize("name", sorted(_body_codecs()))
