@@ -64,7 +64,7 @@ class States:
 
     def shared(self) -> Mapping[str, Tensor]:
         """Return what the codecs share, by the codec's name and its own."""
-        return {f"{name}.{key}": value for name, one in self._memories.items() for key, value in one.shared().items()}
+        return {f"{name}.{key}": value for name, part in self._memories.items() for key, value in part.shared().items()}
 
     def state(self) -> dict[str, Any]:
         """Return each codec's state, by the codec's name."""
@@ -88,7 +88,7 @@ class States:
 
         The states are copied first, which costs their size in time.
         """
-        before = [(one, one.state()) for name, one in self._memories.items() if not names or name in names]
+        before = [(part, part.state()) for name, part in self._memories.items() if not names or name in names]
         try:
             yield
         except BaseException:

@@ -151,7 +151,7 @@ def check_ends(ends: Tensor, key: MessageKey) -> None:
     """Raise a CodecError that names the message key unless what the groups reach to is finite."""
     if not bool(ends.isfinite().all()):
         raise CodecError(
-            f"cannot encode {key}: it holds NaN or infinity, or values that reach beyond fp32's largest number"
+            f"cannot encode {key}: the tensor holds NaN or infinity, or values that reach beyond fp32's largest number"
         )
 
 

@@ -105,6 +105,6 @@ def _means(magnitudes: Tensor, key: MessageKey | None) -> tuple[Tensor, Tensor]:
     of_rows, of_columns = magnitudes.mean(-1), magnitudes.mean(0)
     if not float(largest := magnitudes.amax()) <= _LARGEST:
         raise CodecError(
-            f"cannot encode {key}: it holds NaN, infinity or a magnitude above 2**100, found {float(largest):g}"
+            f"cannot encode {key}: the tensor holds NaN, infinity or a magnitude above 2**100, found {float(largest):g}"
         )
     return of_rows, of_columns / of_rows.mean().clamp_min(torch.finfo(torch.float32).tiny)

@@ -87,14 +87,15 @@ class Tah(BodyCodec):
         """
         of = self._grouping(shape)
         wide = self._ranked(shape, of).wide_in_all
-        packed = (
+        codes = (
             (wide * of.size, 4),
             ((of.groups - wide) * of.size, 3),
             (of.groups, 1),
             (of.groups, 1),
             (of.groups, _pivot_bits(of)),
         )
-        return *[Field(torch.bfloat16, of.groups)] * 2, *(Field(torch.uint8, bits.packed_bytes(*one)) for one in packed)
+        packed = (Field(torch.uint8, bits.packed_bytes(count, width)) for count, width in codes)
+        return *[Field(torch.bfloat16, of.groups)] * 2, *packed
 
     def fill(self, x: Tensor, body: Body, key: MessageKey) -> None:
         """Write the fields. CodecError names the message key where x holds NaN or infinity, or reaches beyond fp32's

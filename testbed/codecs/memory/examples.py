@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from testbed.codecs.wire.header import Shape
 from testbed.codecs.wrap import check_keys
 from testbed.errors import CodecError
 from testbed.message_key import Phase
 
 ExampleKey = tuple[Phase, tuple[int, ...]]
 """Phase, and the ids of the sequences that the tensor is of."""
-Shape = tuple[int, ...]
 
 _FP32_BYTES = 4
 
