@@ -45,10 +45,10 @@ class Network(NamedTuple):
     profile: str
     topology: str = "star"
     codecs: tuple[str, ...] = ("fp32",)
-    """With 30 steps for fp32, 4 for the others."""
+    """With 30 steps for fp32 and delta-int8, 4 for the others."""
 
     def variants(self) -> list[str]:
-        steps = [4 if codec != "fp32" else 30 for codec in self.codecs]
+        steps = [30 if codec in ("fp32", "delta-int8") else 4 for codec in self.codecs]
         profile = json.dumps(self.profile.split("+") if "+" in self.profile else self.profile)
         return [
             f'{{ codec = "{codec}", profile = {profile}, topology = "{self.topology}", '
@@ -62,8 +62,8 @@ _NETWORKS = {
     "relay": (
         Network(1, "datacenter"),
         Network(2, "datacenter", codecs=(*_BROKEN, "mycodecs:Mine", "fp32")),  # the broken ones first
-        Network(3, "datacenter"),
-        Network(3, "consumer-80mbps", codecs=("fp32", "int8")),
+        Network(3, "datacenter", codecs=("fp32", "delta-int8")),
+        Network(3, "consumer-80mbps", codecs=("fp32", "int8", "delta-int8")),
         Network(3, "lossy-80mbps"),
         Network(3, "cable+wifi+varying-80mbps"),
         Network(3, "bursty-80mbps+dsl", "line"),
@@ -137,6 +137,14 @@ def test_the_network_never_changes_the_maths(laws: Laws) -> None:
         assert (summary.status, summary.steps) == ("ok", 30)
         assert len(run.lab.links) == network.stages - (network.topology == "line")
         assert losses(run) == first, network
+
+
+@RELAY
+def test_nor_does_it_change_what_a_codec_with_a_memory_does_to_it(laws: Laws) -> None:
+    first, other = (losses(laws.run(laws.on(name), "delta-int8")[0]) for name in ("datacenter", "consumer-80mbps"))
+    assert first == other
+    assert None not in first
+    assert first != losses(laws.run(laws.networks[0])[0])
 
 
 def test_every_byte_on_the_wire_is_accounted_for(laws: Laws) -> None:
