@@ -4,9 +4,20 @@ written.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from testbed.errors import UserError
+from testbed.sweep.environment import hold_machine
 from tests.commands import Command
+
+
+def test_two_measurements_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for _ in range(2):  # the second time, the first has let go
+        with hold_machine(), pytest.raises(UserError, match="another testbed is measuring"), hold_machine():
+            pass
 
 
 @pytest.mark.root
