@@ -86,10 +86,14 @@ class Adaptive(Wrapper):
     def load(self, state: Any) -> None:
         """Load what `state` returned; CodecError for anything else."""
         check_keys(state, {"parts", "bytes", "link"})
-        if len(state["bytes"]) != len(self._codecs):
-            raise CodecError(f"cannot load a state of {len(state['bytes'])} codecs: here are {len(self._codecs)}")
-        super().load(state["parts"])
-        self._bytes, (self._carried, self._seconds) = list(state["bytes"]), state["link"]
+        match state["bytes"], state["link"]:
+            case [_, _, _] as sizes, [float(carried), float(seconds)] if all(
+                size is None or isinstance(size, float) for size in sizes
+            ):
+                super().load(state["parts"])
+                self._bytes, self._carried, self._seconds = list(sizes), carried, seconds
+            case _:
+                raise CodecError("cannot load a state: not bytes per element of three codecs, bytes and seconds")
 
     def _choose(self, elements: int) -> int:
         if not self._carried:

@@ -10,6 +10,7 @@ from testbed.codecs.adaptive import Adaptive
 from testbed.codecs.contract import Context, MessageKey, ObservesLink
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
+from testbed.errors import CodecError
 
 FORWARD = Context(0, 0, "forward")
 SHAPE = (4, 64, 128)
@@ -71,6 +72,21 @@ def test_its_choice_is_part_of_its_state() -> None:
     key = MessageKey("train", 9, 0, ())
     assert bytes(one.encode(normal(9), key)) == bytes(other.encode(normal(9), key))
     assert bytes(one.encode(normal(9), key))[1] == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"bytes": [None, None]}, {"bytes": ["1", None, None]}, {"link": [1.0]}, {"link": None}]
+)
+def test_a_state_of_another_kind_is_refused_and_changes_nothing(wrong: dict[str, object]) -> None:
+    text = "adaptive(50, delta(int8))"
+    one, other = make(text, FORWARD), make(text, FORWARD)
+    assert isinstance(one, Adaptive)
+    assert isinstance(other, Adaptive)
+    one.encode(normal(0), MessageKey("train", 0, 0, ()))
+    before = str(other.state())
+    with pytest.raises(CodecError, match="cannot load a state"):
+        other.load({**one.state(), **wrong})
+    assert str(other.state()) == before
 
 
 def test_measurements_reach_it_through_wrappers() -> None:
