@@ -51,7 +51,9 @@ def trains(subject: Subject) -> str:
     """Through bytes, a small model's loss stays finite and falls, and both ends hold the same."""
     pipeline = TrialPipeline(_asked(subject))
     losses = [step.loss for step in pipeline.run(_STEPS)]
-    require(all(map(math.isfinite, losses)), f"the loss is no number after {sum(map(math.isfinite, losses))} steps")
+    require(
+        all(map(math.isfinite, losses)), f"the loss is NaN or infinite after {sum(map(math.isfinite, losses))} steps"
+    )
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     require(last < first, f"the loss does not fall in {_STEPS} steps: {first:.3f} to {last:.3f}")
     for ours, theirs in ((pipeline.sender, pipeline.receiver), (pipeline.giver, pipeline.taker)):
