@@ -62,7 +62,7 @@ def _unlike_this_one() -> Iterator[None]:
 
 def _serve_elsewhere(answer: Connection, folder: str, work: Callable[..., Any], arguments: tuple[object, ...]) -> None:
     tempfile.tempdir = os.environ["TMPDIR"] = folder
-    _serve(functools.partial(work, *arguments), answer, None)
+    _serve(os.getppid(), functools.partial(work, *arguments), answer, None)
 
 
 def in_child(work: Callable[[], Any], *, seconds: float = 60.0, memory_bytes: int | None = None) -> Any:
@@ -72,7 +72,8 @@ def in_child(work: Callable[[], Any], *, seconds: float = 60.0, memory_bytes: in
     `memory_bytes`, an allocation beyond that much more than the process has now fails in it.
     """
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.get_context("fork").Process(target=_serve, args=(work, theirs, memory_bytes), daemon=True)
+    arguments = (os.getpid(), work, theirs, memory_bytes)
+    child = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
     child.start()
     theirs.close()
     return _answer(ours, child, seconds)
@@ -98,8 +99,8 @@ def _answer(ours: Connection, child: BaseProcess, seconds: float) -> Any:
     return answer
 
 
-def _serve(work: Callable[[], Any], answer: Connection, memory_bytes: int | None) -> None:
-    die_with_parent(os.getppid())  # which keeps the time limit
+def _serve(parent: int, work: Callable[[], Any], answer: Connection, memory_bytes: int | None) -> None:
+    die_with_parent(parent)  # which keeps the time limit
     torch.set_num_threads(1)  # a fork has no pool of threads, and would wait for the parent's for ever
     if memory_bytes is not None:
         now = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
