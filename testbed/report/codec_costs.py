@@ -129,7 +129,7 @@ def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
             panel.set_title(_TITLES[direction])
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
-            panel.set_xlabel("bits a value on the wire, headers too")
+            panel.set_xlabel("bits per value on the wire, headers included")
             panel.set_ylabel("relative error |decoded - x| / |x|")
             ticks = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
             panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
