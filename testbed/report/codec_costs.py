@@ -123,7 +123,7 @@ def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
     left_out = "" if len(drawn) == len(benchmark.results) else "; codecs in the model are not drawn"
     settings = f"{key}\n{benchmark.tensors}; a codec without error is drawn at {_FLOOR:g}{left_out}"
     with style.applied():
-        figure, axes = canvas("Bits a value against error", 4.6, legend, settings, 2, columns=2)
+        figure, axes = canvas("Bits per value against error", 4.6, legend, settings, 2, columns=2)
         for panel, direction in zip(axes, _TITLES, strict=True):
             shown = [cost for cost in drawn if cost.direction == direction]
             panel.set_title(_TITLES[direction])
@@ -140,7 +140,7 @@ def draw_rate_distortion(benchmark: CodecBenchmark) -> Drawing:
             _points(panel, shown, number)
     return Drawing(
         "rate-distortion",
-        "Bits a value against error",
+        "Bits per value against error",
         "Every codec on the same saved tensors. Nearer the lower left is better; a codec of gradients that rounds "
         "stochastically has more error and no bias.",
         figure,
