@@ -49,7 +49,13 @@ def activations(ids: tuple[int, ...], step: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "text", ["aqsgd(int4)", "aqsgd(acsgd(bits=4), bf16)", "aqsgd(int4, memory_mb=0.005)", "aqsgd(powersgd(2))"]
+    "text",
+    [
+        "aqsgd(int4)",
+        "aqsgd(acsgd(bits=4), bf16)",
+        "aqsgd(int4, memory_mb=0.005)",
+        pytest.param("aqsgd(powersgd(2))", marks=pytest.mark.slow),
+    ],
 )
 def test_both_ends_are_bit_identical_after_300_steps_and_after_a_resync(text: str) -> None:
     sender, receiver = ends(text)

@@ -51,6 +51,9 @@ def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str =
     )
 
 
+pytestmark = pytest.mark.slow  # hosts with torch, some of which are killed
+
+
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "tokens.npy"

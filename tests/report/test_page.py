@@ -19,6 +19,8 @@ from testbed.report.settings import settings_words
 from testbed.results import last_sweep
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
+pytestmark = pytest.mark.slow  # every figure of a report, several times
+
 FIGURES = (
     "step-time", "loss-time", "loss-steps", "bytes", "efficiency", "gantt-1", "gantt-2",
     "utilisation-1", "utilisation-2", "utilisation-3", "links",
