@@ -25,6 +25,8 @@ from testbed.results import read_json
 
 SHAPE = (2, 16, 64)
 
+pytestmark = pytest.mark.slow  # it measures
+
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:

@@ -116,6 +116,7 @@ def test_messages_say_what_was_seen() -> None:
     assert "differ in basis" in asked("EndsDiffer", "in a model: ends agree").detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("Good", 0), ("SwallowsNan", 1), ("Missing", 2)])
 def test_the_program(name: str, status: int) -> None:
     found = subprocess.run(

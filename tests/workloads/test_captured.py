@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from testbed.workloads import capture
 
 
+@pytest.mark.slow
 def test_captured_tensors() -> None:
     found = capture.capture(steps=1, kept=1)
     assert found["forward"].shape == found["backward"].shape == (1, 4, 256, 768)
