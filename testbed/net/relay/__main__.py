@@ -49,10 +49,10 @@ def become_real_time() -> dict[str, Any]:
 def main() -> None:
     """Run one relay, from its first line of input to the end of its input."""
     parent = Parent()
-    control = Control(parent.request, requests_fd=parent.requests_fd, answers_fd=parent.answers_fd)
+    control = Control(parent)
     gc.disable()  # the loop makes no cycles, and a collection would be felt as lateness
     gc.freeze()
-    control.answer({**become_real_time(), **control.settings()})
+    parent.answer({**become_real_time(), **control.settings()})
     control.engine.run()
 
 

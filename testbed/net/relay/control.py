@@ -16,6 +16,7 @@ from testbed.net.relay.pipe import RelayPipe
 from testbed.net.relay.queues import HOLD_NS
 from testbed.net.relay.shaper import build_pipe
 from testbed.net.relay.wire import Opportunities
+from testbed.process import Parent
 
 
 class Control:
@@ -23,9 +24,9 @@ class Control:
 
     engine: Engine
 
-    def __init__(self, asked: Mapping[str, Any], requests_fd: int, answers_fd: int) -> None:
-        """`asked`: the first request, as `testbed.net.relay.client.Relay` writes it."""
-        self._requests_fd, self._answers_fd = requests_fd, answers_fd
+    def __init__(self, parent: Parent) -> None:
+        """Build what the first request asks for, as `testbed.net.relay.client.Relay` writes it."""
+        self._parent, asked = parent, parent.request
         self._begun = b""
         self._traces: dict[str, array[int]] = {}
         self._playing_since_ns: int | None = None
@@ -42,7 +43,7 @@ class Control:
             )
             for port in asked["ports"]
         ]
-        self.engine = Engine(ports, requests_fd, self.serve)
+        self.engine = Engine(ports, parent.requests_fd, self.serve)
 
     def _learn(self, request: Mapping[str, Any]) -> None:
         for digest, content in request["traces"].items():
@@ -70,18 +71,12 @@ class Control:
             },
         }
 
-    def answer(self, content: Mapping[str, Any]) -> None:
-        """Write one line."""
-        left = (json.dumps(content, separators=(",", ":")) + "\n").encode()
-        while left:
-            left = left[os.write(self._answers_fd, left) :]
-
     def serve(self) -> bool:
         """Carry out what has come in so far. False when the input has ended."""
-        content = os.read(self._requests_fd, 1 << 16)
+        content = os.read(self._parent.requests_fd, 1 << 16)
         *lines, self._begun = (self._begun + content).split(b"\n")
         for line in lines:
-            self.answer(self._carry_out(json.loads(line)))
+            self._parent.answer(self._carry_out(json.loads(line)))
         return bool(content)
 
     def _carry_out(self, request: Mapping[str, Any]) -> dict[str, Any]:
