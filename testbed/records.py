@@ -126,6 +126,52 @@ class StepRecord(Frozen):
     sockets: tuple[SocketRecord, ...]
 
 
+# ------------------------------------------------------------------ calibration.json
+STEADY_SPREAD = 0.01
+"""How far the fastest half of a duration's samples may lie apart, as a share of the fastest; else it is noisy."""
+
+
+class Duration(Frozen):
+    """How long something takes, timed alone on one core: the median of the fastest half of its samples."""
+
+    ns: int
+    spread: float
+    """(slowest - fastest) / fastest, of the fastest half."""
+    samples: int
+
+    @property
+    def noisy(self) -> bool:
+        return self.spread > STEADY_SPREAD
+
+
+class StageCosts(Frozen):
+    """What one stage of a recipe does, action by action."""
+
+    forward: Duration
+    """The maths of one micro-batch."""
+    backward: Duration
+    """Recomputation included."""
+    clip: Duration
+    """From the last action to where this stage's part of the gradient norm is known."""
+    update: Duration
+    """From where the norm of all stages is known to the end of the step."""
+    encode: dict[Direction, Duration]
+    """Of one micro-batch's tensor, by the direction in which it is sent."""
+    decode: dict[Direction, Duration]
+    """By the direction from which it came: forward is what the stage before sent."""
+
+
+class Calibration(Frozen):
+    """Every distinct duration of a sweep on this machine, measured once and shared by all its cells."""
+
+    taken_at: str
+    """UTC, ISO 8601."""
+    machine: dict[str, Any]
+    """See `sweep.environment`."""
+    recipes: dict[str, tuple[StageCosts, ...]]
+    """By the id of the recipe, then by stage."""
+
+
 # ------------------------------------------------------------------ certificate.json
 class Measurement(Frozen):
     """One quantity of one link, asked against found."""

@@ -216,9 +216,47 @@ class Cell(Frozen):
     @property
     def id(self) -> str:
         """Readable, and different whenever anything in the cell is: `int8-cable-1a2b3c4d5e`."""
-        digest = hashlib.blake2b(canonical_json(self).encode(), digest_size=5).hexdigest()
-        codec = "_".join(re.findall(r"[\w-]+", self.codec))
-        return f"{codec[:80]}-{self.network[:80]}-{digest}"  # it names a folder, and 32 links have many names
+        # It names a folder, and 32 links have many names.
+        return f"{_codec_name(self.codec)}-{self.network[:80]}-{_digest(self)}"
+
+
+class Recipe(Frozen):
+    """What decides the numbers that synchronous training computes: a cell without its network and its time.
+
+    Cells of one recipe share one training (`pipeline.alone`).
+    """
+
+    schema_version: Literal[1] = 1
+    codec: str
+    workload: WorkloadSpec
+    pipeline: PipelineSpec
+    optimiser: OptimiserSpec
+    training: TrainingSpec
+    """Without a time budget: how many steps fit into one depends on the links."""
+
+    @property
+    def id(self) -> str:
+        """Readable, and different whenever anything in the recipe is."""
+        return f"{_codec_name(self.codec)}-{_digest(self)}"
+
+
+def recipe_of(cell: Cell) -> Recipe:
+    """Return the recipe that a cell is trained by."""
+    return Recipe(
+        codec=cell.codec,
+        workload=cell.workload,
+        pipeline=cell.pipeline,
+        optimiser=cell.optimiser,
+        training=cell.training.model_copy(update={"budget_s": None}),
+    )
+
+
+def _digest(record: Frozen) -> str:
+    return hashlib.blake2b(canonical_json(record).encode(), digest_size=5).hexdigest()
+
+
+def _codec_name(codec: str) -> str:
+    return "_".join(re.findall(r"[\w-]+", codec))[:80]
 
 
 def link_count(topology: Topology, nodes: int) -> int:

@@ -1,0 +1,7 @@
+"""How long does a job take over these links? A trace says what every node does; a player does it over a lab's links.
+
+trace     what nodes work on, send and wait for: the record between algorithms and networks
+played    when each of it happened
+
+Both need the standard library only: the player reads them inside the guest kernel.
+"""
