@@ -1,5 +1,5 @@
 """A trace: what every node of a job does, step by step, whatever the network. The record between algorithms and
-networks; a player needs nothing else to know.
+networks; a player needs nothing else to know. docs/traces.md has the format and an example.
 
 A node has lanes, and a lane does its operations in order, one after the other; the lanes of a node go on side by side:
 
@@ -8,16 +8,12 @@ send     hand `value` bytes for `peer` over, under `tag`; the lane goes on at on
          leaves in that order
 receive  wait until the message of `peer` with this `tag` has arrived whole
 signal   count the event `tag` up by one
-wait     wait until the event `tag` was counted up `value` times
+wait     wait until the event `tag` was counted up `value` times, since the trace began
 
 An event belongs to the trace, not to a node: it takes no time and crosses no link, as a control plane of its own does.
 A tag names one message of a sender to a receiver, and no other of the whole trace.
 
-Format (version 1): the bytes of `MAGIC`, the length of the header (4 bytes), the header in JSON, then for each lane,
-in order, its columns `kind` (1 byte), `label` (1), `peer` (2), `tag` (4), `value` (8), each as long as the lane has
-operations, and `starts` (4 each; one more than there are steps): where each step begins. All little-endian. The header
-has `version`, `nodes` (names), `labels` (names), `steps`, `lanes` (node, name, operations), `about` (free) and `sha256`
-(of all the columns).
+Reading refuses what is not a whole trace. Whether sends and receives match, and waits can be met, is `check.py`'s.
 """
 
 from __future__ import annotations
@@ -26,8 +22,9 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +32,10 @@ from testbed.errors import SpecError
 
 MAGIC: Final = b"testbed trace\n"
 VERSION: Final = 1
+_DIGEST: Final = 32
+"""Bytes of the checksum (SHA-256) of all that follows it."""
+_LENGTH: Final = 4
+"""Bytes that say how long the header is."""
 WORK, SEND, RECEIVE, SIGNAL, WAIT = range(5)
 KINDS: Final = ("work", "send", "receive", "signal", "wait")
 _COLUMNS: Final = (("kind", "B"), ("label", "B"), ("peer", "H"), ("tag", "I"), ("value", "q"), ("starts", "I"))
@@ -107,7 +108,6 @@ class Trace:
 
     def write(self, path: Path) -> None:
         """Write it to a file."""
-        columns = b"".join(_packed(getattr(lane, name)) for lane in self.lanes for name, _ in _COLUMNS)
         header = {
             "version": VERSION,
             "nodes": self.nodes,
@@ -115,10 +115,11 @@ class Trace:
             "steps": self.steps,
             "lanes": [{"node": lane.node, "name": lane.name, "operations": len(lane)} for lane in self.lanes],
             "about": self.about,
-            "sha256": hashlib.sha256(columns).hexdigest(),
         }
         text = json.dumps(header, separators=(",", ":")).encode()
-        path.write_bytes(b"".join((MAGIC, len(text).to_bytes(4, "little"), text, columns)))
+        columns = (_packed(getattr(lane, name)) for lane in self.lanes for name, _ in _COLUMNS)
+        body = b"".join((len(text).to_bytes(_LENGTH, "little"), text, *columns))
+        path.write_bytes(b"".join((MAGIC, hashlib.sha256(body).digest(), body)))
 
 
 def read_trace(path: Path) -> Trace:
@@ -132,38 +133,50 @@ def read_trace(path: Path) -> Trace:
 
 def parse_trace(content: memoryview, where: str) -> Trace:
     """Read a trace from the bytes of its file; `where` is for messages. SpecError as from `read_trace`."""
-    begin = len(MAGIC) + 4
-    if bytes(content[: len(MAGIC)]) != MAGIC or len(content) < begin:
+    if bytes(content[: len(MAGIC)]) != MAGIC:
         raise SpecError(f"{where} is not a trace: it does not begin with {MAGIC!r}")
-    length = int.from_bytes(content[len(MAGIC) : begin], "little")
+    digest, body = content[len(MAGIC) : len(MAGIC) + _DIGEST], content[len(MAGIC) + _DIGEST :]
+    if hashlib.sha256(body).digest() != digest:
+        raise SpecError(f"{where} was changed or cut off: its checksum is not that of its content")
+    end = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
     try:
-        header = json.loads(bytes(content[begin : begin + length]))
+        header = json.loads(bytes(body[_LENGTH:end]))
         if header["version"] != VERSION:
             raise SpecError(f"{where} is a trace of version {header['version']}; this testbed reads version {VERSION}")
-        columns = content[begin + length :]
-        if hashlib.sha256(columns).hexdigest() != header["sha256"]:
-            raise SpecError(f"{where} was changed or cut off: its checksum is not the one in its header")
-        return _trace(header, columns)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise SpecError(f"{where} has a header that is not a trace's: {error}") from None
+        return _trace(header, body[end:])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise SpecError(f"{where} is not a trace that testbed wrote: {error}") from None
 
 
 def _trace(header: Mapping[str, Any], columns: memoryview) -> Trace:
+    nodes, labels = tuple(map(str, header["nodes"])), tuple(map(str, header["labels"]))
     steps, lanes, at = int(header["steps"]), [], 0
     for stated in header["lanes"]:
-        lane = Lane(int(stated["node"]), str(stated["name"]))
+        lane, operations = Lane(int(stated["node"]), str(stated["name"])), int(stated["operations"])
         for name, code in _COLUMNS:
             column = array(code)
-            size = (steps + 1 if name == "starts" else int(stated["operations"])) * column.itemsize
+            size = (steps + 1 if name == "starts" else operations) * column.itemsize
             column.frombytes(columns[at : at + size])
             if sys.byteorder == "big":
                 column.byteswap()
             setattr(lane, name, column)
             at += size
+        _check_lane(lane, operations, nodes)
         lanes.append(lane)
     if at != len(columns):
         raise ValueError(f"its lanes take {at} bytes and it has {len(columns)}")
-    return Trace(tuple(header["nodes"]), tuple(header["labels"]), tuple(lanes), dict(header["about"]))
+    if steps < 0 or (steps > 0 and not lanes):
+        raise ValueError(f"it has {steps} steps and {len(lanes)} lanes")
+    return Trace(nodes, labels, tuple(lanes), dict(header["about"]))
+
+
+def _check_lane(lane: Lane, operations: int, nodes: Sequence[str]) -> None:
+    """Check what every reader relies on; ValueError says what is wrong."""
+    if not 0 <= lane.node < len(nodes):
+        raise ValueError(f"the lane {lane.name!r} is of node {lane.node}, and there are {len(nodes)} nodes")
+    starts = lane.starts
+    if not starts or starts[0] or starts[-1] != operations or any(a > b for a, b in pairwise(starts)):
+        raise ValueError(f"the steps of the lane {lane.name!r} of {nodes[lane.node]} do not divide its operations")
 
 
 def _packed(column: array[int]) -> bytes:

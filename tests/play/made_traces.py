@@ -1,0 +1,76 @@
+"""Traces for tests: a pipeline's, and any that is whole (hypothesis)."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+
+FORWARD, BACKWARD, ACTIVATION, GRADIENT, UPDATE = range(5)
+
+
+def pipeline(stages: int, microbatches: int, steps: int, work_ns: int = 1_000_000, size: int = 4096) -> Trace:
+    """All forwards, then all backwards, of `work_ns` each; then all stages meet."""
+    lanes = [Lane(stage, "compute") for stage in range(stages)]
+    for step in range(steps):
+        for stage, lane in enumerate(lanes):
+            for backward in (False, True):
+                before, after = (stage + 1, stage - 1) if backward else (stage - 1, stage + 1)
+                work, message = (BACKWARD, GRADIENT) if backward else (FORWARD, ACTIVATION)
+                for microbatch in range(microbatches):
+                    tag = 2 * (step * microbatches + microbatch) + backward
+                    if 0 <= before < stages:
+                        lane.add(RECEIVE, label=message, peer=before, tag=tag)
+                    lane.add(WORK, label=work, value=work_ns)
+                    if 0 <= after < stages:
+                        lane.add(SEND, label=message, peer=after, tag=tag, value=size)
+            lane.add(SIGNAL, tag=0)
+            lane.add(WAIT, tag=0, value=stages * (step + 1))
+            lane.add(WORK, label=UPDATE, value=work_ns // 2)
+            lane.end_step()
+    names = tuple(f"stage {stage}" for stage in range(stages))
+    return Trace(names, ("forward", "backward", "activation", "gradient", "update"), tuple(lanes), {"made": "by hand"})
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Any trace that makes sense: operations are drawn in an order in which they can be done."""
+    nodes = draw(st.integers(1, 4))
+    owners = draw(st.lists(st.integers(0, nodes - 1), min_size=1, max_size=6))
+    lanes = [Lane(node, f"lane {number}") for number, node in enumerate(owners)]
+    labels = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
+    label = st.integers(0, len(labels) - 1)
+    tag = 0
+    flying: list[tuple[Lane, int, int]] = []
+    counts: dict[int, int] = {}
+    for _ in range(draw(st.integers(0, 4))):
+        for _ in range(draw(st.integers(0, 12))):
+            lane = draw(st.sampled_from(lanes))
+            kind = draw(st.sampled_from([WORK, SEND, RECEIVE, SIGNAL, WAIT]))
+            if kind == WORK:
+                lane.add(WORK, label=draw(label), value=draw(st.integers(0, 2**40)))
+            elif kind == SEND and nodes > 1:
+                peer = (lane.node + draw(st.integers(1, nodes - 1))) % nodes
+                if not (homes := [other for other in lanes if other.node == peer]):
+                    continue
+                lane.add(SEND, label=draw(label), peer=peer, tag=tag, value=draw(st.integers(1, 2**40)))
+                flying.append((draw(st.sampled_from(homes)), lane.node, tag))
+                tag += 1
+            elif kind == RECEIVE and flying:
+                home, sender, which = flying.pop(draw(st.integers(0, len(flying) - 1)))
+                home.add(RECEIVE, label=draw(label), peer=sender, tag=which)
+            elif kind == SIGNAL:
+                event = draw(st.integers(0, 2))
+                lane.add(SIGNAL, tag=event)
+                counts[event] = counts.get(event, 0) + 1
+            elif kind == WAIT and counts:
+                event = draw(st.sampled_from(sorted(counts)))
+                lane.add(WAIT, tag=event, value=draw(st.integers(0, counts[event])))
+        for lane in lanes:
+            lane.end_step()
+    for home, sender, which in flying:
+        home.add(RECEIVE, peer=sender, tag=which)
+    for lane in lanes:
+        lane.end_step()
+    about = draw(st.dictionaries(st.text(max_size=3), st.integers(), max_size=2))
+    return Trace(tuple(f"node {node}" for node in range(nodes)), tuple(labels), tuple(lanes), about)

@@ -1,0 +1,174 @@
+"""The file of a trace, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError
+from testbed.play.check import check_trace, load_trace
+from testbed.play.trace import MAGIC, RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace, parse_trace, read_trace
+from testbed.play.unlinked import play_unlinked, step_ends
+from tests.play.made_traces import pipeline, traces
+
+
+def _bytes(trace: Trace, folder: Path) -> bytes:
+    trace.write(folder / "a.trace")
+    return (folder / "a.trace").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@given(trace=traces())
+def test_what_is_written_is_read_back_and_makes_sense(trace: Trace, folder: Path) -> None:
+    content = _bytes(trace, folder)
+    assert read_trace(folder / "a.trace") == trace
+    assert load_trace(folder / "a.trace") == trace
+    read_trace(folder / "a.trace").write(folder / "b.trace")
+    assert (folder / "b.trace").read_bytes() == content
+
+
+@given(trace=traces(), where=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_any_byte_that_was_changed_is_refused(trace: Trace, where: float, flip: int, folder: Path) -> None:
+    content = bytearray(_bytes(trace, folder))
+    content[int(where * len(content))] ^= flip
+    with pytest.raises(SpecError, match=r"not a trace|changed or cut off"):
+        parse_trace(memoryview(content), "it")
+
+
+@given(trace=traces(), where=st.floats(0, 1, exclude_max=True), more=st.binary(min_size=1, max_size=9))
+def test_what_was_cut_off_or_appended_is_refused(trace: Trace, where: float, more: bytes, folder: Path) -> None:
+    content = _bytes(trace, folder)
+    for wrong in (content[: int(where * len(content))], content + more):
+        with pytest.raises(SpecError, match=r"not a trace|changed or cut off"):
+            parse_trace(memoryview(wrong), "it")
+
+
+@given(header=st.binary(max_size=300), columns=st.binary(max_size=100))
+def test_a_checksum_that_is_right_proves_nothing_else(header: bytes, columns: bytes) -> None:
+    body = len(header).to_bytes(4, "little") + header + columns
+    with pytest.raises(SpecError, match="is not a trace"):
+        parse_trace(memoryview(MAGIC + hashlib.sha256(body).digest() + body), "it")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (b'"version":1', b'"version":2', "is a trace of version 2; this testbed reads version 1"),
+        (b'"node":1', b'"node":7', "of node 7, and there are 2 nodes"),
+        (b'"steps":2', b'"steps":3', "its lanes take|multiple|do not divide"),
+        (b'"steps":2', b'"steps":-2', "do not divide its operations"),
+        (b'"operations":', b'"operations":-', "its lanes take|multiple|do not divide"),
+        (b'"labels"', b'"Labels"', "'labels'"),
+    ],
+)
+def test_a_header_that_is_wrong_is_refused(old: bytes, new: bytes, said: str, tmp_path: Path) -> None:
+    body = _bytes(pipeline(2, 1, 2), tmp_path)[len(MAGIC) + 32 + 4 :]
+    end = body.index(b'"about"') + body[body.index(b'"about"') :].index(b"}}") + 2
+    header = body[:end].replace(old, new, 1)
+    assert header != body[:end]
+    body = len(header).to_bytes(4, "little") + header + body[end:]
+    with pytest.raises(SpecError, match=said):
+        parse_trace(memoryview(MAGIC + hashlib.sha256(body).digest() + body), "it")
+
+
+def _two(*first: tuple[int, int, int, int], then: tuple[tuple[int, int, int, int], ...] = ()) -> Trace:
+    """Two nodes with a lane each, one step, operations as (kind, peer, tag, value)."""
+    lanes = (Lane(0, "compute"), Lane(1, "compute"))
+    for lane, operations in zip(lanes, (first, then), strict=True):
+        for kind, peer, tag, value in operations:
+            lane.add(kind, peer=peer, tag=tag, value=value)
+        lane.end_step()
+    return Trace(("a", "b"), ("work",), lanes)
+
+
+def _columns(change: Callable[[Trace], None]) -> Trace:
+    trace = pipeline(2, 2, 2)
+    change(trace)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (_two((RECEIVE, 1, 5, 0)), "the message 5 of b for a is received but not sent"),
+        (_two((SEND, 1, 5, 10)), "the message 5 of a for b is sent but not received"),
+        (_two((SEND, 1, 5, 10), (SEND, 1, 5, 10), then=((RECEIVE, 0, 5, 0),)), "message 5 of a for b is sent twice"),
+        (_two((SEND, 1, 5, 10), then=((RECEIVE, 0, 5, 0),) * 2), "message 5 of a for b is received twice"),
+        (_two((SEND, 2, 5, 10)), r"operation 0 of step 0 .* of a \(send: .*\) is for a node that does not exist"),
+        (_two((SEND, 0, 5, 10)), "is for its own node"),
+        (_two((SEND, 1, 5, 0), then=((RECEIVE, 0, 5, 0),)), "1 byte for a message"),
+        (_two((WORK, 0, 0, -1)), "value below the least"),
+        (_two((9, 0, 0, 0)), r"\(kind 9: .*is of no known kind"),
+        (_two((WAIT, 0, 3, 2), (SIGNAL, 0, 3, 0)), "until the event 3 was counted up 2 times, and .* up 1 times"),
+        (_columns(lambda trace: trace.lanes[1].label.__setitem__(0, 9)), "a label that the trace does not name"),
+        (_columns(lambda trace: trace.lanes[0].starts.append(0)), "does not have 3 steps"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(trace: Trace, said: str) -> None:
+    with pytest.raises(SpecError, match=f"it: .*{said}"):
+        check_trace(trace, "it")
+
+
+def test_a_step_needs_no_later_one() -> None:
+    trace = pipeline(2, 1, 2)
+    sender = trace.lanes[0]
+    sender.starts[1] = next(i for i, kind in enumerate(sender.kind) if kind == SEND)
+    with pytest.raises(SpecError, match="is received in step 0 and sent in a later one, 1"):
+        check_trace(trace, "it")
+
+
+def test_a_wait_is_met_by_no_later_step() -> None:
+    trace = pipeline(1, 1, 2)
+    at = trace.lanes[0].kind.index(WAIT)
+    trace.lanes[0].value[at] = 2
+    with pytest.raises(SpecError, match="in step 0 a lane waits until the event 0 was counted up 2 times"):
+        check_trace(trace, "it")
+
+
+def test_lanes_that_wait_for_each_other_are_named() -> None:
+    trace = _two((WAIT, 0, 1, 1), (SIGNAL, 0, 2, 0), then=((WAIT, 0, 2, 1), (SIGNAL, 0, 1, 0)))
+    check_trace(trace, "it")
+    with pytest.raises(SpecError, match=re.escape("a compute at operation 0 (wait) for the event 1; b compute at")):
+        play_unlinked(trace)
+
+
+@given(trace=traces())
+def test_any_first_steps_can_be_done_alone_and_give_the_same_times(trace: Trace) -> None:
+    check_trace(trace, "it")
+    whole = play_unlinked(trace)
+    for steps in range(trace.steps + 1):
+        for lane, played, all_played in zip(trace.lanes, play_unlinked(trace, steps), whole, strict=True):
+            assert len(played.end_ns) == lane.starts[steps]
+            assert played.end_ns == all_played.end_ns[: len(played.end_ns)]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (4, 1), (3, 5)])
+def test_a_pipeline_on_no_network_takes_what_the_schedule_takes(stages: int, microbatches: int) -> None:
+    trace = pipeline(stages, microbatches, 3, work_ns=1000)
+    # Forward and backward each fill the pipeline once; then the update.
+    step_ns = 2 * (microbatches + stages - 1) * 1000 + 500
+    assert list(step_ends(trace, play_unlinked(trace), 3)) == [step_ns, 2 * step_ns, 3 * step_ns]
+
+
+def test_the_player_can_read_a_trace_without_numpy(tmp_path: Path) -> None:
+    pipeline(2, 2, 2).write(tmp_path / "a.trace")
+    program = (
+        "import sys, pathlib; from testbed.play.trace import read_trace; read_trace(pathlib.Path(sys.argv[1]));"
+        "import testbed.play.played; print(*{'numpy', 'torch', 'pydantic'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "a.trace")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
