@@ -15,7 +15,7 @@ only.
 """
 
 from testbed.vm.debian import fetch_kernel
-from testbed.vm.guest import run_in_guest
+from testbed.vm.guest import Guest, run_in_guest, start_guest
 from testbed.vm.kernel import GuestKernel, find_kernel
 
-__all__ = ["GuestKernel", "fetch_kernel", "find_kernel", "run_in_guest"]
+__all__ = ["Guest", "GuestKernel", "fetch_kernel", "find_kernel", "run_in_guest", "start_guest"]

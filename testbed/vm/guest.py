@@ -15,11 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from testbed.errors import GuestKernelError, SpecError
@@ -28,7 +30,7 @@ from testbed.vm.init import READY
 from testbed.vm.kernel import LOADER_FD, GuestKernel
 
 TIME_LIMIT_STATUS = 124
-"""What `run_in_guest` returns when the time limit ended the guest, as timeout(1) does."""
+"""The exit status of a guest that its time limit ended, as timeout(1) does."""
 
 GUEST_VARIABLE = "TESTBED_GUEST"
 """Environment variable that is 1 inside a guest."""
@@ -51,44 +53,74 @@ def run_in_guest(
     time_limit_s: float | None = None,
     share: Sequence[Path] = (),
     seccomp: bool = True,
+    virtual_clock: bool = False,
 ) -> int:
-    """Run `command` inside and return its exit status.
+    """Run `command` inside and return its exit status. See `start_guest`, which takes the same."""
+    with start_guest(
+        kernel,
+        command,
+        memory=memory,
+        time_limit_s=time_limit_s,
+        share=share,
+        seccomp=seccomp,
+        virtual_clock=virtual_clock,
+    ) as guest:
+        return guest.wait()
 
-    The status is 128 + n for signal n, 126 or 127 where the command cannot be started, 124 when the time limit ended
-    it. Inside, the command is root and sees this machine's files. What it writes is forgotten, except in the current
+
+def start_guest(
+    kernel: GuestKernel,
+    command: Sequence[str],
+    *,
+    memory: str = "4G",
+    time_limit_s: float | None = None,
+    share: Sequence[Path] = (),
+    seccomp: bool = True,
+    virtual_clock: bool = False,
+    stdout: int = 1,
+    stderr: int = 2,
+) -> Guest:
+    """Boot a guest that runs `command`, and return without waiting for it. Several may run at once.
+
+    Inside, the command is root and sees this machine's files. What it writes is forgotten, except in the current
     directory and in the folders of `share`: there it is written for real. Environment and current directory are carried
-    over; standard input is empty; standard output and error are passed on byte by byte. `memory`: like "4G" or "512M";
-    the host gives what is touched. `seccomp`: how the guest's system calls are caught; False (ptrace) works where a
-    sandbox forbids seccomp. Call it from the main thread. SpecError: a value that cannot be accepted. GuestKernelError:
-    the guest died.
+    over; standard input is empty; standard output and error are passed on byte by byte to the descriptors `stdout` and
+    `stderr`, which must stay open until the guest has ended. `memory`: like "4G" or "512M"; the host gives what is
+    touched. `time_limit_s` is measured on this machine's clock, from the call on, whether anybody waits for the guest
+    or not. `seccomp`: how the guest's system calls are caught; False (ptrace) works where a sandbox forbids seccomp.
+    `virtual_clock`: time stands still in the guest while any of its processes computes, and jumps when all sleep; this
+    needs a kernel whose `clock` is virtual.
+
+    Call it from the main thread: the guest dies with the thread that started it. SpecError: a value that cannot be
+    accepted, or a virtual clock asked of a kernel that has none. GuestKernelError: it cannot be started.
     """
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
     if os.environ.get(GUEST_VARIABLE):
         raise GuestKernelError("this is a guest already, and a guest cannot run another; run the command itself")
     if not command:
         raise SpecError("no command to run in the guest; write it after --")
+    if virtual_clock and kernel.clock != "virtual":
+        raise SpecError(
+            f"the guest kernel in {kernel.folder} has only the real clock; build one that travels in time with: "
+            "python -m testbed vm --build"
+        )
     folder = memory_folder(memory_bytes(memory))
     plan = {
         "command": list(command),
         "directory": str(Path.cwd()),
         "environment": _environment(),
-        "one_output": os.path.sameopenfile(1, 2),
+        "one_output": os.path.sameopenfile(stdout, stderr),
         "shares": [str(path) for path in shared_folders([Path.cwd(), *share])],
-        "modules": str(kernel.modules),
+        "modules": str(kernel.modules) if kernel.modules else None,
         "python": str(_python()),
         "hostname": socket.gethostname(),
     }
     sys.stdout.flush()
     sys.stderr.flush()
-    with _booted(kernel, folder, kernel_arguments(memory, seccomp)) as guest:
-        try:
-            guest.attend(json.dumps(plan).encode() + b"\n", deadline)
-        except TimeoutError:
-            sys.stderr.write(f"testbed vm: the guest was ended at its time limit of {time_limit_s:g} s\n")
-            return TIME_LIMIT_STATUS
-        except BrokenPipeError:  # whoever read our output has gone: end as a program that writes to it would
-            return 128 + signal.SIGPIPE
-        return guest.status()
+    arguments = kernel_arguments(memory, seccomp, virtual_clock=virtual_clock)
+    limit = None if deadline is None else _Limit(deadline=deadline, seconds=time_limit_s or 0.0)
+    process, ends = _boot(kernel, folder, arguments)
+    return Guest(process, ends, json.dumps(plan).encode() + b"\n", limit=limit, stdout=stdout, stderr=stderr)
 
 
 def memory_bytes(text: str) -> int:
@@ -131,12 +163,13 @@ def shared_folders(folders: Sequence[Path]) -> list[Path]:
     return resolved
 
 
-def kernel_arguments(memory: str, seccomp: bool) -> list[str]:
-    """Return the guest kernel's command line; the descriptors are numbered as `_booted` hands them to launch.py."""
+def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False) -> list[str]:
+    """Return the guest kernel's command line; the descriptors are numbered as `_boot` hands them to launch.py."""
     console, stdout, stderr, control_in, control_out = range(LOADER_FD + 1, LOADER_FD + 6)
     return [
         f"mem={memory}",
         f"seccomp={'on' if seccomp else 'off'}",
+        *(["time-travel=inf-cpu"] if virtual_clock else []),
         # No folder for pid file and control socket: it can make none here, says so on its console, and goes on without.
         "uml_dir=/proc/self/",
         "umid=none",
@@ -180,55 +213,165 @@ def _quoted(path: Path) -> str:
     return f'"{path}"'
 
 
-@dataclass
-class _Guest:
-    """A guest that is running, and our ends of its pipes."""
+@dataclass(frozen=True, kw_only=True)
+class _Ends:
+    """Our ends of a guest's pipes."""
 
-    process: subprocess.Popen[bytes]
-    plan: int
-    report: int
     console: int
     stdout: int
     stderr: int
+    plan: int
+    report: int
 
-    def __post_init__(self) -> None:
-        self._said: dict[int, bytearray] = {self.report: bytearray(), self.console: bytearray()}
+    def close(self) -> None:
+        for fd in (self.console, self.stdout, self.stderr, self.plan, self.report):
+            os.close(fd)
 
-    def attend(self, plan: bytes, deadline: float | None) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class _Limit:
+    """When a guest is to be ended, on this machine's monotonic clock, and how long that was from its start."""
+
+    deadline: float
+    seconds: float
+
+
+class _Stopped(Exception):
+    """Somebody called `Guest.kill`."""
+
+
+class Guest:
+    """A guest that was started. A context manager that ends it. `start_guest` makes one.
+
+    A thread of its own passes its output on and watches it: it is ended at its time limit, and when one of its
+    processes can never go on.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        ends: _Ends,
+        plan: bytes,
+        *,
+        limit: _Limit | None,
+        stdout: int,
+        stderr: int,
+    ) -> None:
+        self._process, self._ends, self._plan, self._limit = process, ends, plan, limit
+        self._outputs = {ends.stdout: stdout, ends.stderr: stderr}
+        self._said: dict[int, bytearray] = {ends.report: bytearray(), ends.console: bytearray()}
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._status: int | None = None
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"guest {process.pid}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process of the guest's kernel, and the process group of all that belongs to the guest."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the guest runs. Errors as in `wait`."""
+        return self.wait() if self._over.is_set() else None
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for the guest's end and return the exit status of its command.
+
+        The status is 128 + n for signal n, 126 or 127 where the command cannot be started, 124 when the time limit
+        ended it, 137 after `kill`. TimeoutError when the guest still runs after `timeout_s`. GuestKernelError: the
+        guest died, or could not be set up.
+        """
+        if not self._over.wait(timeout_s):
+            raise TimeoutError(f"the guest (process {self.pid}) still runs after {timeout_s:g} s")
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._status is not None
+        return self._status
+
+    def kill(self) -> None:
+        """End the guest now, and wait until nothing of it is left. Safe to call twice, and after its end."""
+        if not self._over.is_set():
+            os.eventfd_write(self._stop, 1)
+        self._thread.join()
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        if self._stop >= 0:
+            os.close(self._stop)
+            self._stop = -1
+
+    def _run(self) -> None:
+        """Attend to the guest until its end, and keep how it ended for `wait`."""
+        try:
+            self._attend()
+            self._status = self._reported_status()
+        except TimeoutError:
+            assert self._limit is not None
+            self._status = TIME_LIMIT_STATUS
+            note = f"testbed vm: the guest was ended at its time limit of {self._limit.seconds:g} s\n"
+            with suppress(OSError):
+                os.write(self._outputs[self._ends.stderr], note.encode())
+        except BrokenPipeError:  # whoever read our output has gone: end as a program that writes to it would
+            self._status = 128 + signal.SIGPIPE
+        except _Stopped:
+            self._status = 128 + signal.SIGKILL
+        except Exception as error:
+            self._error = error
+        finally:
+            with suppress(ProcessLookupError):  # it ended by itself, whole
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._ends.close()
+            self._over.set()
+
+    def _attend(self) -> None:
         """Hand over the plan and pass output on until the guest has ended.
 
-        TimeoutError at the deadline. GuestKernelError when one of its processes can never go on.
+        TimeoutError at the time limit, _Stopped after `kill`. GuestKernelError when one of its processes can never go
+        on.
         """
-        unsent = memoryview(plan)
+        unsent = memoryview(self._plan)
         full: set[int] = set()
-        ended = os.pidfd_open(self.process.pid)
+        ends = self._ends
+        outputs = (ends.stdout, ends.stderr, ends.report, ends.console)
+        ended = os.pidfd_open(self._process.pid)
         try:
             with selectors.DefaultSelector() as selector:
-                for fd in (ended, self.report, self.console, self.stdout, self.stderr):
+                for fd in (ended, self._stop, *outputs):
                     selector.register(fd, selectors.EVENT_READ)
                 while True:
-                    left = _left(deadline)
+                    left = self._left()
                     ready = [
                         key.fd for key, _ in selector.select(_SILENCE_S if left is None else min(left, _SILENCE_S))
                     ]
+                    if self._stop in ready:
+                        raise _Stopped
                     if not ready:
                         full = self._at_the_map_limit(full)
-                    if self.plan in ready:
+                    if ends.plan in ready:
                         try:
-                            unsent = unsent[os.write(self.plan, unsent) :]
-                        except BrokenPipeError:  # it died before it had read the plan; `status` says so
+                            unsent = unsent[os.write(ends.plan, unsent) :]
+                        except BrokenPipeError:  # it died before it had read the plan; `_reported_status` says so
                             unsent = unsent[:0]
                         if not unsent:
-                            selector.unregister(self.plan)
-                    for fd in (self.stdout, self.stderr, self.report, self.console):
-                        if fd in ready and not self._pass_on(fd, deadline):
+                            selector.unregister(ends.plan)
+                    for fd in outputs:
+                        if fd in ready and not self._pass_on(fd):
                             selector.unregister(fd)
-                    if unsent and self.plan not in selector.get_map() and self._said[self.report] == READY:
-                        selector.register(self.plan, selectors.EVENT_WRITE)
+                    if unsent and ends.plan not in selector.get_map() and self._said[ends.report] == READY:
+                        selector.register(ends.plan, selectors.EVENT_WRITE)
                     if ended in ready:
                         break
-            for fd in (self.stdout, self.stderr, self.report, self.console):
-                while self._pass_on(fd, deadline):
+            for fd in outputs:
+                while self._pass_on(fd):
                     pass
         finally:
             os.close(ended)
@@ -242,7 +385,7 @@ class _Guest:
         refuses another, the guest's kernel tries the same page fault again, for ever and without a word.
         """
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
-        full = {pid for pid in _group(self.process.pid) if _mappings(pid) >= limit}
+        full = {pid for pid in _group(self._process.pid) if _mappings(pid) >= limit}
         if full & before:
             raise GuestKernelError(
                 "a process in the guest holds as many memory mappings as this machine allows one process "
@@ -251,7 +394,7 @@ class _Guest:
             )
         return full
 
-    def _pass_on(self, fd: int, deadline: float | None) -> bool:
+    def _pass_on(self, fd: int) -> bool:
         """Pass one read from a pipe on. False when there is nothing more, for now or for good."""
         try:
             data = os.read(fd, 1 << 16)
@@ -261,29 +404,47 @@ class _Guest:
             self._said[fd] += data
             del self._said[fd][:-_CONSOLE_BYTES]
         else:
-            _write(1 if fd == self.stdout else 2, data, deadline)
+            self._write(self._outputs[fd], data)
         return bool(data)
 
-    def status(self) -> int:
+    def _write(self, fd: int, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            with selectors.SelectSelector() as selector:  # epoll refuses regular files
+                selector.register(fd, selectors.EVENT_WRITE)
+                selector.register(self._stop, selectors.EVENT_READ)
+                if any(key.fd == self._stop for key, _ in selector.select(self._left())):
+                    raise _Stopped
+            rest = rest[os.write(fd, rest[:_PIECE_BYTES]) :]
+
+    def _left(self) -> float | None:
+        if self._limit is None:
+            return None
+        if (left := self._limit.deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        return left
+
+    def _reported_status(self) -> int:
         """Return the status that init reported before the guest ended. GuestKernelError for a failure, or no report."""
-        report = bytes(self._said[self.report]).removeprefix(READY)
+        report = bytes(self._said[self._ends.report]).removeprefix(READY)
         if report.endswith(b"\n"):
             reported: dict[str, Any] = json.loads(report)
             if "status" in reported:
                 return int(reported["status"])
             raise GuestKernelError(f"the guest could not be set up: {reported['failure']}")
-        lines = self._said[self.console].decode(errors="replace").split("\n")
+        lines = self._said[self._ends.console].decode(errors="replace").split("\n")
         last = "\n".join(line.rstrip() for line in lines[-40:] if line.strip())
         raise GuestKernelError(
-            f"the guest kernel died (exit status {self.process.wait()}) before the command had ended; it may need "
+            f"the guest kernel died (exit status {self._process.wait()}) before the command had ended; it may need "
             f"more --memory. Its last lines:\n{last or '(none)'}"
         )
 
 
-@contextmanager
-def _booted(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> Iterator[_Guest]:
-    ours, theirs = {}, {}
-    loader = os.open(kernel.loader, os.O_RDONLY | os.O_CLOEXEC)
+def _boot(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], _Ends]:
+    """Start the guest's kernel; return its process and our ends of its pipes."""
+    ours: dict[str, int] = {}
+    theirs: dict[str, int] = {}
+    loader = os.open(kernel.loader or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for name in ("console", "stdout", "stderr", "plan", "report"):
             reading, writing = os.pipe()
@@ -300,18 +461,14 @@ def _booted(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> Itera
             stderr=theirs["console"],
             pass_fds=fds,
         )
-        try:
-            for fd in theirs.values():
-                os.close(fd)
-            theirs.clear()
-            yield _Guest(process=process, **ours)
-        finally:
-            with suppress(ProcessLookupError):  # it ended by itself, whole
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    finally:
-        for fd in (loader, *ours.values(), *theirs.values()):
+    except BaseException:
+        for fd in ours.values():
             os.close(fd)
+        raise
+    finally:
+        for fd in (loader, *theirs.values()):
+            os.close(fd)
+    return process, _Ends(**ours)
 
 
 def _group(leader: int) -> Iterator[int]:
@@ -327,20 +484,3 @@ def _mappings(pid: int) -> int:
         return Path(f"/proc/{pid}/maps").read_bytes().count(b"\n")
     except OSError:  # it has ended, or its memory is not ours to look at
         return 0
-
-
-def _left(deadline: float | None) -> float | None:
-    if deadline is None:
-        return None
-    if (left := deadline - time.monotonic()) <= 0:
-        raise TimeoutError
-    return left
-
-
-def _write(fd: int, data: bytes, deadline: float | None) -> None:
-    rest = memoryview(data)
-    while rest:
-        with selectors.SelectSelector() as selector:  # epoll refuses regular files
-            selector.register(fd, selectors.EVENT_WRITE)
-            selector.select(_left(deadline))
-        rest = rest[os.write(fd, rest[:_PIECE_BYTES]) :]

@@ -79,9 +79,10 @@ def _receive(control: int) -> dict[str, Any]:
 
 def _make_files(plan: dict[str, Any]) -> None:
     """Mount the host's files under a layer in memory, the shared folders on top, and own /dev, /proc, /sys, /run."""
-    modules = Path(plan["modules"])
-    for name in MODULES:
-        modprobe.load_module(name, modules)
+    modules = Path(plan["modules"]) if plan["modules"] else None  # None: a kernel that has everything built in
+    if modules:
+        for name in MODULES:
+            modprobe.load_module(name, modules)
     _mount("tmpfs", "/tmp", "tmpfs", data="size=90%,mode=755")
     root = Path("/tmp/root")
     for name in ("root", "upper", "work"):
@@ -102,7 +103,8 @@ def _make_files(plan: dict[str, Any]) -> None:
     os.chdir("/")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         Path("/dev", name).symlink_to(f"/proc/self/fd{target}")
-    _make_module_loader(plan, modules)
+    if modules:
+        _make_module_loader(plan, modules)
     _set_loopback_up()
     _put_packets_first()
     socket.sethostname(plan["hostname"])

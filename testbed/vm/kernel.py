@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from testbed import paths
 
@@ -35,6 +35,8 @@ class GuestKernel:
     """Release of the kernel, as `uname -r` prints it inside."""
     packages: Mapping[str, str]
     """Debian package -> version."""
+    clock: Literal["real", "virtual"] = "real"
+    """virtual: it can be booted with a clock that stands still while programs compute."""
 
     @property
     def linux(self) -> Path:
@@ -42,14 +44,14 @@ class GuestKernel:
         return self.folder / "linux"
 
     @property
-    def loader(self) -> Path:
-        """The dynamic loader that goes with libc.so.6."""
-        return self.folder / "ld.so"
+    def loader(self) -> Path | None:
+        """The dynamic loader that goes with libc.so.6. None: the kernel is linked statically and needs none."""
+        return None if self.clock == "virtual" else self.folder / "ld.so"
 
     @property
-    def modules(self) -> Path:
-        """Folder with modules.dep, modules.alias and kernel/."""
-        return self.folder / "modules" / self.version
+    def modules(self) -> Path | None:
+        """Folder with modules.dep, modules.alias and kernel/. None: all that the kernel has is built in."""
+        return None if self.clock == "virtual" else self.folder / "modules" / self.version
 
 
 def default_folder() -> Path:

@@ -244,3 +244,42 @@ def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Sig
     while any(Path(f"/proc/{pid}").exists() for pid in members) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture
+def own(kernel: vm.GuestKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., vm.Guest]]:
+    """Start a guest from this process, with its output in the file `out`."""
+    monkeypatch.chdir(tmp_path)
+
+    with (tmp_path / "out").open("ab") as file:
+        fd = file.fileno()
+        yield lambda *command, **settings: vm.start_guest(
+            kernel, command, memory="256M", stdout=fd, stderr=fd, **settings
+        )
+
+
+def test_two_guests_of_one_process_run_at_once(own: Callable[..., vm.Guest], tmp_path: Path) -> None:
+    with own("sh", "-c", "echo first; sleep 2; exit 3") as first, own("sh", "-c", "echo second; exit 4") as second:
+        assert first.poll() is None
+        assert first.pid != second.pid
+        assert (second.wait(), first.wait(), first.poll()) == (4, 3, 3)
+    assert sorted((tmp_path / "out").read_text().split()) == ["first", "second"]
+
+
+def test_a_guest_that_is_killed_is_gone(own: Callable[..., vm.Guest]) -> None:
+    with own("sleep", "1000") as guest:
+        with pytest.raises(TimeoutError, match="still runs"):
+            guest.wait(0.1)
+        guest.kill()
+        assert guest.poll() == 128 + signal.SIGKILL
+        with pytest.raises(ProcessLookupError):
+            os.killpg(guest.pid, 0)
+
+
+def test_the_time_limit_holds_though_nobody_waits(own: Callable[..., vm.Guest], tmp_path: Path) -> None:
+    with own("sleep", "1000", time_limit_s=1) as guest:
+        deadline = time.monotonic() + 20
+        while guest.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert guest.poll() == 124
+    assert "time limit of 1 s" in (tmp_path / "out").read_text()
