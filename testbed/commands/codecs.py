@@ -98,6 +98,7 @@ def _show(row: CodecRow) -> None:
         "bits per element": row.size,
         "state at each end": row.state,
         "law": row.law,
+        "per value on a device": _work(row),
         "in the model": row.hook,
         "source": row.source,
         "mark": ", ".join(_marks(row)),
@@ -127,6 +128,19 @@ def _show(row: CodecRow) -> None:
 def _print_docs(title: str, text: str | None) -> None:
     out.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
     out.print(escape(text or "says nothing of itself"), highlight=False, soft_wrap=True)
+
+
+def _work(row: CodecRow) -> str:
+    """Return what a device does per value, for people; see `codecs.catalogue.counting`."""
+    if isinstance(row.work, str):
+        return f"not counted: {row.work}"
+    ways = {"": row.work, "gradients: ": row.backward_work}
+    return "\n".join(
+        f"{way}{end} reads {counts.reads} bytes, writes {counts.writes}, {counts.operations} operations"
+        for way, work in ways.items()
+        if work is not None
+        for end, counts in work._asdict().items()
+    )
 
 
 def _marks(row: CodecRow) -> list[str]:

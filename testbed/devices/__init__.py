@@ -3,6 +3,7 @@
 device          the record of a device, and device files (*.toml beside this module)
 flops           what a stage of a model needs
 durations       how long the stages of a model take on a device
+codec_cost      how long a codec would take on a device
 compute         `[cell.compute]` of an experiment file
 record          measure this machine for a device file
 worker          the program that record starts to do so
@@ -12,6 +13,7 @@ devices_page    the README of the shipped devices
 
 from __future__ import annotations
 
+from testbed.devices.codec_cost import DeviceRates, device_codec_ns, rates_of
 from testbed.devices.compute import compute_of
 from testbed.devices.device import (
     ComputeDevice,
@@ -27,16 +29,19 @@ from testbed.devices.this_machine import caveat, cores_needed, host, needed_dila
 
 __all__ = [
     "ComputeDevice",
+    "DeviceRates",
     "PartTimes",
     "RecordedTimes",
     "MatrixSpeed",
     "caveat",
     "compute_of",
     "cores_needed",
+    "device_codec_ns",
     "device_files",
     "host",
     "load_device",
     "needed_dilation",
+    "rates_of",
     "read_device",
     "write_device",
 ]

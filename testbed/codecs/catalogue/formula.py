@@ -12,6 +12,12 @@ It may use numbers, + - * /, `or`, `A if B else C`, min, max, ceil and log2, and
     n            the number of values in the message
     a parameter  its number; a codec's bits per element, also where a word names the codec (fp32, bf16)
     a choice     whether the parameter that has this word among its choices is set to it
+
+A row's counts (`counting.py`) also use:
+
+    payload       bytes per value on the wire: the row's own formula for bits, over 8
+    gradients     whether gradients are sent, not activations
+    inner.encode  the same count of the codec that the parameter `inner` holds, for its encoder; and inner.decode
 """
 
 from __future__ import annotations
@@ -68,6 +74,8 @@ def _value(node: ast.expr, look_up: Callable[[str], float]) -> float:
             return number
         case ast.Name(id=name):
             return look_up(name)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            return look_up(f"{name}.{attribute}")
         case ast.BinOp(left=left, op=op, right=right):
             return float(_OPERATORS[type(op)](_value(left, look_up), _value(right, look_up)))
         case ast.BoolOp(op=ast.Or(), values=values):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Kind = Literal["int", "float", "word", "codec"]
 Law = Literal["identity", "bounded", "unbiased", "support", "residual", "projection", "lossless", "none"]
@@ -67,6 +67,27 @@ class Parameter:
         return repr(float(high if low is None and high is not None else low if low else (high or 1.0) / 10))
 
 
+class Counts(NamedTuple):
+    """What a device does to encode, or to decode, one message: formulas in the terms of `formula.py`, per value.
+
+    `counting.py` has the rules of counting.
+    """
+
+    reads: str
+    """Bytes read from memory."""
+    writes: str
+    """Bytes written to memory."""
+    operations: str
+    """Arithmetic operations."""
+
+
+class Work(NamedTuple):
+    """What the sender does of one direction, and what its receiver does."""
+
+    encode: Counts
+    decode: Counts
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodecRow:
     """One codec."""
@@ -99,6 +120,11 @@ class CodecRow:
     message keys; support: the values kept are right (or within the inner codec's bound), the others zero; residual:
     payload + residual = input; projection: idempotent; lossless: what the inner codec decodes, bit for bit; none.
     """
+    work: Work | str | None = None
+    """What a device does per value, from the algorithm; a text says why nobody can count that. None: the row is anyone
+    else's, whose class may say it (`counting.py`)."""
+    backward_work: Work | None = None
+    """For gradients, where theirs is other work."""
     hook: str | None = None
     """What it does to the model; None where it leaves the model alone."""
     measures: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
 
 _NONE = "none"
 
@@ -24,6 +24,13 @@ _ROUNDING = Parameter(
 _GROUP = Parameter("group", "int", 0, "how many channels of a token share a step; 0: all of them", least=0)
 
 
+def _integer_work(bits: int) -> Work:
+    """Return the largest value or the ends, then the codes; a random byte each where they are rounded by one."""
+    packing = {8: 0, 6: 4, 3: 4}.get(bits, 2)
+    drawn = "(8.25 if stochastic or (gradients if auto else 0) else 0)"
+    return Work(Counts("8", "payload", f"{5 + packing} + {drawn}"), Counts("payload", "4", f"{3 + packing}"))
+
+
 def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
     return CodecRow(
         name=f"int{bits}",
@@ -35,6 +42,7 @@ def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
         state=_NONE,
         source="absmax quantisation; stochastic rounding: Gupta et al., ICML 2015"
         + ("; one bit: Seide et al., Interspeech 2014" if bits == 1 else ""),
+        work=_integer_work(bits),
         law="bounded",
     )
 
@@ -48,6 +56,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="32",
         state=_NONE,
         source="IEEE 754 binary32",
+        work=Work(Counts("4", "payload", "0"), Counts("payload", "4", "0")),
         law="identity",
     ),
     CodecRow(
@@ -58,6 +67,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="16",
         state=_NONE,
         source="torch.bfloat16, round to nearest even",
+        work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
         law="bounded",
     ),
     CodecRow(
@@ -68,6 +78,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="16",
         state=_NONE,
         source="IEEE 754 binary16, round to nearest even",
+        work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
         law="bounded",
     ),
     CodecRow(
@@ -87,6 +98,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="8 + 16/d",
         state=_NONE,
         source="Micikevicius et al., FP8 formats for deep learning, 2022",
+        work=Work(Counts("8", "payload", "4"), Counts("payload", "4", "2")),
         law="bounded",
     ),
     _integer(8, "8 bits", size="8 + ((32 if asymmetric else 16)/min(group, d) if group else 32/d)"),
@@ -104,6 +116,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="8 + 32/block",
         state=_NONE,
         source="Dettmers et al., ICLR 2022 (bitsandbytes); Ryabinin et al., SWARM, ICML 2023",
+        work=Work(Counts("8", "payload", "11"), Counts("payload", "4", "2")),
         law="bounded",
     ),
     CodecRow(
@@ -118,6 +131,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits="(bits or 8) + 16/bn",
         state=_NONE,
         source="AQ-SGD's direct quantiser (Wang et al., NeurIPS 2022)",
+        work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
         law="bounded",
     ),
     CodecRow(
@@ -132,6 +146,10 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner",
         state="the inner codec's",
         source="QuaRot (Ashkboos et al., NeurIPS 2024); tiles: TAH-Quant",
+        work=Work(
+            Counts("4 + inner.encode", "4 + inner.encode", "1 + log2(size) + inner.encode"),
+            Counts("4 + inner.decode", "4 + inner.decode", "1 + log2(size) + inner.decode"),
+        ),
         law="bounded",
     ),
     CodecRow(
@@ -170,6 +188,8 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="of the tiles ranked together a share, rounded up, has 4 bits",
         state=_NONE,
         source="TAH-Quant (He et al., arXiv 2506.01352)",
+        work=Work(Counts("12", "payload", "21 + 2*log2(tile)"), Counts("payload", "4", "8 + log2(tile)")),
+        backward_work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "7")),
         law="bounded",
     ),
     CodecRow(
@@ -180,6 +200,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="1 + 16/d + 16/bn",
         state="none",
         source="after CompactFusion's 1-bit compressor, from memory",
+        work=Work(Counts("8", "payload", "7"), Counts("payload", "4", "4")),
         law="bounded",
     ),
     CodecRow(
@@ -190,6 +211,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="2 + 16/d + 16/bn",
         state="none",
         source="after CompactFusion's 2-bit compressor, from memory; levels: Max, IRE Trans. 1960",
+        work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
         law="bounded",
     ),
 )

@@ -5,7 +5,7 @@ No torch here.
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import CodecRow, Parameter
+from testbed.codecs.catalogue.row import CodecRow, Counts, Parameter, Work
 
 _RATIO = Parameter("ratio", "float", 8, "hidden size over the number of values that cross per token", least=1)
 _BF16 = Parameter("inner", "codec", "bf16", "the codec that sends them")
@@ -13,6 +13,32 @@ _INT8 = Parameter("inner", "codec", "int8", "the codec that sends them")
 _SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed tables; 1 in the released code", least=0)
 _SUBSPACE = "testbed.codecs.in_model.subspace:Subspace"
 _SSN = "Ramasinghe et al., Protocol Models (arXiv 2506.01260)"
+
+
+def _layers(encode: Counts, decode: Counts) -> Work:
+    """Add the inner codec, which sends one of `ratio` values, to what the layers at both ends do."""
+    return Work(*(
+        Counts(*(f"{count} + inner.{end}/ratio" for count in layers))
+        for end, layers in (("encode", encode), ("decode", decode))
+    ))  # fmt: skip
+
+
+_MATRIX = "4*d/(ratio*bn)"  # of d and d/ratio: read once per message
+# Coordinates in a basis, what every end knows of a token apart taken off and put back; backward no weights are learned.
+_PROJECTION = _layers(
+    Counts(f"8 + {_MATRIX}", "4/ratio", "1 + 2*d/ratio"),
+    Counts(f"4 + 4/ratio + {_MATRIX}", "4", "1 + 2*d/ratio"),
+)
+_PROJECTED_GRADIENTS = _layers(
+    Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), Counts(f"4/ratio + {_MATRIX}", "4", "2*d/ratio")
+)
+# Backward through a linear layer: the gradients of what came in, and of the weights.
+_LEARNED_GRADIENTS_OUT = Counts(f"8 + 4/ratio + {_MATRIX}", f"4/ratio + {_MATRIX}", "4*d/ratio")
+_LEARNED_GRADIENTS = _layers(
+    _LEARNED_GRADIENTS_OUT,
+    Counts(f"4 + 8/ratio + {_MATRIX}", f"4 + {_MATRIX}", "4*d/ratio"),
+)
+_LINEAR_OUT = Counts(f"4/ratio + {_MATRIX}", "4", "2*d/ratio")
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -37,6 +63,8 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner/ratio",
         state="the basis and a fixed embedding table, from the seed; the inner codec's",
         source=_SSN,
+        work=_PROJECTION,
+        backward_work=_PROJECTED_GRADIENTS,
         law="lossless",
         hook="layers and embeddings of every stage that sends write within the subspace",
         exact=True,
@@ -50,6 +78,8 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner/ratio",
         state="as subspace",
         source="random projection; the variant without constraint",
+        work=_PROJECTION,
+        backward_work=_PROJECTED_GRADIENTS,
         law="lossless",
         hook="projects hidden states onto a random subspace",
         control=True,
@@ -68,6 +98,8 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="and 16 d/(ratio*bn) once per step each way",
         state="the basis; the small embedding is the stage's; the inner codec's",
         source="Janson, Oyallon, Belilovsky, MAPL (arXiv 2606.05484)",
+        work=_PROJECTION,
+        backward_work=_LEARNED_GRADIENTS,
         law="lossless",
         hook="projects onto the learned basis; the first stage's token embedding becomes low-rank",
     ),
@@ -86,6 +118,22 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",
         source="SWARM (Ryabinin et al., ICML 2023)",
+        work=_layers(
+            Counts(
+                "8 + (0 if maxout else 4*d/(ratio*bn)) + 8/ratio",
+                "8/ratio",
+                "10 + 10/ratio + (0 if maxout else 2*d/ratio)",
+            ),
+            _LINEAR_OUT,
+        ),
+        backward_work=_layers(
+            _LEARNED_GRADIENTS_OUT,
+            Counts(
+                "16 + 16/ratio + (0 if maxout else 4*d/(ratio*bn))",
+                "8 + 4/ratio + (0 if maxout else 4*d/(ratio*bn))",
+                "20 + 20/ratio + (0 if maxout else 4*d/ratio)",
+            ),
+        ),
         law="lossless",
         hook="LayerNorm, Linear or maxout, LayerNorm at the sender, Linear at the receiver",
     ),
@@ -101,6 +149,8 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",
         source="Bian et al., MLSys 2024",
+        work=_layers(Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), _LINEAR_OUT),
+        backward_work=_LEARNED_GRADIENTS,
         law="lossless",
         hook="a linear layer at each end",
     ),
@@ -113,6 +163,11 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner/ratio",
         state="none but the inner codec's; its layers are the stages'",
         source="residual bottleneck, ResBM (Macrocosmos, arXiv 2604.11947)",
+        work=_layers(Counts(f"8 + 4*d/bn + {_MATRIX}", "4 + 4/ratio", "3 + 2*d + 2*d/ratio"), _LINEAR_OUT),
+        backward_work=_layers(
+            _LEARNED_GRADIENTS_OUT,
+            Counts(f"16 + 8/ratio + 4*d/bn + {_MATRIX}", f"8 + 4*d/bn + {_MATRIX}", "3 + 4*d + 4*d/ratio"),
+        ),
         law="lossless",
         hook="Linear, ReLU, Linear, ReLU at the sender, Linear, ReLU at the receiver; the first channels as they are",
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -18,6 +18,10 @@ ROWS: tuple[CodecRow, ...] = (
         bits="values*rank*(1/d + 1/bn)",
         state="sender: one fp32 factor of d * rank values per phase",
         source="PowerSGD: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024",
+        work=Work(
+            Counts("8 + 12*rank/d + 8*rank/bn", "payload + 8*rank/d + 4*rank/bn", "4*rank + 2*rank*rank/d"),
+            Counts("payload", "4", "2*rank"),
+        ),
         law="projection",
     ),
     CodecRow(
@@ -33,6 +37,18 @@ ROWS: tuple[CodecRow, ...] = (
         state="sender: one fp32 factor of d * rank values per phase",
         source="after CompactFusion's low-rank compressor with INT4 factors, from memory; "
         "factors: Vogels et al., NeurIPS 2019",
+        work=Work(
+            Counts(
+                "8 + 12*rank/d + 8*rank/bn + inner.encode*rank*(1/d + 1/bn)",
+                "8*rank/d + 8*rank/bn + inner.encode*rank*(1/d + 1/bn)",
+                "4*rank + 2*rank*rank/d + inner.encode*rank*(1/d + 1/bn)",
+            ),
+            Counts(
+                "(4 + inner.decode)*rank*(1/d + 1/bn)",
+                "4 + inner.decode*rank*(1/d + 1/bn)",
+                "2*rank + inner.decode*rank*(1/d + 1/bn)",
+            ),
+        ),
         law="none",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
 
 _CLOSED = "both ends hold what the receiver last decoded"
 _BACKWARD = Parameter("backward", "codec", "int8", "the codec that sends gradients, without differences")
@@ -12,6 +12,17 @@ _FIRST = Parameter(
     "inner",
     "how a message key's first message is sent: through inner too, or in full",
     choices=("inner", "fp32", "bf16"),
+)
+# The encoder subtracts P, encodes, decodes, and adds to P; the decoder adds to P and hands a copy over.
+_DELTA = Work(
+    Counts("16 + inner.encode + inner.decode", "8 + inner.encode + inner.decode", "2 + inner.encode + inner.decode"),
+    Counts("8 + inner.decode", "8 + inner.decode", "1 + inner.decode"),
+)
+# The encoder adds E, encodes, decodes, and keeps what is left.
+_FEEDBACK = Work(_DELTA.encode, Counts("inner.decode", "inner.decode", "inner.decode"))
+_GRADIENTS = Work(
+    Counts("backward.encode", "backward.encode", "backward.encode"),
+    Counts("backward.decode", "backward.decode", "backward.decode"),
 )
 
 ROWS: tuple[CodecRow, ...] = (
@@ -23,6 +34,8 @@ ROWS: tuple[CodecRow, ...] = (
         bits="8 + 32/d",
         state="one fp32 tensor per micro-batch and phase, forward",
         source="activation delta (Bedoya and Zhang), closed loop",
+        work=Work(Counts("16", "payload + 4", "12"), Counts("payload + 4", "8", "4")),
+        backward_work=Work(Counts("8", "payload", "13.25"), Counts("payload", "4", "3")),
         law="bounded",
     ),
     CodecRow(
@@ -35,6 +48,8 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits="backward",
         state=f"{_CLOSED}: one fp32 tensor per micro-batch and phase, forward; and the inner codec's",
         source="activation delta (Bedoya and Zhang)",
+        work=_DELTA,
+        backward_work=_GRADIENTS,
         law="bounded",
     ),
     CodecRow(
@@ -47,6 +62,11 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits="backward",
         state="one fp32 tensor per micro-batch and phase, forward: not the same at both ends",
         source="activation delta (Bedoya and Zhang), read naively",
+        work=Work(
+            Counts("12 + inner.encode", "8 + inner.encode", "1 + inner.encode"),
+            Counts("8 + inner.decode", "8 + inner.decode", "1 + inner.decode"),
+        ),
+        backward_work=_GRADIENTS,
         law="none",
         control=True,
     ),
@@ -69,6 +89,8 @@ ROWS: tuple[CodecRow, ...] = (
         state=f"{_CLOSED}: one fp32 tensor per example and phase, forward, in memory up to a limit; "
         "and the inner codec's",
         source="AQ-SGD: Wang et al., NeurIPS 2022 (arXiv 2206.01299)",
+        work=_DELTA,
+        backward_work=_GRADIENTS,
         law="bounded",
     ),
     CodecRow(
@@ -86,6 +108,8 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="the first message in full",
         state=f"{_CLOSED}: one fp32 tensor per micro-batch and phase, forward; and the inner codec's",
         source="after CompactFusion, which takes residuals between denoising steps; here between training steps",
+        work=_DELTA,
+        backward_work=_GRADIENTS,
         law="bounded",
     ),
     CodecRow(
@@ -98,6 +122,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner",
         state="sender: one fp32 tensor per micro-batch and phase, and the inner codec's",
         source="Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019",
+        work=_FEEDBACK,
         law="residual",
     ),
     CodecRow(
@@ -110,6 +135,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner",
         state="sender: one fp32 tensor per phase, and the inner codec's",
         source="Optimus-CC: Song et al., ASPLOS 2023, there with powersgd on gradients only",
+        work=_FEEDBACK,
         law="none",
     ),
     CodecRow(
@@ -122,6 +148,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits="inner + 32/n",
         state="one fp32 tensor per micro-batch and phase at each end, both directions, and the inner codec's",
         source="EF21: Richtarik et al., NeurIPS 2021, which with A = 0 at first is `delta` with a sparsifier inside",
+        work=_DELTA,
         law="none",
     ),
 )

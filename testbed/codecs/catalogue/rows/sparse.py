@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
 
 _SHARE = Parameter(
     "share",
@@ -45,6 +45,7 @@ ROWS: tuple[CodecRow, ...] = (
         bits=_TOLD,
         state="none",
         source="top-k of activations: Rudakov et al., arXiv 2401.07788",
+        work=Work(Counts("20", "payload", "16"), Counts("payload", "4", "3")),
         law="support",
     ),
     CodecRow(
@@ -57,6 +58,8 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits="share*values",
         state="a bit for each element of a micro-batch, until its gradient has passed",
         source="re-used forward mask: Rudakov et al., arXiv 2401.07788",
+        work=Work(Counts("20", "payload + 1/8", "16"), Counts("payload", "4 + 1/8", "3")),
+        backward_work=Work(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3")),
         law="support",
         pairs=True,
     ),
@@ -70,6 +73,8 @@ ROWS: tuple[CodecRow, ...] = (
         backward_bits="share*values",
         state="a bit for each element of a micro-batch, until its gradient has passed",
         source='"Beyond Top-K: structured sparsification" (MCDC at ICLR 2025), from a re-implementation',
+        work=Work(Counts("8", "payload + 1/8", "3"), Counts("payload", "4 + 1/8", "2")),
+        backward_work=Work(Counts("4 + 1/8", "payload", "3"), Counts("payload + 1/8", "4", "3")),
         law="support",
         pairs=True,
     ),
@@ -82,6 +87,14 @@ ROWS: tuple[CodecRow, ...] = (
         bits="share*values",
         state="none",
         source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
+        work=Work(
+            Counts(
+                "4 if channels else 24",
+                "payload if channels else payload + 4",
+                "(0 if channels else 41) + 2 + (14.5*share if bf16 else 0)",
+            ),
+            Counts("payload if channels else payload + 20", "4 if channels else 8", "2 if channels else 43"),
+        ),
         law="unbiased",
     ),
     CodecRow(
@@ -93,6 +106,10 @@ ROWS: tuple[CodecRow, ...] = (
         bits="share*values",
         state="none",
         source="random masks of 90 and 95 %: arXiv 2609.14339, from a summary",
+        work=Work(
+            Counts("4 if channels else 24", "payload if channels else payload + 4", "2 if channels else 43"),
+            Counts("payload if channels else payload + 20", "4 if channels else 8", "2 if channels else 43"),
+        ),
         law="support",
     ),
 )

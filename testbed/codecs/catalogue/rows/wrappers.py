@@ -12,6 +12,7 @@ _SPLIT = Parameter(
     choices=("auto", "whole"),
 )
 _ANY = Parameter("inner", "codec", REQUIRED, "the codec whose payload is packed")
+_UNCOUNTED = "an entropy coder's work depends on the bytes that it packs, and no device's kernel for it is given"
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -24,6 +25,7 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="at most this and 20 to 44 bytes per message: it depends on the values",
         state="the inner codec's",
         source="zstd (RFC 8878); byte split: BloomBee, arXiv 2604.21072",
+        work=_UNCOUNTED,
         law="lossless",
     ),
     CodecRow(
@@ -36,6 +38,7 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="at most this and 20 to 44 bytes per message: it depends on the values",
         state="the inner codec's",
         source="zstd's Huffman coder (RFC 8878), all but without its matches",
+        work=_UNCOUNTED,
         law="lossless",
     ),
     CodecRow(
@@ -54,6 +57,7 @@ ROWS: tuple[CodecRow, ...] = (
         size_note="or those of the codec chosen, and 4 bytes per message",
         state="those of the three; sender: the measured rate",
         source="after FusionLLM's AdaTopK, arXiv 2410.12707: the slowest link compresses most",
+        work="which of its codecs works is decided while it runs",
         law="none",
         measures=True,
     ),

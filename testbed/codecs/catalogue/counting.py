@@ -1,0 +1,154 @@
+"""What a device does to encode and to decode one message: bytes of memory traffic and arithmetic operations, by the
+rows' formulas. No torch here, and nobody's code is run.
+
+Rules of counting, the same for every row. They describe plain kernels on a device that holds the tensor in its memory,
+not this package's own code, which runs on the host:
+
+1. The tensor is fp32 in memory, 4 bytes a value. Encoding ends with the payload in memory and decoding begins there;
+   the copy to or from the socket is not counted, with any codec.
+2. A pass reads a value once, does all that needs no other value, and writes. What comes of a value stays in registers
+   until the end of the pass. What depends on many values (a group's largest, a norm, a histogram) is a pass of its own,
+   after which the tensor is read again: int8 reads 4 bytes for the largest value and 4 to quantise.
+3. A gather from a tensor reads all of it, because memory is read in lines of 32 to 128 bytes; positions ascend, so
+   a decoder writes each value of the tensor once, zeros included. The k largest values are found by radix select: four
+   passes over the tensor, one for each byte of the key, and one to gather (Alabi et al., ACM JEA 2012).
+4. Addition, multiplication, comparison, maximum, absolute value, rounding, conversion, shift and mask are one operation
+   each, and so is a table look-up; logarithm and square root four. Packing codes of fewer than 8 bits takes two per
+   value (shift, or), unpacking two (shift, mask); twice as many for 3 and 6 bits, which are two parts each.
+5. Random numbers come from a counter-based generator in registers: Philox-4x32-10 (Salmon et al., SC 2011) takes 10
+   rounds of 10 operations for 16 bytes, 6.25 a byte. Rounding stochastically draws one byte per value.
+6. A product of (m, k) and (k, n) is 2 m k n operations, and its factors are read once each.
+7. A codec around another is a kernel of its own: what one hands to the other is written to memory and read again. The
+   inner codec's work is counted per value at the outer tensor's width.
+8. What both ends or one end remember is read and written as fp32. A message that is not the first of its key counts.
+9. Not counted: checks of values and of received bytes, allocation, launching kernels, what happens once per row or
+   column only (scales), and what happens once per step.
+
+A codec that changes the model counts its layers too, forward and backward, because a device's durations come from the
+unchanged model's FLOPs. A class of anyone else's states its own counts per value as literals in its body, for both
+directions: `device_encode = ("8", "1", "5")` and `device_decode`, the formulas of `row.Counts`, in which its arguments
+may be used by name.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+from testbed.codecs.catalogue import formula, table
+from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
+from testbed.codecs.catalogue.row import Counts, Work
+from testbed.errors import SpecError
+from testbed.message_key import Direction
+
+_STATED = ("device_encode", "device_decode")
+
+
+class Counted(NamedTuple):
+    """What one end does for one message."""
+
+    read_bytes: float
+    written_bytes: float
+    operations: float
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes read and written."""
+        return self.read_bytes + self.written_bytes
+
+
+def count_work(spec: CodecSpec, direction: Direction, shape: tuple[int, ...]) -> tuple[Counted, Counted]:
+    """Count what encoder and decoder do for a tensor of this shape, without axes of 0.
+
+    SpecError, which says what to do, for a codec whose work nobody can count.
+    """
+    sizes = formula.sizes_of(shape)
+
+    def of(end: str) -> Counted:
+        return Counted(*(sizes["n"] * _count(spec, direction, shape, end, kind) for kind in Counts._fields))
+
+    return of("encode"), of("decode")
+
+
+def _count(spec: CodecSpec, direction: Direction, shape: tuple[int, ...], end: str, kind: str) -> float:
+    """Return one count of one end, per value."""
+    row, arguments = spec.row, dict(spec.arguments)
+    known = {**formula.sizes_of(shape), "gradients": float(direction == "backward")}
+    if row.bits is not None:
+        known["payload"] = spec.bits(direction, shape) / 8
+
+    def look_up(name: str) -> float:
+        if name in known:
+            return known[name]
+        argument, _, inner_end = name.partition(".")
+        if argument not in arguments:
+            if inner_end or not (choosing := row.choosing(name)):
+                raise KeyError(name)
+            return arguments[choosing[0].name] == name
+        value = arguments[argument]
+        if not inner_end:
+            if isinstance(value, CodecSpec | str):
+                raise KeyError(name)
+            return value
+        if inner_end not in ("encode", "decode") or not isinstance(inner := _codec(value), CodecSpec):
+            raise KeyError(name)
+        return _count(inner, direction, shape, inner_end, kind)
+
+    counts = getattr(_work_of(spec, direction), end)
+    try:
+        return formula.evaluate(getattr(counts, kind), look_up)
+    except (ValueError, ArithmeticError) as error:
+        if spec.name in table.CODECS:
+            raise
+        raise SpecError(f"codec {spec.text!r}: device_{end}: {error}") from None
+
+
+def _codec(value: object) -> object:
+    return parse_codec(value) if isinstance(value, str) else value
+
+
+def _work_of(spec: CodecSpec, direction: Direction) -> Work:
+    row = spec.row
+    work = (row.backward_work if direction == "backward" else None) or row.work
+    if spec.name not in table.CODECS:
+        work = _stated_by_class(spec.name)
+    if isinstance(work, Work):
+        return work
+    raise SpecError(
+        f"cannot say what {spec.text} costs on a device: {work}; set codec_cost = 'host' (as measured on this machine) "
+        "or 'zero'"
+    )
+
+
+def _stated_by_class(path: str) -> Work | str:
+    """Return what a class says of itself, read from its source; or why that says nothing."""
+    module, _, name = path.partition(":")
+    silent = f"its class states no {' and '.join(_STATED)}"
+    origin = table.locate_module(module, path).origin
+    if origin is None or not origin.endswith(".py"):
+        return silent
+    try:
+        tree = ast.parse(Path(origin).read_text(encoding="utf8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SpecError(f"codec {path!r}: cannot read {origin}: {error}") from None
+    stated: dict[str, Counts] = {}
+    for node in tree.body:
+        for line in node.body if isinstance(node, ast.ClassDef) and node.name == name else ():
+            match line:
+                case (
+                    ast.Assign(targets=[ast.Name(id=key)], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=key), value=ast.expr() as value)
+                ) if key in _STATED:
+                    stated[key] = _counts(value, key, path)
+    return Work(*(stated[key] for key in _STATED)) if len(stated) == len(_STATED) else silent
+
+
+def _counts(node: ast.expr, key: str, path: str) -> Counts:
+    match node:
+        case ast.Tuple(elts=[ast.Constant(str(reads)), ast.Constant(str(writes)), ast.Constant(str(operations))]):
+            return Counts(reads, writes, operations)
+    raise SpecError(
+        f"codec {path!r}: {key} must be three formulas in quotes, bytes read, bytes written and operations per value, "
+        f"for example ('8', '1', '5'); found {ast.unparse(node)}"
+    )
