@@ -5,6 +5,7 @@ loss              the loss models of a pipe
 ranges            the ranges of a profile's numbers, refused in the units that files write
 keys              the keys of a profile file and what they mean
 loading           profile files: find, extend, override, read
+link_text         a link written where a profile is named: `link(80Mbit, 10ms)`
 pipe_reading      one direction of a profile file as the fields of a Pipe
 profile_writing   a profile as the text of a file that reads back
 trace             trace files, and the arithmetic of delivery opportunities

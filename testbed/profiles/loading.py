@@ -1,6 +1,7 @@
 """Load `netem_profiles/NAME.toml` as a LinkProfile. Every message names the file, the key and what is wrong.
 
 A file states everything, or `extends` another and states what differs. `--set up.rate=40Mbit` changes what a file says.
+`link(80Mbit, 10ms)` needs no file: see `link_text`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from testbed import paths
 from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Place, dotted, explain, read_toml
-from testbed.profiles import keys
+from testbed.profiles import keys, link_text
 from testbed.profiles.keys import ProfileKey
 from testbed.profiles.link_profile import LinkProfile
 from testbed.profiles.pipe_reading import read_pipe
@@ -40,10 +41,12 @@ def profile_files() -> dict[str, Path]:
 
 
 def load_profile(name: str, overrides: Sequence[str] = ()) -> LinkProfile:
-    """Load a profile by name, or by the path of its file.
+    """Load a profile by name, by the path of its file, or by a link's text (`link_text`).
 
     UnknownNameError suggests the nearest name. `overrides` as in `override`.
     """
+    if link_text.is_link_text(name):
+        return _read_link(name, overrides)
     return read_profile(_path_of(name, None), overrides)
 
 
@@ -52,8 +55,25 @@ def read_profile(path: Path, overrides: Sequence[str] = ()) -> LinkProfile:
     where = f"profile {path}"
     try:
         table, extended = _extended(path, ())
-        if extended:
-            where += f" (it extends {', which extends '.join(extended)})"
+    except (SpecError, UnknownNameError) as error:
+        raise SpecError(f"{where}: {error}") from None
+    if extended:
+        where += f" (it extends {', which extends '.join(extended)})"
+    return _profile_of(table, path.stem, overrides, where)
+
+
+def _read_link(text: str, overrides: Sequence[str]) -> LinkProfile:
+    where = f"profile {text!r}"
+    try:
+        name, table = link_text.link_table(text, override)
+    except (SpecError, UnknownNameError) as error:
+        raise SpecError(f"{where}: {error}") from None
+    return _profile_of({_FOLDERS: {}, **table}, name, overrides, where)
+
+
+def _profile_of(table: dict[str, Any], name: str, overrides: Sequence[str], where: str) -> LinkProfile:
+    """Return the profile of a file's tables. SpecError, which begins with `where`."""
+    try:
         for text in overrides:
             table = override(table, text)
         if missing := [key.name for key in keys.TOP if key.required and key.name not in table]:
@@ -63,7 +83,7 @@ def read_profile(path: Path, overrides: Sequence[str] = ()) -> LinkProfile:
         folders = table.pop(_FOLDERS)
         pipes = {side: read_pipe(side, table[side], folders.get(side, Path())) for side in LINK_DIRECTIONS}
         content = {key: value for key, value in table.items() if key != "extends"}
-        return LinkProfile.model_validate(content | pipes | {"name": path.stem})
+        return LinkProfile.model_validate(content | pipes | {"name": name})
     except ValidationError as error:
         raise explain(error, LinkProfile, where, _file_key) from None
     except (SpecError, UnknownNameError) as error:
