@@ -10,7 +10,7 @@ from typing import Any, Literal
 from testbed.directions import EitherOrBoth, LinkDirection
 from testbed.frozen import Frozen
 from testbed.message_key import Direction, Phase, Side
-from testbed.spec import Engine, Timing, Topology
+from testbed.spec import Engine, Recipe, Timing, Topology
 
 Verdict = Literal["PASS", "FAIL"]
 ActionKind = Literal["F", "B"]
@@ -124,6 +124,21 @@ class StepRecord(Frozen):
     counters: CountersRecord | None
     """At the end of the step; None where the machine has no such device (a run without a lab)."""
     sockets: tuple[SocketRecord, ...]
+
+
+# ------------------------------------------------------------------ training.json
+class TrainingRecord(Frozen):
+    """A training in one process (`pipeline.alone`) that ended well: the last file of its folder."""
+
+    recipe: Recipe
+    ended: Literal["steps", "target"]
+    """All steps done, or the target loss reached."""
+    seconds: float
+    """From the first step to the last record."""
+    peak_memory_bytes: int
+    """Of the process, while it trained (getrusage)."""
+    taken_at: str
+    """UTC, ISO 8601, at its end."""
 
 
 # ------------------------------------------------------------------ calibration.json

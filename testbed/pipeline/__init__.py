@@ -3,6 +3,7 @@
 | module | what it does | torch |
 |---|---|---|
 | `train` | the step, top to bottom: wait, decode, compute, encode, send, meet, update | yes |
+| `alone` | all stages in one process, without a network | yes |
 | `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |
 | `optimise` | AdamW, clipped, the same however the model is cut | yes |
 | `transport`, `frame` | frames over TCP, and their header | no |

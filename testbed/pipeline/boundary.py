@@ -14,7 +14,7 @@ from testbed.codecs.wrap import capability
 from testbed.message_key import incoming, outgoing
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.pacing import Stopwatch
-from testbed.pipeline.transport import Connection
+from testbed.pipeline.transport import Neighbour
 
 _FP32_BYTES = 4
 _ALIGNMENT_BYTES = 64
@@ -27,7 +27,7 @@ class Boundary:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Neighbour,
         *,
         index: int,
         seed: int,

@@ -28,8 +28,8 @@ class Limits(Frozen):
     """For one frame, and for the other stages at the end of a step: a step on the slowest link, outages included."""
 
 
-class StageJob(Frozen):
-    """One stage of one run."""
+class StageWork(Frozen):
+    """What one stage trains, wherever its neighbours are."""
 
     stage: int = Field(ge=0)
     """0-based."""
@@ -43,6 +43,19 @@ class StageJob(Frozen):
     """Size of the tokenizer's vocabulary."""
     tokens: str
     """Path of the prepared text, a .npy of token ids."""
+    folder: str
+    """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
+    limits: Limits
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches in a step: those of every round of the schedule."""
+        return self.pipeline.microbatches * self.pipeline.accumulation
+
+
+class StageJob(StageWork):
+    """One stage of one run over links."""
+
     listen: Endpoint | None
     """Where the stage before this one will connect; None for the first stage."""
     downstream: Endpoint | None
@@ -54,16 +67,8 @@ class StageJob(Frozen):
     Empty without a lab."""
     overhead_bytes: int = Field(ge=0)
     """What those devices count on top of each IP packet."""
-    folder: str
-    """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
     replay: str | None = None
     """Folder of the run whose sizes and durations are replayed (`pipeline.replay`); None: the stage trains."""
-    limits: Limits
-
-    @property
-    def microbatches(self) -> int:
-        """Micro-batches in a step: those of every round of the schedule."""
-        return self.pipeline.microbatches * self.pipeline.accumulation
 
     @property
     def prompt(self) -> bool:

@@ -16,12 +16,12 @@ from testbed.counters import DeviceCounters
 from testbed.message_key import MessageKey, Phase, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
-from testbed.pipeline.job import StageJob
-from testbed.pipeline.transport import Connection
+from testbed.pipeline.job import StageWork
+from testbed.pipeline.transport import Connection, Neighbour
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
 
-def number_in_record(key: MessageKey, job: StageJob) -> int:
+def number_in_record(key: MessageKey, job: StageWork) -> int:
     """Return the number that a micro-batch has in the record of its step or evaluation.
 
     The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it
@@ -39,10 +39,10 @@ class StepLog:
 
     def __init__(
         self,
-        job: StageJob,
+        job: StageWork,
         steps: IO[str],
         *,
-        connections: Sequence[Connection],
+        connections: Sequence[Neighbour],
         counters: DeviceCounters | None,
         report: Callable[[StepDone | EvaluationDone], None],
     ) -> None:
@@ -60,7 +60,10 @@ class StepLog:
         """
         self._actions_end_ns, self._synchronised_ns = actions_end_ns, synchronised_ns
         counters = self._counters.read() if self._counters is not None else None
-        self._crossed = counters, tuple(socket_record(connection) for connection in self._connections)
+        self._crossed = (
+            counters,
+            tuple(socket_record(connection) for connection in self._connections if isinstance(connection, Connection)),
+        )
 
     def write(
         self,
@@ -105,7 +108,7 @@ class StepLog:
             else:
                 self._report(EvaluationDone(phase=phase, step=step, loss=record.loss, seconds=seconds))
 
-    def _sent(self, connection: Connection) -> list[SentRecord]:
+    def _sent(self, connection: Neighbour) -> list[SentRecord]:
         return [
             SentRecord(
                 direction=outgoing(connection.side),
@@ -121,7 +124,7 @@ class StepLog:
             for frame in connection.sent_frames(self._job.limits.message_s)
         ]
 
-    def _received(self, connection: Connection) -> list[ReceivedRecord]:
+    def _received(self, connection: Neighbour) -> list[ReceivedRecord]:
         return [
             ReceivedRecord(
                 direction=incoming(connection.side),

@@ -29,7 +29,7 @@ from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.gather import Gather, Met, Stops
-from testbed.pipeline.job import StageJob
+from testbed.pipeline.job import StageJob, StageWork
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.pipeline.pacing import Stopwatch, stopwatch_for
 from testbed.pipeline.schedule import actions
@@ -70,7 +70,7 @@ class StageTrainer:
 
     def __init__(
         self,
-        job: StageJob,
+        job: StageWork,
         *,
         model: StageModel,
         data: Data,
@@ -320,10 +320,18 @@ def train_job(
             wiring.leave()
         return ended
     except (MemoryError, RuntimeError, OSError) as error:
-        if not faults.is_out_of_memory(error):
-            raise
+        explain_memory(job.stage, trainer, error)
+        raise
+
+
+def explain_memory(stage: int, trainer: StageTrainer | None, error: Exception) -> None:
+    """Raise the StageError, with advice, for an exception that means that memory could not be had; no other.
+
+    `trainer` is None while the stage's model is built.
+    """
+    if faults.is_out_of_memory(error):
         where = "while its model was built" if trainer is None else trainer.doing
-        raise faults.out_of_memory(job.stage, where, error) from error
+        raise faults.out_of_memory(stage, where, error) from error
 
 
 def set_up_torch() -> None:

@@ -1,0 +1,356 @@
+"""All stages in one process: the numbers and the bytes of a run over links, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from test_stage import TOKENS, ToyData, a_cell, train
+from torch import Tensor
+
+from testbed.codecs.catalogue import table as codecs
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload
+from testbed.codecs.make import make
+from testbed.errors import StageError, TransportError, UserError
+from testbed.pipeline.alone import AloneJob, Baton, Stages, train_alone, works_of
+from testbed.pipeline.control import Ended, EvaluationDone, StepDone
+from testbed.pipeline.pacing import Stopwatch
+from testbed.records import StepRecord, TrainingRecord
+from testbed.results import read_json
+from testbed.spec import Cell, recipe_of
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.stage_model import StageModel
+
+WIDTH = 32
+CODECS = [
+    *(row.example_text for row in codecs.CODECS.values() if not row.measures),
+    "ef(lowrank(2))",
+    "fwd=aqsgd(int4), bwd=int8",
+    "bottleneck(4, maxout, inner=bf16)",
+    "0: int8; 1: delta-int8",
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for family in ("gpt2", "llama"):
+        nano = models.SIZES[f"{family}-nano"]
+        tiny = dataclasses.replace(nano, layers=4, width=WIDTH, inner=4 * WIDTH, vocabulary=TOKENS)
+        monkeypatch.setitem(models.SIZES, f"{family}-tiny", tiny)
+    lock, forward = threading.RLock(), StageModel.forward
+
+    def drawing_alone(model: StageModel, inputs: Tensor) -> Tensor:
+        with lock:
+            return forward(model, inputs)
+
+    # The stages that are connected by sockets are processes elsewhere; here they share torch's generator.
+    monkeypatch.setattr(StageModel, "forward", drawing_alone)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Trained(NamedTuple):
+    """What must not depend on how the stages are connected."""
+
+    numbers: list[list[tuple[Any, ...]]]
+    """By stage and record."""
+    payloads: dict[tuple[Any, ...], tuple[int, int]]
+    """Size and checksum of every payload, by boundary, direction and message key."""
+    parameters: list[Tensor]
+    ended: list[Ended | None]
+    told: list[tuple[Any, ...]]
+
+
+class Noting:
+    """A codec whose payloads are noted."""
+
+    def __init__(self, inner: Codec, context: Context, notes: dict[tuple[Any, ...], tuple[int, int]]) -> None:
+        self.inner, self._context, self._notes = inner, context, notes
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        payload = self.inner.encode(tensor, key)
+        self._notes[(self._context.boundary, self._context.direction, key)] = len(payload), zlib.crc32(payload)
+        return payload
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        return self.inner.decode(payload, key)
+
+
+def a_tiny_cell(
+    stages: int, codec: str = "fp32", *, family: str = "gpt2", dropout: float = 0.0, **changes: Any
+) -> Cell:
+    pipeline = {name: changes.pop(name) for name in ("schedule", "recompute", "accumulation") if name in changes}
+    cell = a_cell(stages, **{"steps": 4, **changes})
+    pipeline |= {"microbatches": 4 // pipeline.get("accumulation", 1)}
+    workload = {"model": f"{family}-tiny", "family": family, "dropout": dropout}
+    return cell.model_copy(
+        update={
+            "codec": codec,
+            "workload": cell.workload.model_copy(update=workload),
+            "pipeline": cell.pipeline.model_copy(update=pipeline),
+        }
+    )
+
+
+def model_of(cell: Cell) -> Callable[[int, int], Any]:
+    return lambda stage, stages: build_stage(cell.workload, stage=stage, stages=stages, seed=5, vocabulary=TOKENS)
+
+
+def numbers(records: list[StepRecord]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            *(record.step, record.phase, record.warmup, record.loss, record.gradient_norm, record.learning_rate),
+            record.tokens,
+            [(action.kind, action.microbatch) for action in record.actions],
+            [
+                (sent.direction, sent.microbatch, sent.raw_bytes, sent.payload_bytes, sent.choice)
+                for sent in record.sent
+            ],
+            [(received.direction, received.microbatch, received.payload_bytes) for received in record.received],
+        )
+        for record in records
+    ]
+
+
+def told_of(messages: list[StepDone | EvaluationDone]) -> list[tuple[Any, ...]]:
+    return [(type(message).__name__, message.step, message.loss) for message in messages]
+
+
+def noting(codec: str, notes: dict[tuple[Any, ...], tuple[int, int]]) -> Callable[[Context], Codec]:
+    return lambda context: Noting(make(codec, context), context, notes)
+
+
+def over_loopback(cell: Cell) -> Trained:
+    notes: dict[tuple[Any, ...], tuple[int, int]] = {}
+    found = train(cell, noting(cell.codec, notes), model=model_of(cell))
+    assert found.errors == [None] * cell.pipeline.stages
+    records = [numbers(stage) for stage in found.records]
+    return Trained(records, notes, found.parameters, found.ended, told_of(found.told))
+
+
+def in_memory(
+    cell: Cell, watch: Callable[[Baton, int], Stopwatch] | None = None
+) -> tuple[Trained, list[list[StepRecord]]]:
+    notes: dict[tuple[Any, ...], tuple[int, int]] = {}
+    count = cell.pipeline.stages
+    built = [model_of(cell)(stage, count) for stage in range(count)]
+    outputs = [io.StringIO() for _ in range(count)]
+    told: list[StepDone | EvaluationDone] = []
+    with Stages(
+        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
+        outputs,
+        report=told.append,
+        watch=watch or (lambda baton, stage: Stopwatch()),
+        model=lambda work: built[work.stage],
+        data=lambda work: ToyData(),
+        codec=noting(cell.codec, notes),
+    ) as stages:
+        stages.start()
+        ended = stages.join()
+    records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
+    parameters = [parameter for model in built for parameter in model.parameters()]
+    trained = Trained([numbers(stage) for stage in records], notes, parameters, [ended] * count, told_of(told))
+    return trained, records
+
+
+def check_same(cell: Cell) -> Trained:
+    expected, (found, records) = over_loopback(cell), in_memory(cell)
+    assert found.numbers == expected.numbers
+    assert found.payloads == expected.payloads
+    assert len(found.payloads) == sum(
+        len(record.sent) for stage in records for record in stage if record.phase != "uncompressed"
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found.parameters, expected.parameters, strict=True))
+    assert (found.ended, found.told) == (expected.ended, expected.told)
+    return found
+
+
+# ------------------------------------------------------------------ the law
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_has_the_numbers_and_bytes_of_a_run_over_links(codec: str) -> None:
+    check_same(a_tiny_cell(3, codec))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_every_cut_and_schedule(stages: int, schedule: str) -> None:
+    check_same(a_tiny_cell(stages, "delta-int8", schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recompute": True},
+        {"accumulation": 2},
+        {"accumulation": 2, "recompute": True, "schedule": "gpipe"},
+        {"family": "llama"},
+        {"family": "llama", "dropout": 0.2, "recompute": True},
+        {"dropout": 0.2},
+        {"evaluate_uncompressed": True},
+    ],
+    ids=str,
+)
+def test_everything_else_that_a_recipe_says(changes: dict[str, Any]) -> None:
+    for codec in ("delta-int8", "bottleneck(4)"):
+        check_same(a_tiny_cell(3, codec, **changes))
+
+
+def test_a_target_ends_it_after_the_same_evaluation() -> None:
+    cell = a_tiny_cell(2, evaluate_every=1, steps=6)
+    losses = [loss for phase, *_, loss in told_phases(check_same(cell))]
+    found = check_same(a_tiny_cell(2, evaluate_every=1, steps=6, target_loss=losses[2]))
+    assert found.ended == ["target"] * 2
+
+
+def told_phases(trained: Trained) -> list[tuple[Any, ...]]:
+    return [message for message in trained.told if message[0] == "EvaluationDone"]
+
+
+# ------------------------------------------------------------------ how
+def test_one_stage_computes_at_any_moment_and_times_are_in_order() -> None:
+    inside: list[int] = []
+
+    class Watch(Stopwatch):
+        def begin(self) -> None:
+            inside.append(threading.get_ident())
+
+        def done(self) -> None:
+            super().done()
+            assert inside.pop() == threading.get_ident()
+            assert not inside
+
+    _, records = in_memory(a_tiny_cell(3, "int8"), lambda baton, stage: Watch())
+    spans = []
+    for stage in records:
+        for record in stage:
+            assert record.counters is None
+            assert record.sockets == ()
+            for action in record.actions:
+                times = [action.asked_ns, action.input_ns, action.decoded_ns, action.computed_ns, action.encoded_ns]
+                assert times == sorted(times)
+                spans.append((action.input_ns, action.encoded_ns))
+    spans.sort()
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+class Breaks:
+    """The identity until step 2, where the stage that decodes fails."""
+
+    def __init__(self, context: Context) -> None:
+        self._codec = make("fp32", context)
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return self._codec.encode(tensor, key)
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        if key.step == 2:
+            raise ValueError("this codec is broken")
+        return self._codec.decode(payload, key)
+
+
+class Huge(Breaks):
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        return bytes(10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("codec", "error", "says"),
+    [
+        (Breaks, StageError, "stage 1: ValueError: this codec is broken"),
+        (Huge, TransportError, "10000000 bytes; this job takes"),
+    ],
+)
+def test_a_stage_that_fails_ends_all_and_is_named(codec: Any, error: type[Exception], says: str) -> None:
+    cell = a_tiny_cell(3)
+    with Stages(
+        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
+        [io.StringIO() for _ in range(3)],
+        model=lambda work: model_of(cell)(work.stage, 3),
+        data=lambda work: ToyData(),
+        codec=codec,
+    ) as stages:
+        stages.start()
+        with pytest.raises(error, match=says):
+            stages.join()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage ")]
+
+
+def test_leaving_ends_what_still_trains() -> None:
+    cell = a_tiny_cell(2, steps=1_000_000, evaluate_every=0)
+    with Stages(
+        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
+        [io.StringIO() for _ in range(2)],
+        model=lambda work: model_of(cell)(work.stage, 2),
+        data=lambda work: ToyData(),
+    ) as stages:
+        stages.start()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage ")]
+
+
+def test_a_codec_that_measures_its_link_is_sent_to_a_live_run() -> None:
+    cell = a_tiny_cell(2, codecs.CODECS["adaptive"].example_text)
+    with Stages(
+        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
+        [io.StringIO() for _ in range(2)],
+        model=lambda work: model_of(cell)(work.stage, 2),
+        data=lambda work: ToyData(),
+    ) as stages:
+        stages.start()
+        with pytest.raises(UserError, match='timing = "live"'):
+            stages.join()
+
+
+# ------------------------------------------------------------------ the folder
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AloneJob:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    tokens = tmp_path / "tokens.npy"
+    np.save(tokens, np.random.default_rng(0).integers(TOKENS, size=20_000).astype(np.uint16))
+    recipe = recipe_of(a_tiny_cell(2, "int8"))
+    return AloneJob(recipe=recipe, vocabulary=TOKENS, tokens=str(tokens), folder=str(tmp_path / "trained" / "one"))
+
+
+@pytest.fixture
+def _as_torch_was() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("_as_torch_was")
+def test_a_folder_is_whole_or_not_there(job: AloneJob) -> None:
+    folder, seen = Path(job.folder), []
+    record = train_alone(job, lambda message: seen.append(folder.exists()))
+    assert not any(seen)
+    assert read_json(folder / "training.json", TrainingRecord) == record
+    assert record.recipe == job.recipe
+    assert record.ended == "steps"
+    assert sorted(path.name for path in folder.iterdir()) == ["steps-0.jsonl", "steps-1.jsonl", "training.json"]
+    first = (folder / "steps-1.jsonl").read_text()
+
+    def stop(message: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, StageError)):
+        train_alone(job, stop)
+    assert [path.name for path in folder.parent.iterdir()] == ["one"], "what was there stays, and no draft"
+    train_alone(job, lambda message: None)
+    losses = [
+        [json.loads(line)["loss"] for line in text.splitlines()]
+        for text in (first, (folder / "steps-1.jsonl").read_text())
+    ]
+    assert losses[0] == losses[1]
