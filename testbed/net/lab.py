@@ -28,7 +28,7 @@ from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import plan_netem
 from testbed.net.kernel.netlink import Netlink
-from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver
+from testbed.net.kernel.schedules import ScheduledDevice, ScheduleDriver, Schedules
 from testbed.net.machine import rootless
 from testbed.net.meters import Counters, Meters
 from testbed.net.plan import LabPlan, Link, with_own_seed
@@ -76,9 +76,14 @@ class Lab:
     """All of them by name, those of the hub and the gateways too."""
     record: LabRecord
     """The lab as the kernel says it is."""
+    schedules: Schedules | None
+    """Of the links that vary under engine netem, where whoever holds the lab follows them; else None."""
 
-    def __init__(self, spec: LabSpec) -> None:
+    def __init__(self, spec: LabSpec, *, follow: bool = True) -> None:
         """Build it. Where a step fails, everything made before it is undone.
+
+        `follow`: a thread of the lab's own follows the schedules of links that vary; else it has no thread, and whoever
+        holds it follows `schedules`.
 
         SpecError for what the topology or the engine cannot carry out, before anything is started. LabError names the
         step, ShapingError what was asked and found, CapabilityError what this machine lacks.
@@ -93,7 +98,14 @@ class Lab:
             self.namespaces, self._relay = built.namespaces, built.relay
             self._meters = Meters(self._plan, self.namespaces, self._relay)
             stack.callback(self._meters.close)
-            self._driver = self._drive_schedules(stack)
+            self._driver: ScheduleDriver | None = None
+            self.schedules = None
+            if (varying := self._varying()) and follow:
+                self._driver = ScheduleDriver(varying)
+                stack.callback(self._driver.close)
+            elif varying:
+                self.schedules = Schedules(varying)
+                stack.callback(self.schedules.close)
             self.nodes = _nodes_of(self._plan, self.namespaces)
             self.links = self._plan.links
             self.record = LabRecord(
@@ -109,8 +121,8 @@ class Lab:
             stack.enter_context(directory.publish(self.namespaces))
             self._stack = stack.pop_all()
 
-    def _drive_schedules(self, stack: ExitStack) -> ScheduleDriver | None:
-        devices = [
+    def _varying(self) -> list[ScheduledDevice]:
+        return [
             ScheduledDevice(
                 label=shaped.label,
                 namespace=self.namespaces[shaped.namespace],
@@ -122,11 +134,6 @@ class Lab:
             for shaped in self._plan.shaped
             if shaped.pipe.varies
         ]
-        if not devices:
-            return None
-        driver = ScheduleDriver(devices)
-        stack.callback(driver.close)
-        return driver
 
     def _link(self, name: str) -> Link:
         for link in self._plan.links:
@@ -134,27 +141,30 @@ class Lab:
                 return link
         raise UnknownNameError("link", name, (link.name for link in self._plan.links))
 
-    def play(self) -> int:
-        """Begin the schedules and traces of all links now; the moment, in nanoseconds of CLOCK_MONOTONIC.
+    def play(self, start_ns: int | None = None) -> int:
+        """Begin the schedules and traces of all links now, or at `start_ns`; the moment, in nanoseconds of
+        CLOCK_MONOTONIC.
 
         Noted in `record`.
         """
-        start_ns = self._play()
+        start_ns = self._play(start_ns)
         self.record = self.record.model_copy(update={"played_at_ns": start_ns})
         return start_ns
 
-    def _play(self) -> int:
-        start_ns = time.monotonic_ns()
+    def _play(self, start_ns: int | None = None) -> int:
+        start_ns = time.monotonic_ns() if start_ns is None else start_ns
         if self._relay is not None:
             self._relay.play(start_ns)
-        if self._driver is not None:
-            self._driver.play(start_ns)
+        for follower in (self._driver, self.schedules):
+            if follower is not None:
+                follower.play(start_ns)
         return start_ns
 
     def hold(self) -> None:
         """Go back to every pipe's own constant numbers; what is queued keeps its time."""
-        if self._driver is not None:
-            self._driver.hold()
+        for follower in (self._driver, self.schedules):
+            if follower is not None:
+                follower.hold()
         if self._relay is not None:
             self._relay.hold()
         for name, direction in sorted(self._changed):

@@ -2,13 +2,28 @@
 
 Times are nanoseconds of the lab's clock since the player began. A lane's columns are as long as the operations that
 were played: the first `steps` steps of the trace.
+
+File (version 1): the bytes of `MAGIC`, the length of the header (4 bytes), the header in JSON, then for each lane, in
+order, its columns `begin_ns`, `end_ns`, `first_byte_ns`, `last_byte_ns` (8 bytes each, little-endian). The header has
+the other fields, the lanes' numbers of operations and `sha256` (of all the columns). Nothing in it says when or where
+it was played but what the lab's own clock said: on the virtual clock a job gives the same bytes every time.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import sys
 from array import array
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.errors import ResultsError
+
+MAGIC: Final = b"testbed played\n"
+VERSION: Final = 1
+_COLUMNS: Final = ("begin_ns", "end_ns", "first_byte_ns", "last_byte_ns")
 
 
 @dataclass
@@ -69,8 +84,82 @@ class Played:
     sockets: list[tuple[SocketState, ...]]
     """By step, at its end."""
     played_at_ns: int
-    """When links that vary began to, on the lab's own clock; the player's times count from its own beginning."""
+    """When links that vary began to, on the clock of the times here: 0, since the player begins at the same moment."""
     lab: dict[str, Any] = field(default_factory=dict)
     """The lab as the kernel says it is: `records.LabRecord`, dumped."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Host seconds, guest seconds, packets."""
+    """What the player noted of itself: see `player.Player`."""
+
+    def write(self, path: Path) -> None:
+        """Write it to a file."""
+        columns = b"".join(_packed(getattr(lane, name)) for lane in self.lanes for name in _COLUMNS)
+        header = {
+            "version": VERSION,
+            "clock": self.clock,
+            "steps": self.steps,
+            "steady": self.steady,
+            "lanes": [len(lane.begin_ns) for lane in self.lanes],
+            "counters": [[astuple(node) for node in step] for step in self.counters],
+            "sockets": [[list(asdict(state).values()) for state in step] for step in self.sockets],
+            "played_at_ns": self.played_at_ns,
+            "lab": self.lab,
+            "about": self.about,
+            "sha256": hashlib.sha256(columns).hexdigest(),
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        path.write_bytes(b"".join((MAGIC, len(text).to_bytes(4, "little"), text, columns)))
+
+
+def read_played(path: Path) -> Played:
+    """Read what a player wrote. ResultsError, which says what was found, for anything that is not whole."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from None
+    begin = len(MAGIC) + 4
+    if not content.startswith(MAGIC) or len(content) < begin:
+        raise ResultsError(f"{path} is not what a player wrote: it does not begin with {MAGIC!r}")
+    length = int.from_bytes(content[len(MAGIC) : begin], "little")
+    try:
+        header = json.loads(content[begin : begin + length])
+        if header["version"] != VERSION:
+            raise ResultsError(f"{path} is of version {header['version']}; this testbed reads version {VERSION}")
+        columns = content[begin + length :]
+        if hashlib.sha256(columns).hexdigest() != header["sha256"]:
+            raise ResultsError(f"{path} was changed or cut off: its checksum is not the one in its header")
+        return Played(
+            clock=str(header["clock"]),
+            steps=int(header["steps"]),
+            steady=tuple(header["steady"]) if header["steady"] else None,
+            lanes=_lanes(header["lanes"], columns),
+            counters=[tuple(NodeCounters(*node) for node in step) for step in header["counters"]],
+            sockets=[tuple(SocketState(*state) for state in step) for step in header["sockets"]],
+            played_at_ns=int(header["played_at_ns"]),
+            lab=dict(header["lab"]),
+            about=dict(header["about"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path} has a header that no player wrote: {error}") from None
+
+
+def _lanes(lengths: list[int], columns: bytes) -> tuple[PlayedLane, ...]:
+    lanes, at = [], 0
+    for length in lengths:
+        lane = PlayedLane()
+        for name in _COLUMNS:
+            column = getattr(lane, name)
+            column.frombytes(columns[at : at + 8 * length])
+            if sys.byteorder == "big":
+                column.byteswap()
+            at += 8 * length
+        lanes.append(lane)
+    if at != len(columns):
+        raise ValueError(f"its lanes take {at} bytes and it has {len(columns)}")
+    return tuple(lanes)
+
+
+def _packed(column: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        column = array(column.typecode, column)
+        column.byteswap()
+    return column.tobytes()

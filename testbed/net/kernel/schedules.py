@@ -1,7 +1,10 @@
-"""Follow the schedules of links that vary under engine netem: one thread changes each qdisc when its next step is due.
+"""Follow the schedules of links that vary under engine netem: each qdisc is changed when its next step is due.
 
 profiles/timeline.py says what holds when, for a schedule and for a trace; netem.py changes it. The relay follows its
 own pipes and needs none of this.
+
+Schedules       says when the next change is due and makes it: for a program that waits for other things too
+ScheduleDriver  does so in a thread of its own
 """
 
 from __future__ import annotations
@@ -67,6 +70,61 @@ class _Track:
         return plan_netem(self.scheduled.pipe, mtu=self.scheduled.mtu, layer=self.scheduled.layer, step=step)
 
 
+class Schedules:
+    """What varying links hold when. It waits for nothing: whoever has it calls `follow` when the next change is due."""
+
+    def __init__(self, devices: Sequence[ScheduledDevice]) -> None:
+        """SpecError, already now, where netem cannot carry out a pipe at some time."""
+        self._tracks = [_Track(scheduled) for scheduled in devices if scheduled.pipe.varies]
+        self._start_ns = 0
+        self._due: list[tuple[int, int]] = []  # a heap of (when, which track)
+        with ExitStack() as stack:
+            namespaces = {track.scheduled.namespace for track in self._tracks}
+            self._netlinks = {namespace: stack.enter_context(Netlink(namespace)) for namespace in namespaces}
+            self._sockets = stack.pop_all()
+
+    @property
+    def next_due_ns(self) -> int | None:
+        """When the next change is due, in nanoseconds of CLOCK_MONOTONIC; None: never."""
+        return self._due[0][0] if self._due else None
+
+    def play(self, start_ns: int) -> None:
+        """Begin schedules and traces at this moment of CLOCK_MONOTONIC, which may lie ahead."""
+        self._start_ns = start_ns
+        self._due = [(start_ns, number) for number in range(len(self._tracks))]
+
+    def stop(self) -> None:
+        """Make no more changes. The devices keep what they hold."""
+        self._due.clear()
+
+    def hold(self) -> None:
+        """Go back to every pipe's own constant numbers. Errors as in `netem.change_plan`."""
+        self.stop()
+        for track in self._tracks:
+            self._set(track, None)
+
+    def follow(self) -> None:
+        """Make the next change. Errors as in `netem.change_plan`."""
+        when_ns, number = heapq.heappop(self._due)
+        track = self._tracks[number]
+        elapsed_ns = max(when_ns, time.monotonic_ns()) - self._start_ns
+        if (next_ns := track.timeline.next_after(elapsed_ns)) is not None:
+            heapq.heappush(self._due, (self._start_ns + next_ns, number))
+        self._set(track, track.timeline.at(elapsed_ns))
+
+    def close(self) -> None:
+        """Let go of the sockets. The devices keep what they hold."""
+        self._sockets.close()
+
+    def _set(self, track: _Track, step: TimelineStep | None) -> None:
+        scheduled, wanted = track.scheduled, track.plan(step)
+        if wanted == track.held:
+            return
+        track.held = None  # unknown, should the change fail half-way
+        netem.change_plan(self._netlinks[scheduled.namespace], scheduled.device, wanted, link=scheduled.label)
+        track.held = wanted
+
+
 class ScheduleDriver:
     """Follows schedules until it is closed. Its thread sleeps but for the changes, which take less than a millisecond.
 
@@ -74,16 +132,10 @@ class ScheduleDriver:
     """
 
     def __init__(self, devices: Sequence[ScheduledDevice]) -> None:
-        """Begin to wait for orders. SpecError, already now, where netem cannot carry out a pipe at some time."""
-        self._tracks = [_Track(scheduled) for scheduled in devices if scheduled.pipe.varies]
+        """Begin to wait for orders. SpecError as from `Schedules`."""
+        self._schedules = Schedules(devices)
         self._orders: queue.SimpleQueue[_Play | _Hold | _Stop] = queue.SimpleQueue()
-        self._start_ns = 0
-        self._due: list[tuple[int, int]] = []  # a heap of (when, which track)
         self._fault: str | None = None
-        with ExitStack() as stack:
-            namespaces = {track.scheduled.namespace for track in self._tracks}
-            self._netlinks = {namespace: stack.enter_context(Netlink(namespace)) for namespace in namespaces}
-            self._sockets = stack.pop_all()
         self._thread = threading.Thread(target=self._run, name="netem schedules", daemon=True)
         self._thread.start()
 
@@ -110,7 +162,7 @@ class ScheduleDriver:
         """End the thread. The devices keep what they hold."""
         self._orders.put(_Stop())
         self._thread.join()
-        self._sockets.close()
+        self._schedules.close()
 
     def _run(self) -> None:
         # Not permitted without root; then the changes come as late as other programs make them.
@@ -120,14 +172,15 @@ class ScheduleDriver:
             try:
                 self._obey(order)
             except Exception as error:
-                self._due.clear()
+                self._schedules.stop()
                 self._fault = str(error) or repr(error)
                 if isinstance(order, _Hold):
                     order.done.set_exception(error)
 
     def _next_order(self) -> _Play | _Hold | _Stop | None:
         """Wait for what the owner wants; None when a step is due first."""
-        wait_s = max(0, self._due[0][0] - time.monotonic_ns()) / 1e9 if self._due else None
+        due_ns = self._schedules.next_due_ns
+        wait_s = None if due_ns is None else max(0, due_ns - time.monotonic_ns()) / 1e9
         try:
             return self._orders.get(timeout=wait_s)
         except queue.Empty:
@@ -135,25 +188,9 @@ class ScheduleDriver:
 
     def _obey(self, order: _Play | _Hold | None) -> None:
         if isinstance(order, _Play):
-            self._start_ns = order.start_ns
-            self._due = [(order.start_ns, number) for number in range(len(self._tracks))]
+            self._schedules.play(order.start_ns)
         elif isinstance(order, _Hold):
-            self._due.clear()
-            for track in self._tracks:
-                self._set(track, None)
+            self._schedules.hold()
             order.done.set_result(None)
         else:
-            when_ns, number = heapq.heappop(self._due)
-            track = self._tracks[number]
-            elapsed_ns = max(when_ns, time.monotonic_ns()) - self._start_ns
-            if (next_ns := track.timeline.next_after(elapsed_ns)) is not None:
-                heapq.heappush(self._due, (self._start_ns + next_ns, number))
-            self._set(track, track.timeline.at(elapsed_ns))
-
-    def _set(self, track: _Track, step: TimelineStep | None) -> None:
-        scheduled, wanted = track.scheduled, track.plan(step)
-        if wanted == track.held:
-            return
-        track.held = None  # unknown, should the change fail half-way
-        netem.change_plan(self._netlinks[scheduled.namespace], scheduled.device, wanted, link=scheduled.label)
-        track.held = wanted
+            self._schedules.follow()

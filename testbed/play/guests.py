@@ -1,0 +1,271 @@
+"""Play jobs: on the virtual clock in guests side by side, on the real one here, one at a time.
+
+A worker (`inside.py`) takes jobs from a folder until there are no more. Here it is watched, on this machine's clock: one
+that dies or hangs costs the job that it was playing, and another takes its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from testbed.errors import GuestKernelError, SpecError
+from testbed.play.inside import TEMPORARY
+from testbed.play.job import Outcome, PlayJob
+from testbed.play.player import Clock
+from testbed.play.trace import RECEIVE, SEND, read_trace
+from testbed.process import ROOT, start_program
+from testbed.vm.guest import Guest, start_guest
+from testbed.vm.kernel import GuestKernel
+
+_WORK: Final = ".playing-"
+_SEGMENT_BYTES = 1448
+_PACKET_S, _OPERATION_S, _JOB_S = 100e-6, 20e-6, 1.0
+"""Of this machine's time. Guesses high enough for a slow machine: they order jobs, and tell slow from hung."""
+_STEPS_TO_PROVE = 12
+_PATIENCE_S, _PATIENCE = 60.0, 20.0
+_LOOK_S = 0.05
+_LAST_WORDS = 2000
+_PROGRAM: Final = "testbed.play.inside"
+
+
+class Progress(NamedTuple):
+    """How far a job has come."""
+
+    job: int
+    """Its number in the list."""
+    steps: int
+    """How many were played; -1 at the end."""
+    outcome: Outcome | None
+    """Its end."""
+
+
+def play_jobs(
+    jobs: Sequence[PlayJob],
+    *,
+    clock: Clock,
+    folder: Path,
+    kernel: GuestKernel | None = None,
+    guests: int = 1,
+    memory: str = "1G",
+    seccomp: bool = True,
+    progress: Callable[[Progress], None] = lambda progress: None,
+) -> list[Outcome]:
+    """Play jobs and return what became of each; one that failed says so in its outcome, and the others go on.
+
+    `folder`: where jobs wait meanwhile; what a program that was killed has left there is removed. `kernel`, `guests`,
+    `memory`, `seccomp`: for the virtual clock, see `start_guest`. Call it from the main thread. SpecError for a trace
+    that cannot be read, or a virtual clock without a kernel.
+    """
+    if clock == "virtual" and kernel is None:
+        raise SpecError("the virtual clock needs a guest kernel: python -m testbed vm --build")
+    with _Play(jobs, clock, folder, kernel, memory, seccomp, progress) as play:
+        return play.all(1 if clock == "real" else max(1, min(guests, len(jobs))))
+
+
+def predicted_seconds(job: PlayJob) -> float:
+    """Guess how much of this machine's time a job takes, on the virtual clock. SpecError as from `read_trace`."""
+    trace = read_trace(job.trace)
+    sizes = [value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND]
+    packets = sum(-(-size // _SEGMENT_BYTES) for size in sizes)
+    operations = sum(len(lane) for lane in trace.lanes) + sum(lane.kind.count(RECEIVE) for lane in trace.lanes)
+    steps = min(trace.steps, job.steps or trace.steps)
+    if job.prove_steady and job.repeatable:
+        steps = min(steps, _STEPS_TO_PROVE)
+    share = steps / max(1, trace.steps)
+    return _JOB_S + share * (packets * _PACKET_S + operations * _OPERATION_S)
+
+
+class _Worker:
+    """One that takes jobs, as seen from here."""
+
+    def __init__(self, name: str, folder: Path, process: Guest | subprocess.Popen[bytes], words: BinaryIO) -> None:
+        self.name, self.folder, self.process, self._words = name, folder / name, process, words
+        self.job: int | None = None
+        """The number of the job that it plays."""
+        self.steps = 0
+        self.began_s = self.moved_s = time.monotonic()
+
+    def ended(self) -> str | None:
+        """Say how it ended; None while it runs."""
+        try:
+            status = self.process.poll()
+        except GuestKernelError as error:
+            return str(error)
+        if status is None:
+            return None
+        said = os.pread(self._words.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_LAST_WORDS:]
+        return f"its process ended with status {status}: {said or 'no message'}"
+
+    def close(self) -> None:
+        """End it, and wait until nothing of it is left."""
+        self.process.kill()
+        with suppress(GuestKernelError):
+            self.process.wait()
+        if isinstance(self.process, Guest):
+            self.process.__exit__(None, None, None)
+        self._words.close()
+
+
+class _Play:
+    def __init__(
+        self,
+        jobs: Sequence[PlayJob],
+        clock: Clock,
+        folder: Path,
+        kernel: GuestKernel | None,
+        memory: str,
+        seccomp: bool,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._jobs, self._clock, self._kernel, self._memory, self._seccomp = jobs, clock, kernel, memory, seccomp
+        self._progress = progress
+        self._predicted_s = [predicted_seconds(job) for job in jobs]
+        self._outcomes: dict[int, Outcome] = {}
+        self._started = 0
+        self._stack = ExitStack()
+        self._base = folder
+
+    def __enter__(self) -> _Play:
+        self._base.mkdir(parents=True, exist_ok=True)
+        _remove_left(self._base)
+        self._folder = self._base / f"{_WORK}{os.getpid()}"
+        self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        queue = self._folder / "queue"
+        queue.mkdir(parents=True)
+        for rank, number in enumerate(sorted(range(len(self._jobs)), key=lambda n: -self._predicted_s[n])):
+            job = self._jobs[number]
+            job.output.parent.mkdir(parents=True, exist_ok=True)
+            job.output.with_name(job.output.name + TEMPORARY).unlink(missing_ok=True)
+            absolute = job.model_copy(update={"trace": job.trace.absolute(), "output": job.output.absolute()})
+            (queue / f"{rank:06d}-{number}").write_text(absolute.model_dump_json(), encoding="utf8")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def all(self, count: int) -> list[Outcome]:
+        """Keep `count` workers at work until every job has its outcome."""
+        workers: list[_Worker] = []
+        self._stack.callback(lambda: [worker.close() for worker in workers])
+        while len(self._outcomes) < len(self._jobs):
+            for _ in range(min(count - len(workers), len(self._waiting()))):
+                workers.append(self._start())
+            time.sleep(_LOOK_S)
+            for worker in list(workers):
+                why = worker.ended()  # before looking: what it wrote last is then seen
+                self._look(worker)
+                if why is None and (why := self._hangs(worker)) is None:
+                    continue
+                workers.remove(worker)
+                worker.close()
+                self._look(worker)
+                if worker.job is not None:
+                    self._fail(worker, why)
+                elif not worker.folder.exists():  # it never came to take a job, and neither would the next
+                    for name in self._waiting():
+                        (self._folder / "queue" / name).unlink()
+                        self._end(_number(name), Outcome(output=None, error=why, host_seconds=0.0, guest_seconds=None))
+        return [self._outcomes[number] for number in range(len(self._jobs))]
+
+    def _waiting(self) -> list[str]:
+        return os.listdir(self._folder / "queue")
+
+    def _start(self) -> _Worker:
+        name = f"worker-{self._started}"
+        self._started += 1
+        words = os.fdopen(os.memfd_create("words"), "rb")
+        arguments = (self._clock, str(self._folder), name)
+        if self._kernel is None or self._clock == "real":
+            process: Guest | subprocess.Popen[bytes] = start_program(
+                _PROGRAM,
+                *arguments,
+                attempt="play traces",
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+            )
+        else:
+            process = start_guest(
+                self._kernel,
+                [sys.executable, "-m", _PROGRAM, *arguments],
+                memory=self._memory,
+                share=[self._folder, *{job.output.absolute().parent for job in self._jobs}],
+                seccomp=self._seccomp,
+                virtual_clock=True,
+                stdout=words.fileno(),
+                stderr=words.fileno(),
+            )
+        return _Worker(name, self._folder, process, words)
+
+    def _look(self, worker: _Worker) -> None:
+        """Note what a worker has done."""
+        with suppress(FileNotFoundError):
+            taken = [name for name in os.listdir(worker.folder) if "." not in name]
+            for name in sorted(taken, key=lambda name: (worker.folder / f"{name}.outcome").exists(), reverse=True):
+                number = _number(name)
+                if number in self._outcomes:
+                    continue
+                if worker.job != number:
+                    worker.job, worker.steps = number, 0
+                    worker.began_s = worker.moved_s = time.monotonic()
+                with suppress(FileNotFoundError):
+                    if (steps := (worker.folder / f"{name}.steps").stat().st_size) > worker.steps:
+                        worker.steps, worker.moved_s = steps, time.monotonic()
+                        self._progress(Progress(number, steps, None))
+                with suppress(FileNotFoundError):
+                    told = json.loads((worker.folder / f"{name}.outcome").read_text(encoding="utf8"))
+                    self._finish(worker, number, told)
+
+    def _finish(self, worker: _Worker, number: int, told: dict[str, Any]) -> None:
+        error = told["error"]
+        outcome = Outcome(
+            output=None if error else self._jobs[number].output,
+            error=error,
+            host_seconds=time.monotonic() - worker.began_s,
+            guest_seconds=told["seconds"] if self._clock == "virtual" and not error else None,
+        )
+        worker.job, worker.began_s, worker.moved_s = None, time.monotonic(), time.monotonic()
+        self._end(number, outcome)
+
+    def _hangs(self, worker: _Worker) -> str | None:
+        """Say that a worker has shown no sign of life for too long; None where it has."""
+        predicted_s = 0.0 if worker.job is None else self._predicted_s[worker.job]
+        patience_s = max(_PATIENCE_S, _PATIENCE * predicted_s)
+        if time.monotonic() - worker.moved_s < patience_s:
+            return None
+        return f"it made no progress for {patience_s:.0f} s of this machine's time and was ended"
+
+    def _fail(self, worker: _Worker, why: str) -> None:
+        assert worker.job is not None
+        job = self._jobs[worker.job]
+        job.output.with_name(job.output.name + TEMPORARY).unlink(missing_ok=True)
+        seconds = time.monotonic() - worker.began_s
+        error = f"cannot play {job.trace} (step {worker.steps}): {why}"
+        self._end(worker.job, Outcome(output=None, error=error, host_seconds=seconds, guest_seconds=None))
+
+    def _end(self, number: int, outcome: Outcome) -> None:
+        self._outcomes[number] = outcome
+        self._progress(Progress(number, -1, outcome))
+
+
+def _number(name: str) -> int:
+    """Return which job a file of the folder is about."""
+    return int(name.split(".")[0].split("-")[1])
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove what programs that are gone have left."""
+    for left in folder.glob(f"{_WORK}*"):
+        with suppress(ValueError):
+            if not Path(f"/proc/{int(left.name.removeprefix(_WORK))}").exists():
+                shutil.rmtree(left, ignore_errors=True)

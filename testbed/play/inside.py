@@ -1,0 +1,146 @@
+"""Play jobs one after the other: `python -m testbed.play.inside CLOCK FOLDER WORKER`, in a guest or here.
+
+Each job has a lab of its own: TCP remembers nothing of the job before. Other workers may take jobs from the same folder
+at the same time, and nothing but its names passes between them and whoever waits for the results:
+
+queue/NAME           a job that nobody has taken: a `PlayJob` in JSON. Taken in the order of the names, by renaming it
+WORKER/NAME          a job that this worker has taken
+WORKER/NAME.steps    its size is the number of steps that were played
+WORKER/NAME.outcome  what became of it, in JSON: {"seconds": on the lab's clock, "error": message or null}
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, cast
+
+from testbed.errors import SpecError, TestbedError
+from testbed.net.kernel.schedules import Schedules
+from testbed.net.lab import Lab
+from testbed.pipeline.pacing import be_prompt, prefer
+from testbed.play.connections import Connections, reachable
+from testbed.play.job import PlayJob
+from testbed.play.lanes import pairs
+from testbed.play.played import Played
+from testbed.play.player import Clock, Player
+from testbed.play.trace import read_trace
+from testbed.play.waiting import EpollWaiter
+
+TEMPORARY: Final = ".part"
+"""What a result's name ends with until it is whole."""
+_GRID_NS: Final = 1_000_000_000
+"""On the virtual clock playing begins at a multiple of it: the kernel's ticks are then where they were in other runs."""
+
+
+class _Following:
+    """A lab's schedules, on the player's clock."""
+
+    def __init__(self, schedules: Schedules, origin_ns: int) -> None:
+        self._schedules, self._origin_ns = schedules, origin_ns
+
+    def next_due(self) -> int | None:
+        due_ns = self._schedules.next_due_ns
+        return None if due_ns is None else due_ns - self._origin_ns
+
+    def follow(self) -> None:
+        self._schedules.follow()
+
+
+def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lambda step: None) -> Played:
+    """Build the lab, play the trace over it, take the lab down.
+
+    SpecError for a trace that cannot be played over this network; the errors of `Lab`, and TransportError.
+    """
+    trace = read_trace(job.trace)
+    talking = pairs(trace)
+    if len(trace.nodes) > job.lab.nodes:
+        raise SpecError(f"the trace {job.trace} has {len(trace.nodes)} nodes, and the lab {job.lab.nodes}")
+    for lower, higher in talking:
+        if not reachable(job.lab.topology, lower, higher):
+            raise SpecError(
+                f"the trace {job.trace} sends between nodes {lower} and {higher}; in a line only neighbours reach each "
+                "other: play it over a star"
+            )
+    with Lab(job.seeded_lab, follow=False) as lab, Connections(lab, talking) as connections:
+        now_ns = time.monotonic_ns()
+        origin_ns = lab.play((now_ns // _GRID_NS + 1) * _GRID_NS if clock == "virtual" else now_ns)
+        with EpollWaiter(origin_ns) as waiter:
+            waiter.wait(0)
+            player = Player(
+                trace,
+                connections,
+                waiter,
+                clock=clock,
+                steps=job.steps,
+                prove_steady=job.prove_steady and clock == "virtual" and job.repeatable,
+                schedules=_Following(lab.schedules, origin_ns) if lab.schedules is not None else None,
+                step_done=step_done,
+            )
+            played = player.play()
+        lab.check()
+        # On the clock of the times that were noted. How long building took says nothing on a clock that stood still.
+        known = {"played_at_ns": 0} | ({"build_seconds": 0.0} if clock == "virtual" else {})
+        played.lab = lab.record.model_copy(update=known).model_dump(mode="json")
+        return played
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Have a file written under another name, and give it its own when it is whole and on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + TEMPORARY)
+    write(part)
+    descriptor = os.open(part, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    part.rename(path)
+
+
+def _taken(folder: Path, worker: str) -> Iterator[tuple[Path, PlayJob]]:
+    """Take jobs until there are no more."""
+    mine = folder / worker
+    mine.mkdir()
+    while names := sorted(os.listdir(folder / "queue")):
+        for name in names:
+            with suppress(FileNotFoundError):  # somebody else was faster
+                (folder / "queue" / name).rename(mine / name)
+                yield mine / name, PlayJob.model_validate_json((mine / name).read_text(encoding="utf8"))
+                break
+
+
+def main() -> None:
+    """Play jobs until none is left."""
+    clock, folder, worker = cast(Clock, sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    be_prompt()
+    if clock == "real":
+        prefer(os.getpid(), True)
+    for place, job in _taken(folder, worker):
+        started, error = time.monotonic(), None
+        steps = place.with_name(place.name + ".steps")
+        steps.touch()
+        gc.collect()
+        gc.disable()  # a pause would show on the real clock, and playing makes no circles
+        try:
+            played = play_job(job, clock, lambda step, steps=steps: os.truncate(steps, step + 1))  # type: ignore[misc]
+            write_whole(job.output, played.write)
+        except TestbedError as problem:
+            error = str(problem)
+        except Exception:
+            error = traceback.format_exc()
+        finally:
+            gc.enable()
+        outcome = json.dumps({"seconds": time.monotonic() - started, "error": error})
+        write_whole(place.with_name(place.name + ".outcome"), lambda path, text=outcome: path.write_text(text))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()

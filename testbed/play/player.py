@@ -1,0 +1,224 @@
+"""Play a trace over sockets: one process, one loop, no thread; nothing waits by looking at the clock.
+
+lanes.py says what each lane does next, waiting.py wakes us, connections.py makes the sockets; this hands bytes over and
+takes them. Standard library only.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, Protocol
+
+from testbed.errors import SpecError, TransportError
+from testbed.play.lanes import Lanes, Message, check_trace
+from testbed.play.played import NodeCounters, Played, SocketState
+from testbed.play.steady import Repetition
+from testbed.play.trace import Trace
+from testbed.play.waiting import READABLE, WRITABLE, Waiter
+
+Clock = Literal["virtual", "real"]
+
+_PAYLOAD: Final = memoryview(bytes(1 << 20))
+"""What every message consists of. Constant: a link counts bytes and does not read them."""
+_TAKEN: Final = bytearray(4 << 20)
+"""Never written to: the kernel throws received bytes away (MSG_TRUNC)."""
+
+
+class Network(Protocol):
+    """What a trace is played over."""
+
+    sockets: Mapping[tuple[int, int], socket.socket]
+    """Connected and non-blocking, by (node, peer): each connection twice, once for each end."""
+
+    def counters(self) -> tuple[NodeCounters, ...]:
+        """Read what each node's devices have counted since the player began."""
+        ...
+
+    def states(self) -> tuple[SocketState, ...]:
+        """Read TCP_INFO of every socket."""
+        ...
+
+
+class Schedules(Protocol):
+    """Links that vary."""
+
+    def next_due(self) -> int | None:
+        """Return when the next change is due, on the player's clock; None: never."""
+        ...
+
+    def follow(self) -> None:
+        """Make the change that is due."""
+        ...
+
+
+class _Flow:
+    """One end of a connection: what it sends to its peer, and what it receives."""
+
+    __slots__ = ("blocked", "expected", "fd", "node", "peer", "sock", "waiting")
+
+    def __init__(self, node: int, peer: int, sock: socket.socket) -> None:
+        self.node, self.peer, self.sock, self.fd = node, peer, sock, sock.fileno()
+        self.waiting: deque[Message] = deque()  # to be sent
+        self.expected: deque[Message] = deque()  # the peer's, in the order in which they leave it
+        self.blocked = False
+
+
+class Player:
+    """Plays one trace once."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        network: Network,
+        waiter: Waiter,
+        *,
+        clock: Clock,
+        steps: int | None = None,
+        prove_steady: bool = False,
+        schedules: Schedules | None = None,
+        step_done: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """`steps`: at most so many; None: all. `prove_steady`: stop when steps are proved to repeat. SpecError for a
+        trace that cannot be played over this network.
+        """
+        check_trace(trace, lambda node, peer: (node, peer) in network.sockets)
+        self._steps = trace.steps if steps is None else min(steps, trace.steps)
+        self._network, self._waiter, self._clock, self._schedules = network, waiter, clock, schedules
+        self._step_done = step_done
+        self._lanes = Lanes(trace, self._steps, self._hand_over)
+        self._repetition = Repetition(trace, self._lanes.states) if prove_steady else None
+        self._flows = {ends: _Flow(*ends, sock) for ends, sock in network.sockets.items()}
+        self._by_fd = {flow.fd: flow for flow in self._flows.values()}
+        # On the virtual clock computing takes no time, and every look at the clock takes a little.
+        self._fresh = clock == "real"
+        self._now_ns = 0
+        self._counters: list[tuple[NodeCounters, ...]] = []
+        self._states: list[tuple[SocketState, ...]] = []
+        self._sends = 0
+
+    def play(self) -> Played:
+        """Play it and return what happened. SpecError where lanes wait for what never comes, TransportError when a
+        connection ends.
+        """
+        lanes, waiter, schedules = self._lanes, self._waiter, self._schedules
+        for flow in self._flows.values():
+            waiter.watch(flow.fd, READABLE)
+        self._now_ns = waiter.now()
+        steady = None
+        while True:
+            lanes.advance(self._now_ns)
+            while len(self._counters) < lanes.steps_done and steady is None:
+                steady = self._end_step(len(self._counters))
+            if steady is not None or lanes.steps_done == self._steps:
+                return self._played(steady)
+            due_ns = lanes.next_due_ns
+            if due_ns is None and not any(flow.expected for flow in self._flows.values()):
+                raise SpecError(f"the trace cannot go on: {lanes.stuck()}")
+            change_ns = schedules.next_due() if schedules is not None else None
+            if change_ns is not None and (due_ns is None or change_ns < due_ns):
+                due_ns = change_ns
+            events = waiter.wait(due_ns)
+            self._now_ns = waiter.now()
+            if change_ns is not None and change_ns <= self._now_ns:
+                assert schedules is not None
+                schedules.follow()
+            lanes.end_work(self._now_ns)
+            for fd, event in events:
+                flow = self._by_fd[fd]
+                if event & READABLE:
+                    self._receive(flow)
+                if event & WRITABLE:
+                    waiter.watch(fd, READABLE)
+                    flow.blocked = False
+                    self._send(flow)
+
+    def _hand_over(self, message: Message, node: int, peer: int) -> None:
+        flow = self._flows[node, peer]
+        flow.waiting.append(message)
+        self._flows[peer, node].expected.append(message)
+        if not flow.blocked and len(flow.waiting) == 1:
+            self._send(flow)
+
+    def _send(self, flow: _Flow) -> None:
+        """Give the kernel as much of what waits as it takes."""
+        waiting = flow.waiting
+        while waiting:
+            message = waiting[0]
+            left = message.unsent
+            if left == message.size:
+                message.first_ns = message.lane.first[message.index] = self._now()
+            piece = _PAYLOAD[:left]
+            self._sends += 1
+            try:
+                sent = flow.sock.send(piece)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise TransportError(f"node {flow.node} lost node {flow.peer}: {error.strerror}") from None
+            message.unsent = left - sent
+            if sent < len(piece):
+                flow.blocked = True
+                self._waiter.watch(flow.fd, READABLE | WRITABLE)
+                return
+            if not message.unsent:
+                message.lane.last[message.index] = self._now()
+                waiting.popleft()
+
+    def _receive(self, flow: _Flow) -> None:
+        """Take what has come."""
+        now_ns = self._now()
+        try:
+            count = flow.sock.recv_into(_TAKEN, 0, socket.MSG_TRUNC)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise TransportError(f"node {flow.node} lost node {flow.peer}: {error.strerror}") from None
+        if count == 0:
+            raise TransportError(f"node {flow.node} lost node {flow.peer}: the connection was closed")
+        expected = flow.expected
+        while count:
+            message = expected[0]
+            if count < message.unreceived:
+                message.unreceived -= count
+                return
+            count -= message.unreceived
+            expected.popleft()
+            self._lanes.arrived(message, flow.node, flow.peer, now_ns)
+
+    def _now(self) -> int:
+        if self._fresh:
+            self._now_ns = self._waiter.now()
+        return self._now_ns
+
+    def _end_step(self, step: int) -> tuple[int, int] | None:
+        """Note the step's counters. (first, period) once steps are proved to repeat."""
+        counters, states = self._network.counters(), self._network.states()
+        self._counters.append(counters)
+        self._states.append(states)
+        self._step_done(step)
+        if self._repetition is None:
+            return None
+        idle = not any(flow.waiting for flow in self._flows.values())
+        return self._repetition.add(step, self._counters, states, complete=idle)
+
+    def _played(self, steady: tuple[int, int] | None) -> Played:
+        steps = len(self._counters)
+        late = sorted(self._lanes.late_ns)
+        about: dict[str, Any] = {
+            "sends": self._sends,
+            "ends_of_work": len(late),
+            "late_p99_ns": late[len(late) * 99 // 100] if late else 0,
+            "late_max_ns": late[-1] if late else 0,
+        }
+        return Played(
+            clock=self._clock,
+            steps=steps,
+            steady=steady,
+            lanes=tuple(lane.played(steps) for lane in self._lanes.states),
+            counters=self._counters,
+            sockets=self._states,
+            played_at_ns=0,
+            about=about,
+        )

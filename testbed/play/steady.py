@@ -1,0 +1,230 @@
+"""Do steps repeat? Find it out while a trace is played, and say exactly what the remaining steps would have been.
+
+A step's signature is everything that was seen of it, relative to its own beginning: the times of all operations and
+messages, what every node's devices counted, and every socket's congestion window. On a clock that depends on nothing
+but the lab, a step whose work and messages are those of the step before, and which begins in the same state, is the
+same again.
+"""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any, Final, Protocol
+
+from testbed.play.played import NodeCounters, Played, PlayedLane, SocketState
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, Lane, Trace
+
+LONGEST_PERIOD: Final = 8
+REPEATS: Final = 3
+"""How many whole periods must have been seen."""
+
+_COLUMNS = ("begin", "end", "first", "last")
+_TOTALS = ("bytes_sent", "bytes_retransmitted", "segments_out", "segments_in", "retransmits")
+
+
+class TimedLane(Protocol):
+    """A lane's times, while it is being played."""
+
+    @property
+    def starts(self) -> array[int]: ...
+    @property
+    def begin(self) -> array[int]: ...
+    @property
+    def end(self) -> array[int]: ...
+    @property
+    def first(self) -> array[int]: ...
+    @property
+    def last(self) -> array[int]: ...
+
+
+class Repetition:
+    """Looks for steps that repeat."""
+
+    def __init__(self, trace: Trace, lanes: Sequence[TimedLane]) -> None:
+        self._trace, self._lanes = trace, lanes
+        self._signatures: list[Any] = []
+        self._begin_ns = 0
+        self._same_from: dict[int, int] = {}  # by period: the first step from which the trace itself repeats
+
+    def add(
+        self,
+        step: int,
+        counters: Sequence[tuple[NodeCounters, ...]],
+        states: Sequence[SocketState],
+        *,
+        complete: bool,
+    ) -> tuple[int, int] | None:
+        """Take one more step, which has ended. (first, period) once it is proved that steps repeat.
+
+        `complete`: the kernel has taken all that was handed over, so that every time of the step is known.
+        """
+        begin_ns = min((lane.begin[lane.starts[step]] for lane in self._lanes if _operations(lane, step)), default=0)
+        times = tuple(self._relative(lane, step, begin_ns) for lane in self._lanes)
+        counted = _difference(counters[step], counters[step - 1]) if step else counters[step]
+        windows = tuple(state.cwnd_packets for state in states)
+        lasted_ns = begin_ns - self._begin_ns
+        self._begin_ns = begin_ns
+        self._signatures.append(hash((times, counted, windows, lasted_ns)) if complete else object())
+        return self._proved(step)
+
+    def _relative(self, lane: TimedLane, step: int, begin_ns: int) -> bytes:
+        start, stop = lane.starts[step], lane.starts[step + 1]
+        columns = [array("q", [ns - begin_ns for ns in getattr(lane, name)[start:stop]]) for name in _COLUMNS[:2]]
+        columns += [
+            array("q", [ns - begin_ns if ns else -1 for ns in getattr(lane, name)[start:stop]]) for name in _COLUMNS[2:]
+        ]
+        return b"".join(column.tobytes() for column in columns)
+
+    def _proved(self, step: int) -> tuple[int, int] | None:
+        signatures = self._signatures
+        for period in range(1, LONGEST_PERIOD + 1):
+            first = step + 1 - period * REPEATS
+            if first < 0:
+                return None
+            if all(signatures[s] == signatures[s - period] for s in range(first + period, step + 1)):
+                if period not in self._same_from:
+                    self._same_from[period] = trace_repeats_from(self._trace, period)
+                if first >= self._same_from[period]:
+                    while first > self._same_from[period] and signatures[first - 1] == signatures[first - 1 + period]:
+                        first -= 1
+                    return first, period
+        return None
+
+
+def trace_repeats_from(trace: Trace, period: int) -> int:
+    """Return the first step from which every step of the trace asks for what the step `period` before or after it
+    does, to the trace's end; the number of steps where there is none.
+    """
+    shapes = _StepShapes(trace)
+    step = trace.steps - 1
+    later: dict[int, Any] = {}
+    while step >= 0:
+        shape = shapes.of(step)
+        if step + period < trace.steps and later.pop(step + period) != shape:
+            return step + 1
+        later[step] = shape
+        step -= 1
+    return 0
+
+
+class _StepShapes:
+    """What a step asks for, in a form in which equal steps are equal: tags by when their message or event first
+    occurs, counts from what was counted before the step.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._born: dict[tuple[int, ...], tuple[int, int]] = {}  # message: the step, and its number there
+        self._signalled: list[dict[int, int]] = [{}]
+        for step in range(trace.steps):
+            counts = dict(self._signalled[-1])
+            number = 0
+            for lane in trace.lanes:
+                for i in range(lane.starts[step], lane.starts[step + 1]):
+                    kind = lane.kind[i]
+                    if kind == SEND:
+                        self._born[lane.node, lane.peer[i], lane.tag[i]] = (step, number)
+                        number += 1
+                    elif kind == SIGNAL:
+                        counts[lane.tag[i]] = counts.get(lane.tag[i], 0) + 1
+            self._signalled.append(counts)
+
+    def of(self, step: int) -> Any:
+        """Return the shape of a step."""
+        before, events = self._signalled[step], {}
+        columns: list[Any] = []
+        for lane in self._trace.lanes:
+            start, stop = lane.starts[step], lane.starts[step + 1]
+            columns += [lane.kind[start:stop].tobytes(), lane.peer[start:stop].tobytes()]
+            values, tags = lane.value[start:stop], array("q", bytes(8 * (stop - start)))
+            for place, i in enumerate(range(start, stop)):
+                kind = lane.kind[i]
+                if kind in (SEND, RECEIVE):
+                    ends = (lane.node, lane.peer[i]) if kind == SEND else (lane.peer[i], lane.node)
+                    born, number = self._born.get((*ends, lane.tag[i]), (step, -1))
+                    tags[place] = (step - born) << 32 | (number & 0xFFFFFFFF)
+                elif kind in (SIGNAL, WAIT):
+                    tags[place] = events.setdefault(lane.tag[i], len(events))
+                    if kind == WAIT:
+                        values[place] -= before.get(lane.tag[i], 0)
+            columns += [values.tobytes(), tags.tobytes()]
+        return hash(tuple(columns))
+
+
+def extended(played: Played, trace: Trace, steps: int | None = None) -> Played:
+    """Return what playing `steps` steps of the trace (None: all) would have shown, from steps that were proved to
+    repeat.
+
+    The result says that it has `steps` steps; its times and totals are exact. Played that is long enough is returned as
+    it is; AssertionError where nothing was proved and steps are missing.
+    """
+    steps = trace.steps if steps is None else steps
+    if steps <= played.steps:
+        return played
+    assert played.steady is not None, "steps that do not repeat cannot be extended"
+    _, period = played.steady
+    last = played.steps - period  # the last whole period that was played begins here
+    length_ns = _begins(trace.lanes, played.lanes, last) - _begins(trace.lanes, played.lanes, last - period)
+    sources = [(last + (step - last) % period, (step - last) // period) for step in range(played.steps, steps)]
+    lanes = []
+    for lane, times in zip(trace.lanes, played.lanes, strict=True):
+        longer = copy.deepcopy(times)
+        for source, turns in sources:
+            part = slice(lane.starts[source], lane.starts[source + 1])
+            kinds = lane.kind[part]
+            for name in ("begin_ns", "end_ns"):
+                getattr(longer, name).extend(ns + turns * length_ns for ns in getattr(times, name)[part])
+            for name in ("first_byte_ns", "last_byte_ns"):
+                moved = (
+                    ns + turns * length_ns if kind in (SEND, RECEIVE) else 0
+                    for ns, kind in zip(getattr(times, name)[part], kinds, strict=True)
+                )
+                getattr(longer, name).extend(moved)
+        lanes.append(longer)
+    counters, sockets = list(played.counters), list(played.sockets)
+    for source, turns in sources:
+        gained = _difference(counters[last - 1 + period], counters[last - 1])
+        counters.append(_sum(played.counters[source], gained, turns))
+        sockets.append(
+            tuple(
+                _later(at, end, begin, turns)
+                for at, end, begin in zip(
+                    played.sockets[source], sockets[last - 1 + period], sockets[last - 1], strict=True
+                )
+            )
+        )
+    return replace(played, steps=steps, lanes=tuple(lanes), counters=counters, sockets=sockets)
+
+
+def _begins(lanes: Sequence[Lane], played: Sequence[PlayedLane], step: int) -> int:
+    """Return when a step begins: when the first lane that does anything in it gets there."""
+    return min(
+        (times.begin_ns[lane.starts[step]] for lane, times in zip(lanes, played, strict=True) if _operations(lane, step)),
+        default=0,
+    )
+
+
+def _operations(lane: Any, step: int) -> int:
+    return int(lane.starts[step + 1] - lane.starts[step])
+
+
+def _difference(later: Sequence[NodeCounters], earlier: Sequence[NodeCounters]) -> tuple[NodeCounters, ...]:
+    return _sum(later, earlier, -1)
+
+
+def _sum(first: Sequence[NodeCounters], second: Sequence[NodeCounters], times: int) -> tuple[NodeCounters, ...]:
+    names = [field.name for field in fields(NodeCounters)]
+    return tuple(
+        NodeCounters(**{name: getattr(a, name) + times * getattr(b, name) for name in names})
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _later(state: SocketState, end: SocketState, begin: SocketState, turns: int) -> SocketState:
+    """Count a socket's totals on by what they grew in a period, `turns` times."""
+    return replace(
+        state, **{name: getattr(state, name) + turns * (getattr(end, name) - getattr(begin, name)) for name in _TOTALS}
+    )

@@ -1,0 +1,93 @@
+"""Wait for sockets and for moments: one epoll, and a timer that is exact to the nanosecond."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time
+from typing import Final, Protocol
+
+READABLE: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+WRITABLE: Final = select.EPOLLOUT
+_CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
+_TFD_NONBLOCK, _TFD_CLOEXEC = 0o4000, 0o2000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Waiter(Protocol):
+    """A clock, and what wakes the player."""
+
+    def now(self) -> int:
+        """Return nanoseconds since the beginning."""
+        ...
+
+    def watch(self, descriptor: int, events: int) -> None:
+        """Wake for these events of a descriptor from now on."""
+        ...
+
+    def wait(self, due_ns: int | None) -> list[tuple[int, int]]:
+        """Wait until that moment, or for descriptors; which of them, with their events. Empty when it is due."""
+        ...
+
+
+class EpollWaiter:
+    """The kernel's clock and events; a context manager. Python 3.11 has no timerfd, and epoll's own time limit counts
+    milliseconds.
+    """
+
+    def __init__(self, origin_ns: int) -> None:
+        """Times count from `origin_ns` of CLOCK_MONOTONIC."""
+        self._origin_ns = origin_ns
+        self._epoll = select.epoll()
+        self._timer = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if self._timer < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._epoll.register(self._timer, select.EPOLLIN)
+        self._watched: set[int] = set()
+        self._armed_ns: int | None = None
+        self._setting = (ctypes.c_int64 * 4)()  # struct itimerspec: interval, then when; seconds and nanoseconds
+        self._setting_at = ctypes.byref(self._setting)
+
+    def now(self) -> int:
+        """Return nanoseconds since the origin."""
+        return time.monotonic_ns() - self._origin_ns
+
+    def watch(self, descriptor: int, events: int) -> None:
+        """Wake for these events of a descriptor from now on."""
+        if descriptor in self._watched:
+            self._epoll.modify(descriptor, events)
+        else:
+            self._epoll.register(descriptor, events)
+            self._watched.add(descriptor)
+
+    def wait(self, due_ns: int | None) -> list[tuple[int, int]]:
+        """Wait until that moment, or for descriptors; which of them, with their events. Empty when it is due."""
+        if due_ns != self._armed_ns:
+            self._arm(due_ns)
+        events = self._epoll.poll()
+        for place, (descriptor, _) in enumerate(events):
+            if descriptor == self._timer:
+                self._armed_ns = -1  # whatever comes next arms it anew, which also makes it unreadable
+                del events[place]
+                break
+        return events
+
+    def _arm(self, due_ns: int | None) -> None:
+        # A moment that has passed makes it readable at once; 0 would switch it off.
+        when_ns = 0 if due_ns is None else max(1, due_ns + self._origin_ns)
+        self._setting[2], self._setting[3] = divmod(when_ns, 1_000_000_000)
+        if _libc.timerfd_settime(self._timer, _TFD_TIMER_ABSTIME, self._setting_at, None) != 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+        self._armed_ns = due_ns
+
+    def close(self) -> None:
+        """Close both."""
+        self._epoll.close()
+        os.close(self._timer)
+
+    def __enter__(self) -> EpollWaiter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
