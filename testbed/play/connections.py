@@ -42,9 +42,7 @@ class Connections:
             self._counters = []
             for node in lab.nodes:
                 with node.namespace.entered():
-                    self._counters.append(
-                        stack.enter_context(DeviceCounters(node.devices, lab.record.overhead_bytes))
-                    )
+                    self._counters.append(stack.enter_context(DeviceCounters(node.devices, lab.record.overhead_bytes)))
             self._algorithms = {
                 ends: sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
                 for ends, sock in self.sockets.items()

@@ -1,7 +1,7 @@
 """Play jobs: on the virtual clock in guests side by side, on the real one here, one at a time.
 
-A worker (`inside.py`) takes jobs from a folder until there are no more. Here it is watched, on this machine's clock: one
-that dies or hangs costs the job that it was playing, and another takes its place.
+A worker (`inside.py`) takes jobs from a folder until there are no more. Here it is watched, on this machine's clock:
+one that dies or hangs costs the job that it was playing, and another takes its place.
 """
 
 from __future__ import annotations
@@ -155,7 +155,12 @@ class _Play:
     def all(self, count: int) -> list[Outcome]:
         """Keep `count` workers at work until every job has its outcome."""
         workers: list[_Worker] = []
-        self._stack.callback(lambda: [worker.close() for worker in workers])
+
+        def close() -> None:
+            for worker in workers:
+                worker.close()
+
+        self._stack.callback(close)
         while len(self._outcomes) < len(self._jobs):
             for _ in range(min(count - len(workers), len(self._waiting()))):
                 workers.append(self._start())
@@ -177,7 +182,7 @@ class _Play:
         return [self._outcomes[number] for number in range(len(self._jobs))]
 
     def _waiting(self) -> list[str]:
-        return os.listdir(self._folder / "queue")
+        return [path.name for path in (self._folder / "queue").iterdir()]
 
     def _start(self) -> _Worker:
         name = f"worker-{self._started}"
@@ -210,7 +215,7 @@ class _Play:
     def _look(self, worker: _Worker) -> None:
         """Note what a worker has done."""
         with suppress(FileNotFoundError):
-            taken = [name for name in os.listdir(worker.folder) if "." not in name]
+            taken = [path.name for path in worker.folder.iterdir() if not path.suffix]
             for name in sorted(taken, key=lambda name: (worker.folder / f"{name}.outcome").exists(), reverse=True):
                 number = _number(name)
                 if number in self._outcomes:

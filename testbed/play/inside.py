@@ -37,7 +37,7 @@ from testbed.play.waiting import EpollWaiter
 TEMPORARY: Final = ".part"
 """What a result's name ends with until it is whole."""
 _GRID_NS: Final = 1_000_000_000
-"""On the virtual clock playing begins at a multiple of it: the kernel's ticks are then where they were in other runs."""
+"""On the virtual clock playing begins at a multiple of it: the kernel's ticks then lie as in every other run."""
 
 
 class _Following:
@@ -109,11 +109,12 @@ def _taken(folder: Path, worker: str) -> Iterator[tuple[Path, PlayJob]]:
     """Take jobs until there are no more."""
     mine = folder / worker
     mine.mkdir()
-    while names := sorted(os.listdir(folder / "queue")):
-        for name in names:
+    while waiting := sorted((folder / "queue").iterdir()):
+        for path in waiting:
+            taken = mine / path.name
             with suppress(FileNotFoundError):  # somebody else was faster
-                (folder / "queue" / name).rename(mine / name)
-                yield mine / name, PlayJob.model_validate_json((mine / name).read_text(encoding="utf8"))
+                path.rename(taken)
+                yield taken, PlayJob.model_validate_json(taken.read_text(encoding="utf8"))
                 break
 
 

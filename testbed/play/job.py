@@ -61,5 +61,3 @@ class Outcome(Frozen):
     """How long it took here."""
     guest_seconds: float | None
     """How much of the virtual clock's time that was; None on the real clock, or where it failed."""
-
-

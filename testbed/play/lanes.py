@@ -11,7 +11,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
-from testbed.errors import SpecError
 from testbed.play.played import PlayedLane
 from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WORK, Trace
 
@@ -30,13 +29,16 @@ class Message:
 class LaneState:
     """How far a lane has come."""
 
-    __slots__ = ("at_ns", "begin", "end", "first", "index", "kind", "last", "node", "number", "peer", "starts")
-    __slots__ += ("step", "tag", "value")
+    __slots__ = (
+        "at_ns", "begin", "end", "first", "index", "kind", "last", "node", "number", "peer", "starts", "step", "tag",
+        "value",
+    )  # fmt: skip
 
     def __init__(self, number: int, trace: Trace, steps: int) -> None:
         lane = trace.lanes[number]
         self.number, self.node = number, lane.node
-        self.kind, self.peer, self.tag, self.value, self.starts = lane.kind, lane.peer, lane.tag, lane.value, lane.starts
+        self.kind, self.peer, self.tag, self.value = lane.kind, lane.peer, lane.tag, lane.value
+        self.starts = lane.starts
         self.index = self.step = self.at_ns = 0
         self.begin, self.end, self.first, self.last = (array("q", bytes(8 * lane.starts[steps])) for _ in range(4))
 
@@ -156,26 +158,6 @@ class Lanes:
         return "; ".join(waits[:4]) + more
 
 
-def check_trace(trace: Trace, connected: Callable[[int, int], bool]) -> None:
-    """Check that a trace can be played: SpecError for a message to oneself, to nobody, to where no link leads, or of
-    no bytes.
-    """
-    checked: set[tuple[int, int]] = set()
-    for lane in trace.lanes:
-        if lane.node >= len(trace.nodes):
-            raise SpecError(f"lane {lane.name!r} is of node {lane.node}, and the trace has {len(trace.nodes)} nodes")
-        for kind, peer, value in zip(lane.kind, lane.peer, lane.value, strict=True):
-            if value < 0 or (kind == SEND and value == 0):
-                raise SpecError(f"lane {lane.name!r} of node {lane.node} has a {KINDS[kind]} of {value}")
-            if kind in (SEND, RECEIVE) and (lane.node, peer) not in checked:
-                if peer >= len(trace.nodes) or peer == lane.node or not connected(lane.node, peer):
-                    raise SpecError(
-                        f"the trace sends from node {lane.node} to node {peer}, and no link of this network leads there; "
-                        "in a star every node reaches every other, in a line only its neighbours"
-                    )
-                checked.add((lane.node, peer))
-
-
 def pairs(trace: Trace) -> list[tuple[int, int]]:
     """Return which nodes talk to each other, the lower one first, in order."""
     both = {
@@ -185,5 +167,3 @@ def pairs(trace: Trace) -> list[tuple[int, int]]:
         if kind in (SEND, RECEIVE)
     }
     return sorted(both)
-
-

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 from testbed.errors import SpecError, TransportError
-from testbed.play.lanes import Lanes, Message, check_trace
+from testbed.play.lanes import Lanes, Message, pairs
 from testbed.play.played import NodeCounters, Played, SocketState
 from testbed.play.steady import Repetition
 from testbed.play.trace import Trace
@@ -29,8 +29,10 @@ _TAKEN: Final = bytearray(4 << 20)
 class Network(Protocol):
     """What a trace is played over."""
 
-    sockets: Mapping[tuple[int, int], socket.socket]
-    """Connected and non-blocking, by (node, peer): each connection twice, once for each end."""
+    @property
+    def sockets(self) -> Mapping[tuple[int, int], socket.socket]:
+        """Connected and non-blocking, by (node, peer): each connection twice, once for each end."""
+        ...
 
     def counters(self) -> tuple[NodeCounters, ...]:
         """Read what each node's devices have counted since the player began."""
@@ -80,10 +82,10 @@ class Player:
         schedules: Schedules | None = None,
         step_done: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`steps`: at most so many; None: all. `prove_steady`: stop when steps are proved to repeat. SpecError for a
-        trace that cannot be played over this network.
+        """`steps`: at most so many; None: all. `prove_steady`: stop when steps are proved to repeat. The trace is one
+        that `check.check_trace` accepts.
         """
-        check_trace(trace, lambda node, peer: (node, peer) in network.sockets)
+        assert all(pair in network.sockets for pair in pairs(trace))
         self._steps = trace.steps if steps is None else min(steps, trace.steps)
         self._network, self._waiter, self._clock, self._schedules = network, waiter, clock, schedules
         self._step_done = step_done

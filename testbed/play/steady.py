@@ -61,7 +61,7 @@ class Repetition:
 
         `complete`: the kernel has taken all that was handed over, so that every time of the step is known.
         """
-        begin_ns = min((lane.begin[lane.starts[step]] for lane in self._lanes if _operations(lane, step)), default=0)
+        begin_ns = min((lane.begin[lane.starts[step]] for lane in self._lanes if _count(lane, step)), default=0)
         times = tuple(self._relative(lane, step, begin_ns) for lane in self._lanes)
         counted = _difference(counters[step], counters[step - 1]) if step else counters[step]
         windows = tuple(state.cwnd_packets for state in states)
@@ -134,7 +134,7 @@ class _StepShapes:
 
     def of(self, step: int) -> Any:
         """Return the shape of a step."""
-        before, events = self._signalled[step], {}
+        before, events = self._signalled[step], dict[int, int]()
         columns: list[Any] = []
         for lane in self._trace.lanes:
             start, stop = lane.starts[step], lane.starts[step + 1]
@@ -201,13 +201,13 @@ def extended(played: Played, trace: Trace, steps: int | None = None) -> Played:
 
 def _begins(lanes: Sequence[Lane], played: Sequence[PlayedLane], step: int) -> int:
     """Return when a step begins: when the first lane that does anything in it gets there."""
-    return min(
-        (times.begin_ns[lane.starts[step]] for lane, times in zip(lanes, played, strict=True) if _operations(lane, step)),
-        default=0,
+    active = (
+        times.begin_ns[lane.starts[step]] for lane, times in zip(lanes, played, strict=True) if _count(lane, step)
     )
+    return min(active, default=0)
 
 
-def _operations(lane: Any, step: int) -> int:
+def _count(lane: Any, step: int) -> int:
     return int(lane.starts[step + 1] - lane.starts[step])
 
 

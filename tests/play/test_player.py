@@ -1,0 +1,132 @@
+"""The player's laws, over socket pairs and a clock that jumps."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from testbed.errors import ResultsError, SpecError
+from testbed.play.played import Played, read_played
+from testbed.play.player import Player
+from testbed.play.steady import extended, trace_repeats_from
+from testbed.play.synthetic import pipeline_trace
+from testbed.play.trace import RECEIVE, SEND, WAIT, WORK, Lane, Trace
+from testbed.play.unlinked import play_unlinked
+from tests.play import made_traces
+from tests.play.fake_network import fake
+
+
+def play(trace: Trace, *, steps: int | None = None, prove_steady: bool = False) -> Played:
+    with fake(trace) as (network, waiter):
+        return Player(trace, network, waiter, clock="virtual", steps=steps, prove_steady=prove_steady).play()
+
+
+def synthetic(steps: int = 4, **changes: int) -> Trace:
+    sizes = {"stages": 3, "microbatches": 4, "message_bytes": 5000, "forward_ns": 1000, "backward_ns": 2100}
+    return pipeline_trace(**{**sizes, "codec_ns": 10, "update_ns": 33, "steps": steps, **changes})  # type: ignore[arg-type]
+
+
+def two_nodes(*lanes: Lane) -> Trace:
+    for lane in lanes:
+        lane.end_step()
+    return Trace(("a", "b"), ("work",), lanes)
+
+
+def small(trace: Trace) -> Trace:
+    """The same with messages of at most 300 kB: more than a socket takes at once, little enough to be sent."""
+    for lane in trace.lanes:
+        lane.value = array(
+            "q", [v % 300_000 + 1 if k == SEND else v for k, v in zip(lane.kind, lane.value, strict=True)]
+        )
+    return trace
+
+
+@given(made_traces.traces())
+@settings(max_examples=60)
+def test_over_a_network_that_takes_no_time_it_is_the_ideal(trace: Trace) -> None:
+    played, ideal = play(small(trace)), play_unlinked(trace)
+    assert played.steps == trace.steps
+    for lane, best in zip(played.lanes, ideal, strict=True):
+        assert lane.begin_ns == best.begin_ns
+        assert lane.end_ns == best.end_ns
+
+
+def test_work_takes_exactly_its_time_and_messages_arrive_in_order() -> None:
+    sender, receiver = Lane(0, "a"), Lane(1, "b")
+    for tag, size in ((7, 3_000_000), (8, 1), (9, 40_000)):
+        sender.add(WORK, value=11)
+        sender.add(SEND, peer=1, tag=tag, value=size)
+    for tag in (8, 7, 9):
+        receiver.add(RECEIVE, peer=0, tag=tag)
+    played = play(two_nodes(sender, receiver))
+    a, b = played.lanes
+    assert a.end_ns.tolist() == [11, 11, 22, 22, 33, 33]
+    assert b.first_byte_ns.tolist() == [a.first_byte_ns[3], a.first_byte_ns[1], a.first_byte_ns[5]]
+    assert b.last_byte_ns[1] <= b.last_byte_ns[0] <= b.last_byte_ns[2]
+
+
+def test_a_lane_that_waits_for_ever_is_named() -> None:
+    lane = Lane(0, "a")
+    lane.add(WAIT, tag=5, value=1)
+    with pytest.raises(SpecError, match=r"lane 0 of node 0 in step 0 for event 5"):
+        play(two_nodes(lane))
+
+
+@pytest.mark.parametrize("steps", [4, 9, 30])
+def test_what_is_extended_is_what_would_have_been_played(steps: int) -> None:
+    trace = synthetic(steps)
+    whole, proved = play(trace), play(trace, prove_steady=True)
+    if proved.steps < steps:
+        assert proved.steady is not None
+    assert proved.steps == min(steps, 4)  # the first step has none before it; the next three are alike
+    longer = extended(proved, trace)
+    assert longer.steps == steps
+    assert longer.lanes == whole.lanes
+    assert longer.counters == whole.counters
+    assert longer.sockets == whole.sockets
+
+
+def test_steps_that_ask_for_something_else_later_are_played() -> None:
+    trace = synthetic(20)
+    lane = trace.lanes[0]
+    lane.value[lane.starts[15]] += 1
+    played = play(trace, prove_steady=True)
+    assert trace_repeats_from(trace, 1) == 16
+    assert played.steps > 16
+    assert extended(played, trace).lanes == play(trace).lanes
+
+
+def test_a_cycle_of_two_steps_is_found() -> None:
+    trace = synthetic(40)
+    lane = trace.lanes[1]
+    for step in range(0, 40, 2):
+        place = next(i for i in range(lane.starts[step], lane.starts[step + 1]) if lane.kind[i] == WORK)
+        lane.value[place] += 500
+    assert (trace_repeats_from(trace, 1), trace_repeats_from(trace, 2)) == (39, 0)
+    played = play(trace, prove_steady=True)
+    assert played.steady is not None
+    assert played.steady[1] == 2
+    assert played.steps < 10
+    assert extended(played, trace).lanes == play(trace).lanes
+
+
+def test_the_first_steps_alone() -> None:
+    trace = synthetic(6)
+    assert play(trace, steps=2).lanes == tuple(
+        type(lane)(*(column[: stated.starts[2]] for column in vars(lane).values()))
+        for lane, stated in zip(play(trace).lanes, trace.lanes, strict=True)
+    )
+
+
+def test_what_was_played_is_read_back(tmp_path: Path) -> None:
+    played = play(synthetic(), prove_steady=True)
+    played.write(tmp_path / "played")
+    assert read_played(tmp_path / "played") == played
+    content = bytearray((tmp_path / "played").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "played").write_bytes(content)
+    with pytest.raises(ResultsError, match="checksum"):
+        read_played(tmp_path / "played")

@@ -1,0 +1,79 @@
+"""Jobs: played one after the other, and those that fail cost only themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from testbed.play.guests import Progress, play_jobs
+from testbed.play.job import PlayJob
+from testbed.play.played import read_played
+from testbed.play.synthetic import pipeline_trace
+from testbed.play.trace import SEND, WORK
+from tests.labs import lab_spec
+
+pytestmark = pytest.mark.root
+
+
+def job(folder: Path, name: str, *, nodes: int = 3, shape: str = "star", steps: int = 3) -> PlayJob:
+    trace = pipeline_trace(
+        stages=3, microbatches=4, steps=steps, message_bytes=200_000, forward_ns=500_000, backward_ns=900_000
+    )
+    trace.write(folder / f"{name}.trace")
+    return PlayJob(
+        trace=folder / f"{name}.trace",
+        lab=lab_spec(("datacenter",), "relay", shape, nodes),
+        output=folder / "results" / name,
+    )
+
+
+@pytest.mark.parametrize("shape", ["star", "line"])
+def test_a_trace_over_an_unshaped_network_on_the_real_clock(tmp_path: Path, shape: str) -> None:
+    wanted = job(tmp_path, "one", shape=shape)
+    seen: list[Progress] = []
+    (outcome,) = play_jobs([wanted], clock="real", folder=tmp_path / "work", progress=seen.append)
+    assert outcome.error is None
+    assert seen[-1].outcome == outcome
+    played = read_played(wanted.output)
+    assert (played.clock, played.steps, played.steady) == ("real", 3, None)
+    trace = pipeline_trace(
+        stages=3, microbatches=4, steps=3, message_bytes=200_000, forward_ns=500_000, backward_ns=900_000
+    )
+    for lane, times in zip(trace.lanes, played.lanes, strict=True):
+        assert len(times.begin_ns) == len(lane)
+        for i, kind in enumerate(lane.kind):
+            assert times.begin_ns[i] <= times.end_ns[i]
+            if kind == WORK:
+                assert times.end_ns[i] - times.begin_ns[i] == lane.value[i]
+            if kind == SEND:
+                assert times.begin_ns[i] <= times.first_byte_ns[i] <= times.last_byte_ns[i]
+    middle = played.counters[-1][1]
+    payload = sum(v for k, v in zip(trace.lanes[1].kind, trace.lanes[1].value, strict=True) if k == SEND)
+    assert payload < middle.sent_bytes < 1.1 * payload
+    assert {(state.node, state.peer) for state in played.sockets[-1]} == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_a_job_that_fails_or_dies_costs_only_itself(tmp_path: Path) -> None:
+    short, long = job(tmp_path, "short"), job(tmp_path, "long", steps=3000)
+    too_small = job(tmp_path, "too-small", nodes=2)
+
+    def kill(progress: Progress) -> None:
+        if progress.job == 1 and progress.steps > 0:  # the long one, which is played first
+            for entry in Path("/proc").glob("[0-9]*"):
+                try:
+                    command = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if b"testbed.play.inside" in command and str(tmp_path / "work").encode() in command[-3]:
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+    outcomes = play_jobs([short, long, too_small], clock="real", folder=tmp_path / "work", progress=kill)
+    assert [outcome.error is None for outcome in outcomes] == [True, False, False]
+    assert "-9" in str(outcomes[1].error)
+    assert "has 3 nodes, and the lab 2" in str(outcomes[2].error)
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["short"]
+    assert not list((tmp_path / "work").iterdir())
