@@ -3,7 +3,16 @@
 trace     what nodes work on, send and wait for: the record between algorithms and networks
 check     whether a trace makes sense
 unlinked  when each of it happens where messages take no time
-played    when each of it happened
+played    when each of it happened, and its file
+steady    whether steps repeat, and what the remaining ones would have been
+synthetic a pipeline's trace without a model
 
-trace and played need the standard library only: the player reads them inside the guest kernel.
+guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:
+job          what is to be played over which lab, and what became of it
+guests       has jobs played, in guests side by side or here, and watches
+inside       plays jobs one after the other, in a guest or here
+connections  TCP between the nodes of a lab
+player       hands bytes over and takes them; lanes.py says what each lane does next, waiting.py wakes it
+
+trace, played, steady, player, lanes and waiting need the standard library only.
 """
