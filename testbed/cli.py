@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands import bench, codecs, devices, docs, export, lab, profiles, sweep, traces, vm
+from testbed.commands import bench, codecs, devices, docs, export, lab, profiles, rate_traces, sweep, traces, vm
 from testbed.commands.console import err
 from testbed.errors import TestbedError, UserError
 
@@ -40,6 +40,7 @@ app.command(context_settings={"allow_interspersed_args": False})(lab.shell)
 app.command(context_settings={"allow_interspersed_args": False})(vm.vm)
 app.add_typer(bench.app, name="bench")
 app.add_typer(codecs.app, name="codecs")
+app.add_typer(rate_traces.app, name="rate-trace")
 app.add_typer(traces.app, name="trace")
 
 

@@ -1,4 +1,4 @@
-"""Commands about traces of delivery opportunities: make one, convert one, look at one."""
+"""Commands about traces, the record of what a job does: print one, draw one, exchange one."""
 
 from __future__ import annotations
 
@@ -8,79 +8,180 @@ from typing import Annotated
 import typer
 
 from testbed import paths, units
-from testbed.commands.console import out
+from testbed.commands.console import out, table
 from testbed.errors import SpecError, UserError
-from testbed.profiles import trace, trace_sources
+from testbed.play import totals
+from testbed.play.check import load_trace
+from testbed.play.trace import KINDS, RECEIVE, SEND, WAIT, WORK, Operation, Trace
+from testbed.play.unlinked import play_unlinked, step_ends
 
 app = typer.Typer(
-    help="Traces, which a link's rate can follow (mahimahi's format): make one, convert one, look at one.",
+    help="Traces: what a job's nodes work on, send and wait for. Print one, draw one, exchange one (docs/traces.md).",
     no_args_is_help=True,
 )
-OutputFlag = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
+_TraceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A trace.")]
+_MOST_ROWS = 16
+"""How many lanes and pairs of nodes are printed."""
+_MOST_OPERATIONS = 300_000
+"""How many operations are done for the time of a step; more would take seconds."""
+_SUFFIXES = ("png", "svg", "pdf")
 
 
 @app.command()
-def generate(
-    kind: Annotated[
-        str,
-        typer.Argument(
-            help="How the rate moves: " + "; ".join(f"{k}: {v.what}" for k, v in trace_sources.KINDS.items())
-        ),
-    ],
-    seed: Annotated[int, typer.Option(help="Same seed, same trace, on every machine.")],
-    seconds: Annotated[int, typer.Option(help="Its length.")],
-    mean_rate: Annotated[str, typer.Option(help="What it carries on average, e.g. 12Mbit.")],
-    output: OutputFlag,
+def show(
+    file: _TraceArgument,
+    step: Annotated[int | None, typer.Option(help="Print the operations of this step, one per line.")] = None,
 ) -> None:
-    """Make a trace from a seed."""
-    recipe = trace_sources.checked_recipe("trace generate", kind=kind, seed=seed, seconds=seconds, mean_rate=mean_rate)
-    _write(recipe.make(), output)
+    """Print what a trace holds: its lanes, and what a step of it works on and sends."""
+    trace = load_trace(file)
+    if step is not None:
+        _check_step(trace, step, str(file))
+        return _print_step(trace, step)
+    counts = totals.operations_by_kind(trace)
+    _say(
+        f"{file}: {len(trace.nodes)} nodes, {len(trace.lanes)} lanes, {trace.steps} steps, "
+        f"{sum(counts.values()):,} operations ({', '.join(f'{count:,} {kind}' for kind, count in counts.items())})"
+    )
+    for key, value in trace.about.items():
+        _say(f"{key}: {value}")
+    if trace.steps:
+        _print_lanes(trace)
+        _print_work(trace)
+        _print_pairs(trace)
+        _print_unlinked(trace)
+    return None
 
 
-@app.command("convert")
-def convert_csv(
-    csv: Annotated[
-        Path, typer.Argument(help="A CSV file with a header; each row's rate holds until the next row's time.")
-    ],
-    time_column: Annotated[str, typer.Option(help="Name of the column of times.")],
-    rate_column: Annotated[str, typer.Option(help="Name of the column of rates.")],
-    time_unit: Annotated[str, typer.Option(help=f"One of {', '.join(trace_sources.TIME_UNITS_MS)}.")],
-    rate_unit: Annotated[str, typer.Option(help=f"One of {', '.join(trace_sources.RATE_UNITS_BPS)}.")],
-    output: OutputFlag,
+@app.command()
+def draw(
+    file: _TraceArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help=f"Picture to write: {', '.join(_SUFFIXES)}.")],
+    step: Annotated[int, typer.Option(help="The first step that is drawn.")] = 0,
+    steps: Annotated[int, typer.Option(help="How many steps are drawn.", min=1)] = 1,
 ) -> None:
-    """Make a trace from a CSV file of rates, in a time's and a rate's unit that you state."""
+    """Draw a trace as a Gantt chart, as it would be if messages took no time."""
+    from testbed.report import style
+    from testbed.report.trace_chart import trace_chart
+
+    if output.suffix[1:] not in _SUFFIXES:
+        raise UserError(f"cannot draw to {output}: the name of a picture ends in .{', .'.join(_SUFFIXES)}")
+    trace = load_trace(file)
+    _check_step(trace, step, str(file))
+    last = min(step + steps, trace.steps)
+    lanes = play_unlinked(trace, last)
     try:
-        text = csv.read_text(encoding="utf-8-sig")
+        with style.applied():
+            drawing = trace_chart(trace, lanes, step, last, "if messages take no time", str(file))
+            drawing.figure.savefig(output)
     except OSError as error:
-        raise SpecError(f"cannot read {csv}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise SpecError(f"{csv} is not UTF-8 text") from None
-    columns = {"time_column": time_column, "rate_column": rate_column, "time_unit": time_unit, "rate_unit": rate_unit}
-    _write(trace_sources.trace_from_csv(text, str(csv), **columns), output)
+        raise UserError(f"cannot write the picture to {output}: {error.strerror}") from None
+    paths.give_to_user(output)
+    _say(f"{drawing.title}. {drawing.caption} -> {output}")
 
 
-@app.command()
-def show(file: Annotated[Path, typer.Argument(help="A trace file.")]) -> None:
-    """Say how long a trace is, what it carries, and its slowest and fastest second."""
-    _tell(file, trace.read_trace(file).times)
+@app.command("export")
+def export_chakra(
+    file: _TraceArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", help="NAME.et; NAME.0.et, NAME.1.et ... are written.")],
+) -> None:
+    """Write a trace as Chakra execution traces, which ASTRA-sim reads: one file per node."""
+    from testbed.play.chakra import save_chakra
 
-
-def _write(times: tuple[int, ...], output: Path) -> None:
+    trace = load_trace(file)
     try:
-        output.write_text(trace.format_trace(times), encoding="ascii")
+        written = save_chakra(trace, output)
+    except OSError as error:
+        raise UserError(f"cannot write the Chakra trace to {output}: {error.strerror}") from None
+    for path in written:
+        paths.give_to_user(path)
+    _say(f"{len(written)} files: {written[0]} to {written[-1].name}")
+
+
+@app.command("import")
+def import_chakra(
+    file: Annotated[Path, typer.Argument(metavar="NAME.et", help="A Chakra trace: NAME.0.et, NAME.1.et ...")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
+    flops: Annotated[str | None, typer.Option(help="What an NPU does, e.g. 10TFLOPS, where no durations are.")] = None,
+) -> None:
+    """Make a trace of Chakra execution traces: COMP, COMM_SEND and COMM_RECV nodes, and collectives as rings."""
+    from testbed.play.chakra import load_chakra
+
+    trace = load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None)
+    try:
+        trace.write(output)
     except OSError as error:
         raise UserError(f"cannot write the trace to {output}: {error.strerror}") from None
     paths.give_to_user(output)
-    _tell(output, times)
+    show(output)
 
 
-def _tell(file: Path, times: tuple[int, ...]) -> None:
-    seconds = trace.bin_rates(times, 1000)
-    whole = seconds[: max(1, times[-1] // 1000)]  # the rest of a second says little
-    out.print(
-        f"{file}: {times[-1] / 1000:g} s, {len(times):,} packets of {trace.OPPORTUNITY_BYTES} bytes, "
-        f"{units.format_rate(trace.mean_rate_bps(times))} on average; "
-        f"slowest second {units.format_rate(min(whole))}, fastest {units.format_rate(max(whole))}",
-        highlight=False,
-        soft_wrap=True,
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_step(trace: Trace, step: int, where: str) -> None:
+    if not 0 <= step < trace.steps:
+        raise SpecError(f"{where} has no step {step}; it has {trace.steps}, counted from 0")
+
+
+def _print_lanes(trace: Trace) -> None:
+    rows = table("node", "lane", "operations per step", right=("operations per step",))
+    shapes = dict.fromkeys(
+        (trace.nodes[lane.node], lane.name, f"{len(lane) / trace.steps:,.6g}") for lane in trace.lanes
     )
+    for shape in list(shapes)[:_MOST_ROWS]:
+        rows.add_row(*shape)
+    out.print(rows)
+    _say_left_out(len(shapes), "lanes")
+
+
+def _print_work(trace: Trace) -> None:
+    rows = table("work", "per step, all nodes", "busiest node", "per step", right=("per step, all nodes",))
+    for total in totals.work_by_label(trace):
+        most = total.ns_by_node.index(max(total.ns_by_node))
+        every = units.format_time(sum(total.ns_by_node) / trace.steps)
+        busiest = units.format_time(total.ns_by_node[most] / trace.steps)
+        rows.add_row(trace.labels[total.label], every, trace.nodes[most], busiest)
+    out.print(rows)
+
+
+def _print_pairs(trace: Trace) -> None:
+    pairs = totals.bytes_by_pair(trace)
+    rows = table("from", "to", "messages per step", "per step", right=("messages per step",))
+    for pair in sorted(pairs, key=lambda pair: -pair.payload_bytes)[:_MOST_ROWS]:
+        count, size = pair.messages / trace.steps, units.format_size(pair.payload_bytes / trace.steps)
+        rows.add_row(trace.nodes[pair.sender], trace.nodes[pair.receiver], f"{count:,.6g}", size)
+    out.print(rows)
+    _say_left_out(len(pairs), "pairs of nodes, which send less")
+
+
+def _say_left_out(count: int, what: str) -> None:
+    if count > _MOST_ROWS:
+        _say(f"... and {count - _MOST_ROWS} more {what}")
+
+
+def _print_unlinked(trace: Trace) -> None:
+    operations = sum(map(len, trace.lanes))
+    steps = max(1, min(trace.steps, _MOST_OPERATIONS * trace.steps // max(operations, 1)))
+    last = step_ends(trace, play_unlinked(trace, steps), steps)[-1]
+    _say(f"a step takes {units.format_time(last / steps)} if messages take no time (mean of the first {steps})")
+
+
+def _print_step(trace: Trace, step: int) -> None:
+    rows = table("node", "lane", "number", "operation", "label", "what", right=("number",))
+    for lane in trace.lanes:
+        for number, operation in enumerate(lane.operations(step)):
+            what = (KINDS[operation.kind], trace.labels[operation.label], _words(trace, operation))
+            rows.add_row(trace.nodes[lane.node], lane.name, str(number), *what)
+    out.print(rows)
+
+
+def _words(trace: Trace, operation: Operation) -> str:
+    """Say what an operation does to whom."""
+    if operation.kind == WORK:
+        return units.format_time(operation.value)
+    if operation.kind == SEND:
+        return f"message {operation.tag} to {trace.nodes[operation.peer]}, {units.format_size(operation.value)}"
+    if operation.kind == RECEIVE:
+        return f"message {operation.tag} from {trace.nodes[operation.peer]}"
+    return f"event {operation.tag}" + (f" until it is {operation.value}" if operation.kind == WAIT else "")

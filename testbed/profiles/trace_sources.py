@@ -128,7 +128,7 @@ class TraceRecipe(Frozen):
     def command(self, file: str) -> str:
         """Return the command line that makes this trace."""
         numbers = f"--seed {self.seed} --seconds {self.seconds} --mean-rate {units.write_rate(self.mean_rate_bps)}"
-        return f"python -m testbed trace generate {self.kind} {numbers} -o {file}"
+        return f"python -m testbed rate-trace generate {self.kind} {numbers} -o {file}"
 
 
 def checked_recipe(where: str, *, kind: object, seed: object, seconds: object, mean_rate: object) -> TraceRecipe:

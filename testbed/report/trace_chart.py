@@ -1,0 +1,128 @@
+"""Steps of a trace as a Gantt chart: what each lane works on, when it waits, and which messages are under way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from testbed import units
+from testbed.play.played import PlayedLane
+from testbed.play.trace import RECEIVE, SEND, WAIT, WORK, Trace
+from testbed.report.canvas import Drawing, Handle, canvas
+from testbed.report.style import INK, MUTED, PAPER
+
+_COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#7b4fa3",
+    "#8c5a2b",
+    "#b3a000",
+    "#5b6770",
+)
+_MOST_MESSAGES = 300
+"""More lines than this hide what they connect, so none is drawn."""
+_TALLEST, _ROW = 9.0, 0.34
+"""The height of all rows at most, and of one where there is room for it, in inches."""
+_BAR = 0.72
+"""The height of a bar, of its row."""
+_MOST_NAMES = 60
+"""How many rows are named."""
+
+_Point = tuple[float, float]
+"""Milliseconds since the first step that is drawn began, and the row."""
+
+
+@dataclass
+class _Shapes:
+    """What is drawn of some steps."""
+
+    span_ns: int = 0
+    work: dict[tuple[int, int], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """By label and row: begin and length in ms."""
+    waits: list[tuple[_Point, _Point]] = field(default_factory=list)
+    messages: list[tuple[_Point, _Point]] = field(default_factory=list)
+    """From the first byte's departure to the last byte's arrival; messages that cross a step's border are left out."""
+
+
+def _shapes(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int) -> _Shapes:
+    spans = [(lane.starts[first], lane.starts[last]) for lane in trace.lanes]
+    begins = [played.begin_ns[begin] for played, (begin, end) in zip(lanes, spans, strict=True) if end > begin]
+    ends = [played.end_ns[end - 1] for played, (begin, end) in zip(lanes, spans, strict=True) if end > begin]
+    zero = min(begins, default=0)
+    shapes = _Shapes(span_ns=max(ends, default=0) - zero)
+    departures: dict[tuple[int, int, int], _Point] = {}
+    arrivals: dict[tuple[int, int, int], _Point] = {}
+    for row, (lane, played, span) in enumerate(zip(trace.lanes, lanes, spans, strict=True)):
+        for at in range(*span):
+            kind, begin, end = lane.kind[at], (played.begin_ns[at] - zero) / 1e6, (played.end_ns[at] - zero) / 1e6
+            if kind == WORK:
+                shapes.work[lane.label[at], row].append((begin, end - begin))
+            elif kind in (RECEIVE, WAIT) and end > begin:
+                shapes.waits.append(((begin, row), (end, row)))
+            if kind == SEND:
+                departures[lane.node, lane.peer[at], lane.tag[at]] = ((played.first_byte_ns[at] - zero) / 1e6, row)
+            elif kind == RECEIVE:
+                arrivals[lane.peer[at], lane.node, lane.tag[at]] = ((played.last_byte_ns[at] - zero) / 1e6, row)
+    shapes.messages = [(departures[key], arrivals[key]) for key in departures if key in arrivals]
+    return shapes
+
+
+def trace_chart(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int, how: str, settings: str) -> Drawing:
+    """Draw steps `first` to before `last`, as they were played.
+
+    `how` ends the title ("if messages take no time", "over cable"); `settings` stands below the chart.
+    """
+    shapes = _shapes(trace, lanes, first, last)
+    labels = sorted({label for label, _ in shapes.work})
+    colours = {label: _COLOURS[place % len(_COLOURS)] for place, label in enumerate(labels)}
+    few = 0 < len(shapes.messages) <= _MOST_MESSAGES
+    legend: list[Handle] = [Patch(facecolor=colours[label], label=trace.labels[label]) for label in labels]
+    legend += [Line2D([], [], color=MUTED, lw=2, label="waits")] * bool(shapes.waits)
+    legend += [Line2D([], [], color=INK, lw=0.8, marker=".", ms=5, label="message, and its arrival")] * few
+    steps = f"Step {first} takes" if last == first + 1 else f"Steps {first} to {last - 1} take"
+    title = f"{steps} {units.format_time(shapes.span_ns)} {how}"
+    names = _row_names(trace)
+    height, left = min(_ROW, _TALLEST / len(names)), 0.3 + 0.075 * max(map(len, names))
+    figure, (axes,) = canvas(title, 0.1 + height * len(names), legend, settings, 1, columns=1, left=left)
+    thickness = 72 * height * _BAR
+    axes.add_collection(LineCollection(shapes.waits, colors=MUTED, linewidths=thickness / 6))
+    for (label, row), bars in shapes.work.items():
+        edge = min(0.6, thickness / 20)
+        axes.broken_barh(bars, (row - _BAR / 2, _BAR), facecolors=colours[label], edgecolors=PAPER, linewidths=edge)
+    if few:
+        axes.add_collection(LineCollection(shapes.messages, colors=INK, linewidths=0.8, zorder=3))
+        axes.plot(*zip(*(end for _, end in shapes.messages), strict=True), ".", color=INK, ms=5)
+    _finish(axes, names, shapes.span_ns)
+    hidden = f" {len(shapes.messages):,} messages are not drawn." if shapes.messages and not few else ""
+    return Drawing("trace", title, f"Rows are lanes, colours are labels of work.{hidden}", figure)
+
+
+def _row_names(trace: Trace) -> list[str]:
+    """Name each lane: by its node, and by its own name where a node has several."""
+    owners = [lane.node for lane in trace.lanes]
+    return [
+        trace.nodes[lane.node] + (f", {lane.name}" if owners.count(lane.node) > 1 else "") for lane in trace.lanes
+    ] or [""]
+
+
+def _finish(axes: Axes, names: Sequence[str], span_ns: int) -> None:
+    axes.set_xlim(0, max(span_ns / 1e6, 1e-6))
+    axes.set_ylim(len(names) - 0.45, -0.55)
+    every = -(-len(names) // _MOST_NAMES)
+    axes.set_yticks(range(0, len(names), every), names[::every])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("time since the step began, ms")
+    axes.xaxis.set_major_locator(MaxNLocator(10))
