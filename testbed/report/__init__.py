@@ -21,6 +21,7 @@ page           the HTML page with all figures
 
 codec_costs    the benchmark of codecs: table, page and figure
 link_accuracy  the grid of link accuracy: tables and page
+maps           which codec to take over which link, over a grid of rate and delay
 experiments    what the figure programs of experiments/ share
 """
 

@@ -1,0 +1,297 @@
+"""Maps over a grid of rate and delay: which codec to take where, what it is worth, and where each stops paying.
+
+They are drawn from the frame of `experiments.runs_frame`: the cells of one device are those whose durations have one
+source, and a network is a point of the grid when all its links are alike and shaped the same way up and down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from testbed import units
+from testbed.errors import ResultsError
+from testbed.report import canvas
+from testbed.report.canvas import Handle
+from testbed.report.remarks import labelled
+from testbed.report.style import INK, MUTED, PAPER, looks
+
+BASELINE = "fp32"
+MILDEST_WITHIN = 0.05
+"""A codec this close to the fastest is as good as that: of those, a map takes the one that sends most bits."""
+PAYS = 1.05
+"""The speed-up below which a codec no longer pays."""
+_CONTOURS = (PAYS, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+_SHADES = LinearSegmentedColormap.from_list("speed-up", ["#f7f9fb", "#9ecae1", "#3182bd", "#08306b"])
+
+Matrix = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Step times of one device over a grid of links."""
+
+    device: str
+    rates_bps: tuple[int, ...]
+    delays_s: tuple[float, ...]
+    """One way, on one link."""
+    step_s: Mapping[str, Matrix]
+    """By codec, most bytes first, of as many the faster one: (delays, rates), NaN where there is no run, or none to
+    rely on."""
+
+    def speed_up(self, codec: str) -> Matrix:
+        """Return how many times as fast as the baseline a codec's steps are. ResultsError where there is none."""
+        if BASELINE not in self.step_s:
+            raise ResultsError(f"device {self.device}: there is no run of {BASELINE}, which others are compared with")
+        gains: Matrix = self.step_s[BASELINE] / self.step_s[codec]
+        return gains
+
+    @property
+    def best_s(self) -> Matrix:
+        """The shortest step time of any codec; NaN where any codec's is missing: the best may be that one."""
+        best: Matrix = np.min(list(self.step_s.values()), axis=0)
+        return best
+
+    def mildest(self) -> npt.NDArray[np.int64]:
+        """Return the number, in the order of `step_s`, of the codec with most bits among those within MILDEST_WITHIN of
+        the fastest; -1 where a codec's time is missing.
+        """
+        near = np.stack([times <= self.best_s * (1 + MILDEST_WITHIN) for times in self.step_s.values()])
+        return np.where(np.isnan(self.best_s), -1, near.argmax(axis=0))
+
+
+def grids(frame: Any) -> list[Grid]:
+    """Return the grid of each device in a frame of runs (`experiments.runs_frame`), slowest first.
+
+    Times are means over the runs of a cell. Runs without a passing certificate count as missing. ResultsError where no
+    network is a point of a grid.
+    """
+    points = frame[_on_grid(frame)]
+    if points.empty:
+        raise ResultsError("no network of these results is shaped alike up and down, so there is no grid to draw")
+    points = points.assign(device=[_device(source) for source in points["compute.source"]])
+    made = [_grid(device, cells) for device, cells in points.groupby("device", sort=False)]
+    return sorted(made, key=lambda grid: -float(np.nanmin(grid.best_s, initial=math.inf)))
+
+
+def _on_grid(frame: Any) -> Any:
+    """Return whether each row's links are a `link(RATE, DELAY)` and nothing more."""
+    return frame.network.str.fullmatch(r"link-[^-+]+-[^-+]+") & (frame.up_rate_bps == frame.down_rate_bps)
+
+
+def _device(source: object) -> str:
+    return str(source).partition(":")[0] if isinstance(source, str) else "this machine"
+
+
+def _grid(device: str, cells: Any) -> Grid:
+    times = cells.assign(delay=cells.round_trip_s / 2, rate=cells.up_rate_bps.astype(int))
+    rates, delays = sorted(set(times.rate)), sorted(set(times.delay))
+    sizes = times.groupby("codec")[["payload_bytes_per_step", "step_s"]].mean()
+    # Payloads that differ by a header are as long as one another.
+    order = sorted(sizes.itertuples(), key=lambda of: (-round(20 * math.log(of.payload_bytes_per_step)), of.step_s))
+    step_s = {}
+    for codec in (of.Index for of in order):
+        own = times[(times.codec == codec) & times.certified]
+        table = own.pivot_table(index="delay", columns="rate", values="step_s", aggfunc="mean", dropna=False)
+        step_s[str(codec)] = table.reindex(index=delays, columns=rates).to_numpy(np.float64)
+    return Grid(device, tuple(rates), tuple(delays), step_s)
+
+
+def stops_paying_bps(rates_bps: Sequence[float], speed_ups: Sequence[float]) -> float:
+    """Return the rate above which a codec's speed-up stays under PAYS, on a line of log rate between two points.
+
+    0 where it nowhere pays, infinity where it still pays at the fastest rate; points that are NaN are left out.
+    """
+    known = [(rate, gain) for rate, gain in zip(rates_bps, speed_ups, strict=True) if not math.isnan(gain)]
+    if not known:
+        return math.nan
+    if known[-1][1] >= PAYS:
+        return math.inf
+    for (slow, more), (fast, less) in reversed(list(pairwise(known))):
+        if more >= PAYS > less:
+            share = (more - PAYS) / (more - less)
+            return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
+    return 0.0
+
+
+# ---------------------------------------------------------------------- figures
+def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
+    """Draw which codec to take over each link, one panel per device, with its speed-up over the baseline in it."""
+    codecs = _codecs(made)
+    chosen = [codec for number, codec in enumerate(codecs) if any((grid.mildest() == number).any() for grid in made)]
+    every = looks(codecs)
+    legend: list[Handle] = [Patch(facecolor=every[codec].colour, label=labelled(codec)) for codec in chosen]
+    if any((grid.mildest() < 0).any() for grid in made):
+        legend.append(Patch(facecolor=PAPER, edgecolor=MUTED, hatch="///", label="a run is missing or not certified"))
+    figure, panels = _panels(made, title, legend, settings)
+    colours = ListedColormap([every[codec].colour for codec in codecs])
+    for grid, axes in zip(made, panels, strict=True):
+        mildest = grid.mildest()
+        axes.pcolormesh(
+            np.ma.masked_less(mildest, 0), cmap=colours, vmin=-0.5, vmax=len(codecs) - 0.5, edgecolors=PAPER, lw=0.8
+        )
+        gains = _chosen_gain(grid, mildest)
+        for row, column in np.ndindex(mildest.shape):
+            number = int(mildest[row, column])
+            if number < 0:
+                axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
+                continue
+            colour = _readable_on(every[codecs[number]].colour)
+            if codecs[number] != BASELINE:
+                axes.text(
+                    column + 0.5, row + 0.36, _gain(float(gains[row, column])), **_CENTRED, size=6.6, color=colour
+                )
+        for row, begin, end, number in _regions(mildest):
+            name = codecs[number]
+            if (end - begin) * _cell_inches(figure, axes, len(grid.rates_bps)) > 0.065 * len(name):
+                colour = _readable_on(every[name].colour)
+                axes.text((begin + end) / 2, row + 0.74, name, **_CENTRED, size=7, weight="bold", color=colour)
+    return figure
+
+
+def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
+    """Draw how much faster than the baseline the fastest codec is over each link, with contours."""
+    most = max(np.nanmax(grid.speed_up(BASELINE) * grid.step_s[BASELINE] / grid.best_s) for grid in made)
+    levels = [1.0, *(level for level in _CONTOURS if level < most), max(float(most), PAYS)]
+    norm = BoundaryNorm(levels, 256)
+    legend: list[Handle] = [
+        Patch(facecolor=_SHADES(norm(low)), edgecolor=MUTED, lw=0.4, label=f"{low:g} to {high:.3g}x")
+        for low, high in pairwise(levels)
+    ]
+    figure, panels = _panels(made, title, legend, settings)
+    for grid, axes in zip(made, panels, strict=True):
+        gains = grid.step_s[BASELINE] / grid.best_s
+        middles = np.arange(gains.shape[1]) + 0.5, np.arange(gains.shape[0]) + 0.5
+        axes.pcolormesh(np.ma.masked_invalid(gains), cmap=_SHADES, norm=norm, edgecolors=PAPER, lw=0.4)
+        for row, column in np.ndindex(gains.shape):
+            if math.isnan(gains[row, column]):
+                axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
+        if min(gains.shape) > 1:
+            lines = axes.contour(
+                *middles, np.ma.masked_invalid(gains), levels=levels[1:-1], colors="#d55e00", linewidths=1.1
+            )
+            axes.clabel(lines, fmt=lambda level: f"{level:g}x", fontsize=7, inline_spacing=3)
+    return figure
+
+
+def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
+    """Draw the rate at which each codec stops paying, by the links' delay, one panel per device.
+
+    A triangle at the upper edge says that it still pays at the fastest rate, one at the lower edge that it never does.
+    """
+    codecs = [codec for codec in _codecs(made) if codec != BASELINE]
+    every = looks(_codecs(made))
+    legend: list[Handle] = [
+        Line2D(
+            [], [], color=every[codec].colour, ls=every[codec].dash, marker=every[codec].marker, label=labelled(codec)
+        )
+        for codec in codecs
+    ]
+    figure, panels = canvas.canvas(title, 2.7, legend, settings, len(made), columns=min(3, len(made)), left=1.0)
+    limits = {
+        (grid.device, codec): [stops_paying_bps(grid.rates_bps, row) for row in grid.speed_up(codec)]
+        for grid in made
+        for codec in codecs
+        if codec in grid.step_s
+    }
+    rates = sorted({rate for grid in made for rate in grid.rates_bps})
+    found = [limit for each in limits.values() for limit in each if 0 < limit < math.inf] or rates
+    never, always = max(rates[0], min(found) / 4), rates[-1] * 1.3
+    for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
+        x = [1e3 * delay for delay in grid.delays_s]
+        for codec in codecs:
+            look, own = every[codec], limits.get((grid.device, codec), [math.nan] * len(x))
+            inside = [limit if 0 < limit < math.inf else math.nan for limit in own]
+            axes.plot(x, inside, color=look.colour, ls=look.dash, marker=look.marker, ms=4)
+            for marker, edge, at in (("^", always, math.inf), ("v", never, 0.0)):
+                beyond = [each for each, limit in zip(x, own, strict=True) if limit == at]
+                axes.plot(beyond, [edge] * len(beyond), ls="none", marker=marker, color=look.colour, clip_on=False)
+        axes.set(xscale="log", yscale="log", ylim=(never / 1.15, always * 1.15))
+        axes.set_title(grid.device)
+        axes.set_xlabel("delay of a link, one way, ms")
+        _tick(axes, "x", x, [f"{delay:g}" for delay in x])
+        first = number % 3 == 0
+        shown = [rate for rate in rates if rate >= never]
+        _tick(axes, "y", shown, [units.format_rate(rate) if first else "" for rate in shown])
+        if first:
+            axes.set_ylabel(f"{100 * (PAYS - 1):.0f} % faster than {BASELINE} up to")
+    return figure
+
+
+_CENTRED: Any = {"ha": "center", "va": "center"}
+
+
+def _codecs(made: Sequence[Grid]) -> list[str]:
+    """Return the codecs of all grids, most bits first."""
+    return list(dict.fromkeys(codec for grid in made for codec in grid.step_s))
+
+
+def _chosen_gain(grid: Grid, chosen: npt.NDArray[np.int64]) -> Matrix:
+    every = np.stack([grid.speed_up(codec) for codec in grid.step_s])
+    gains: Matrix = np.take_along_axis(every, np.maximum(chosen, 0)[np.newaxis], axis=0)[0]
+    return gains
+
+
+def _gain(gain: float) -> str:
+    return f"{gain:.0f}x" if gain >= 9.95 else f"{gain:.1f}x"
+
+
+def _regions(chosen: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (row, begin, end, number): the longest run of each number in any row, in the row nearest to the middle."""
+    longest: dict[int, tuple[int, float, int, int]] = {}
+    for row, line in enumerate(chosen):
+        at = 0
+        for number, cells in groupby(line.tolist()):
+            length = len(list(cells))
+            rank = (length, -abs(row + 0.5 - len(chosen) / 2), row, at)
+            if number >= 0 and rank > longest.get(number, (0, 0.0, 0, 0)):
+                longest[number] = rank
+            at += length
+    for number, (length, _, row, at) in longest.items():
+        yield row, at, at + length, number
+
+
+def _readable_on(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else PAPER
+
+
+def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings: str) -> tuple[Figure, list[Axes]]:
+    """Make a panel for each device whose cells are as large as one another, whatever their rates and delays."""
+    figure, panels = canvas.canvas(title, 2.6, legend, settings, len(made), columns=min(3, len(made)), left=0.7)
+    for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
+        axes.grid(visible=False)
+        axes.set_title(grid.device)
+        axes.set(xlim=(0, len(grid.rates_bps)), ylim=(0, len(grid.delays_s)))
+        axes.set_xticks(np.arange(len(grid.rates_bps)) + 0.5, [_short_rate(rate) for rate in grid.rates_bps])
+        axes.set_yticks(np.arange(len(grid.delays_s)) + 0.5, [f"{1e3 * delay:g}" for delay in grid.delays_s])
+        axes.tick_params(length=0, labelsize=7.5)
+        axes.set_xlabel("rate of a link, Mbit/s (G: Gbit/s)")
+        if number % 3 == 0:
+            axes.set_ylabel("delay of a link, one way, ms")
+    return figure, panels
+
+
+def _short_rate(rate_bps: float) -> str:
+    return f"{rate_bps / 1e6:g}" if rate_bps < 1e9 else f"{rate_bps / 1e9:g}G"
+
+
+def _cell_inches(figure: Figure, axes: Axes, columns: int) -> float:
+    return float(axes.get_position().width * figure.get_figwidth() / columns)
+
+
+def _tick(axes: Axes, side: str, places: Sequence[float], words: Sequence[str]) -> None:
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    axis.set_ticks(list(places), list(words))
+    axis.set_ticks([], minor=True)

@@ -1,0 +1,114 @@
+"""Maps over rate and delay: from results to grids, and what is said of them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import results
+from testbed.errors import ResultsError
+from testbed.profiles import load_profile
+from testbed.report import experiments, maps, style
+from testbed.report.maps import PAYS, Grid, stops_paying_bps
+from testbed.spec import Paced
+from tests.synthetic import Pipeline, cell, write_run
+
+SIZES = {"fp32": 65_536, "int8": 16_640, "bf16": 32_768}
+RATES, DELAYS = ("5Mbit", "80Mbit", "1Gbit"), ("1ms", "50ms")
+
+
+def device(name: str, forward_ns: int) -> Paced:
+    return Paced(forward_ns=(forward_ns,), backward_ns=(2 * forward_ns,), update_ns=0, source=f"{name}: from FLOPs")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two devices, three codecs, six links of a grid and one that is not; one run is not certified."""
+    folder = results.make_folder(tmp_path_factory.mktemp("results") / "grid")
+    ids = []
+    for name, forward_ns in (("quick", 200_000), ("slow", 60_000_000)):
+        compute = device(name, forward_ns)
+        for link in (*(f"link({rate}, {delay})" for rate in RATES for delay in DELAYS), "link(80Mbit, 1ms, mtu=1400)"):
+            profile = load_profile(link)
+            for codec, payload in SIZES.items():
+                what = cell(codec, profile, compute=compute, steps=4)
+                pipeline = Pipeline(
+                    profile,
+                    payload_bytes=payload,
+                    raw_bytes=65_536,
+                    forward_ns=forward_ns,
+                    backward_ns=2 * forward_ns,
+                    codec_ns=1000,
+                    update_ns=0,
+                )
+                bad = (name, link, codec) == ("slow", "link(5Mbit, 50ms)", "int8")
+                write_run(folder, what, pipeline, verdict="FAIL" if bad else "PASS")
+                ids.append(what.id)
+    record = results.SweepRecord(question="Where?", command="testbed sweep x", cells=tuple(ids))
+    results.write_json(folder / "sweep.json", record)
+    return folder
+
+
+def test_a_grid_for_each_device_slowest_first(played: Path) -> None:
+    slow, quick = maps.grids(experiments.runs_frame(played))
+    for grid, name in ((slow, "slow"), (quick, "quick")):
+        assert grid.device == name
+        assert grid.rates_bps == (5_000_000, 80_000_000, 1_000_000_000)
+        assert grid.delays_s == pytest.approx((0.001, 0.05))
+        assert list(grid.step_s) == ["fp32", "bf16", "int8"]
+        assert all(times.shape == (2, 3) for times in grid.step_s.values())
+    assert np.isnan(slow.step_s["int8"]).sum() == 1
+    assert slow.mildest()[1, 0] == -1
+    assert not np.isnan(quick.step_s["int8"]).any()
+
+
+def test_smaller_payloads_pay_on_slow_links_and_the_baseline_is_enough_on_fast_ones(played: Path) -> None:
+    slow, quick = maps.grids(experiments.runs_frame(played))
+    assert quick.mildest()[0, 0] == 2
+    assert slow.mildest()[0, 2] == 0
+    assert (quick.speed_up("int8")[:, 0] > quick.speed_up("bf16")[:, 0]).all()
+    assert np.nanmax(slow.speed_up("int8")) < np.nanmax(quick.speed_up("int8"))
+
+
+@pytest.mark.parametrize("draw", [maps.draw_choice, maps.draw_speed_up, maps.draw_limits])
+def test_every_device_has_a_panel_and_units_are_named(played: Path, draw) -> None:  # type: ignore[no-untyped-def]
+    with style.applied():
+        figure = draw(maps.grids(experiments.runs_frame(played)), "A finding", "how it was made")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["slow", "quick"]
+    assert all("ms" in axes.get_xlabel() or "bit/s" in axes.get_xlabel() for axes in figure.axes)
+    assert {"A finding", "how it was made"} <= {text.get_text() for text in figure.texts}
+
+
+def test_a_sweep_without_a_grid_is_an_error(experiment: Path) -> None:
+    with pytest.raises(ResultsError, match="no grid"):
+        maps.grids(experiments.runs_frame(experiment))
+
+
+def test_without_the_baseline_there_is_no_speed_up() -> None:
+    grid = Grid("x", (1,), (0.1,), {"int8": np.ones((1, 1))})
+    with pytest.raises(ResultsError, match="fp32"):
+        grid.speed_up("int8")
+
+
+@given(st.lists(st.floats(0.5, 20), min_size=2, max_size=10))
+def test_above_the_limit_it_never_pays(gains: list[float]) -> None:
+    rates = [10.0**at for at in range(len(gains))]
+    limit = stops_paying_bps(rates, gains)
+    above = [gain for rate, gain in zip(rates, gains, strict=True) if rate > limit]
+    assert all(gain < PAYS for gain in above)
+    if 0 < limit < math.inf:
+        assert any(low <= limit <= high for low, high in pairwise(rates))
+        assert max(gain for rate, gain in zip(rates, gains, strict=True) if rate <= limit) >= PAYS
+    assert (limit == math.inf) == (gains[-1] >= PAYS)
+    assert (limit == 0) == all(gain < PAYS for gain in gains)
+
+
+def test_what_is_missing_is_left_out_of_a_limit() -> None:
+    assert stops_paying_bps([1, 10, 100], [2, math.nan, 1]) == stops_paying_bps([1, 100], [2, 1])
+    assert math.isnan(stops_paying_bps([1, 10], [math.nan, math.nan]))
