@@ -188,6 +188,14 @@ class Calibration(Frozen):
 
 
 # ------------------------------------------------------------------ certificate.json
+BOUND = 0.02
+"""A run stands where all that was found wrong with its links changes its step by less, as a share."""
+
+
+CONTENDED = 0.05
+"""A run whose own durations lie further from the calibration than this did not have the machine to itself."""
+
+
 class Measurement(Frozen):
     """One quantity of one link, asked against found."""
 
@@ -215,9 +223,18 @@ class Measurement(Frozen):
     """None where nothing was asked (an unshaped link): then the number found is information, not a verdict."""
     measured: float | None
     tolerance: float | None
-    """Largest accepted |measured - expected|, in the unit."""
+    """Largest |measured - expected| of a link that is exact as far as the probe can tell, in the unit; None where the
+    number is information."""
+    chance: float = 0.0
+    """The part of it that chance and whole packets explain: a deviation within it says nothing."""
     samples: int
+    fault: bool = False
+    """There is no number, or the link does what no link of that profile does (drops nothing when it is full)."""
+    bound: float | None = None
+    """How much longer or shorter this deviation alone makes the certificate's step, at most, as a share of it. None
+    where it cannot touch the step, or where no step was at hand."""
     verdict: Verdict
+    """FAIL: at fault, or its bound is above `BOUND`; where no step was at hand, beyond its tolerance."""
     note: str
     """Why it failed, or what the reader must know; empty otherwise."""
 
@@ -232,23 +249,60 @@ class Certificate(Frozen):
     seconds: float
     measurements: tuple[Measurement, ...]
     rejected: tuple[Measurement, ...]
-    """What failed in a first attempt that was then repeated, whole: a machine that looks elsewhere for 5 ms spoils a
-    measurement. Empty where the first attempt passed. There are two attempts at most."""
+    """What failed in another attempt: a machine that looks elsewhere for 5 ms spoils a measurement. Empty where the
+    first attempt passed. There are two attempts at most."""
+    bound: float | None = None
+    """How much all deviations together change the duration of the step, at most, as a share of it. None where a link
+    has no numbers, or no step was at hand."""
+    step: str = ""
+    """Whose step it is, and how long; empty where none was at hand."""
 
     @property
     def verdict(self) -> Verdict:
-        return "PASS" if self.measurements and all(m.verdict == "PASS" for m in self.measurements) else "FAIL"
+        passed = self.measurements and all(m.verdict == "PASS" for m in self.measurements)
+        return "PASS" if passed and (self.bound or 0.0) <= BOUND else "FAIL"
+
+
+class DuringRecord(Frozen):
+    """What the machine did to the links while a run lasted."""
+
+    source: Literal["relay", "sampler"]
+    """What was late: packets that left the relay, or the sleeps of the program that samples the counters. The kernel
+    does not say how late netem is; what makes a sleeping program late makes its timers late too, and more."""
+    mean_ms: float
+    """Of how late they were; rounded up, to less than twice as much."""
+    p99_ms: float
+    worst_ms: float
+    samples: int
+    real_time: bool
+    """Whether what was late had a real-time priority; a program without one is later than the kernel's timers are."""
+    stolen: float
+    """Share of all processor time that the hypervisor took."""
+    busy: float
+    """Share of all processor time that something used, the run or others."""
+    bound: float | None = None
+    """How much longer the step is if every message is as late as the mean, as a share of it; None: nothing is shaped,
+    or nothing was counted."""
 
 
 class RunCertificates(Frozen):
-    """certificate.json: a run stands when both are there and pass."""
+    """certificate.json: a run stands when both are there and pass, and with what was late meanwhile too."""
 
     before: Certificate | None
     after: Certificate | None
+    during: DuringRecord | None = None
+
+    @property
+    def bound(self) -> float | None:
+        """The larger of before and after, and what was late during the run on top; None where either is not known."""
+        ends = [certificate.bound if certificate else None for certificate in (self.before, self.after)]
+        known = [bound for bound in ends if bound is not None]
+        return max(known) + ((self.during and self.during.bound) or 0.0) if len(known) == len(ends) else None
 
     @property
     def verdict(self) -> Verdict:
-        return "PASS" if all(c is not None and c.verdict == "PASS" for c in (self.before, self.after)) else "FAIL"
+        passed = all(c is not None and c.verdict == "PASS" for c in (self.before, self.after))
+        return "PASS" if passed and (self.bound or 0.0) <= BOUND else "FAIL"
 
 
 # ------------------------------------------------------------------ lab.json
@@ -355,6 +409,11 @@ class Summary(Frozen):
     ended: Literal["steps", "target", "budget"] | None = None
     """Why training ended: all steps done, target loss reached, budget spent. None where the run did not end well."""
     certificate: Verdict | None
+    bound: float | None = None
+    """How much what was found wrong with the links changes the run's step, at most, as a share (`metrics.bound`)."""
+    contended: float | None = None
+    """How far the durations of the run's own maths and codecs lie from the calibration, as a share, at the stage where
+    they are furthest; None where nothing says how long they should last (`metrics.contention`)."""
     steps: int
     """Training steps done, warm-up included."""
     measured_steps: int

@@ -152,16 +152,18 @@ def link(
     from testbed.net.lab import Lab, LabSpec
     from testbed.report.certificates import certificate_summary, certificate_table
     from testbed.sweep.environment import hold_machine
+    from testbed.sweep.expected_step import reference_step
 
     wanted = profiles.load_profile(profile, overrides)
     sizes = [units.parse_size(size) for size in message]
     chosen, reason = choose_engine(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    step = reference_step(wanted, chosen, min(sizes))
     with (
         hold_machine(),
         Lab(LabSpec(topology="star", profiles=(wanted,), nodes=1, engine=chosen, engine_reason=reason)) as lab,
     ):
-        certificate = lab.certify("quick" if quick else "full", sizes, pcap)
+        certificate = lab.certify("quick" if quick else "full", sizes, pcap, step=step)
     out.print(certificate_table(certificate))
     if pcap is not None:
         from testbed.net.capture.transits import transits

@@ -5,6 +5,8 @@ spans         what each stage did when: frames in flight, shares of the time, ov
 traffic       what a step moved: raw, payload and wire bytes
 wires         a cell's links as carriers of bits, constant or varying
 ideal         how long a step would take if the links did exactly what the profile says
+bound         how far what was found wrong with the links moves a step
+contention    whether a run computed as fast as its calibration
 curves        loss curves of one run, and of several seeds together
 statistics    how sure a number is
 summary       one run in numbers

@@ -177,6 +177,7 @@ class _Simulation:
             self.reached.get(wire.key, -math.inf) - free,
             *(stretch.end_ns - free + stretch.delay_ns for stretch in stretches),
         )
+        under_way += wire.late_ns(frame.frame_bytes, free - now)
         end = self.reached[wire.key] = free + under_way
         inflow_bps = 0.0
         if others and others[0] is not None:
@@ -203,7 +204,8 @@ class _Simulation:
         else:
             served = downlink.change(now, inflow_bps=change_bps)
             served += min(second.packet_bits, bits) * 1e9 / max(first.rate_at(now), second.rate_at(served))
-        end = self.reached[second.key] = max(served + second.delay_at(served), self.reached.get(second.key, -math.inf))
+        due = served + second.delay_at(served) + second.late_ns(frame.frame_bytes, served - now)
+        end = self.reached[second.key] = max(due, self.reached.get(second.key, -math.inf))
         return self._at(end, "arrives", stage, frame)
 
 

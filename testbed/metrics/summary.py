@@ -9,12 +9,13 @@ import numpy as np
 
 from testbed.message_key import Phase
 from testbed.metrics import statistics
+from testbed.metrics.contention import stray_share
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
 from testbed.metrics.steps import PipelineStep, align, steady
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
-from testbed.records import LabRecord, RunCertificates, Split, StepRecord, Summary
+from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
 from testbed.spec import Cell
 
 
@@ -50,13 +51,15 @@ def summarise(
     *,
     status: Literal["ok", "failed", "interrupted"],
     error: str | None,
+    costs: Sequence[StageCosts] | None = None,
 ) -> Summary:
     """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
     Times are those of the measured steps (training, without warm-up, in the steady state), divided by the cell's
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
-    median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. ResultsError
-    when the records do not belong together.
+    median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
+    those of the cell's recipe in the sweep's calibration, by stage. ResultsError when the records do not belong
+    together.
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
@@ -77,6 +80,8 @@ def summarise(
         dilation=dilation,
         ended=_ended(cell, steps) if status == "ok" else None,
         certificate=None if certificates is None else certificates.verdict,
+        bound=None if certificates is None else certificates.bound,
+        contended=stray_share(cell, chosen, costs),
         steps=len(train),
         measured_steps=len(chosen),
         step_s=step_s,

@@ -7,6 +7,7 @@ everything away.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -23,7 +24,7 @@ from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen
 from testbed.net import directory
 from testbed.net.build import build_lab
-from testbed.net.certificate.certify import certify
+from testbed.net.certificate.certify import Watch, certify
 from testbed.net.kernel import netem
 from testbed.net.kernel.namespace import Namespace
 from testbed.net.kernel.netem_plan import plan_netem
@@ -34,8 +35,11 @@ from testbed.net.meters import Counters, Meters
 from testbed.net.plan import LabPlan, Link, with_own_seed
 from testbed.net.topology import MAX_NODES, plan_lab
 from testbed.profiles import LinkProfile, Pipe
-from testbed.records import Certificate, LabRecord, Measurement
+from testbed.records import Certificate, LabRecord
 from testbed.spec import Engine, Topology
+
+if TYPE_CHECKING:
+    from testbed.metrics.bound import BoundedStep
 
 
 class LabSpec(Frozen):
@@ -214,42 +218,68 @@ class Lab:
             raise LabError(f"the links' schedules are no longer followed: {fault}")
 
     def certify(
-        self, form: Literal["quick", "full"], message_bytes: Sequence[int], capture: Path | None = None
+        self,
+        form: Literal["quick", "full"],
+        message_bytes: Sequence[int],
+        capture: Path | None = None,
+        *,
+        step: BoundedStep | None = None,
     ) -> Certificate:
         """Measure every link with messages of these sizes; once more, where that fails.
 
-        What failed the first time stands in the certificate. `capture`: a file for the packets at the links' ends.
-        ShapingError when a shaper is not what it was.
+        `step` judges what was found by what it does to that step; without it a link must be exact as far as the probe
+        can tell. Of two attempts the better one counts, because a busy machine adds to what is wrong with a link and
+        takes nothing away; what failed in the other stands in the certificate. `capture`: a file for the packets at
+        the links' ends. ShapingError when a shaper is not what it was.
         """
+        first = self._certify_once(form, message_bytes, capture, step)
+        if first.verdict == "PASS":
+            return first
+        second = self._certify_once(form, message_bytes, capture, step)
+        better, other = sorted((second, first), key=_badness)
+        return better.model_copy(
+            update={
+                "taken_at": first.taken_at,
+                "seconds": first.seconds + second.seconds,
+                "rejected": tuple(m for m in other.measurements if m.verdict == "FAIL"),
+            }
+        )
+
+    def _certify_once(
+        self,
+        form: Literal["quick", "full"],
+        message_bytes: Sequence[int],
+        capture: Path | None,
+        step: BoundedStep | None,
+    ) -> Certificate:
         started, taken_at = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self.check()
         for shaped in self._shaped.values():
             with Netlink(self.namespaces[shaped.namespace]) as netlink:
                 netem.check_plan(netlink, shaped.device, shaped.plan, link=shaped.label)
-
-        def measure() -> tuple[Measurement, ...]:
-            return certify(
-                self.links,
-                self.namespaces,
-                form=form,
-                message_bytes=message_bytes,
-                relay=self._relay,
-                play=self._play,
-                hold=self.hold,
-                capture=capture,
-            )
-
-        measurements = measure()
-        if rejected := tuple(measurement for measurement in measurements if measurement.verdict == "FAIL"):
-            measurements = measure()
-        return Certificate(
+        measurements = certify(
+            self.links,
+            self.namespaces,
+            form=form,
+            message_bytes=message_bytes,
+            relay=self._relay,
+            play=self._play,
+            hold=self.hold,
+            capture=capture,
+        )
+        certificate = Certificate(
             form=form,
             engine=self.spec.engine,
             taken_at=taken_at,
             seconds=time.monotonic() - started,
             measurements=measurements,
-            rejected=rejected,
+            rejected=(),
         )
+        return certificate if step is None else step.assess(certificate)
+
+    def watch(self) -> Watch:
+        """Begin to count how late the machine makes the links. LabError when the relay has died."""
+        return Watch(self._relay)
 
     def close(self) -> None:
         """Take it down. What still runs inside a namespace keeps that namespace, but not the links."""
@@ -262,6 +292,12 @@ class Lab:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _badness(certificate: Certificate) -> tuple[bool, float, int]:
+    """Order certificates: one that passes first, then by the bound, then by how much has failed."""
+    failed = sum(m.verdict == "FAIL" for m in certificate.measurements)
+    return certificate.verdict == "FAIL", math.inf if certificate.bound is None else certificate.bound, failed
 
 
 def _nodes_of(plan: LabPlan, namespaces: Mapping[str, Namespace]) -> tuple[Node, ...]:

@@ -1,11 +1,13 @@
 """Write down all that can be counted on a lab's links, ten times a second while a run lasts (counters.jsonl).
 
 A thread of the controller does it, which waits otherwise. It reads what the kernel and the relay count anyway, and
-touches no packet.
+touches no packet. How late it wakes says what the machine does to timers meanwhile: it waits with a real-time priority,
+where it may have one, and works without.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import ExitStack
@@ -16,10 +18,13 @@ from typing import IO
 from testbed import paths
 from testbed.net.kernel.sock_diag import SocketDiagnosis
 from testbed.net.lab import Lab
-from testbed.records import Sample, SocketSample
+from testbed.records import DuringRecord, Sample, SocketSample
 
 _CHECK_EVERY = 5
 """Samples between two looks at whether the lab still stands."""
+_PRIORITY = 1
+"""SCHED_FIFO, while it waits: before programs, behind all that carries packets."""
+_BUCKETS = 64
 
 
 class Sampler:
@@ -35,11 +40,14 @@ class Sampler:
     """The last of them."""
     cpu_s: float
     """Processor time that they took, without the relay's own answers."""
+    during: DuringRecord | None
+    """How late the lab and the machine were, once it has been left."""
 
     def __init__(self, lab: Lab, path: Path, period_s: float = 0.1) -> None:
         """Make the file `path` for the invoking user. CapabilityError where this kernel cannot list TCP connections."""
         self._lab, self._period_s = lab, period_s
-        self.samples, self.cpu_s, self.latest = 0, 0.0, None
+        self.samples, self.cpu_s, self.latest, self.during = 0, 0.0, None, None
+        self._lateness, self._real_time = [0] * _BUCKETS, True
         self._fault: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -87,10 +95,23 @@ class Sampler:
                 if last:
                     break
                 due = max(due + self._period_s, time.monotonic())
-                self._stop.wait(due - time.monotonic())
+                self._wait(due)
         except BaseException as error:
             self._fault = error
         self.cpu_s = time.thread_time()
+
+    def _wait(self, due: float) -> None:
+        """Wait until `due`, or until it is to stop, and count how late that was."""
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))  # 0: this thread
+        except PermissionError:
+            self._real_time = False
+        stopped = self._stop.wait(due - time.monotonic())
+        late_us = int((time.monotonic() - due) * 1e6)
+        if self._real_time:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        if not stopped:
+            self._lateness[max(0, late_us).bit_length()] += 1
 
     def check(self) -> None:
         """Check that it still samples and the lab still stands: LabError otherwise."""
@@ -98,6 +119,7 @@ class Sampler:
             raise self._fault
 
     def __enter__(self) -> Sampler:
+        self._watch = self._lab.watch()
         self._thread.start()
         return self
 
@@ -109,3 +131,4 @@ class Sampler:
         self._stack.close()
         if error is None:
             self.check()
+            self.during = self._watch.during(self._lateness, real_time=self._real_time)

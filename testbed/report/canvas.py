@@ -59,8 +59,8 @@ def group_looks(group: Group) -> dict[str, Look]:
 def hollow_words(group: Group) -> str:
     """Say for the legend why something is drawn hollow; empty where nothing is."""
     finished = [entry for entry in group.entries if entry.ok]
-    reasons = ["not certified"] * any(not entry.certified for entry in finished)
-    reasons += ["overruns"] * any(entry.certified and not entry.sound for entry in finished)
+    found = {entry.doubt for entry in finished}
+    reasons = [doubt for doubt in ("not certified", "overruns", "contended") if doubt in found]
     return f"hollow: {', '.join(reasons)}" if reasons else ""
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.table import Table
 from rich.text import Text
 
-from testbed.records import Certificate, Measurement
+from testbed.records import BOUND, Certificate, Measurement, RunCertificates
 from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened
 from testbed.report.collect import Group
 from testbed.report.numbers import MISSING
@@ -42,7 +42,7 @@ class LinkRatio(NamedTuple):
     ratio: float
     """measured / asked"""
     tolerance: float
-    """The largest accepted difference of the ratio from 1."""
+    """The largest difference of the ratio from 1 that the probe cannot tell from none."""
     passed: bool
 
 
@@ -107,7 +107,7 @@ def _legend(group: Group, ratios: Sequence[LinkRatio], looks: Mapping[str, Look]
         for way, word in words.items()
         if any(point.direction == way for point in ratios)
     ]
-    legend.append(Patch(facecolor=RULE, alpha=0.5, label="accepted"))
+    legend.append(Patch(facecolor=RULE, alpha=0.5, label="exact, as far as the probe can tell"))
     if not all(point.passed for point in ratios):
         legend.append(Line2D([], [], color=MUTED, ls="none", marker="o", ms=4, mfc=PAPER, label="hollow: failed"))
     return legend
@@ -137,7 +137,8 @@ def asked_against_measured(group: Group, settings: str) -> Drawing | None:
         panel.set_xlabel("measured / asked", size=8)
     caption = (
         "Each mark is one quantity of one link, measured before or after a run of the codec whose colour it has; first "
-        "attempts that were repeated are left out. Grey: what is accepted. Unshaped links ask for nothing."
+        "attempts that were repeated are left out. Grey: exact as far as the probe can tell; what lies outside passes "
+        "if it moves the step by less than 2 %. Unshaped links ask for nothing."
     )
     if any(entry.cell.compute.dilation > 1 for entry in group.entries):
         caption += " The links are those of the lab, dilation included."
@@ -163,13 +164,36 @@ def measurement_cells(measurement: Measurement) -> tuple[str, str, str]:
     )
 
 
+def share_text(share: float | None) -> str:
+    """Write a bound: '0.31 %', '< 0.01 %', '-'."""
+    if share is None:
+        return MISSING
+    return "0 %" if share == 0 else "< 0.01 %" if share < 1e-4 else f"{share * 100:.2g} %"
+
+
+def run_bound_words(certificates: RunCertificates) -> str:
+    """Say in sentences what all that was found wrong does to a run's step; empty where nothing is known."""
+    words, during = [], certificates.during
+    if certificates.bound is not None:
+        ends = [c.bound for c in (certificates.before, certificates.after) if c is not None and c.bound is not None]
+        told = f"All that was found moves the step by up to {share_text(certificates.bound)}: deviations of the links "
+        words.append(told + " before and ".join(map(share_text, ends)) + " after the run")
+        if during is not None and during.bound is not None:
+            words[-1] += f", lateness {share_text(during.bound)} while it lasted"
+    if during is not None:
+        what = "packets left the relay" if during.source == "relay" else "the sampler's sleeps ended"
+        late = f"{during.mean_ms:.2f} ms late on average, {during.p99_ms:.1f} ms in the 99th percentile"
+        words.append(f"Meanwhile {what} {late}; {share_text(during.stolen)} of the processors' time was stolen")
+    return "".join(f"{sentence}. " for sentence in words).rstrip()
+
+
 def certificate_table(certificate: Certificate) -> Table:
     """Make a table for the terminal: asked against measured, one row per quantity, with notes below."""
     table = Table(
         box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", caption_justify="left", caption_style=""
     )
-    for title in ("link", "", "quantity", "asked", "measured", "tolerance", "n", "verdict"):
-        numeric = title in ("asked", "measured", "tolerance", "n")
+    for title in ("link", "", "quantity", "asked", "measured", "moves a step", "n", "verdict"):
+        numeric = title in ("asked", "measured", "moves a step", "n")
         # Only the quantity's detail gives way on a narrow terminal.
         table.add_column(title, justify="right" if numeric else "left", overflow="fold", no_wrap=title != "quantity")
     notes: dict[str, list[str]] = {}
@@ -181,7 +205,8 @@ def certificate_table(certificate: Certificate) -> Table:
             measurement.link,
             direction,
             Text(quantity),
-            *measurement_cells(measurement),
+            *measurement_cells(measurement)[:2],
+            share_text(measurement.bound),
             str(measurement.samples),
             verdict,
         )
@@ -199,13 +224,20 @@ def certificate_summary(name: str, certificate: Certificate) -> str:
     failed = [measurement for measurement in certificate.measurements if measurement.verdict == "FAIL"]
     amount = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
     lines = [f"{name}: {certificate.verdict}, {amount}"]
+    if certificate.step:
+        if certificate.bound is None:
+            lines.append("  there is no bound: something could not be measured")
+        else:
+            within = "within" if certificate.bound <= BOUND else "more than"
+            moved, most = share_text(certificate.bound), share_text(BOUND)
+            lines.append(f"  all deviations together move a step by up to {moved}, {within} {most}: {certificate.step}")
     for measurement in failed:
-        asked, measured, tolerance = measurement_cells(measurement)
+        asked, measured, _ = measurement_cells(measurement)
         lines.append(
-            f"  {measurement.link} {measurement.direction} {measurement.quantity}: asked {asked} {tolerance}, measured "
-            f"{measured}: {measurement.note}"
+            f"  {measurement.link} {measurement.direction} {measurement.quantity}: asked {asked}, measured {measured}: "
+            f"{measurement.note}"
         )
     if certificate.rejected:
         first = ", ".join(dict.fromkeys(f"{one.link} {one.direction} {one.quantity}" for one in certificate.rejected))
-        lines.append(f"  measured twice; out of tolerance the first time: {first}")
+        lines.append(f"  measured twice; in the worse attempt failed: {first}")
     return "\n".join(lines)

@@ -68,9 +68,16 @@ class Group(NamedTuple):
         return entry if entry is not None and entry.ok else None
 
     def compared(self, network: str, entry: Entry, codec: str = BASELINE) -> CodecComparison | None:
-        """Compare an entry with that codec over the same network; None where either has no run that ended well."""
+        """Compare an entry with that codec over the same network; None where either has no run that ended well.
+
+        There is no speed-up where either was contended.
+        """
         base = self.baseline(network, codec)
-        return None if base is None or not entry.ok else _compare(entry, base)
+        if base is None or not entry.ok:
+            return None
+        comparison = _compare(entry, base)
+        contended = entry.contended or base.contended
+        return comparison._replace(speed_up=None, separable=False) if contended else comparison
 
     @property
     def entries(self) -> list[Entry]:

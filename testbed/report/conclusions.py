@@ -78,7 +78,7 @@ def _time(group: Group, network: str) -> str | None:
 
 def _doubt(entry: Entry, marked: bool) -> str:
     """Return a doubt in brackets. Where everything is doubtful, a sentence of its own says so instead."""
-    return "" if entry.sound or not marked else " (overruns)" if entry.certified else " (not certified)"
+    return f" ({entry.doubt})" if entry.doubt and marked else ""
 
 
 def _payloads(group: Group) -> dict[str, float]:

@@ -13,7 +13,7 @@ from testbed.errors import ResultsError
 from testbed.message_key import Direction
 from testbed.metrics.compare import RunSteps, run_steps
 from testbed.metrics.statistics import combined_step_time
-from testbed.records import RunCertificates, Split, Summary
+from testbed.records import CONTENDED, RunCertificates, Split, Summary
 from testbed.report.remarks import remark
 from testbed.results import Run
 from testbed.spec import Cell
@@ -46,9 +46,14 @@ class Result(NamedTuple):
         return 0.0 if self.summary is None else self.summary.overrun_share or 0.0
 
     @property
+    def contended(self) -> float:
+        """How far its own durations lie from the calibration, as a share; 0 where nothing says."""
+        return 0.0 if self.summary is None else abs(self.summary.contended or 0.0)
+
+    @property
     def sound(self) -> bool:
         """Whether its numbers can be relied on; other runs are drawn hollow."""
-        return self.certified and self.overruns <= TOO_MANY_OVERRUNS
+        return self.certified and self.overruns <= TOO_MANY_OVERRUNS and self.contended <= CONTENDED
 
     @property
     def measured(self) -> Summary:
@@ -108,6 +113,18 @@ class Entry:
         return max((result.overruns for result in self.good), default=0.0)
 
     @property
+    def contended(self) -> bool:
+        """Whether any of its runs did not have the machine to itself: then no speed-up is computed from it."""
+        return any(result.contended > CONTENDED for result in self.good)
+
+    @property
+    def doubt(self) -> str:
+        """Why its numbers cannot be relied on, in a word; empty where they can."""
+        if self.sound:
+            return ""
+        return "not certified" if not self.certified else "contended" if self.contended else "overruns"
+
+    @property
     def sound(self) -> bool:
         """Whether all of its runs are sound."""
         return self.ok and all(result.sound for result in self.good)
@@ -122,6 +139,9 @@ class Entry:
                     "%", " %"
                 )
             )
+        if self.contended:
+            worst = max((result.measured.contended or 0.0 for result in self.good), key=abs)
+            marks.append(f"contended: durations {worst:+.0%} from the calibration".replace("%", " %"))
         if self.cell.timing == "replay":
             marks.append("replay")
         if said := remark(self.cell.codec):

@@ -19,7 +19,7 @@ from testbed.records import Measurement, RunCertificates
 from testbed.report import collect, gantt, style, tables
 from testbed.report.bars import bytes_per_step, efficiency, step_time
 from testbed.report.canvas import Drawing, group_looks, inline_svg, link_words, save_drawing
-from testbed.report.certificates import asked_against_measured, measurement_cells
+from testbed.report.certificates import asked_against_measured, measurement_cells, run_bound_words, share_text
 from testbed.report.collect import Group
 from testbed.report.comparison import ComparisonTable, comparison_table
 from testbed.report.conclusions import conclusions, same_maths
@@ -53,7 +53,7 @@ class _Check(NamedTuple):
     asked: str
     before: str
     after: str
-    tolerance: str
+    moves: str
     verdict: str
     note: str
 
@@ -65,7 +65,9 @@ class _Certified(NamedTuple):
     missing: str
     """When the links were not measured: 'before', 'after' or 'before or after'; empty where they were both times."""
     again: str
-    """What failed in a first attempt that was repeated; empty where nothing did."""
+    """What failed in another attempt; empty where nothing did."""
+    bound: str
+    """What all deviations together do to the step, and what was late during the run; empty where nothing is known."""
 
 
 def write_report(experiment: Path, page: Path) -> Path:
@@ -170,7 +172,7 @@ def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str)
 def _certified(result: Result) -> _Certified:
     certificates = result.certificates
     if certificates is None:
-        return _Certified(result, [], "none", "before or after", "")
+        return _Certified(result, [], "none", "before or after", "", "")
     both = (("before", certificates.before), ("after", certificates.after))
     missing = [when for when, certificate in both if certificate is None]
     again = [
@@ -178,7 +180,14 @@ def _certified(result: Result) -> _Certified:
         for when, certificate in both
         if certificate is not None and certificate.rejected
     ]
-    return _Certified(result, _checks(certificates), certificates.verdict, " or ".join(missing), "; ".join(again))
+    return _Certified(
+        result,
+        _checks(certificates),
+        certificates.verdict,
+        " or ".join(missing),
+        "; ".join(again),
+        run_bound_words(certificates),
+    )
 
 
 def _said(rejected: Sequence[Measurement]) -> str:
@@ -202,7 +211,8 @@ def _checks(certificates: RunCertificates) -> list[_Check]:
     checks = []
     for (link, direction, quantity, detail), pair in pairs.items():
         measurement = next(iter(pair.values()))
-        asked, _, tolerance = measurement_cells(measurement)
+        asked, _, _ = measurement_cells(measurement)
+        bounds = [m.bound for m in pair.values() if m.bound is not None]
         before, after = (measurement_cells(pair[w])[1] if w in pair else MISSING for w in ("before", "after"))
         verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
         notes = dict.fromkeys(m.note for m in pair.values() if m.note)
@@ -213,7 +223,7 @@ def _checks(certificates: RunCertificates) -> list[_Check]:
                 asked,
                 before,
                 after,
-                tolerance,
+                share_text(max(bounds, default=None)),
                 verdict,
                 "; ".join(notes),
             )

@@ -12,12 +12,14 @@ from testbed import paths, results
 from testbed.codecs.catalogue import placement as codecs
 from testbed.errors import StageError, TestbedError
 from testbed.metrics import summarise
+from testbed.metrics.bound import run_step
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
-from testbed.records import Certificate, LabRecord, RunCertificates, StepRecord, Summary
+from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StepRecord, Summary
 from testbed.spec import Cell, WorkloadSpec
 from testbed.sweep import replays
 from testbed.sweep.environment import describe_machine, hold_machine
+from testbed.sweep.expected_step import expected_step
 from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.session import Session, Tokens, network_of
@@ -121,6 +123,7 @@ class _Runner:
         self._lab: LabRecord | None = None
         self._before: Certificate | None = None
         self._after: Certificate | None = None
+        self._during: DuringRecord | None = None
         results.write_json(run.folder / "environment.json", describe_machine())
 
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
@@ -129,23 +132,37 @@ class _Runner:
         # It may have been played for another run.
         self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         self._progress.phase("certifying the links")
-        self._before = session.lab.certify("quick", expected_messages(cell))
-        results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=None))
+        expected = expected_messages(cell)
+        step = expected_step(cell, expected[0])
+        self._before = session.lab.certify("quick", expected, step=step)
+        self._write_certificates()
         self._progress.phase("starting")
         with interrupt.patient():
             ended = session.train(cell, tokens, folder, self._progress, interrupt, self._note_lab, replay)
             self._progress.phase("certifying the links again")
-            sent = sent_messages(self._run.steps(stage) for stage in range(cell.pipeline.stages))
-            self._after = session.lab.certify("quick", sent or expected_messages(cell))
-        results.write_json(folder / "certificate.json", RunCertificates(before=self._before, after=self._after))
+            stages = [self._run.steps(stage) for stage in range(cell.pipeline.stages)]
+            played_at_ns = self._lab.played_at_ns if self._lab else None
+            step = run_step(cell, stages, played_at_ns) or step
+            self._before = step.assess(self._before)
+            self._during = step.assess_during(session.during) if session.during else None
+            self._after = session.lab.certify("quick", sent_messages(stages) or expected, step=step)
+        self._write_certificates()
         return ended
+
+    def _certificates(self) -> RunCertificates | None:
+        if self._before is None:
+            return None
+        return RunCertificates(before=self._before, after=self._after, during=self._during)
+
+    def _write_certificates(self) -> None:
+        if (certificates := self._certificates()) is not None:
+            results.write_json(self._run.folder / "certificate.json", certificates)
 
     def close(self, status: Status, error: BaseException | None) -> Summary:
         """Write summary.json, the last file of a run, from what the other files hold."""
         stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
-        certificates = RunCertificates(before=self._before, after=self._after) if self._before else None
         message = None if error is None else str(error) or _NAMES.get(type(error), type(error).__name__)
-        summary = summarise(self._cell, self._lab, certificates, stages, status=status, error=message)
+        summary = summarise(self._cell, self._lab, self._certificates(), stages, status=status, error=message)
         results.write_json(self._run.folder / "summary.json", summary)
         return summary
 

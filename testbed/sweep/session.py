@@ -23,7 +23,7 @@ from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
-from testbed.records import LabRecord, Sample
+from testbed.records import DuringRecord, LabRecord, Sample
 from testbed.spec import Cell, Paced
 from testbed.sweep.interrupt import Interrupt
 from testbed.workloads import models as workloads
@@ -64,6 +64,9 @@ class Tokens(NamedTuple):
 
 class Session:
     """Namespaces, links and stage hosts for one network; a context manager."""
+
+    during: DuringRecord | None = None
+    """How late the machine made the links in the last run that ended well."""
 
     def __init__(self, cell: Cell, engine_reason: str) -> None:
         self.network = network_of(cell)
@@ -127,6 +130,7 @@ class Session:
             for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
                 host.start(job, sockets)
             ended = self._follow(work, sampler, observer, interrupt, patience_s)
+        self.during = sampler.during
         self.lab.hold()
         return ended
 

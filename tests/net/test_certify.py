@@ -16,6 +16,8 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.plan import End, Link
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
+from testbed.records import BOUND
+from testbed.sweep.expected_step import reference_step
 from tests.net.test_judge import BURSTY, pipe, profile
 from tests.quiet import certified_lateness
 
@@ -237,6 +239,42 @@ def test_a_link_that_is_not_there_fails_in_every_quantity_says_why_and_leaves_no
     assert {m.quantity for m in found} == MOVING
     assert all(m.verdict == "FAIL" and m.measured is None and m.note not in ("", "nothing arrived") for m in found)
     assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+MESSAGE_BYTES = 64 << 10
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.quiet
+def test_a_right_link_moves_a_step_by_less_than_the_bound(quiet):
+    with lab(profile()) as built:
+        step = reference_step(profile(), "relay", MESSAGE_BYTES)
+        certificate = quiet.certify(lambda: built.certify("quick", [MESSAGE_BYTES], step=step))
+    assert 0 <= certificate.bound < BOUND
+    assert all(m.bound is None or m.bound <= certificate.bound + 1e-9 for m in certificate.measurements)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "instead",
+    [
+        {"rate_bps": 19_000_000},
+        {"delay_ns": 30_000_000},
+        {"loss": Bernoulli(probability=0.02)},
+        {"jitter_ns": 10_000_000},
+        {"reorder": 0.1},
+    ],
+    ids=lambda instead: next(iter(instead)),
+)
+def test_a_link_that_was_built_wrong_moves_a_step_by_more(instead):
+    with lab(profile()) as built:
+        built.change("node-0", "up", pipe(**instead))
+        certificate = built.certify("quick", [MESSAGE_BYTES], step=reference_step(profile(), "relay", MESSAGE_BYTES))
+    assert certificate.verdict == "FAIL"
+    assert certificate.bound is None or certificate.bound > BOUND
+    assert any(m.verdict == "FAIL" and m.direction == "up" for m in certificate.measurements)
 
 
 REPRESENTATIVE = (

@@ -265,3 +265,22 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     # What is left is made of the steps or the cells, or cannot differ between runs that stand together and ended well.
     of_steps = {"step_interval_s", "step_quartiles_s", "split"}
     assert set(kinds) - numbers == of_steps | {"status", "error", "cell_id", "engine", "timing", "ended", "certificate"}
+
+
+def test_a_contended_run_is_hollow_and_no_speed_up_is_computed_from_it(tmp_path: Path) -> None:
+    folder = results.make_folder(tmp_path / "contended")
+    add(folder, cell("fp32", HOME), 1)
+    contended = add(folder, cell("int8", HOME), 2)
+    add(folder, cell("bf16", HOME), 3)
+    change(contended, contended=0.4)
+    group = one_group(folder)
+    entry = group.cells["home", "int8"]
+    assert (entry.sound, entry.doubt) == (False, "contended")
+    assert any("40 %" in mark for mark in entry.marks)
+    speed_ups = {codec: group.compared("home", group.cells["home", codec]) for codec in ("int8", "bf16")}
+    assert speed_ups["int8"] is not None
+    assert speed_ups["int8"].speed_up is None
+    assert speed_ups["bf16"] is not None
+    assert speed_ups["bf16"].speed_up is not None
+    change(contended, contended=0.04)
+    assert one_group(folder).cells["home", "int8"].sound

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from testbed import process
 from testbed.errors import LabError
@@ -21,9 +20,9 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.plan import Link
 from testbed.net.probe.job import ProbeJob
 from testbed.net.probe.readings import Readings
-from testbed.net.relay.client import Relay, lateness_percentile
-from testbed.processors import ProcessorTicks, read_processors
-from testbed.records import Measurement
+from testbed.net.relay.client import Relay, lateness_mean, lateness_percentile
+from testbed.processors import read_processors
+from testbed.records import DuringRecord, Measurement
 from testbed.spec import Engine
 
 
@@ -39,37 +38,57 @@ def _probe(jobs: Sequence[ProbeJob], patience_s: float) -> list[Readings]:
     return [Readings.from_dict(answer) for answer in answers]
 
 
-def _fitness(relay: Relay | None, before: _Watched, readings: Sequence[Readings]) -> Fitness:
-    """Tell what the host did since `before`, while the links were measured."""
-    processors = read_processors()["cpu"]
-    total = max(1, processors.total - before.processors.total)
-    idle = processors.idle + processors.waiting - before.processors.idle - before.processors.waiting
-    relay_lateness = relay.counters()["process"]["lateness"] if relay else []
-    return Fitness(
-        relay=_lateness([late - early for early, late in zip(before.relay_lateness, relay_lateness, strict=True)]),
-        probe=_lateness([sum(counts) for counts in zip(*(r.timer for r in readings if r.timer), strict=True)]),
-        stolen=(processors.stolen - before.processors.stolen) / total,
-        busy=1 - idle / total,
-    )
+class Watch:
+    """The host's counters, from now on."""
 
+    def __init__(self, relay: Relay | None) -> None:
+        self._relay = relay
+        self._processors = read_processors()["cpu"]
+        self._early = self._relay_lateness()
 
-class _Watched(NamedTuple):
-    """The host's counters when the measuring began."""
+    def _relay_lateness(self) -> Sequence[int]:
+        return self._relay.counters()["process"]["lateness"] if self._relay else []
 
-    processors: ProcessorTicks
-    relay_lateness: Sequence[int]
+    def _since(self) -> tuple[float, float, Lateness | None]:
+        """Return the shares of processor time that were stolen and that were used, and how late the relay was."""
+        now, before = read_processors()["cpu"], self._processors
+        total = max(1, now.total - before.total)
+        idle = now.idle + now.waiting - before.idle - before.waiting
+        relay = _lateness([late - early for early, late in zip(self._early, self._relay_lateness(), strict=True)])
+        return (now.stolen - before.stolen) / total, 1 - idle / total, relay
 
-    @classmethod
-    def begin(cls, relay: Relay | None) -> _Watched:
-        return cls(read_processors()["cpu"], relay.counters()["process"]["lateness"] if relay else [])
+    def fitness(self, readings: Sequence[Readings]) -> Fitness:
+        """Tell what the host did while the links were measured."""
+        stolen, busy, relay = self._since()
+        probe = _lateness([sum(counts) for counts in zip(*(r.timer for r in readings if r.timer), strict=True)])
+        return Fitness(relay=relay, probe=probe, stolen=stolen, busy=busy)
+
+    def during(self, sampler: Sequence[int], *, real_time: bool) -> DuringRecord:
+        """Tell what the host did while a run lasted. `sampler`: its sleeps by how late they ended, as the relay counts
+        packets; they stand for the kernel's timers where no relay carries the links.
+        """
+        stolen, busy, late = self._since()
+        if self._relay is None:
+            late = _lateness(sampler)
+        late = late or Lateness(0.0, 0.0, 0)
+        return DuringRecord(
+            source="relay" if self._relay else "sampler",
+            mean_ms=late.mean_ms,
+            p99_ms=late.p99_ms,
+            worst_ms=late.worst_ms,
+            samples=late.samples,
+            real_time=real_time,
+            stolen=stolen,
+            busy=busy,
+        )
 
 
 def _lateness(counts: Sequence[int]) -> Lateness | None:
     """Read a histogram by powers of two of microseconds; None where nothing was counted."""
     p99_us, worst_us = lateness_percentile(counts, 0.99), lateness_percentile(counts, 1.0)
-    return (
-        Lateness(p99_us / 1000, worst_us / 1000, sum(counts)) if p99_us is not None and worst_us is not None else None
-    )
+    if p99_us is None or worst_us is None:
+        return None
+    return Lateness(p99_us / 1000, worst_us / 1000, sum(counts), lateness_mean(counts) / 1000)
 
 
 def certify(
@@ -92,7 +111,7 @@ def certify(
     """
     engine: Engine = "relay" if relay else "netem"
     jobs = [plan(link, namespaces, form, message_bytes, engine) for link in links]
-    watched = _Watched.begin(relay)
+    watched = Watch(relay)
     with contextlib.ExitStack() as stack:
         recorder = stack.enter_context(Capture(capture, _ends(links, namespaces))) if capture else None
         readings = _probe(jobs, limit_s(jobs, form))
@@ -108,7 +127,7 @@ def certify(
                 followed = {r.link: (started_ns, r) for r in _probe(varying, limit_s(varying, form))}
             finally:
                 hold()
-    fitness = _fitness(relay, watched, [*readings, *(reading for _, reading in followed.values())])
+    fitness = watched.fitness([*readings, *(reading for _, reading in followed.values())])
     measurements: list[Measurement] = []
     for link, reading in zip(links, readings, strict=True):
         measurements.extend(judge_still(link.profile, reading, fitness))

@@ -58,7 +58,7 @@ def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
     if missing and readings.rtt_ns and not any(pipe.loss for pipe in pipes):
         faults.append(f"{missing} of {readings.echoes} echoes were lost on a link without loss")
     expected = expect.rtt_ms(profile, readings.echo_bytes) if profile.shaped else None
-    tolerance = None
+    tolerance, chance = None, 0.0
     if expected is not None and readings.rtt_ns:
         jitter_ms = sum(pipe.jitter_ns for pipe in pipes) / 1e6
         chance = expect.middle_deviation(jitter_ms, len(readings.rtt_ns))
@@ -71,6 +71,7 @@ def _round_trip(profile: LinkProfile, readings: Readings) -> Comparison:
         expected=expected,
         measured=median(readings.rtt_ns) / 1e6 if readings.rtt_ns else None,
         tolerance=tolerance,
+        chance=chance,
         samples=len(readings.rtt_ns),
         phase="echo",
         faults=tuple(faults),
@@ -144,6 +145,7 @@ def _message(profile: LinkProfile, readings: Readings, way: LinkDirection, pipe:
         expected=expected,
         measured=median(message.elapsed_ns for message in messages) / 1e6,
         tolerance=tolerance,
+        chance=0.0 if pipe is None else 2 * pipe.jitter_ns / 1e6,
         samples=len(messages),
         phase="stream",
         remarks=tuple(remarks),

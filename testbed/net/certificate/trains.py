@@ -65,6 +65,7 @@ def _delay(
         expected=expected,
         measured=median(transit_ns) / 1e6 if transit_ns else None,
         tolerance=max(DELAY_TOLERANCE_MS, DELAY_TOLERANCE * expected) + chance,
+        chance=chance,
         samples=len(transit_ns),
         phase="datagrams",
     )
@@ -81,6 +82,7 @@ def _jitter(way: LinkDirection, pipe: Pipe, transit_ns: list[int]) -> Comparison
         expected=expected,
         measured=expect.spread(transit_ns) / 1e6 if transit_ns else None,
         tolerance=max(DELAY_TOLERANCE_MS, chance),
+        chance=chance,
         samples=len(transit_ns),
         phase="datagrams",
     )
@@ -108,6 +110,7 @@ def _loss(way: LinkDirection, pipe: Pipe, train: PacketTrain | None) -> Comparis
         expected=loss,
         measured=train.lost / train.sent if train else None,
         tolerance=tolerance,
+        chance=tolerance,
         samples=sent,
         phase="datagrams",
         remarks=remarks,
@@ -131,6 +134,7 @@ def _burst(way: LinkDirection, loss: GilbertElliott, train: PacketTrain | None) 
         expected=expected,
         measured=measured,
         tolerance=tolerance,
+        chance=tolerance or 0.0,
         samples=bursts,
         phase="datagrams",
         remarks=() if enough else (too_few,),
@@ -165,6 +169,7 @@ def _share(
         expected=expected,
         measured=count / sent if count is not None and sent else None,
         tolerance=tolerance,
+        chance=tolerance or 0.0,
         samples=sent,
         phase="datagrams",
         remarks=("information: how many is not part of what was asked for",) if expected is None else (),
@@ -186,13 +191,14 @@ def _packet_bits(profile: LinkProfile, packet_bytes: int) -> int:
 def _rate(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: PacketTrain | None) -> Comparison:
     excuses: tuple[str, ...] = ()
     measured = None
-    tolerance = _RATE_TOLERANCE * pipe.rate_bps
+    tolerance, chance = _RATE_TOLERANCE * pipe.rate_bps, 0.0
     if train and train.span_ns:
         bits = _packet_bits(profile, train.packet_bytes)
         measured = train.counted * bits * 1e9 / train.span_ns
         # Behind the wire jitter moves the first and the last packet, and nothing else.
         if pipe.jitter_reorders:
-            tolerance += 2 * pipe.jitter_ns / train.span_ns * pipe.rate_bps
+            chance = 2 * pipe.jitter_ns / train.span_ns * pipe.rate_bps
+            tolerance += chance
         if train.offer_ns and (offered_bps := train.sent * bits * 1e9 / train.offer_ns) < pipe.rate_bps:
             excuses = (f"{CONTENTION}: the probe could offer only {format_rate(offered_bps)}",)
     return Comparison(
@@ -203,6 +209,7 @@ def _rate(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: PacketTra
         expected=float(pipe.rate_bps),
         measured=measured,
         tolerance=tolerance,
+        chance=chance,
         samples=train.counted if train else 0,
         phase="datagrams",
         excuses=excuses,
@@ -232,6 +239,7 @@ def _queue(profile: LinkProfile, way: LinkDirection, pipe: Pipe, train: PacketTr
         measured=measured,
         # A queue holds whole packets.
         tolerance=max(_QUEUE_TOLERANCE * expected, packet_ms + DELAY_TOLERANCE_MS),
+        chance=packet_ms,
         samples=len(transit_ns),
         phase="datagrams",
         faults=faults,

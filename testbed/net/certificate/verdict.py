@@ -1,6 +1,8 @@
-"""Turn a number and its ideal into a verdict with reasons; where it is off, say whether the host kept up meanwhile.
+"""Turn a number and its ideal into a measurement with reasons; where it is off, say whether the host kept up meanwhile.
 
-A host that does not keep up shows it in late packets, late sleeps and stolen CPU time.
+The verdict here is that of a link without a step: whether it is exact as far as the probe can tell. `metrics.bound`
+judges a deviation by what it does to a step instead. A host that does not keep up shows it in late packets, late sleeps
+and stolen CPU time.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class Lateness(NamedTuple):
     worst_ms: float
     """Rounded up to a power of two of microseconds."""
     samples: int
+    mean_ms: float = 0.0
+    """Each rounded up in the same way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +80,15 @@ class Fitness:
         """
         if self.relay:
             late = self.relay.p99_ms > LATENESS_TOLERANCE_MS
-            worst = f"at worst {self.relay.worst_ms:.1f} ms"
+            worst = f"99th percentile {self.relay.p99_ms:.2f} ms, at worst {self.relay.worst_ms:.1f} ms"
             yield Measurement(
                 link="relay",
                 direction="both",
                 quantity="lateness",
-                detail="99th percentile",
+                detail="of packets, mean",
                 unit="ms",
                 expected=0.0,
-                measured=self.relay.p99_ms,
+                measured=self.relay.mean_ms,
                 tolerance=LATENESS_TOLERANCE_MS,
                 samples=self.relay.samples,
                 verdict="FAIL" if late else "PASS",
@@ -118,6 +122,8 @@ class Comparison:
     expected: float | None
     measured: float | None
     tolerance: float | None
+    chance: float = 0.0
+    """The part of the tolerance that chance explains, see `Measurement.chance`."""
     samples: int
     phase: Literal["echo", "stream", "datagrams"]
     """The part of the probe that measures it: its fault is the reason when there is no number."""
@@ -131,6 +137,7 @@ class Comparison:
     def judged(self, readings: Readings, fitness: Fitness) -> Measurement:
         """Pass or fail it. `readings` are those that it was drawn from; `fitness` tells whose fault a slow link is."""
         faults = self.faults
+        broken = bool(faults) or self.measured is None
         if self.measured is None:
             faults = (*faults, readings.faults.get(self.phase, "nothing arrived"))
         elif (
@@ -148,7 +155,9 @@ class Comparison:
             expected=self.expected,
             measured=self.measured,
             tolerance=self.tolerance,
+            chance=self.chance,
             samples=self.samples,
+            fault=broken,
             verdict="FAIL" if faults else "PASS",
             note="; ".join((*faults, *self.remarks)),
         )

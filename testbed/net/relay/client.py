@@ -186,3 +186,10 @@ def lateness_percentile(lateness: Sequence[int], share: float) -> float | None:
             return lowest + (highest - lowest) * rank / count
         rank -= count
     return None
+
+
+def lateness_mean(lateness: Sequence[int]) -> float:
+    """Return the mean lateness in us, each rounded up to a power of two, so that it is too large rather than too small;
+    0 without packets.
+    """
+    return sum(count << exponent for exponent, count in enumerate(lateness)) / max(1, sum(lateness))

@@ -1,0 +1,346 @@
+"""How far does what was found wrong with a lab's links move a step? Certificates are judged by that.
+
+A step is simulated (`metrics.ideal`) over the links as they were asked and as they were found, and the bound is the
+difference as a share of the first. Each measurement is turned into a deviation of a wire:
+
+rate, goodput, schedule   the wire's rate, found / asked
+delay                     so much more delay on every message
+rtt                       the same, half of it each way
+message                   the same, without what the direction's rate explains
+jitter, lateness          the same: the last packet of every message may be the one that is late
+queue                     the difference, on each message that waits for longer than the smaller of both queues
+loss, burst               a round trip for each packet, or burst, that is lost more or less often than asked, and a
+                          retransmission timer where it is among a message's last three
+reordered, duplicated     a round trip for each packet
+What chance explains has no bound, and what TCP decides has none either.
+
+All together: each direction of each link gets the slowest of the rates that were found (and no faster than asked), the
+longest of the delays by which delay, round trip, messages and lateness differ, and all of the others added up. The step
+over these links, and over the links with everything that was found better than asked, bound the step from both sides;
+the larger difference counts. Measurements of one thing in several ways are not added up; different things are, though
+they seldom come together, so a bound is rather too wide than too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
+from testbed.metrics.ideal import ideal_step_s
+from testbed.metrics.steps import PipelineStep, align, steady
+from testbed.metrics.wires import WireDeviation, Wires
+from testbed.profiles import LinkProfile
+from testbed.records import (
+    BOUND,
+    ActionKind,
+    ActionRecord,
+    Certificate,
+    DuringRecord,
+    Measurement,
+    SentRecord,
+    StepRecord,
+)
+from testbed.spec import Cell, route
+
+_TIMER_NS = 200_000_000
+"""The least that Linux's TCP waits before it sends again without having been told."""
+_TAIL_PACKETS = 3
+"""Fewer packets than this after a lost one do not tell TCP of it (three duplicate acknowledgements, RFC 5681)."""
+_APART_LINKS = 8
+"""With more links the bound of a measurement is that of its quantity on all links at once, which is no smaller."""
+_STEPS = 3
+_Sign = Literal["slow", "fast"]
+Deviations = dict[tuple[int, str], WireDeviation]
+
+
+class BoundedStep:
+    """A step that bounds are shares of."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        steps: Sequence[PipelineStep],
+        said: str,
+        *,
+        played_at_ns: int | None = None,
+        alike: bool = False,
+    ) -> None:
+        """Take one or more `steps` of the cell; the bound is the worst of them. `said`: whose they are, in words.
+
+        `alike`: one link was measured, and all of the cell's are like it.
+        """
+        self.cell, self.alike = cell, alike
+        self._steps, self._played_at_ns = tuple(steps), played_at_ns
+        self._asked_s = self._seconds({})
+        shortest, longest = (pick(self._asked_s, default=0.0) * 1e3 for pick in (min, max))
+        took = f"{longest:.4g} ms" if shortest == longest else f"{shortest:.4g} to {longest:.4g} ms"
+        self.said = f"{said}, {took} long over the links as asked"
+
+    def _seconds(self, deviations: Deviations) -> list[float]:
+        wires = Wires(self.cell, self._played_at_ns, deviations)
+        return [ideal_step_s(wires, step.records, step.free_ns, self.cell.compute) for step in self._steps]
+
+    def moved(self, deviations: Deviations) -> float:
+        """Return how far these deviations move the step, as a share of it."""
+        if not deviations:
+            return 0.0
+        return max(
+            (abs(found / asked - 1) for found, asked in zip(self._seconds(deviations), self._asked_s, strict=True)),
+            default=0.0,
+        )
+
+    def assess(self, certificate: Certificate) -> Certificate:
+        """Judge a certificate by this step. Links are numbered as in the step's cell."""
+        measurements, bound = _assess(certificate.measurements, self)
+        return certificate.model_copy(update={"measurements": measurements, "bound": bound, "step": self.said})
+
+    def assess_during(self, during: DuringRecord) -> DuringRecord:
+        """Say how much longer the step is if every message is as late on every shaped wire as the mean was."""
+        late = WireDeviation(delay_ns=during.mean_ms * 1e6)
+        stages = range(self.cell.pipeline.stages)
+        crossed: Deviations = {
+            (hop.link, hop.side): late
+            for sender in stages
+            for receiver in (sender - 1, sender + 1)
+            if receiver in stages
+            for hop in route(self.cell, sender, receiver)
+            if hop.pipe is not None
+        }
+        return during.model_copy(update={"bound": self.moved(crossed) if crossed and during.samples else None})
+
+
+def run_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
+    """Return the steps of a run, up to three of those that count; None where there are none."""
+    chosen = steady(align(stages))
+    if not chosen:
+        return None
+    some = [chosen[round(place * (len(chosen) - 1) / (_STEPS - 1))] for place in range(_STEPS)]
+    return BoundedStep(cell, list(dict.fromkeys(some)), "the run's own steps", played_at_ns=played_at_ns)
+
+
+def stated_step(
+    cell: Cell,
+    actions: Sequence[Sequence[tuple[ActionKind, int]]],
+    said: str,
+    *,
+    frame_bytes: int,
+    alike: bool = False,
+) -> BoundedStep:
+    """Make a step that nobody has run: each stage's `actions` (kind, micro-batch) with frames of this size. They take
+    no time, except where the cell is paced.
+    """
+    last, records = len(actions) - 1, []
+    for stage, order in enumerate(actions):
+        done, sent = [], []
+        for kind, microbatch in order:
+            done.append(
+                ActionRecord(
+                    kind=kind,
+                    microbatch=microbatch,
+                    asked_ns=0,
+                    input_ns=0,
+                    decoded_ns=0,
+                    computed_ns=0,
+                    encoded_ns=0,
+                )
+            )
+            if stage != (last if kind == "F" else 0):
+                sent.append(
+                    SentRecord(
+                        direction="forward" if kind == "F" else "backward",
+                        microbatch=microbatch,
+                        raw_bytes=frame_bytes,
+                        payload_bytes=frame_bytes,
+                        frame_bytes=frame_bytes,
+                        queued_ns=0,
+                        first_byte_ns=0,
+                        last_byte_ns=0,
+                    )
+                )
+        records.append(
+            StepRecord(
+                step=0,
+                phase="train",
+                warmup=False,
+                start_ns=0,
+                end_ns=0,
+                optimiser_start_ns=None,
+                synchronised_ns=None,
+                loss=None,
+                gradient_norm=None,
+                tokens=0,
+                actions=tuple(done),
+                sent=tuple(sent),
+                received=(),
+                counters=None,
+                sockets=(),
+            )
+        )
+    return BoundedStep(cell, [PipelineStep(tuple(records), None)], said, alike=alike)
+
+
+# ------------------------------------------------------------------ from measurements to deviations
+class _Effect(NamedTuple):
+    """What one measurement says about one direction of one link."""
+
+    measurement: Measurement
+    link: int
+    way: LinkDirection
+    deviation: WireDeviation
+
+
+def counts(measurement: Measurement) -> bool:
+    """Tell whether a measurement has something asked, and a number that chance alone does not explain."""
+    if measurement.measured is None or measurement.expected is None or measurement.tolerance is None:
+        return False
+    return not measurement.chance or abs(measurement.measured - measurement.expected) > measurement.chance
+
+
+def _effects(step: BoundedStep, measurements: Iterable[Measurement]) -> list[_Effect]:
+    counted = [m for m in measurements if counts(m)]
+    links = step.cell.links
+    rates = _rates(counted)
+    effects = []
+    for measurement in counted:
+        numbers = range(len(links))
+        if measurement.link != "relay" and not step.alike:
+            number = int(measurement.link.rpartition("-")[2])  # as topology.py names them: node-3, boundary-3
+            numbers = range(number, number + 1)
+        for number in numbers:
+            shaped = [way for way in LINK_DIRECTIONS if links[number].pipe(way) is not None]
+            for way in shaped:
+                if measurement.direction in (way, "both"):
+                    deviation = _deviation(
+                        measurement,
+                        links[number],
+                        way,
+                        rate=rates.get((measurement.link, way), 1.0),
+                        shaped=len(shaped),
+                        star=step.cell.topology == "star",
+                    )
+                    effects.append(_Effect(measurement, number, way, deviation))
+    return effects
+
+
+def _rates(counted: Iterable[Measurement]) -> dict[tuple[str, str], float]:
+    """Return the slowest rate that was found of each direction, as a share of what was asked; at most 1."""
+    rates: dict[tuple[str, str], float] = {}
+    for m in counted:
+        if m.quantity in ("rate", "goodput", "schedule") and m.measured is not None and m.expected:
+            key = (m.link, m.direction)
+            rates[key] = min(rates.get(key, 1.0), m.measured / m.expected)
+    return rates
+
+
+_LEAST_RATE = 0.001
+"""What carries less than this share of its rate is as good as broken: the simulation must end."""
+
+
+def _deviation(
+    m: Measurement, profile: LinkProfile, way: LinkDirection, *, rate: float, shaped: int, star: bool
+) -> WireDeviation:
+    assert m.measured is not None
+    assert m.expected is not None
+    more = m.measured - m.expected
+    pipe = profile.pipe(way)
+    assert pipe is not None
+    # In a star a packet and its acknowledgement cross two links, which are alike as far as this one knows.
+    round_trip_ns = sum(p.delay_ns for p in (profile.up, profile.down) if p) * (2 if star else 1)
+    match m.quantity:
+        case "rate" | "goodput" | "schedule":
+            return WireDeviation(rate=max(_LEAST_RATE, m.measured / m.expected))
+        case "delay":
+            return WireDeviation(delay_ns=more * 1e6)
+        case "rtt":
+            return WireDeviation(delay_ns=more * 1e6 / shaped)
+        case "message":
+            wire_ms = max(0.0, m.expected - pipe.delay_ns / 1e6)
+            explained = wire_ms * (1 / max(_LEAST_RATE, rate) - 1)
+            return WireDeviation(delay_ns=(max(0.0, more - explained) if more > 0 else more) * 1e6)
+        case "jitter" | "lateness":
+            return WireDeviation(delay_ns=abs(more) * 1e6)
+        case "queue":
+            return WireDeviation(overflow_ns=abs(more) * 1e6, buffer_ns=min(m.measured, m.expected) * 1e6)
+        case "loss":
+            return WireDeviation(packet_ns=abs(more) * round_trip_ns, delay_ns=abs(more) * _TAIL_PACKETS * _TIMER_NS)
+        case "burst":
+            fewer = abs(1 / max(1.0, m.measured) - 1 / max(1.0, m.expected)) * pipe.mean_loss
+            return WireDeviation(packet_ns=fewer * round_trip_ns, delay_ns=fewer * _TAIL_PACKETS * _TIMER_NS)
+        case "reordered" | "duplicated":
+            return WireDeviation(packet_ns=abs(more) * round_trip_ns)
+
+
+_LATENCY = ("delay", "rtt", "message", "lateness")
+"""Four ways to measure one thing: what a message waits for."""
+
+
+def _together(effects: Iterable[_Effect], sign: _Sign) -> Deviations:
+    """Combine what was found of each wire: all that makes it slower, or all that makes it faster."""
+    longest, slowest = (max, min) if sign == "slow" else (min, max)
+    parts: dict[tuple[int, LinkDirection], list[_Effect]] = {}
+    for effect in effects:
+        parts.setdefault((effect.link, effect.way), []).append(effect)
+    together: Deviations = {}
+    for key, found in parts.items():
+        rate = slowest([1.0, *(e.deviation.rate for e in found)])
+        latency = longest([0.0, *(e.deviation.delay_ns for e in found if e.measurement.quantity in _LATENCY)])
+        if sign == "fast":
+            together[key] = WireDeviation(rate=rate, delay_ns=latency)
+            continue
+        others = sum(_worst_delays(e for e in found if e.measurement.quantity not in _LATENCY))
+        together[key] = WireDeviation(
+            rate=rate,
+            delay_ns=latency + others,
+            packet_ns=sum(e.deviation.packet_ns for e in found),
+            overflow_ns=max(e.deviation.overflow_ns for e in found),
+            buffer_ns=min(e.deviation.buffer_ns for e in found),
+        )
+    return together
+
+
+def _worst_delays(effects: Iterable[_Effect]) -> Iterable[float]:
+    """Return the longest delay of each quantity."""
+    longest: dict[str, float] = {}
+    for effect in effects:
+        name = effect.measurement.quantity
+        longest[name] = max(longest.get(name, 0.0), effect.deviation.delay_ns)
+    return longest.values()
+
+
+def _both_ways(step: BoundedStep, effects: Sequence[_Effect]) -> float:
+    return max(step.moved(_together(effects, sign)) for sign in ("slow", "fast")) if effects else 0.0
+
+
+# ------------------------------------------------------------------ verdicts
+def _assess(measurements: Sequence[Measurement], step: BoundedStep) -> tuple[tuple[Measurement, ...], float | None]:
+    """Give each measurement its bound and its verdict; and return the bound of all together.
+
+    Links are numbered as in the step's cell. The second is None where something has no number.
+    """
+    effects = _effects(step, measurements)
+    groups: dict[object, list[_Effect]] = {}
+    for effect in effects:
+        apart = id(effect.measurement) if len(step.cell.links) <= _APART_LINKS else effect.measurement.quantity
+        groups.setdefault(apart, []).append(effect)
+    bounds: dict[int, float] = {}
+    for group in groups.values():
+        bound = _both_ways(step, group)
+        bounds |= {id(effect.measurement): bound for effect in group}
+    assessed = [_judged(measurement, bounds.get(id(measurement))) for measurement in measurements]
+    complete = all(m.measured is not None for m in measurements)
+    return tuple(assessed), _both_ways(step, effects) if complete else None
+
+
+_UNSAID = "out of tolerance"
+
+
+def _judged(measurement: Measurement, bound: float | None) -> Measurement:
+    moves = (bound or 0.0) > BOUND
+    notes = [note for note in measurement.note.split("; ") if note not in ("", _UNSAID)]
+    if moves:
+        notes.insert(0, f"moves the step by up to {bound:.1%}".replace("%", " %"))
+    failed = moves or measurement.fault or measurement.measured is None
+    return measurement.model_copy(
+        update={"bound": bound, "verdict": "FAIL" if failed else "PASS", "note": "; ".join(notes)}
+    )

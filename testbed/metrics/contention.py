@@ -1,0 +1,47 @@
+"""Did a run compute as fast as its calibration? If not, something else used the machine, and its times are not its own.
+
+A run is compared with the calibration by what its stages were busy with: maths, encoding and decoding of a step, in the
+median over the steps that count. Waiting is left out, and so is the update, which ends with a meeting of all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from testbed.message_key import Direction
+from testbed.metrics.steps import PipelineStep
+from testbed.records import StageCosts, StepRecord
+from testbed.spec import Cell, Measured
+
+
+def stray_share(cell: Cell, chosen: Sequence[PipelineStep], costs: Sequence[StageCosts] | None) -> float | None:
+    """Return how far the busy time of a stage lies from its calibration, as a share, at the stage where it is furthest.
+
+    `chosen` are the steps that count, `costs` those of the cell's recipe, by stage. None where there are none of
+    either, where nobody measured durations (a paced or a played run), and where the calibration says 0.
+    """
+    if costs is None or not chosen or cell.timing == "replay" or not isinstance(cell.compute, Measured):
+        return None
+    shares = []
+    for stage, cost in enumerate(costs):
+        records = [step.records[stage] for step in chosen]
+        stated_ns = median(_stated_ns(record, cost) for record in records)
+        if stated_ns:
+            shares.append(median(_busy_ns(record) for record in records) / stated_ns - 1)
+    return max(shares, key=abs, default=None)
+
+
+def _busy_ns(record: StepRecord) -> int:
+    return sum(action.encoded_ns - action.input_ns for action in record.actions)
+
+
+def _stated_ns(record: StepRecord, cost: StageCosts) -> int:
+    """Return how long the actions of a step last by the calibration."""
+    stated_ns = 0
+    for action in record.actions:
+        # A forward pass decodes what came forward and encodes what goes on forward; the first stage decodes nothing.
+        way: Direction = "forward" if action.kind == "F" else "backward"
+        parts = [cost.forward if way == "forward" else cost.backward, cost.decode.get(way), cost.encode.get(way)]
+        stated_ns += sum(part.ns for part in parts if part is not None)
+    return stated_ns
