@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,9 +40,9 @@ def fetch_kernel(folder: Path | None = None) -> GuestKernel:
     folder = folder or default_folder()
     if kernel := find_kernel(folder):
         return kernel
-    _check_machine()
-    _make_folder(folder.parent)
-    with _locked(folder.with_name(folder.name + ".lock")):
+    check_machine()
+    make_folder(folder.parent)
+    with locked(folder.with_name(folder.name + ".lock")):
         if kernel := find_kernel(folder):  # another process fetched it while this one waited
             return kernel
         for left_behind in folder.parent.glob(
@@ -62,7 +62,8 @@ def mirrors(listing: str) -> list[str]:
     return [mirror for mirror in archives if "security" not in mirror]
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """GuestKernelError where no guest kernel runs, or no package can be had."""
     if platform.machine() != "x86_64":
         raise GuestKernelError(
             f"the guest kernel exists for x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}"
@@ -75,18 +76,24 @@ def _check_machine() -> None:
 
 
 def _fill(work: Path, folder: Path) -> None:
-    debs = _download(work)
+    debs = download(work, "", lambda names: PACKAGES)
     unpacked, fresh = work / "unpacked", work / "fresh"
+    fresh.mkdir()
     packages = {}
     for deb in debs:
-        name, version = _run(["dpkg-deb", "--show", "--showformat", "${Package} ${Version}", str(deb)]).split()
+        name, version = package_version(deb)
         packages[name] = version
-        _run(["dpkg-deb", "--extract", str(deb), str(unpacked)])
+        unpack(deb, unpacked)
     try:
         version = _arrange(unpacked, fresh)
     except (OSError, ValueError) as error:
         raise GuestKernelError(f"the packages {packages} are not laid out as expected: {error}; {_INSTEAD}") from None
     seal(fresh, version, packages)
+    put_in_place(fresh, folder, work)
+
+
+def put_in_place(fresh: Path, folder: Path, work: Path) -> None:
+    """Rename a sealed folder to where it belongs; what was there goes to the folder `work`."""
     if user := paths.invoking_user():
         for path in (fresh, *fresh.rglob("*")):
             os.chown(path, *user, follow_symlinks=False)
@@ -95,8 +102,24 @@ def _fill(work: Path, folder: Path) -> None:
     fresh.rename(folder)
 
 
-def _download(work: Path) -> list[Path]:
-    for name in ("lists/partial", "cache/archives/partial", "debs", "unpacked", "fresh"):
+def package_version(deb: Path) -> tuple[str, str]:
+    """Return name and version of a package."""
+    name, version = _run(["dpkg-deb", "--show", "--showformat", "${Package} ${Version}", str(deb)]).split()
+    return name, version
+
+
+def unpack(deb: Path, folder: Path) -> None:
+    """Unpack a package's files into a folder, which is made if it is not there."""
+    _run(["dpkg-deb", "--extract", str(deb), str(folder)])
+
+
+def download(work: Path, prefix: str, choose: Callable[[Sequence[str]], Sequence[str]]) -> list[Path]:
+    """Download packages into a folder of ours; return their files.
+
+    `choose` is given the names of all packages that begin with `prefix`, if that is not empty, and says which to take.
+    The first suite of the first mirror that has them is taken. GuestKernelError when none has.
+    """
+    for name in ("lists/partial", "cache/archives/partial", "debs"):
         (work / name).mkdir(parents=True)
     # The machine's own settings that would affect these lists (pins, a default release, other sources) are disabled.
     options = {
@@ -112,7 +135,7 @@ def _download(work: Path) -> list[Path]:
         "Acquire::http::Timeout": "30",
         "Acquire::Retries": "2",
     }
-    apt = ["apt-get", "-qq", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
+    settings = ["-qq", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
     listing = _run(["apt-get", "update", "--print-uris", "-o", f"Dir::State::lists={work / 'lists'}"])
     trust = f"[signed-by={_KEYRING}] " if _KEYRING.exists() else ""
     attempts = []
@@ -120,16 +143,18 @@ def _download(work: Path) -> list[Path]:
         for suite in SUITES:
             (work / "sources.list").write_text(f"deb {trust}{mirror} {suite} main\n", "utf-8")
             try:
-                _run([*apt, "update"])
-                _run([*apt, "download", *PACKAGES], folder=work / "debs")
+                _run(["apt-get", *settings, "update"])
+                names = _run(["apt-cache", *settings, "pkgnames", prefix]).split() if prefix else []
+                if not (packages := choose(names)):
+                    raise GuestKernelError(f"it has no package {prefix}*")
+                _run(["apt-get", *settings, "download", *packages], folder=work / "debs")
             except GuestKernelError as error:
                 attempts.append(f"{mirror} {suite}: {error}")
                 continue
             return sorted((work / "debs").glob("*.deb"))
     tried = "\n".join(attempts) or "apt is set up with no package archive"
-    raise GuestKernelError(
-        f"cannot get {' and '.join(PACKAGES)} of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}"
-    )
+    wanted = f"{prefix}*" if prefix else " and ".join(choose([]))
+    raise GuestKernelError(f"cannot get {wanted} of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
 
 
 def _arrange(unpacked: Path, fresh: Path) -> str:
@@ -156,15 +181,17 @@ def _run(command: Sequence[str], folder: Path | None = None) -> str:
     return done.stdout
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; they belong to the person behind sudo."""
     if not folder.is_dir():
-        _make_folder(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         paths.give_to_user(folder)
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends."""
     with path.open("a") as file:
         paths.give_to_user(path)
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
 """Run one command inside a guest kernel: boot it, pass its output on, come back with its exit status, leave nothing.
 
-Nothing of a guest lies in a file: its memory is a file without a name, and plan, output and status go through pipes
-that it sees as serial lines. It dies with this process, however that ends.
+Nothing of a guest lies in a file with a name: not its memory, nor the plan, which its kernel loads as an initial RAM
+disk. Output and status go through pipes that it sees as serial lines. It dies with this process, however that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,8 @@ from typing import Any
 
 from testbed.errors import GuestKernelError, SpecError
 from testbed.process import ROOT, start_program
-from testbed.vm.init import READY
 from testbed.vm.kernel import LOADER_FD, GuestKernel
+from testbed.vm.plan import archive
 
 TIME_LIMIT_STATUS = 124
 """The exit status of a guest that its time limit ended, as timeout(1) does."""
@@ -39,9 +39,13 @@ _LEFT_OUT = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK")  # 
 # A page fault costs 10 us inside. C library: keep freed memory instead of giving it back to be faulted in again; with
 # it a training step takes a quarter of the time.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_MAX_": "0"}
+_VIRTUAL_START_NS = 1_767_225_600_000_000_000
+"""The date at which a virtual clock starts, in nanoseconds of Unix time: 2026-01-01T00:00:00Z."""
+
 _MEMORY = re.compile(r"(\d+)([MG])", re.ASCII)
 _CONSOLE_BYTES = 8192
 _SILENCE_S = 20.0  # how long a guest says nothing before its processes are looked at
+_TRY_LIMIT_S = 60.0
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
 
 
@@ -108,7 +112,7 @@ def start_guest(
     plan = {
         "command": list(command),
         "directory": str(Path.cwd()),
-        "environment": _environment(),
+        "environment": _environment(virtual_clock),
         "one_output": os.path.sameopenfile(stdout, stderr),
         "shares": [str(path) for path in shared_folders([Path.cwd(), *share])],
         "modules": str(kernel.modules) if kernel.modules else None,
@@ -119,8 +123,16 @@ def start_guest(
     sys.stderr.flush()
     arguments = kernel_arguments(memory, seccomp, virtual_clock=virtual_clock)
     limit = None if deadline is None else _Limit(deadline=deadline, seconds=time_limit_s or 0.0)
-    process, ends = _boot(kernel, folder, arguments)
-    return Guest(process, ends, json.dumps(plan).encode() + b"\n", limit=limit, stdout=stdout, stderr=stderr)
+    process, ends = _boot(kernel, folder, arguments, plan)
+    return Guest(process, ends, limit=limit, stdout=stdout, stderr=stderr)
+
+
+def try_kernel(kernel: GuestKernel) -> None:
+    """Boot a kernel, with a virtual clock if it has one, and run `true`. GuestKernelError: it does not work here."""
+    virtual = kernel.clock == "virtual"
+    status = run_in_guest(kernel, ["true"], memory="128M", time_limit_s=_TRY_LIMIT_S, virtual_clock=virtual)
+    if status != 0:
+        raise GuestKernelError(f"the guest kernel in {kernel.folder} was tried with `true`, which ended with {status}")
 
 
 def memory_bytes(text: str) -> int:
@@ -165,11 +177,14 @@ def shared_folders(folders: Sequence[Path]) -> list[Path]:
 
 def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False) -> list[str]:
     """Return the guest kernel's command line; the descriptors are numbered as `_boot` hands them to launch.py."""
-    console, stdout, stderr, control_in, control_out = range(LOADER_FD + 1, LOADER_FD + 6)
+    console, stdout, stderr, report, plan = range(LOADER_FD + 1, LOADER_FD + 6)
     return [
         f"mem={memory}",
         f"seccomp={'on' if seccomp else 'off'}",
-        *(["time-travel=inf-cpu"] if virtual_clock else []),
+        # The date is part of the seed of the kernel's random numbers, and so of what must be the same in every boot.
+        *(["time-travel=inf-cpu", f"time-travel-start={_VIRTUAL_START_NS}"] if virtual_clock else []),
+        f"initrd=/proc/self/fd/{plan}",
+        "retain_initrd",
         # No folder for pid file and control socket: it can make none here, says so on its console, and goes on without.
         "uml_dir=/proc/self/",
         "umid=none",
@@ -186,7 +201,8 @@ def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False)
         "ssl=null",
         f"ssl0=null,fd:{stdout}",
         f"ssl1=null,fd:{stderr}",
-        f"ssl2=fd:{control_in},fd:{control_out}",
+        f"ssl2=null,fd:{report}",
+        "PYTHONHASHSEED=0",
         f"PYTHONPATH={_quoted(ROOT)}",  # what the kernel does not know goes into init's environment
         f"init={_quoted(_python())}",
         "--",
@@ -196,9 +212,10 @@ def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False)
     ]
 
 
-def _environment() -> dict[str, str]:
+def _environment(virtual_clock: bool) -> dict[str, str]:
     carried = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
-    return _KEEP_MEMORY | carried | {GUEST_VARIABLE: "1"}
+    repeatable = {"PYTHONHASHSEED": "0"} if virtual_clock else {}
+    return _KEEP_MEMORY | carried | repeatable | {GUEST_VARIABLE: "1"}
 
 
 def _python() -> Path:
@@ -220,11 +237,10 @@ class _Ends:
     console: int
     stdout: int
     stderr: int
-    plan: int
     report: int
 
     def close(self) -> None:
-        for fd in (self.console, self.stdout, self.stderr, self.plan, self.report):
+        for fd in (self.console, self.stdout, self.stderr, self.report):
             os.close(fd)
 
 
@@ -251,13 +267,12 @@ class Guest:
         self,
         process: subprocess.Popen[bytes],
         ends: _Ends,
-        plan: bytes,
         *,
         limit: _Limit | None,
         stdout: int,
         stderr: int,
     ) -> None:
-        self._process, self._ends, self._plan, self._limit = process, ends, plan, limit
+        self._process, self._ends, self._limit = process, ends, limit
         self._outputs = {ends.stdout: stdout, ends.stderr: stderr}
         self._said: dict[int, bytearray] = {ends.report: bytearray(), ends.console: bytearray()}
         self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -333,12 +348,11 @@ class Guest:
             self._over.set()
 
     def _attend(self) -> None:
-        """Hand over the plan and pass output on until the guest has ended.
+        """Pass output on until the guest has ended.
 
         TimeoutError at the time limit, _Stopped after `kill`. GuestKernelError when one of its processes can never go
         on.
         """
-        unsent = memoryview(self._plan)
         full: set[int] = set()
         ends = self._ends
         outputs = (ends.stdout, ends.stderr, ends.report, ends.console)
@@ -356,18 +370,9 @@ class Guest:
                         raise _Stopped
                     if not ready:
                         full = self._at_the_map_limit(full)
-                    if ends.plan in ready:
-                        try:
-                            unsent = unsent[os.write(ends.plan, unsent) :]
-                        except BrokenPipeError:  # it died before it had read the plan; `_reported_status` says so
-                            unsent = unsent[:0]
-                        if not unsent:
-                            selector.unregister(ends.plan)
                     for fd in outputs:
                         if fd in ready and not self._pass_on(fd):
                             selector.unregister(fd)
-                    if unsent and ends.plan not in selector.get_map() and self._said[ends.report] == READY:
-                        selector.register(ends.plan, selectors.EVENT_WRITE)
                     if ended in ready:
                         break
             for fd in outputs:
@@ -426,7 +431,7 @@ class Guest:
 
     def _reported_status(self) -> int:
         """Return the status that init reported before the guest ended. GuestKernelError for a failure, or no report."""
-        report = bytes(self._said[self._ends.report]).removeprefix(READY)
+        report = bytes(self._said[self._ends.report])
         if report.endswith(b"\n"):
             reported: dict[str, Any] = json.loads(report)
             if "status" in reported:
@@ -440,16 +445,20 @@ class Guest:
         )
 
 
-def _boot(kernel: GuestKernel, folder: str, arguments: Sequence[str]) -> tuple[subprocess.Popen[bytes], _Ends]:
+def _boot(
+    kernel: GuestKernel, folder: str, arguments: Sequence[str], plan: Mapping[str, Any]
+) -> tuple[subprocess.Popen[bytes], _Ends]:
     """Start the guest's kernel; return its process and our ends of its pipes."""
     ours: dict[str, int] = {}
     theirs: dict[str, int] = {}
     loader = os.open(kernel.loader or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for name in ("console", "stdout", "stderr", "plan", "report"):
-            reading, writing = os.pipe()
-            ours[name], theirs[name] = (writing, reading) if name == "plan" else (reading, writing)
+        for name in ("console", "stdout", "stderr", "report"):
+            ours[name], theirs[name] = os.pipe()
             os.set_blocking(ours[name], False)
+        theirs["plan"] = os.memfd_create("plan")
+        with open(theirs["plan"], "wb", closefd=False) as file:
+            file.write(archive(plan))
         fds = [loader, *theirs.values()]
         process = start_program(  # in a session of its own: the whole guest is one process group
             "testbed.vm.launch",

@@ -1,8 +1,8 @@
 """The first process inside the guest: set up its files and devices, run the command, report its status, power off.
 
 The kernel runs it as `python -SB -m testbed.vm.init`: no installed package can be imported. Serial line 0 carries the
-command's standard output, 1 its standard error, 2 the word READY (out), then the plan (in) and the report (out), one
-line of JSON each.
+command's standard output, 1 its standard error, 2 the report, one line of JSON. Nothing comes in: with a virtual clock
+time would run on while it is waited for.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.vm import modprobe
+from testbed.vm.plan import receive
 
 MODULES = ("overlay", "veth", "tun", "sch_netem", "sch_tbf")
 """Loaded at boot; any other is loaded when the kernel asks for it."""
-
-READY = b"ready\n"
-"""Sent when line 2 can take the plan: before it is set raw, a line cuts input to 4096 bytes."""
 
 _SYS_PIVOT_ROOT = 155  # x86-64
 _MS_MOVE = 8192
@@ -45,9 +43,9 @@ def main() -> None:
     for kind, folder in (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")):
         if not os.path.ismount(folder):  # some kernels mount devtmpfs themselves
             _mount(kind, folder, kind)
-    stdout, stderr, control = (_serial_line(number) for number in range(3))
+    stdout, stderr, reporting = (_serial_line(number) for number in range(3))
     try:
-        plan = _receive(control)
+        plan = receive()
         _make_files(plan)
         report: dict[str, Any] = {"status": _carry_out(plan, stdout, stderr)}
     except Exception:
@@ -55,8 +53,8 @@ def main() -> None:
     os.sync()
     for line in (stdout, stderr):
         termios.tcdrain(line)
-    _write(control, json.dumps(report).encode() + b"\n")
-    termios.tcdrain(control)
+    _write(reporting, json.dumps(report).encode() + b"\n")
+    termios.tcdrain(reporting)
     _libc.reboot(_RB_POWER_OFF)
 
 
@@ -64,17 +62,6 @@ def _serial_line(number: int) -> int:
     fd = os.open(f"/dev/ttyS{number}", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     tty.setraw(fd)  # bytes as they are: no echo, no line ends changed
     return fd
-
-
-def _receive(control: int) -> dict[str, Any]:
-    _write(control, READY)
-    data = bytearray()
-    while not data.endswith(b"\n"):
-        if not (piece := os.read(control, 1 << 16)):
-            raise EOFError(f"the plan ended after {len(data)} bytes")
-        data += piece
-    plan: dict[str, Any] = json.loads(data)
-    return plan
 
 
 def _make_files(plan: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
-"""What a fetched guest kernel consists of: five things in a folder, and a manifest by which they are known to be whole.
+"""What a guest kernel consists of: files in a folder, and a manifest by which they are known to be whole.
 
-linux (the kernel, an ordinary program), ld.so and libc.so.6 (it needs a newer C library than most machines have),
-modules/, and manifest.json: versions of the packages, size and SHA-256 of every file.
+linux (the kernel, an ordinary program) and manifest.json: versions of the packages, size and SHA-256 of every file. One
+that was fetched also has ld.so and libc.so.6 (it needs a newer C library than most machines have) and modules/; one
+that was built is static and has everything built in.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 """Goes up when a folder made by an older testbed can no longer be used."""
 
-_PROGRAMS = ("linux", "ld.so", "libc.so.6")
+_PROGRAMS = {"real": ("linux", "ld.so", "libc.so.6"), "virtual": ("linux",)}
+"""What a kernel consists of, by its clock: one with a virtual clock is built here, static and without modules."""
 _OLD_INTERPRETER = b"/lib64/ld-linux-x86-64.so.2"
 
 LOADER_FD = 3
@@ -37,6 +39,8 @@ class GuestKernel:
     """Debian package -> version."""
     clock: Literal["real", "virtual"] = "real"
     """virtual: it can be booted with a clock that stands still while programs compute."""
+    recipe: str = ""
+    """What it was built from, for one that was built (build.py)."""
 
     @property
     def linux(self) -> Path:
@@ -59,6 +63,11 @@ def default_folder() -> Path:
     return paths.cache_folder() / "guest-kernel"
 
 
+def clock_folder() -> Path:
+    """Return where a kernel with a virtual clock lies: in the invoking user's cache."""
+    return paths.cache_folder() / "clock-kernel"
+
+
 def find_kernel(folder: Path | None = None) -> GuestKernel | None:
     """Return the kernel in `folder` (default: the user's cache), or None when there is none or it is not whole.
 
@@ -71,20 +80,27 @@ def find_kernel(folder: Path | None = None) -> GuestKernel | None:
             _same(folder / name, entry) for name, entry in manifest["files"].items()
         ):
             return None
-        if not set(_PROGRAMS) <= set(manifest["files"]):
+        clock: Literal["real", "virtual"] = "virtual" if manifest.get("clock") == "virtual" else "real"
+        if not set(_PROGRAMS[clock]) <= set(manifest["files"]):
             return None
-        return GuestKernel(folder=folder.resolve(), version=manifest["version"], packages=manifest["packages"])
+        return GuestKernel(
+            folder=folder.resolve(),
+            version=manifest["version"],
+            packages=manifest["packages"],
+            clock=clock,
+            recipe=manifest.get("recipe", ""),
+        )
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def seal(folder: Path, version: str, packages: Mapping[str, str]) -> None:
-    """Write the manifest of a complete folder: the last step of a fetch."""
+def seal(folder: Path, version: str, packages: Mapping[str, str], **more: str) -> None:
+    """Write the manifest of a complete folder: the last step of a fetch. `more`: clock and recipe of a built kernel."""
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    manifest = {"format": FORMAT, "version": version, "packages": dict(packages), "files": files}
+    manifest = {"format": FORMAT, "version": version, "packages": dict(packages), **more, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
 
 
@@ -102,7 +118,9 @@ def with_own_loader(program: bytes) -> bytes:
 
 
 def _same(path: Path, entry: Mapping[str, Any]) -> bool:
-    return path.stat().st_size == entry["bytes"] and (path.name not in _PROGRAMS or _sha256(path) == entry["sha256"])
+    return path.stat().st_size == entry["bytes"] and (
+        path.name not in _PROGRAMS["real"] or _sha256(path) == entry["sha256"]
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -1,6 +1,6 @@
 """Become the guest kernel: guest.py runs `python -m testbed.vm.launch LINUX MEMORY_FOLDER FD... -- ARGUMENT...`.
 
-The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and no other descriptor.
+The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and one that holds its processor.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import fcntl
 import os
 import random
 import resource
+import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from testbed.processors import ProcessorTicks, read_processors
@@ -31,9 +32,13 @@ def main() -> None:
     # fast as on two.
     before = read_processors()
     time.sleep(_LOOK_S)
-    os.sched_setaffinity(0, {idlest(before, read_processors(), os.sched_getaffinity(0))})
-    _come_before_programs()
+    processor, hold = choose_processor(idlest_first(before, read_processors(), os.sched_getaffinity(0)))
+    os.sched_setaffinity(0, {processor})
+    if not any(argument.startswith("time-travel=") for argument in sys.argv[split:]):
+        _come_before_programs()  # a virtual clock is exact without
     aside = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, _ASIDE_FD) for fd in given]
+    if hold is not None:
+        fcntl.fcntl(hold.detach(), fcntl.F_DUPFD, _ASIDE_FD)  # the kernel holds it, and with it the processor
     os.closerange(_FIRST_FD, _ASIDE_FD)
     for number, fd in enumerate(aside, _FIRST_FD):
         os.dup2(fd, number)
@@ -54,12 +59,30 @@ def _come_before_programs() -> None:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def idlest(before: Mapping[str, ProcessorTicks], after: Mapping[str, ProcessorTicks], allowed: Collection[int]) -> int:
-    """Return the processor of `allowed` that idled most between two readings; one of them at random if tied."""
+def idlest_first(
+    before: Mapping[str, ProcessorTicks], after: Mapping[str, ProcessorTicks], allowed: Collection[int]
+) -> list[int]:
+    """Return the processors of `allowed`, those first that idled most between two readings; ties stand at random."""
     names = {cpu: f"cpu{cpu}" for cpu in allowed if f"cpu{cpu}" in after}
     idle = {cpu: after[name].idle - (before[name].idle if name in before else 0) for cpu, name in names.items()}
-    most = max(idle.values())
-    return random.choice([cpu for cpu, ticks in idle.items() if ticks >= most])
+    return sorted(random.sample(sorted(idle), len(idle)), key=lambda cpu: -idle[cpu])
+
+
+def choose_processor(candidates: Sequence[int]) -> tuple[int, socket.socket | None]:
+    """Return the first processor that no other guest holds, and what holds it for this one; else the first, unheld.
+
+    Guests that start together would all find the same one idle. A name of an abstract socket can be taken once, and is
+    free again when its owner ends, however that ends.
+    """
+    for cpu in candidates:
+        hold = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            hold.bind(f"\0testbed guest on processor {cpu}")
+        except OSError:
+            hold.close()
+        else:
+            return cpu, hold
+    return candidates[0], None
 
 
 if __name__ == "__main__":

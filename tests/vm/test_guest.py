@@ -12,6 +12,7 @@ from testbed.errors import GuestKernelError, SpecError
 from testbed.processors import parse_processors
 from testbed.vm import GuestKernel, guest, launch
 from testbed.vm.kernel import LOADER_FD
+from testbed.vm.plan import archive, parse_archive
 
 KERNEL = GuestKernel(folder=Path("/nowhere"), version="9.9.9", packages={})
 
@@ -52,6 +53,7 @@ def test_the_kernel_gets_descriptors_that_do_not_overlap() -> None:
     numbers = [
         int(part.removeprefix("fd:")) for line in lines for part in line.partition("=")[2].split(",") if part != "null"
     ]
+    numbers += [int(Path(line).name) for line in arguments if line.startswith("initrd=")]
     assert sorted(numbers) == list(range(LOADER_FD + 1, LOADER_FD + 6))
     assert "seccomp=off" in arguments
     assert "mem=1G" in arguments
@@ -74,12 +76,34 @@ def _stat(idle: dict[int, int]) -> str:
 
 
 @given(st.dictionaries(st.integers(0, 63), st.tuples(st.integers(0, 1000), st.integers(0, 10)), min_size=2), st.data())
-def test_the_processor_taken_is_allowed_and_none_idled_more(
+def test_the_processors_allowed_stand_in_the_order_of_how_idle_they_were(
     ticks: dict[int, tuple[int, int]], data: st.DataObject
 ) -> None:
     allowed = data.draw(st.sets(st.sampled_from(sorted(ticks)), min_size=1))
     before = parse_processors(_stat({cpu: start for cpu, (start, _) in ticks.items()}))
     after = parse_processors(_stat({cpu: start + more for cpu, (start, more) in ticks.items()}))
-    taken = launch.idlest(before, after, allowed)
-    assert taken in allowed
-    assert ticks[taken][1] == max(ticks[cpu][1] for cpu in allowed)
+    order = launch.idlest_first(before, after, allowed)
+    assert set(order) == allowed
+    assert [ticks[cpu][1] for cpu in order] == sorted((ticks[cpu][1] for cpu in allowed), reverse=True)
+
+
+def test_guests_that_start_together_take_different_processors() -> None:
+    first, held = launch.choose_processor([901, 902])
+    second, also_held = launch.choose_processor([901, 902])
+    third, nothing = launch.choose_processor([901, 902])
+    assert held is not None
+    assert also_held is not None
+    assert (first, second, third, nothing) == (901, 902, 901, None)
+    held.close()
+    again, hold = launch.choose_processor([902, 901])
+    assert again == 901
+    for socket in (hold, also_held):
+        assert socket is not None
+        socket.close()
+
+
+@given(st.dictionaries(st.text(), st.text() | st.lists(st.text()) | st.booleans() | st.none()))
+def test_a_plan_comes_out_as_it_went_in(plan: dict[str, object]) -> None:
+    packed = archive(plan)
+    assert len(packed) % 4 == 0
+    assert parse_archive(packed) == plan
