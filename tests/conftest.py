@@ -20,6 +20,8 @@ import pytest
 
 from testbed import paths
 from testbed.errors import TestbedError
+from testbed.vm.build import BUILD_COMMAND
+from testbed.vm.guest import GUEST_VARIABLE
 from tests import quiet as clock
 from tests.commands import Command
 
@@ -45,6 +47,15 @@ def _try_gpu() -> None:
         raise OSError("torch finds no CUDA device")
 
 
+def _try_clock_kernel() -> None:
+    from testbed import vm
+
+    if os.environ.get(GUEST_VARIABLE):
+        raise OSError("a guest cannot run another")
+    if vm.find_clock_kernel() is None:
+        raise OSError(f"no guest kernel with a virtual clock was built; build it with: {BUILD_COMMAND}")
+
+
 # Examples are drawn at random where people work, and are the same every time where a red build would only be noise.
 # No deadline: an example's time says how busy the machine is.
 hypothesis.settings.register_profile("here", deadline=None)
@@ -60,7 +71,7 @@ TOGETHER = {
 }
 """Files whose tests share a set-up that costs more than a second. (xdist_group does not work with pytest 9.2.)"""
 
-_NEEDS = {"root": _try_root, "netem": _try_netem, "gpu": _try_gpu}
+_NEEDS = {"root": _try_root, "netem": _try_netem, "gpu": _try_gpu, "clock_kernel": _try_clock_kernel}
 
 
 @functools.cache

@@ -6,6 +6,7 @@ instructions.
 kernel     what a guest kernel consists of
 debian     fetch one from Debian's packages
 build      build one that has a virtual clock, from Debian's kernel source and time-travel.config
+step       the process that becomes a step of the build
 exchange   carry a built one to another machine, as one file
 guest      boot it around one command
 plan       what it is told to do inside, and how that gets there

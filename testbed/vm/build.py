@@ -12,14 +12,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from testbed.errors import GuestKernelError
+from testbed.errors import CapabilityError, GuestKernelError
 from testbed.process import ROOT, start_program
 from testbed.vm.debian import check_machine, download, locked, make_folder, package_version, put_in_place, unpack
 from testbed.vm.kernel import GuestKernel, clock_folder, find_kernel, seal
@@ -123,8 +122,9 @@ def find_clock_kernel(folder: Path | None = None) -> GuestKernel | None:
 def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = print) -> GuestKernel:
     """Return the kernel in `folder` (default: the user's cache), and build it if it is not there and whole.
 
-    A second builder waits for the first. `say` is told about progress, a line at a time. GuestKernelError: something
-    that building needs is missing, or a step failed; nothing is left then.
+    A second builder waits for the first. `say` is told about progress, a line at a time. CapabilityError: this
+    machine lacks a program or the space. GuestKernelError: it is not x86-64 or has no apt, or a step failed; nothing is
+    left then.
     """
     folder = folder or clock_folder()
     if kernel := find_clock_kernel(folder):
@@ -175,7 +175,7 @@ def _check_tools() -> None:
         missing.append("libc6-dev")
     if missing:
         sudo = "" if os.geteuid() == 0 else "sudo "
-        raise GuestKernelError(
+        raise CapabilityError(
             f"to build the guest kernel this machine lacks {', '.join(missing)}; install with: {sudo}apt-get install "
             f"-y {' '.join(missing)}, or take a kernel that was built elsewhere: python -m testbed vm --kernel FILE"
         )
@@ -184,7 +184,7 @@ def _check_tools() -> None:
 def _check_space(folder: Path) -> None:
     about = os.statvfs(folder)
     if (free := about.f_bavail * about.f_frsize) < _SPACE_BYTES:
-        raise GuestKernelError(
+        raise CapabilityError(
             f"building the guest kernel takes {_SPACE_BYTES >> 20} MiB for some minutes, and {folder} has "
             f"{free >> 20} MiB free; make room, or set XDG_CACHE_HOME to a folder that has it"
         )
@@ -260,7 +260,7 @@ def _check_configuration(found: str) -> None:
 def _run(command: Sequence[str], folder: Path, each_line: Callable[[str], None] | None = None) -> str:
     """Run a step that dies with this process; return its output. GuestKernelError with its last words when it fails."""
     process = start_program(
-        __name__,
+        "testbed.vm.step",
         *command,
         attempt="build the guest kernel",
         cwd=folder,
@@ -297,7 +297,3 @@ def _environment() -> dict[str, str]:
     # Two machines with the same compiler build the same bytes.
     fixed = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01", "KBUILD_BUILD_USER": "testbed", "KBUILD_BUILD_HOST": "testbed"}
     return kept | fixed | {"LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
-
-
-if __name__ == "__main__":
-    os.execvp(sys.argv[1], sys.argv[1:])

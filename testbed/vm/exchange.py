@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from testbed.errors import GuestKernelError, SpecError
+from testbed.errors import SpecError
 from testbed.vm.build import BUILD_COMMAND, find_clock_kernel, recipe
 from testbed.vm.debian import locked, make_folder, put_in_place
 from testbed.vm.kernel import MANIFEST, GuestKernel, clock_folder, find_kernel
@@ -39,8 +39,8 @@ def export_kernel(kernel: GuestKernel, file: Path) -> None:
 def import_kernel(file: Path, folder: Path | None = None) -> GuestKernel:
     """Put the kernel of an exported file into `folder` (default: the user's cache), and return it.
 
-    What was in the folder is replaced. SpecError where the file cannot be read; GuestKernelError where it is no
-    exported kernel, was altered, or was built by a testbed that builds kernels otherwise than this one.
+    What was in the folder is replaced. SpecError where the file cannot be read, is no exported kernel, was altered, or
+    was built by a testbed that builds kernels otherwise than this one.
     """
     folder = folder or clock_folder()
     members = _unpacked(file)
@@ -56,7 +56,7 @@ def import_kernel(file: Path, folder: Path | None = None) -> GuestKernel:
             if kernel is None or kernel.clock != "virtual":
                 raise _altered(file, "its contents do not have the checksums of its manifest")
             if kernel.recipe != recipe():
-                raise GuestKernelError(
+                raise SpecError(
                     f"the kernel in {file} was built by another version of testbed, from another configuration "
                     f"({kernel.recipe or 'none'}, here {recipe()}); build it with this one: {BUILD_COMMAND}"
                 )
@@ -87,8 +87,8 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return stream.read()
 
 
-def _altered(file: Path, what: str) -> GuestKernelError:
-    return GuestKernelError(
+def _altered(file: Path, what: str) -> SpecError:
+    return SpecError(
         f"{file} is no whole guest kernel, or was altered: {what}; get it again (`testbed vm --export` makes it), or "
         f"build one here: {BUILD_COMMAND}"
     )
