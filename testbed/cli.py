@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands import bench, codecs, devices, docs, export, lab, profiles, rate_traces, sweep, traces, vm
+from testbed.commands import bench, codecs, devices, docs, export, lab, play, profiles, rate_traces, sweep, traces, vm
 from testbed.commands.console import err
 from testbed.errors import TestbedError, UserError
 
@@ -35,6 +35,7 @@ for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.
 app.command("profiles")(profiles.list_profiles)
 app.command("devices")(devices.list_devices)
 app.command()(devices.record)
+app.command()(play.play)
 app.command("lab")(lab.stand)
 app.command(context_settings={"allow_interspersed_args": False})(lab.shell)
 app.command(context_settings={"allow_interspersed_args": False})(vm.vm)

@@ -12,6 +12,9 @@ from testbed.commands.console import out, table
 from testbed.errors import SpecError, UserError
 from testbed.play import totals
 from testbed.play.check import load_trace
+from testbed.play.played import Played, PlayedLane, read_played
+from testbed.play.split import repeated
+from testbed.play.steady import extended
 from testbed.play.trace import KINDS, RECEIVE, SEND, WAIT, WORK, Operation, Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 
@@ -58,20 +61,27 @@ def draw(
     output: Annotated[Path, typer.Option("-o", "--output", help=f"Picture to write: {', '.join(_SUFFIXES)}.")],
     step: Annotated[int, typer.Option(help="The first step that is drawn.")] = 0,
     steps: Annotated[int, typer.Option(help="How many steps are drawn.", min=1)] = 1,
+    played: Annotated[
+        Path | None, typer.Option(help="When everything happened: what `testbed play -o` has kept of this trace.")
+    ] = None,
 ) -> None:
-    """Draw a trace as a Gantt chart, as it would be if messages took no time."""
+    """Draw a trace as a Gantt chart: as it was played, or as it would be if messages took no time."""
     from testbed.report import style
     from testbed.report.trace_chart import trace_chart
 
     if output.suffix[1:] not in _SUFFIXES:
         raise UserError(f"cannot draw to {output}: the name of a picture ends in .{', .'.join(_SUFFIXES)}")
-    trace = load_trace(file)
+    trace, how, when = load_trace(file), "if messages take no time", None
+    if played is not None:
+        when = read_played(played)
+        trace = repeated(trace, max(1, -(-when.steps // max(1, trace.steps))))  # as `play --repeat` does
+        how = f"over {_links(when)}, on the {when.clock} clock"
     _check_step(trace, step, str(file))
     last = min(step + steps, trace.steps)
-    lanes = play_unlinked(trace, last)
+    lanes = play_unlinked(trace, last) if when is None else _as_played(trace, when, last, str(played))
     try:
         with style.applied():
-            drawing = trace_chart(trace, lanes, step, last, "if messages take no time", str(file))
+            drawing = trace_chart(trace, lanes, step, last, how, str(played or file))
             drawing.figure.savefig(output)
     except OSError as error:
         raise UserError(f"cannot write the picture to {output}: {error.strerror}") from None
@@ -106,7 +116,23 @@ def import_chakra(
     """Make a trace of Chakra execution traces: COMP, COMM_SEND and COMM_RECV nodes, and collectives as rings."""
     from testbed.play.chakra import load_chakra
 
-    trace = load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None)
+    _write(load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None), output)
+
+
+@app.command("join")
+def join_ranks(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="NAME.RANK.rank...", help="What recorders wrote, of all ranks.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
+) -> None:
+    """Make a trace of what `testbed.play.recorder` has recorded of a PyTorch job."""
+    from testbed.play.recorder import join
+
+    _write(join(files), output)
+
+
+def _write(trace: Trace, output: Path) -> None:
     try:
         trace.write(output)
     except OSError as error:
@@ -117,6 +143,19 @@ def import_chakra(
 
 def _say(text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _as_played(trace: Trace, played: Played, steps: int, where: str) -> tuple[PlayedLane, ...]:
+    """Return when the first steps happened. SpecError where it was another trace, or fewer steps."""
+    if [len(lane.begin_ns) for lane in played.lanes] != [lane.starts[played.steps] for lane in trace.lanes]:
+        raise SpecError(f"{where} is not about this trace: it has other lanes, or other operations in them")
+    if steps > played.steps and played.steady is None:
+        raise SpecError(f"{where} has {played.steps} steps, and step {steps - 1} is to be drawn, counted from 0")
+    return extended(played, trace, steps).lanes
+
+
+def _links(played: Played) -> str:
+    return "+".join(dict.fromkeys(link["profile"] for link in played.lab["links"]))
 
 
 def _check_step(trace: Trace, step: int, where: str) -> None:

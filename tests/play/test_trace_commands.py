@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from testbed.cli import app
 from testbed.errors import SpecError, UserError
+from testbed.play.played import NodeCounters, Played
 from testbed.play.unlinked import play_unlinked
 from testbed.report.trace_chart import trace_chart
 from tests.play.made_traces import pipeline
@@ -70,3 +71,16 @@ def test_a_trace_goes_to_chakra_and_comes_back(tmp_path: Path) -> None:
     said = run_command("trace", "import", tmp_path / "b.et", "-o", tmp_path / "b.trace")
     assert "2 nodes, 2 lanes, 2 steps" in said
     assert "a step takes 8.5 ms if messages take no time" in said
+
+
+def test_what_was_played_is_drawn(tmp_path: Path) -> None:
+    trace = pipeline(2, 2, 3)
+    trace.write(tmp_path / "a.trace")
+    counters = [tuple(NodeCounters(0, 0, 0, 0) for _ in range(2))] * 3
+    lab = {"links": [{"profile": "cable"}, {"profile": "dsl"}]}
+    Played("real", 3, None, play_unlinked(trace), counters, [()] * 3, 0, lab).write(tmp_path / "a.played")
+    arguments = ("trace", "draw", tmp_path / "a.trace", "--played", tmp_path / "a.played", "-o", tmp_path / "a.png")
+    assert "Step 2 takes 6.5 ms over cable+dsl, on the real clock" in run_command(*arguments, "--step", 2)
+    pipeline(2, 3, 3).write(tmp_path / "a.trace")
+    with pytest.raises(SpecError, match=r"a\.played is not about this trace"):
+        run_command(*arguments)

@@ -1,0 +1,179 @@
+"""The command that plays a job over links: what would a cluster's job do on these?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+from pydantic import ValidationError
+
+from testbed import paths, profiles, units
+from testbed.commands.console import EngineFlag, choose_engine, out, table
+from testbed.errors import LabError, SpecError, UnknownNameError, UserError
+from testbed.frozen import explain
+from testbed.play.split import StepSplit, repeated, step_split
+from testbed.play.trace import Trace
+from testbed.spec import Topology
+
+if TYPE_CHECKING:
+    from testbed.play.job import PlayJob
+    from testbed.vm.kernel import GuestKernel
+
+_CLOCKS = ("auto", "virtual", "real")
+_AGAIN = 20
+"""How often a trace of a single step is played in a row: only the first step finds TCP's windows small."""
+
+
+def play(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A trace, or Chakra's NAME.et, for NAME.0.et, NAME.1.et.")
+    ],
+    profile: Annotated[
+        list[str], typer.Option(help="Links: a profile for all, or A+B+C, one each. Give several to compare them.")
+    ],
+    topology: Annotated[str, typer.Option(help="star: each node to a hub; line: each node to the next.")] = "star",
+    clock: Annotated[str, typer.Option(help="virtual, real, or auto: virtual where its kernel is at hand.")] = "auto",
+    engine: EngineFlag = "auto",
+    link_seeds: Annotated[int, typer.Option(help="How often links that lose or vary are drawn anew.", min=1)] = 1,
+    repeat: Annotated[int | None, typer.Option(help="Play the whole trace so often in a row.", min=1)] = None,
+    flops: Annotated[str | None, typer.Option(help="What an NPU does where Chakra has no durations.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Keep when everything happened; of several plays, a folder.")
+    ] = None,
+) -> None:
+    """Play a job's trace over links: how long its steps take, what each node does meanwhile, and what crosses."""
+    from testbed.play.guests import play_jobs
+    from testbed.sweep.environment import hold_machine
+
+    if topology not in get_args(Topology):
+        raise UnknownNameError("topology", topology, get_args(Topology))
+    if clock not in _CLOCKS:
+        raise UnknownNameError("clock", clock, _CLOCKS)
+    trace = _load(file, flops)
+    again = repeat or (_AGAIN if trace.steps == 1 else 1)
+    if again > 1:
+        trace = repeated(trace, again)
+        _say(f"the trace is played {again} times in a row")
+    kernel = None if clock == "real" else _clock_kernel()
+    if clock == "virtual" and kernel is None:
+        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    with tempfile.TemporaryDirectory(prefix="testbed-play-") as name:
+        folder = Path(name)
+        trace.write(folder / "trace")
+        jobs = _jobs(trace, folder, profile, topology, link_seeds, output, "netem" if kernel else engine)
+        _say(_clock_words(clock, kernel))
+        with nullcontext() if kernel else hold_machine():
+            outcomes = play_jobs(
+                jobs, clock="virtual" if kernel else "real", folder=folder / "work", kernel=kernel, guests=2
+            )
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome.error is not None:
+                links = "+".join(link.name for link in job.lab.profiles)
+                raise LabError(f"the trace could not be played over {links}: {outcome.error}")
+        _print(trace, jobs, profile, link_seeds)
+        if output is not None:
+            for path in (output, *(output.rglob("*") if output.is_dir() else ())):
+                paths.give_to_user(path)
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _load(file: Path, flops: str | None) -> Trace:
+    from testbed.play.chakra import load_chakra
+    from testbed.play.check import load_trace
+
+    trace = (
+        load_trace(file)
+        if file.suffix != ".et"
+        else load_chakra(file, flops_per_s=units.parse_flops(flops) if flops else None)
+    )
+    if not any(map(len, trace.lanes)):
+        raise SpecError(f"{file} has no operations, so there is nothing to play")
+    return trace
+
+
+def _clock_kernel() -> GuestKernel | None:
+    from testbed import vm
+
+    return vm.find_clock_kernel()
+
+
+def _clock_words(clock: str, kernel: GuestKernel | None) -> str:
+    if kernel is not None:
+        return f"clock virtual: guest kernel {kernel.version}"
+    return "clock real: " + (
+        "asked for" if clock == "real" else "no kernel with a virtual one is here (python -m testbed vm --build)"
+    )
+
+
+def _jobs(
+    trace: Trace, folder: Path, networks: Sequence[str], topology: str, seeds: int, output: Path | None, engine: str
+) -> list[PlayJob]:
+    """Return a job for each network and seed, network by network. SpecError for links that make no lab."""
+    from testbed.net.lab import LabSpec
+    from testbed.play.job import PlayJob
+
+    chosen, reason = choose_engine(engine) if engine != "netem" else ("netem", "asked for, or all that the guest has")
+    alone = len(networks) * seeds == 1
+    jobs = []
+    for number, network in enumerate(networks):
+        links = tuple(profiles.load_profile(name) for name in network.split("+"))
+        try:
+            lab = LabSpec(
+                topology=topology, profiles=links, nodes=len(trace.nodes), engine=chosen, engine_reason=reason
+            )
+        except ValidationError as error:
+            raise explain(error, LabSpec, f"the links {network}") from None
+        for seed in range(seeds):
+            kept = (output or folder / "played") if alone else (output or folder) / f"{number}-seed-{seed}.played"
+            jobs.append(PlayJob(trace=folder / "trace", lab=lab, link_seed=seed, output=kept))
+    return jobs
+
+
+def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str], seeds: int) -> None:
+    from testbed.play.played import read_played
+    from testbed.play.unlinked import play_unlinked, step_ends
+
+    ideal = step_ends(trace, play_unlinked(trace), trace.steps)
+    ideal_ns = (ideal[-1] - ideal[0]) / (trace.steps - 1) if trace.steps > 1 else ideal[-1]
+    rows = table("links", "step", "without a network", "sent per step", "known from")
+    splits: list[StepSplit] = []
+    for number, network in enumerate(networks):
+        plays = [read_played(job.output) for job in jobs[number * seeds : (number + 1) * seeds]]
+        here = [step_split(trace, played) for played in plays]
+        steps_ns = [split.step_ns for split in here]
+        step = units.format_time(mean(steps_ns))
+        if seeds > 1:
+            step += f" ({units.format_time(min(steps_ns))} to {units.format_time(max(steps_ns))})"
+        sent = units.format_size(mean(split.sent_bytes for split in here))
+        rows.add_row(network, step, units.format_time(ideal_ns), sent, _source(here, plays[0].steady, seeds))
+        splits += here[:1]
+    out.print(rows)
+    if len(networks) == 1:
+        _print_nodes(trace, splits[0])
+
+
+def _source(splits: Sequence[StepSplit], steady: tuple[int, int] | None, seeds: int) -> str:
+    if steady is not None:
+        period = "every step" if steady[1] == 1 else f"every {steady[1]} steps"
+        return f"proved: from step {steady[0]} on, {period} the same to the nanosecond"
+    count = len(splits[0].steps_ns)
+    median = f"the median of {count} steps" if count > 1 else "one step"
+    return median + (f", mean and range of {seeds} seeds of the links" if seeds > 1 else "")
+
+
+def _print_nodes(trace: Trace, split: StepSplit) -> None:
+    columns = ("works", "waits for messages", "waits for others", "sent per step", "received per step")
+    rows = table("node", *columns, right=columns[:-1])
+    for name, node in zip(trace.nodes, split.nodes, strict=True):
+        times = (node.works_ns, node.waits_for_messages_ns, node.waits_for_events_ns)
+        sizes = (node.sent_bytes, node.received_bytes)
+        rows.add_row(name, *map(units.format_time, times), *map(units.format_size, sizes))
+    out.print(rows)

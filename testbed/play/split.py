@@ -1,0 +1,108 @@
+"""What was played, by step: how long steps took, what each node did meanwhile, and what crossed its links."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from testbed.play.played import Played, PlayedLane
+from testbed.play.trace import RECEIVE, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.unlinked import step_ends
+
+
+def repeated(trace: Trace, times: int) -> Trace:
+    """Return a trace that does this one `times` times in a row, with messages and events of its own each time."""
+    tags, events = (
+        1 + max((tag for lane in trace.lanes for tag in _tags(lane, of)), default=0) for of in (False, True)
+    )
+    lanes = []
+    for lane in trace.lanes:
+        longer = Lane(lane.node, lane.name)
+        for time in range(times):
+            first = len(longer)
+            for name in ("kind", "label", "peer", "value"):
+                getattr(longer, name).extend(getattr(lane, name))
+            moves = {WORK: 0, SIGNAL: events * time, WAIT: events * time}
+            moved = (tag + moves.get(kind, tags * time) for kind, tag in zip(lane.kind, lane.tag, strict=True))
+            longer.tag.extend(array("I", moved))
+            longer.starts.extend(first + start for start in lane.starts[1:])
+        lanes.append(longer)
+    return Trace(trace.nodes, trace.labels, tuple(lanes), {**trace.about, "repeated": times})
+
+
+def _tags(lane: Lane, events: bool) -> list[int]:
+    return [tag for kind, tag in zip(lane.kind, lane.tag, strict=True) if (kind in (SIGNAL, WAIT)) == events]
+
+
+@dataclass(frozen=True)
+class NodeSplit:
+    """What a node does in a step, on average. Times are those of its busiest lane."""
+
+    works_ns: float
+    waits_for_messages_ns: float
+    waits_for_events_ns: float
+    sent_bytes: float
+    """IP packets."""
+    received_bytes: float
+
+
+@dataclass(frozen=True)
+class StepSplit:
+    """The steps of one play, without the first ones."""
+
+    first: int
+    """The first step that counts."""
+    steps_ns: tuple[int, ...]
+    nodes: tuple[NodeSplit, ...]
+
+    @property
+    def step_ns(self) -> float:
+        """The median step."""
+        return float(median(self.steps_ns))
+
+    @property
+    def sent_bytes(self) -> float:
+        """What all nodes send in a step, in IP packets."""
+        return sum(node.sent_bytes for node in self.nodes)
+
+
+def step_split(trace: Trace, played: Played) -> StepSplit:
+    """Take apart what was played.
+
+    Where steps were proved to repeat, those that do count, by whole periods; else all but the first, in which TCP's
+    windows are small.
+    """
+    ends = step_ends(trace, played.lanes, played.steps)
+    first = min(1, played.steps - 1)
+    if played.steady is not None:
+        first = max(first, played.steps - played.steady[1])
+    steps = range(first, played.steps)
+    spans = [ends[step] - (ends[step - 1] if step else 0) for step in steps]
+    nodes = []
+    for node in range(len(trace.nodes)):
+        lanes = [(lane, times) for lane, times in zip(trace.lanes, played.lanes, strict=True) if lane.node == node]
+        busiest = max((_times(lane, times, steps) for lane, times in lanes), default=(0, 0, 0))
+        counted = [step[node] for step in played.counters]
+        before = counted[first - 1] if first else None
+        works, messages, events = (ns / len(steps) for ns in busiest)
+        nodes.append(
+            NodeSplit(
+                works_ns=works,
+                waits_for_messages_ns=messages,
+                waits_for_events_ns=events,
+                sent_bytes=(counted[-1].sent_bytes - (before.sent_bytes if before else 0)) / len(steps),
+                received_bytes=(counted[-1].received_bytes - (before.received_bytes if before else 0)) / len(steps),
+            )
+        )
+    return StepSplit(first, tuple(spans), tuple(nodes))
+
+
+def _times(lane: Lane, times: PlayedLane, steps: Sequence[int]) -> tuple[int, int, int]:
+    """Sum a lane's time at work, waiting for messages and waiting for events."""
+    sums = {WORK: 0, RECEIVE: 0, WAIT: 0}
+    for at in range(lane.starts[steps[0]], lane.starts[steps[-1] + 1]):
+        if lane.kind[at] in sums:
+            sums[lane.kind[at]] += times.end_ns[at] - times.begin_ns[at]
+    return sums[WORK], sums[RECEIVE], sums[WAIT]

@@ -1,0 +1,40 @@
+"""`testbed play`, as a user sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import SpecError, UserError
+from testbed.play.played import read_played
+from testbed.play.trace import Lane, Trace
+from tests.play.made_traces import pipeline
+from tests.play.test_trace_commands import run_command
+
+
+@pytest.mark.root
+def test_a_chakra_trace_is_played_over_links(tmp_path: Path) -> None:
+    pipeline(2, 2, 1, work_ns=2_000_000, size=100_000).write(tmp_path / "a.trace")
+    run_command("trace", "export", tmp_path / "a.trace", "-o", tmp_path / "a.et")
+    links = ("--engine", "relay", "--clock", "real", "--profile", "datacenter")
+    said = run_command("play", tmp_path / "a.et", *links, "--repeat", 3, "-o", tmp_path / "kept" / "a.played")
+    assert "the trace is played 3 times in a row" in said
+    assert "the median of 2 steps" in said
+    for words in ("works", "waits for messages", "stage 0 9 ms", "stage 1 9 ms"):
+        assert words in said
+    assert read_played(tmp_path / "kept" / "a.played").steps == 3
+
+
+def test_mistakes_are_named_before_anything_is_built(tmp_path: Path) -> None:
+    pipeline(3, 2, 2).write(tmp_path / "a.trace")
+    for arguments, said in (
+        (("--clock", "reel"), "no clock 'reel'; did you mean 'real'"),
+        (("--topology", "ring"), "no topology 'ring'"),
+        (("--profile", "cabel"), "did you mean 'cable'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run_command("play", tmp_path / "a.trace", "--profile", "cable", "--clock", "real", *arguments)
+    Trace(("a",), ("",), (Lane(0, ""),)).write(tmp_path / "empty.trace")
+    with pytest.raises(SpecError, match="has no operations"):
+        run_command("play", tmp_path / "empty.trace", "--profile", "cable")
