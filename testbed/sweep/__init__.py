@@ -11,6 +11,8 @@
 | `conduct` | brings all of that together: what is tuned, in which order, what is missing |
 | `controller` | makes the runs: certify, train, certify, summarise |
 | `session` | holds the lab and the stage hosts of one network |
+| `executor` | runs programs side by side, one per core: tasks in, results out |
+| `trainings` | trains each recipe once, without a network |
 | `environment` | holds the machine and describes it |
 | `interrupt` | says what Ctrl-C means |
 | `progress` | shows a person what happens |

@@ -1,0 +1,203 @@
+"""Train the recipes of a sweep, each once, without a network: results/<experiment>/trained/<recipe id>/.
+
+Each is a process of its own (`pipeline.alone`), as many side by side as there are cores and memory. A folder has
+training.json, its last file, or the training is not finished.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import TypeAdapter
+
+from testbed import paths, results
+from testbed.codecs.catalogue import placement
+from testbed.devices import flops
+from testbed.errors import TestbedError, UserError
+from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
+from testbed.pipeline.schedule import depth
+from testbed.records import StepRecord, TrainingRecord
+from testbed.results import Run
+from testbed.spec import Recipe, WorkloadSpec
+from testbed.sweep.executor import Task, execute
+from testbed.sweep.session import Tokens
+from testbed.workloads import models as workloads
+
+FOLDER = "trained"
+_MESSAGE: TypeAdapter[StepDone | EvaluationDone] = TypeAdapter(StepDone | EvaluationDone)
+_IMPORTS_BYTES = 450_000_000
+"""Python, torch, transformers and what the allocator keeps back; seen with torch 2.13."""
+_LAYER_VALUES = 16
+"""Of hidden width per token, that a layer keeps for its backward pass: inputs of norms and of matrix products, queries,
+keys, values, residual sums."""
+_INNER_VALUES = 6
+"""Of the inner width per token: the feed-forward part's product and the steps of its activation function."""
+_LOGIT_VALUES = 4
+"""Of the vocabulary per token: logits, their fp32 copy, log-softmax, gradient."""
+
+
+class TrainingProgress(Protocol):
+    """Who follows trainings."""
+
+    def note(self, message: str) -> None:
+        """Hear something that a person should know."""
+        ...
+
+    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
+        """Hear of a step or an evaluation of one of the recipes that train."""
+        ...
+
+    def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
+        """Hear that a training has ended; None: well."""
+        ...
+
+
+class Trainings(NamedTuple):
+    """What became of recipes, by their ids."""
+
+    folders: dict[str, Path]
+    """Those that are trained, now or before."""
+    failures: dict[str, TestbedError]
+
+
+def check_trainable(recipe: Recipe) -> None:
+    """Raise UserError for a recipe that needs a network to be trained."""
+    if placement.parse_placement(recipe.codec).measures:
+        raise UserError(
+            f"cannot train {recipe.id} without a network: its codec {recipe.codec!r} goes by what its link carries; "
+            'run such cells with timing = "live"'
+        )
+
+
+def train_missing(
+    recipes: Iterable[Recipe],
+    folder: Path,
+    *,
+    prepare: Callable[[WorkloadSpec], Tokens],
+    progress: TrainingProgress,
+    at_once: int | None = None,
+) -> Trainings:
+    """Train those of the recipes that have no finished training in an experiment's result folder.
+
+    `prepare` gets a workload's text ready (`controller.prepare_text`); it is asked once for each text. UserError
+    before anything starts, where a recipe cannot be trained so. A training that fails costs its own recipe only.
+    Ctrl-C ends all.
+    """
+    wanted = {recipe.id: recipe for recipe in recipes}
+    for recipe in wanted.values():
+        check_trainable(recipe)
+    home = folder / FOLDER
+    missing = [recipe for recipe in wanted.values() if not is_trained(home / recipe.id)]
+    failures: dict[str, TestbedError] = {}
+    if missing:
+        results.make_folder(home)
+        try:
+            by_name = {recipe.id: recipe for recipe in missing}
+            tasks = _tasks(missing, home, prepare)
+
+            def heard(task: Task, line: str) -> None:
+                progress.training(by_name[task.name], _MESSAGE.validate_json(line))
+
+            ended = execute(tasks, at_once=at_once, heard=heard, note=progress.note, options=_options())
+            with closing(ended):
+                for result in ended:
+                    if result.error is not None:
+                        failures[result.task.name] = result.error
+                    progress.trained(by_name[result.task.name], result.error)
+        finally:
+            _sweep_up(home)
+    trained = {name: home / name for name in wanted if name not in failures}
+    return Trainings(trained, failures)
+
+
+def is_trained(folder: Path) -> bool:
+    """Say whether a training in this folder is finished."""
+    return (folder / "training.json").exists()
+
+
+def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
+    """Read the records of a finished training, by stage. ResultsError for a folder that has none."""
+    record = results.read_json(folder / "training.json", TrainingRecord)
+    return tuple(Run(folder).steps(stage) for stage in range(record.recipe.pipeline.stages))
+
+
+def predict_memory(recipe: Recipe) -> int:
+    """Predict the memory that training a recipe in one process needs at most, in bytes.
+
+    Weights, gradients and AdamW's two moments of all stages, fp32; the whole model once more while a stage is built;
+    what layers keep of the micro-batches that each stage holds between forward and backward (with recomputation: what
+    came in, and one micro-batch in full). What codecs remember is not in it. Seen against getrusage: see
+    tests/sweep/test_trainings.py.
+    """
+    spec, pipeline = recipe.workload, recipe.pipeline
+    size = workloads.workload_size(spec)
+    tokens = spec.batch_size // (pipeline.microbatches * pipeline.accumulation) * spec.sequence_length
+    model = flops.parameters(size, range(size.layers))
+    total = _IMPORTS_BYTES + (4 * 4 + 4) * model
+    for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
+        scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention that drops out keeps its weights
+        kept = len(layers) * (_LAYER_VALUES * size.width + _INNER_VALUES * size.inner + 2 * scores)
+        if layers.stop == size.layers:
+            kept += _LOGIT_VALUES * size.vocabulary
+        held = depth(
+            pipeline.schedule,
+            stage=stage,
+            stages=pipeline.stages,
+            microbatches=pipeline.microbatches,
+            in_flight=pipeline.in_flight,
+        )
+        in_full = 1 if pipeline.recompute else held
+        total += 4 * tokens * (in_full * kept + held * 2 * size.width)
+    return total
+
+
+def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], Tokens]) -> list[Task]:
+    """Write each recipe's job to a file beside its folder."""
+    texts: dict[tuple[Any, ...], Tokens] = {}
+    tasks = []
+    for recipe in recipes:
+        # Tokens come from the text and the model's tokenizer; the rest only decides whether the text is long enough.
+        spec = recipe.workload
+        key = (
+            *(spec.text, spec.model, spec.sequence_length, spec.batch_size),
+            *(spec.validation_batches, spec.training_sequences),
+        )
+        if key not in texts:
+            texts[key] = prepare(spec)
+        job = {
+            "recipe": recipe.model_dump(mode="json"),
+            "vocabulary": texts[key].vocabulary,
+            "tokens": str(texts[key].path),
+            "folder": str((home / recipe.id).resolve()),
+        }
+        path = home / f".{recipe.id}.json"
+        results.write_json(path, job)
+        tasks.append(
+            Task(
+                name=recipe.id,
+                module="testbed.pipeline.alone",
+                arguments=(str(path.resolve()),),
+                memory_bytes=predict_memory(recipe),
+                attempt=f"train {recipe.id}",
+            )
+        )
+    return tasks
+
+
+def _options() -> dict[str, Any]:
+    # One arena: the stages' threads take turns, and what one frees another can use.
+    return {"env": {**host_environment(), "MALLOC_ARENA_MAX": "1"}, **paths.as_invoking_user()}
+
+
+def _sweep_up(home: Path) -> None:
+    """Remove jobs, and what trainings that were killed have left."""
+    for path in itertools.chain(home.glob(".*.json"), home.glob(".*.draft")):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,130 @@
+"""Recipes are trained once, kept, and the same however many train side by side; their memory is predicted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.errors import StageError, TestbedError, UserError
+from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.records import TrainingRecord
+from testbed.results import read_json
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec, WorkloadSpec
+from testbed.sweep.session import Tokens
+from testbed.sweep.trainings import FOLDER, is_trained, load_training, predict_memory, train_missing
+
+VOCABULARY = 96
+
+
+def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, **workload: Any) -> Recipe:
+    return Recipe(
+        codec=codec,
+        workload=WorkloadSpec(
+            **{
+                "family": model.partition("-")[0],
+                "model": model,
+                "text": "none",
+                "sequence_length": 16,
+                "batch_size": 4,
+                "validation_batches": 2,
+                **workload,
+            }
+        ),
+        pipeline=PipelineSpec(stages=2, microbatches=2, schedule="1f1b", in_flight=2),
+        optimiser=OptimiserSpec(learning_rate=0.001, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
+        training=TrainingSpec(steps=steps, warmup_steps=1, seed=3, evaluate_every=0),
+    )
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.messages: list[tuple[str, StepDone | EvaluationDone]] = []
+        self.ended: dict[str, TestbedError | None] = {}
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
+        self.messages.append((recipe.id, message))
+
+    def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
+        self.ended[recipe.id] = error
+
+
+class Texts:
+    """Prepares a text, and counts how often."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.asked = folder / "tokens.npy", 0
+        np.save(self.path, np.random.default_rng(0).integers(VOCABULARY, size=50_000).astype(np.uint16))
+
+    def __call__(self, spec: WorkloadSpec) -> Tokens:
+        self.asked += 1
+        return Tokens(self.path, VOCABULARY)
+
+
+def losses(folder: Path) -> list[float | None]:
+    return [record.loss for record in load_training(folder)[-1]]
+
+
+@pytest.mark.slow
+def test_trained_once_kept_and_the_same_however_many_train_at_once(tmp_path: Path) -> None:
+    recipes, texts, heard = [a_recipe(codec) for codec in ("fp32", "int8", "delta-int8")], Texts(tmp_path), Heard()
+    together = train_missing(recipes, tmp_path / "one", prepare=texts, progress=heard, at_once=3)
+    assert not together.failures
+    assert texts.asked == 1
+    assert heard.ended == {recipe.id: None for recipe in recipes}
+    assert {name for name, _ in heard.messages} == together.folders.keys()
+    home = tmp_path / "one" / FOLDER
+    assert sorted(path.name for path in home.iterdir()) == sorted(together.folders), "no job or draft is left"
+
+    apart = train_missing(recipes, tmp_path / "two", prepare=texts, progress=Heard(), at_once=1)
+    for name, folder in together.folders.items():
+        assert losses(folder) == losses(apart.folders[name])
+        assert None not in losses(folder)
+
+    again = Heard()
+    assert train_missing(recipes, tmp_path / "one", prepare=texts, progress=again).folders == together.folders
+    assert not again.ended
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path) -> None:
+    long, short = a_recipe(steps=100_000), a_recipe("int8")
+
+    class Kills(Heard):
+        def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
+            super().training(recipe, message)
+            if recipe == long and short.id in self.ended and message.step:
+                children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+                os.kill(int(children[-1]), signal.SIGKILL)
+
+    found = train_missing([long, short], tmp_path, prepare=Texts(tmp_path), progress=Kills(), at_once=2)
+    assert list(found.folders) == [short.id]
+    assert isinstance(found.failures[long.id], StageError)
+    assert not is_trained(tmp_path / FOLDER / long.id)
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [short.id]
+
+
+def test_what_needs_a_network_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    def never(spec: WorkloadSpec) -> Tokens:
+        raise AssertionError
+
+    with pytest.raises(UserError, match='timing = "live"'):
+        train_missing([a_recipe(), a_recipe("adaptive(50)")], tmp_path, prepare=never, progress=Heard())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2-mini", "llama-mini"])
+def test_predicted_memory_suffices_and_is_not_far_off(tmp_path: Path, model: str) -> None:
+    recipe = a_recipe(model=model, sequence_length=64, batch_size=16, steps=2)
+    found = train_missing([recipe], tmp_path, prepare=Texts(tmp_path), progress=Heard())
+    peak = read_json(found.folders[recipe.id] / "training.json", TrainingRecord).peak_memory_bytes
+    assert peak <= predict_memory(recipe) <= 1.5 * peak
