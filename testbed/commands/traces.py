@@ -127,7 +127,7 @@ def join_ranks(
     output: Annotated[Path, typer.Option("-o", "--output", help="Trace to write.")],
 ) -> None:
     """Make a trace of what `testbed.play.recorder` has recorded of a PyTorch job."""
-    from testbed.play.recorder import join
+    from testbed.play.join import join
 
     _write(join(files), output)
 

@@ -4,7 +4,7 @@ trace     what nodes work on, send and wait for: the record between algorithms a
 check     whether a trace makes sense
 totals    how often, how many bytes, how much work
 chakra    traces to Chakra's execution traces and back: chakra_file.py is their files, rings.py collectives
-recorder  a real PyTorch job's trace
+recorder  what each rank of a real PyTorch job does; join.py makes the trace
 split     what was played, by step and node
 unlinked  when each of it happens where messages take no time
 played    when each of it happened, and its file

@@ -5,7 +5,7 @@
             train(batch)
             recorder.step()
 
-then `python -m testbed trace join job.*.rank -o job.trace`, and play it over any links.
+Then `python -m testbed trace join job.*.rank -o job.trace`, and play it over any links.
 
 The functions of torch.distributed are wrapped while the recorder is open. send, recv, isend, irecv are noted as they
 are; all_reduce, all_gather, reduce_scatter, broadcast (and their _into_tensor and _tensor forms) as the messages of a
@@ -26,19 +26,16 @@ import functools
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from testbed.errors import SpecError
-from testbed.play.check import check_trace
+from testbed.play.join import LABELS, VERSION, Row
 from testbed.play.rings import ring_rounds
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK
 
-VERSION: Final = 1
-LANES: Final = ("compute", "collectives")
-LABELS: Final = ("work", "send", "all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _COLLECTIVES: Final = {
     "all_reduce": ("all_reduce", "tensor"),
     "all_gather": ("all_gather", "tensor"),
@@ -50,8 +47,6 @@ _COLLECTIVES: Final = {
 }
 """Function of torch.distributed -> whose ring it is, and which argument's size counts; None: one byte."""
 _REFUSED: Final = ("all_to_all", "all_to_all_single", "gather", "scatter", "reduce", "monitored_barrier")
-_Row = list[Any]
-"""[lane, kind, label, peer, channel of the message or number of the event, value]: else as in a trace."""
 
 
 class Recorder:
@@ -63,8 +58,8 @@ class Recorder:
         self._dist: Any = dist
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.path = name.parent / f"{name.name}.{self.rank}.rank"
-        self._steps: list[list[_Row]] = []
-        self._rows: list[_Row] = []
+        self._steps: list[list[Row]] = []
+        self._rows: list[Row] = []
         self._inside = False
         self._events = 0
         self._begun: dict[int, Callable[[], object]] = {}
@@ -208,60 +203,3 @@ def _size(tensors: Any) -> int:
     if isinstance(tensors, (list, tuple)):
         return sum(map(_size, tensors))
     return int(tensors.numel() * tensors.element_size())
-
-
-def join(files: Sequence[Path]) -> Trace:
-    """Make the trace of a job from the files of all its ranks.
-
-    SpecError for a file that no recorder wrote, ranks that are missing, or messages that only one end has seen.
-    """
-    by_rank: dict[int, list[list[_Row]]] = {}
-    ranks = 0
-    for path in files:
-        try:
-            about, *steps = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            if about["version"] != VERSION:
-                raise SpecError(f"{path} is of version {about['version']}; this testbed reads version {VERSION}")
-            by_rank[int(about["rank"])], ranks = steps, int(about["ranks"])
-        except OSError as error:
-            raise SpecError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise SpecError(f"{path} was not written by a recorder: {error}") from None
-    if sorted(by_rank) != list(range(ranks)):
-        raise SpecError(f"these are files of the ranks {sorted(by_rank)}, and the job had {ranks} ranks")
-    if len({len(steps) for steps in by_rank.values()}) > 1:
-        counts = ", ".join(f"rank {rank}: {len(by_rank[rank])}" for rank in sorted(by_rank))
-        raise SpecError(f"the ranks have not marked as many steps as each other: {counts}")
-    tags: dict[tuple[Any, ...], int] = {}
-    fresh: dict[tuple[int, int], int] = {}
-    lanes = [lane for rank in range(ranks) for lane in _lanes(rank, ranks, by_rank[rank], tags, fresh)]
-    names = tuple(f"rank {rank}" for rank in range(ranks))
-    trace = Trace(names, LABELS, tuple(lane for lane in lanes if len(lane)), {"from": "recorder"})
-    check_trace(trace, "the job")
-    return trace
-
-
-def _lanes(
-    rank: int,
-    ranks: int,
-    steps: Sequence[Sequence[_Row]],
-    tags: dict[tuple[Any, ...], int],
-    fresh: dict[tuple[int, int], int],
-) -> list[Lane]:
-    """Make a rank's lanes. Messages of one channel are received in the order in which they were sent."""
-    lanes = [Lane(rank, name) for name in LANES]
-    seen: dict[tuple[Any, ...], int] = {}
-    for rows in steps:
-        for number, kind, label, peer, channel, value in rows:
-            tag = 0
-            if kind in (SEND, RECEIVE):
-                ends = (rank, peer) if kind == SEND else (peer, rank)
-                count = seen[kind, *ends, channel] = seen.get((kind, *ends, channel), -1) + 1
-                tag = tags.setdefault((*ends, channel, count), fresh.get(ends, 0))
-                fresh[ends] = max(fresh.get(ends, 0), tag + 1)
-            elif kind in (SIGNAL, WAIT):
-                tag = channel * ranks + rank  # every rank numbers its own events
-            lanes[number].add(kind, label=label, peer=peer, tag=tag, value=value)
-        for lane in lanes:
-            lane.end_step()
-    return lanes

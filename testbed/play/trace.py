@@ -144,7 +144,7 @@ def parse_trace(content: memoryview, where: str) -> Trace:
         if header["version"] != VERSION:
             raise SpecError(f"{where} is a trace of version {header['version']}; this testbed reads version {VERSION}")
         return _trace(header, body[end:])
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(f"{where} is not a trace that testbed wrote: {error}") from None
 
 

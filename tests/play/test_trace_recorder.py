@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,10 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.play.check import load_trace
-from testbed.play.recorder import join
+from testbed.play.join import join
 from testbed.play.trace import RECEIVE, SEND, WORK
 from testbed.play.unlinked import play_unlinked
 from tests.play.test_trace_commands import run_command
@@ -107,3 +110,18 @@ def test_files_that_do_not_make_a_job_are_refused(
     change(files)
     with pytest.raises(SpecError, match=said):
         join(files)
+
+
+_numbers = st.one_of(st.integers(-1, 5), st.integers(), st.text(max_size=2), st.none())
+_rows = st.one_of(st.lists(_numbers, min_size=5, max_size=7), _numbers)
+
+
+@given(steps=st.lists(st.lists(_rows, max_size=4), max_size=3))
+def test_rows_that_make_no_sense_are_refused(
+    steps: list[list[object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "made-up.rank"
+    lines = [{"version": 1, "rank": 0, "ranks": 1}, *steps]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with contextlib.suppress(SpecError):
+        join([path])
