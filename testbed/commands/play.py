@@ -75,7 +75,7 @@ def play(
             if outcome.error is not None:
                 links = "+".join(link.name for link in job.lab.profiles)
                 raise LabError(f"the trace could not be played over {links}: {outcome.error}")
-        _print(trace, jobs, profile, link_seeds)
+        _print(trace, jobs, profile)
         if output is not None:
             for path in (output, *(output.rglob("*") if output.is_dir() else ())):
                 paths.give_to_user(path)
@@ -116,7 +116,7 @@ def _clock_words(clock: str, kernel: GuestKernel | None) -> str:
 def _jobs(
     trace: Trace, folder: Path, networks: Sequence[str], topology: str, seeds: int, output: Path | None, engine: str
 ) -> list[PlayJob]:
-    """Return a job for each network and seed, network by network. SpecError for links that make no lab."""
+    """Return a job for each network and seed; one seed where nothing is drawn. SpecError for links that make no lab."""
     from testbed.net.lab import LabSpec
     from testbed.play.job import PlayJob
 
@@ -134,10 +134,12 @@ def _jobs(
         for seed in range(seeds):
             kept = (output or folder / "played") if alone else (output or folder) / f"{number}-seed-{seed}.played"
             jobs.append(PlayJob(trace=folder / "trace", lab=lab, link_seed=seed, output=kept))
+            if jobs[-1].repeatable:
+                break  # every seed is the same
     return jobs
 
 
-def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str], seeds: int) -> None:
+def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str]) -> None:
     from testbed.play.played import read_played
     from testbed.play.unlinked import play_unlinked, step_ends
 
@@ -145,28 +147,31 @@ def _print(trace: Trace, jobs: Sequence[PlayJob], networks: Sequence[str], seeds
     ideal_ns = (ideal[-1] - ideal[0]) / (trace.steps - 1) if trace.steps > 1 else ideal[-1]
     rows = table("links", "step", "without a network", "sent per step", "known from")
     splits: list[StepSplit] = []
-    for number, network in enumerate(networks):
-        plays = [read_played(job.output) for job in jobs[number * seeds : (number + 1) * seeds]]
+    left = list(jobs)
+    for network in networks:
+        plays = [read_played(left.pop(0).output)]
+        while left and left[0].link_seed:
+            plays.append(read_played(left.pop(0).output))
         here = [step_split(trace, played) for played in plays]
         steps_ns = [split.step_ns for split in here]
         step = units.format_time(mean(steps_ns))
-        if seeds > 1:
+        if len(plays) > 1:
             step += f" ({units.format_time(min(steps_ns))} to {units.format_time(max(steps_ns))})"
         sent = units.format_size(mean(split.sent_bytes for split in here))
-        rows.add_row(network, step, units.format_time(ideal_ns), sent, _source(here, plays[0].steady, seeds))
+        rows.add_row(network, step, units.format_time(ideal_ns), sent, _source(here, plays[0].steady))
         splits += here[:1]
     out.print(rows)
     if len(networks) == 1:
         _print_nodes(trace, splits[0])
 
 
-def _source(splits: Sequence[StepSplit], steady: tuple[int, int] | None, seeds: int) -> str:
+def _source(splits: Sequence[StepSplit], steady: tuple[int, int] | None) -> str:
     if steady is not None:
         period = "every step" if steady[1] == 1 else f"every {steady[1]} steps"
         return f"proved: from step {steady[0]} on, {period} the same to the nanosecond"
     count = len(splits[0].steps_ns)
     median = f"the median of {count} steps" if count > 1 else "one step"
-    return median + (f", mean and range of {seeds} seeds of the links" if seeds > 1 else "")
+    return median + (f", mean and range of {len(splits)} seeds" if len(splits) > 1 else "")
 
 
 def _print_nodes(trace: Trace, split: StepSplit) -> None:

@@ -6,11 +6,32 @@ from pathlib import Path
 
 import pytest
 
+from testbed import vm
 from testbed.errors import SpecError, UserError
+from testbed.play.check import load_trace
 from testbed.play.played import read_played
+from testbed.play.split import step_split
 from testbed.play.trace import Lane, Trace
+from testbed.play.unlinked import play_unlinked, step_ends
 from tests.play.made_traces import pipeline
 from tests.play.test_trace_commands import run_command
+
+
+def test_on_the_virtual_clock_work_takes_what_it_takes(tmp_path: Path) -> None:
+    if vm.find_clock_kernel() is None:
+        pytest.skip("there is no kernel with a virtual clock here: python -m testbed vm --build")
+    pipeline(2, 2, 4, work_ns=2_000_000, size=100_000).write(tmp_path / "a.trace")
+    links = ("--profile", "datacenter", "--profile", "lossy-80mbps", "--link-seeds", 2)
+    said = run_command("play", tmp_path / "a.trace", "--clock", "virtual", *links, "-o", tmp_path / "kept")
+    assert "clock virtual" in said
+    assert "3 steps, mean and range of 2 seeds" in said
+    kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert kept == ["0-seed-0.played", "1-seed-0.played", "1-seed-1.played"]
+    trace, played = load_trace(tmp_path / "a.trace"), read_played(tmp_path / "kept" / kept[0])
+    split = step_split(trace, played)
+    assert [node.works_ns for node in split.nodes] == [9_000_000, 9_000_000]
+    ideal = step_ends(trace, play_unlinked(trace), 4)
+    assert split.step_ns > ideal[-1] - ideal[-2]
 
 
 @pytest.mark.root
