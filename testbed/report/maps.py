@@ -80,7 +80,7 @@ def grids(frame: Any) -> list[Grid]:
     points = frame[_on_grid(frame)]
     if points.empty:
         raise ResultsError("no network of these results is shaped alike up and down, so there is no grid to draw")
-    points = points.assign(device=[_device(source) for source in points["compute.source"]])
+    points = points.assign(device=[device_of(source) for source in points["compute.source"]])
     made = [_grid(device, cells) for device, cells in points.groupby("device", sort=False)]
     return sorted(made, key=lambda grid: -float(np.nanmin(grid.best_s, initial=math.inf)))
 
@@ -90,7 +90,8 @@ def _on_grid(frame: Any) -> Any:
     return frame.network.str.fullmatch(r"link-[^-+]+-[^-+]+") & (frame.up_rate_bps == frame.down_rate_bps)
 
 
-def _device(source: object) -> str:
+def device_of(source: object) -> str:
+    """Return the device that a cell's `compute.source` names."""
     return str(source).partition(":")[0] if isinstance(source, str) else "this machine"
 
 

@@ -4,6 +4,7 @@ format.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import Field, StrictInt, ValidationError
 from testbed import paths
 from testbed.errors import SpecError, TestbedError, UnknownNameError
 from testbed.frozen import Frozen, explain, read_toml
+from testbed.profiles import load_profile
 from testbed.results import Order
 from testbed.spec import Cell, Engine
 from testbed.sweep import filters
@@ -184,9 +186,10 @@ def _filtered(points: list[Combination], experiment: Experiment, choice: Choice)
 def resolve_cells(points: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
     """Make a cell for each combination."""
     cells = []
+    load = functools.cache(load_profile)  # a trace takes 0.1 s to read, and a network has many cells
     for combination in points:
         try:
-            cells.append(resolve_cell(combination.fields, engine, where))
+            cells.append(resolve_cell(combination.fields, engine, where, load))
         except TestbedError as error:
             raise SpecError(f"cell {combination.label}: {error}") from None
     return cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -19,8 +19,12 @@ from testbed.spec import Cell, Engine
 from testbed.workloads import models as workloads
 
 
-def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
+def resolve_cell(
+    fields: Mapping[str, Any], engine: Engine, where: str, load: Callable[[str], LinkProfile] = load_profile
+) -> Cell:
     """Make the cell that the tables describe. UserError, which names the field, for what cannot be run.
+
+    `load` finds a profile by its name; who resolves many cells gives one that remembers.
 
     A file says `profile` where the cell has profiles, and may name a device where the cell has durations.
     """
@@ -31,7 +35,7 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
         raise SpecError(
             f"{where}: codec must be a text, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}"
         )
-    content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where)]
+    content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where, load)]
     compute = content.pop("compute", None)
     if compute is None:
         raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'measured'")
@@ -68,12 +72,12 @@ def resolve_cell(fields: Mapping[str, Any], engine: Engine, where: str) -> Cell:
     return cell
 
 
-def _profiles(names: Any, where: str) -> list[LinkProfile]:
+def _profiles(names: Any, where: str, load: Callable[[str], LinkProfile]) -> list[LinkProfile]:
     """Load the profiles of a cell's links, from one name, or of a list of names."""
     listed = [names] if isinstance(names, str) else names
     if not isinstance(listed, list) or not listed or not all(isinstance(name, str) for name in listed):
         raise SpecError(f"{where}: profile must be a name, or a list of names, one a link; found {names!r}")
-    known = {name: load_profile(name) for name in dict.fromkeys(listed)}
+    known = {name: load(name) for name in dict.fromkeys(listed)}
     return [known[name] for name in listed]
 
 

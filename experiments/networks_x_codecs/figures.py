@@ -1,0 +1,128 @@
+"""Make the maps, summary.csv and the README's tables of networks_x_codecs from the results of its sweep.
+
+python experiments/networks_x_codecs/figures.py [--results results/networks_x_codecs] [--output
+experiments/networks_x_codecs]
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from testbed import units
+from testbed.report import experiments, maps, style
+from testbed.report.maps import BASELINE, MILDEST_WITHIN, PAYS, Grid, stops_paying_bps
+
+NAME = "networks_x_codecs"
+WANTED_DELAY_S = 0.01
+"""The delay of the table of limits."""
+_COLUMNS = ["compute.source", "network", "codec", "step_s", "ideal_step_s", "payload_bytes_per_step", "certified"]
+
+
+def limits_table(made: Sequence[Grid]) -> Any:
+    """Return up to which rate each codec pays, by device, over links of the delay that is nearest to WANTED_DELAY_S."""
+    rows = []
+    for grid in made:
+        row = min(range(len(grid.delays_s)), key=lambda at: abs(grid.delays_s[at] - WANTED_DELAY_S))
+        for codec in grid.step_s:
+            if codec != BASELINE:
+                limit = stops_paying_bps(grid.rates_bps, grid.speed_up(codec)[row].tolist())
+                rows.append({"codec": codec, "device": grid.device, "limit": _limit_words(limit, grid)})
+    return pd.DataFrame(rows).pivot_table(
+        index="codec", columns="device", values="limit", aggfunc="first", sort=False
+    ).reset_index()  # fmt: skip
+
+
+def _limit_words(limit_bps: float, grid: Grid) -> str:
+    if math.isnan(limit_bps):
+        return "–"  # noqa: RUF001
+    if limit_bps == math.inf:
+        return f"beyond {units.format_rate(grid.rates_bps[-1])}"
+    return f"{units.format_rate(round(float(f'{limit_bps:.2g}')))}" if limit_bps else "nowhere"
+
+
+def shipped_table(runs: Any) -> Any:
+    """Return, for each shipped profile, the speed-up over the baseline of the fastest codec, by device."""
+    rows = []
+    named = runs[~runs.network.str.startswith("link-") & runs.certified]
+    for (network, source), cells in named.groupby(["network", "compute.source"], sort=True):
+        means = cells.groupby("codec").step_s.mean()
+        if BASELINE in means and len(means) > 1:
+            fastest = means.idxmin()
+            words = f"{fastest} {means[BASELINE] / means[fastest]:.1f}x"
+            rows.append({"network": network, "device": maps.device_of(source), "fastest": words})
+    if not rows:
+        return pd.DataFrame({"network": []})
+    return pd.DataFrame(rows).pivot_table(
+        index="network", columns="device", values="fastest", aggfunc="first"
+    ).reset_index()  # fmt: skip
+
+
+def settings(runs: Any) -> str:
+    """Say what the runs were made with, without naming each of a hundred links."""
+    first = runs.iloc[0]
+    steps = f"{first['workload.model']}, {first['workload.sequence_length']} tokens per micro-batch"
+    kinds = [
+        f"engine {'/'.join(sorted(set(runs.engine)))}; {first.pipeline}; {steps}; timing "
+        f"{'/'.join(sorted(set(runs.timing)))}",
+        "; ".join(
+            f"{maps.device_of(source)}: {source.partition(': ')[2]}" for source in dict.fromkeys(runs["compute.source"])
+        ),
+        f"links alike up and down, buffer 100 ms, TCP {first.transport}; {first.machine}",
+    ]
+    if "codec_cost" in runs:
+        kinds[1] += f"; codec cost: {'/'.join(sorted(set(runs.codec_cost.astype(str))))}"
+    if not runs.certified.all():
+        kinds.append(f"not certified: {int((~runs.certified).sum())} of {len(runs)} runs, which are left out")
+    return "\n".join(kinds)
+
+
+def titles(made: Sequence[Grid]) -> tuple[str, str, str]:
+    """Return what each figure says, computed from the grids."""
+    best = [float(np.nanmax(grid.step_s[BASELINE] / grid.best_s)) for grid in made]
+    enough = [
+        f"{grid.device} {units.format_rate(rate)}" for grid in made if (rate := baseline_enough_bps(grid)) is not None
+    ]
+    fastest = units.format_rate(max(grid.rates_bps[-1] for grid in made))
+    choice = f"{BASELINE} is as good as any codec from {', '.join(enough)} on"
+    if not enough:
+        choice = f"On every device some codec pays, up to {fastest}"
+    return (
+        choice,
+        "The fastest codec: up to "
+        + ", ".join(f"{gain:.3g}x on {grid.device}" for gain, grid in zip(best, made, strict=True)),
+        f"Where each codec stops paying: less than {100 * (PAYS - 1):.0f} % faster than {BASELINE}",
+    )
+
+
+def baseline_enough_bps(grid: Grid) -> int | None:
+    """Return the slowest rate from which on the baseline is within MILDEST_WITHIN of the fastest at every delay; None
+    where there is none.
+    """
+    near = (grid.step_s[BASELINE] <= grid.best_s * (1 + MILDEST_WITHIN)).all(axis=0)
+    held = [rate for at, rate in enumerate(grid.rates_bps) if near[at:].all()]
+    return held[0] if held else None
+
+
+def main() -> None:
+    """Write the figures and summary.csv, print the tables."""
+    results, output = experiments.folders(NAME, "Maps, summary.csv and the tables of the README.")
+    runs = experiments.runs_frame(results)
+    made = maps.grids(runs)
+    runs[_COLUMNS].to_csv(output / "summary.csv", index=False, float_format="%.6g")
+    choice, speed_up, limits = titles(made)
+    with style.applied():
+        experiments.save_figure(maps.draw_choice(made, choice, settings(runs)), output, "choice")
+        experiments.save_figure(maps.draw_speed_up(made, speed_up, settings(runs)), output, "speed-up")
+        experiments.save_figure(maps.draw_limits(made, limits, settings(runs)), output, "limits")
+    tables = [experiments.markdown_of(limits_table(made)), experiments.markdown_of(shipped_table(runs)), settings(runs)]
+    sys.stdout.write("\n\n".join(tables) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""networks_x_codecs: what it asks for, and its maps from results that are pretended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import matplotlib.image
+import pandas
+import pytest
+
+from testbed import profiles
+from testbed.codecs.catalogue import placement
+from testbed.devices import device_codec_ns, load_device, rates_of
+from testbed.sweep import plan
+from tests.commands import Command
+from tests.synthetic_grid import write_grid
+
+NAME = "networks_x_codecs"
+FOLDER = Command.shipped / NAME
+
+
+@pytest.fixture(scope="module")
+def cells():  # type: ignore[no-untyped-def]
+    return plan.cells(plan.load_experiment(NAME), "netem")
+
+
+def test_a_whole_grid_and_every_shipped_profile_for_each_codec_and_device(cells) -> None:  # type: ignore[no-untyped-def]
+    networks = {cell.network: cell.profiles[0] for cell in cells}
+    grid = [profile for name, profile in networks.items() if name.startswith("link-")]
+    rates = {profile.up.rate_bps for profile in grid if profile.up}
+    delays = {profile.up.delay_ns for profile in grid if profile.up}
+    assert len(grid) == len(rates) * len(delays) >= 48
+    assert set(profiles.profile_files()) <= set(networks)
+    each = Counter((cell.codec, cell.network) for cell in cells)
+    assert len({cell.codec for cell in cells}) == 8
+    assert set(each.values()) == {3}
+    assert len({(cell.pipeline, cell.topology, cell.training, cell.workload.model) for cell in cells}) == 1
+
+
+def test_every_codec_has_a_cost_on_every_device(cells) -> None:  # type: ignore[no-untyped-def]
+    for codec in {cell.codec for cell in cells}:
+        for spec in placement.parse_placement(codec).specs():
+            for device in ("laptop-cpu", "rtx-4090", "a100"):
+                encode, decode = device_codec_ns(spec, "backward", (1, 256, 768), rates_of(load_device(device)))
+                assert encode > 0
+                assert decode > 0
+
+
+def test_the_maps_are_drawn(tmp_path: Path) -> None:
+    results, output = write_grid(tmp_path / "results"), tmp_path / "drawn"
+    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(results), "--output", str(output)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ("choice", "speed-up", "limits"):
+        assert matplotlib.image.imread(output / f"{name}.png").std() > 0
+    assert len(pandas.read_csv(output / "summary.csv")) == 42
+    for part in ("| codec |", "| int8 |", "slow", "quick", "1 of 42 runs"):
+        assert part in done.stdout
