@@ -4,6 +4,8 @@
 |---|---|---|
 | `train` | the step, top to bottom: wait, decode, compute, encode, send, meet, update | yes |
 | `alone` | all stages in one process, without a network | yes |
+| `calibrate` | times every action, encode and decode, alone on one core | yes |
+| `calibration` | what a calibration is asked and answers | no |
 | `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |
 | `optimise` | AdamW, clipped, the same however the model is cut | yes |
 | `transport`, `frame` | frames over TCP, and their header | no |

@@ -129,6 +129,8 @@ class Passage:
         self.side = side
         self.other: Passage
         """The neighbour's end."""
+        self.taken_thread_ns = 0
+        """When the last frame was taken, in the time of the thread that took it."""
         self._name, self._max_payload_bytes = name, max_payload_bytes
         self._baton, self._arrived = baton, baton.condition()
         self._inbox: dict[MessageKey, Arrival] = {}
@@ -160,6 +162,7 @@ class Passage:
         self._baton.wait(self._arrived, lambda: key in self._inbox, what)
         arrival = self._inbox.pop(key)
         self._taken.append(TakenFrame(key, arrival.payload.nbytes, arrival.first_byte_ns, arrival.last_byte_ns))
+        self.taken_thread_ns = time.thread_time_ns()
         return arrival
 
     def sent_frames(self, timeout_s: float) -> list[SentFrame]:
@@ -211,12 +214,13 @@ class TableGather(Gather):
     def __init__(self, stage: int, table: Table) -> None:
         super().__init__(stage, (), _FOR_EVER_S)
         self._table, self._round = table, itertools.count()
-        self.came_ns: list[int] = []
-        """When this stage came to each meeting: its own part of the gradient norm was known then."""
+        self.came_thread_ns = 0
+        """When this stage came to the last meeting, and its own part of the gradient norm was known; in the time of its
+        thread (CLOCK_THREAD_CPUTIME_ID)."""
 
     def exchange(self, values: Sequence[float]) -> list[float]:
         """Exchange values as `Gather.exchange`. TransportError when another stage has failed."""
-        self.came_ns.append(time.monotonic_ns())
+        self.came_thread_ns = time.thread_time_ns()
         table, number = self._table, next(self._round)
         told = table.rounds.setdefault(number, {})
         told[self._stage] = tuple(values)
@@ -260,10 +264,13 @@ class Stages:
         self.gathers: list[TableGather] = []
         """By stage."""
         self.ended: Ended | None = None
+        self.alter_model = False
+        """Whether a codec has a part in the model of a stage; known when training begins."""
         self._works, self._outputs, self._report, self._watch = works, outputs, report, watch
         self._model, self._data = model or _build_model, data or _open_data
         self._codec = codec or partial(make, first.codec)
-        self._passages = make_passages(self.baton, recipe)
+        self.passages = make_passages(self.baton, recipe)
+        """The ends of boundaries, (upstream, downstream) by stage."""
         table = Table(self.baton, len(works))
         self.gathers = [TableGather(work.stage, table) for work in works]
         self._threads = [
@@ -315,7 +322,7 @@ class Stages:
     def _train(self, work: StageWork) -> Ended:
         trainer: StageTrainer | None = None
         stage = work.stage
-        upstream, downstream = self._passages[stage]
+        upstream, downstream = self.passages[stage]
         connections = [passage for passage in (upstream, downstream) if passage is not None]
         try:
             trainer = StageTrainer(
@@ -329,6 +336,7 @@ class Stages:
                 watch=self._watch(self.baton, stage),
                 asked=lambda: False,
             )
+            self.alter_model = self.alter_model or trainer.has_hooks
             return trainer.train()
         except (MemoryError, RuntimeError, OSError) as error:
             explain_memory(stage, trainer, error)

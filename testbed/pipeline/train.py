@@ -109,6 +109,11 @@ class StageTrainer:
         self.doing = "before its first step"
         """For messages."""
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether a codec has a part in this stage's model."""
+        return bool(self._hooks)
+
     def train(self) -> Ended:
         """Train and evaluate as the job says; returns why training ended, the same at all stages.
 

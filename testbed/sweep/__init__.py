@@ -13,6 +13,7 @@
 | `session` | holds the lab and the stage hosts of one network |
 | `executor` | runs programs side by side, one per core: tasks in, results out |
 | `trainings` | trains each recipe once, without a network |
+| `calibration` | has durations measured once, and keeps them by content |
 | `environment` | holds the machine and describes it |
 | `interrupt` | says what Ctrl-C means |
 | `progress` | shows a person what happens |

@@ -103,7 +103,7 @@ def train_missing(
             def heard(task: Task, line: str) -> None:
                 progress.training(by_name[task.name], _MESSAGE.validate_json(line))
 
-            ended = execute(tasks, at_once=at_once, heard=heard, note=progress.note, options=_options())
+            ended = execute(tasks, at_once=at_once, heard=heard, note=progress.note, options=host_options())
             with closing(ended):
                 for result in ended:
                     if result.error is not None:
@@ -189,7 +189,8 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], 
     return tasks
 
 
-def _options() -> dict[str, Any]:
+def host_options() -> dict[str, Any]:
+    """Return what `executor.execute` starts programs with that train in one process."""
     # One arena: the stages' threads take turns, and what one frees another can use.
     return {"env": {**host_environment(), "MALLOC_ARENA_MAX": "1"}, **paths.as_invoking_user()}
 

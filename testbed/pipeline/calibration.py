@@ -1,0 +1,113 @@
+"""What a calibration is asked, what it answers, and how samples become durations. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from testbed.frozen import Frozen
+from testbed.records import CodecCosts, Duration, StageMaths
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
+
+LEAST_SAMPLES = 12
+"""Of a duration, before they are judged."""
+_STEPS = 1_000_000
+"""More than any calibration makes."""
+
+
+class Subject(Frozen):
+    """One recipe to be timed: the `timed` form of those that were asked for."""
+
+    name: str
+    recipe: Recipe
+    vocabulary: int
+    tokens: str
+    """Path of the prepared text."""
+    maths: str
+    """Subjects with the same name here do the same maths, unless their codecs change the model."""
+    maths_known: bool
+    """Whether that maths was timed before, and only the codecs are asked for."""
+
+
+class CalibrationJob(Frozen):
+    """What the program `pipeline.calibrate` is told."""
+
+    groups: tuple[tuple[Subject, ...], ...]
+    """Those of a group are timed in turns; groups one after another, where memory does not hold all."""
+    budget_s: float
+    processor: int | None
+    """Where to run; None: anywhere."""
+
+
+class Timed(Frozen):
+    """One subject's durations, by stage."""
+
+    name: str
+    maths: tuple[StageMaths, ...] | None
+    """Its own, where its codecs change the model."""
+    codecs: tuple[CodecCosts, ...]
+
+
+class CalibrationDone(Frozen):
+    """The program's answer."""
+
+    subjects: tuple[Timed, ...]
+    maths: dict[str, tuple[StageMaths, ...]]
+    """What subjects share, by its name; what was known is left out."""
+    seconds: float
+    rounds: int
+
+
+class CalibrationRound(Frozen):
+    """What the program says after each round."""
+
+    steady: int
+    """Durations that agree."""
+    durations: int
+    seconds: float
+
+
+def timed(recipe: Recipe) -> Recipe:
+    """Return the recipe that is timed for this one: without what decides no duration.
+
+    One action takes as long under every schedule, learning rate and seed; few steps are made, so what codecs see are
+    tensors from the beginning of training, and the learning rate is one that cannot diverge.
+    """
+    asked = recipe.pipeline
+    pipeline = PipelineSpec(
+        stages=asked.stages,
+        microbatches=asked.microbatches * asked.accumulation,
+        schedule="1f1b",
+        in_flight=asked.stages,
+        layers=asked.layers,
+        recompute=asked.recompute,
+    )
+    optimiser = OptimiserSpec(
+        learning_rate=1e-4,
+        weight_decay=0.01 if recipe.optimiser.weight_decay else 0.0,  # without it AdamW leaves an operation out
+        beta1=0.9,
+        beta2=0.999,
+        clip_norm=1.0,
+    )
+    training = TrainingSpec(steps=_STEPS, warmup_steps=0, seed=0, evaluate_every=0)
+    return recipe.model_copy(update={"pipeline": pipeline, "optimiser": optimiser, "training": training})
+
+
+def duration(samples: Sequence[int], *, per_step: int, step_ns: int) -> Duration:
+    """Return the median of the fastest half of some samples, in ns, and how far that half lies apart.
+
+    It happens `per_step` times in a step of `step_ns`.
+    """
+    half = sorted(samples)[: -(-len(samples) // 2)]
+    apart = half[-1] - half[0]
+    return Duration(
+        ns=round(median(half)),
+        spread=apart / max(1, half[0]),
+        samples=len(samples),
+        spread_of_step=per_step * apart / max(1, step_ns),
+    )
+
+
+def is_steady(found: Duration) -> bool:
+    """Say whether a duration needs no more samples."""
+    return found.samples >= LEAST_SAMPLES and not found.noisy

@@ -1,0 +1,276 @@
+"""Calibrate a sweep: how long each action of each recipe takes on this machine, measured once and kept.
+
+Durations are kept by content in the user's cache: by recipe (without what decides no duration), machine, versions and
+the sources that are timed. So a second sweep, or a fresh clone, has the same numbers to the nanosecond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+import testbed
+from testbed import paths, results
+from testbed.codecs.catalogue import placement, table
+from testbed.errors import ResultsError, StageError, UserError
+from testbed.frozen import Frozen, canonical_json
+from testbed.pipeline.calibration import (
+    CalibrationDone,
+    CalibrationJob,
+    CalibrationRound,
+    Subject,
+    timed,
+)
+from testbed.processors import read_processors
+from testbed.records import Calibration, CodecCosts, StageCosts, StageMaths
+from testbed.spec import Recipe, WorkloadSpec
+from testbed.sweep.environment import describe_machine
+from testbed.sweep.executor import Task, available_memory, execute
+from testbed.sweep.session import Tokens
+from testbed.sweep.trainings import check_trainable, host_options, predict_memory
+from testbed.vm.launch import choose_processor, idlest_first
+
+BUDGET_S = 60.0
+_SOURCES = ("codecs", "workloads", "pipeline")
+_LOOK_S = 0.1
+_SHARE = 0.8
+"""Of the memory that is available, what a calibration may take."""
+_MESSAGE: TypeAdapter[CalibrationDone | CalibrationRound] = TypeAdapter(CalibrationDone | CalibrationRound)
+_Kept = TypeVar("_Kept", bound=Frozen)
+Progress = Callable[[CalibrationRound], None]
+
+
+class _KeptSubject(Frozen):
+    """What the cache holds of one subject."""
+
+    taken_at: str
+    maths: tuple[StageMaths, ...] | None
+    """None where it is the maths that others share."""
+    codecs: tuple[CodecCosts, ...]
+
+
+class _KeptMaths(Frozen):
+    """What the cache holds of maths that subjects share."""
+
+    taken_at: str
+    maths: tuple[StageMaths, ...]
+
+
+def calibrate(
+    recipes: Iterable[Recipe],
+    *,
+    prepare: Callable[[WorkloadSpec], Tokens],
+    progress: Progress = lambda message: None,
+    budget_s: float = BUDGET_S,
+    again: bool = False,
+    given: Calibration | None = None,
+) -> Calibration:
+    """Return the durations of all recipes: those that are kept, and for the others what is measured now, alone on one
+    core, for `budget_s` seconds at most. Nothing else of ours may run meanwhile.
+
+    `prepare` gets a workload's text ready (`controller.prepare_text`). `again`: what is kept does not count. `given`:
+    a calibration to be used instead; UserError names recipes that it lacks. UserError for a recipe that cannot be
+    trained without a network, StageError when the measuring fails.
+    """
+    wanted = {recipe.id: recipe for recipe in recipes}
+    if given is not None:
+        return _checked(given, wanted)
+    for recipe in wanted.values():
+        check_trainable(recipe)
+    keys = _Keys()
+    subjects = {recipe.id: timed(recipe) for recipe in wanted.values()}
+    missing = {
+        keys.subject(subject): subject for subject in subjects.values() if again or keys.kept(subject, again) is None
+    }
+    if missing:
+        _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
+    costs, dates = {}, []
+    for name, subject in subjects.items():
+        kept = keys.kept(subject, False)
+        assert kept is not None, "it was measured just now"
+        costs[name], dated = kept
+        dates.append(dated)
+    return Calibration(taken_at=max(dates, default=_now()), machine=describe_machine(), recipes=costs)
+
+
+def _checked(given: Calibration, wanted: dict[str, Recipe]) -> Calibration:
+    if lacking := [name for name in wanted if name not in given.recipes]:
+        raise UserError(
+            f"the calibration that was given (taken at {given.taken_at}) lacks {len(lacking)} of {len(wanted)} "
+            f"recipes: {', '.join(lacking)}; measure them here by leaving it out, or give one of the same sweep"
+        )
+    return given
+
+
+class _Keys:
+    """Where the cache keeps what: files named by a hash of all that decides their content."""
+
+    def __init__(self) -> None:
+        machine = describe_machine()
+        self._here: dict[str, Any] = {
+            "cpu_model": machine["cpu_model"],
+            "cores": machine["cores"],
+            "kernel": machine["kernel"],
+            "python": machine["python"],
+            "torch": machine["versions"]["torch"],
+            "sources": _hash_of_sources(),
+        }
+        self._folder = paths.cache_folder() / "calibrations"
+
+    def subject(self, subject: Recipe) -> Path:
+        """Return the file of one subject."""
+        return self._file("subject", canonical_json(subject), _hash_of_strangers(subject.codec))
+
+    def maths(self, subject: Recipe) -> Path:
+        """Return the file of the maths that it shares with others."""
+        return self._file("maths", canonical_json(subject.model_copy(update={"codec": "none"})), "")
+
+    def kept(self, subject: Recipe, again: bool) -> tuple[tuple[StageCosts, ...], str] | None:
+        """Return a subject's durations by stage, and when the latest were taken; None where any are missing."""
+        own = None if again else _read(self.subject(subject), _KeptSubject)
+        if own is None:
+            return None
+        maths, taken_at = own.maths, own.taken_at
+        if maths is None:
+            shared = _read(self.maths(subject), _KeptMaths)
+            if shared is None:
+                return None
+            maths, taken_at = shared.maths, max(taken_at, shared.taken_at)
+        costs = tuple(
+            StageCosts.model_validate({**dict(stage), **dict(codec)})
+            for stage, codec in zip(maths, own.codecs, strict=True)
+        )
+        return costs, taken_at
+
+    def _file(self, kind: str, text: str, more: str) -> Path:
+        content = f"{kind}\n{text}\n{more}\n{sorted(self._here.items())}"
+        return self._folder / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
+
+
+def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
+    """Read what is kept; None where there is nothing, or nothing that can be read."""
+    try:
+        return results.read_json(path, kind) if path.exists() else None
+    except ResultsError:
+        return None
+
+
+def _hash_of_sources() -> str:
+    """Hash the sources that are timed."""
+    package = Path(testbed.__file__).resolve().parent
+    total = hashlib.blake2b(digest_size=16)
+    for path in sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py")):
+        total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def _hash_of_strangers(codec: str) -> str:
+    """Hash the modules of the codecs in a text that are not ours."""
+    total = hashlib.blake2b(digest_size=16)
+    names = {part.name for spec in placement.parse_placement(codec).specs() for part in spec.parts()}
+    for name in sorted(name for name in names if ":" in name):
+        origin = table.locate_module(name.partition(":")[0], name).origin
+        total.update(f"{name}\n".encode() + (Path(origin).read_bytes() if origin else b""))
+    return total.hexdigest()
+
+
+# ---------------------------------------------------------------------- measuring
+def _measure(
+    missing: Sequence[Recipe],
+    keys: _Keys,
+    prepare: Callable[[WorkloadSpec], Tokens],
+    progress: Progress,
+    budget_s: float,
+    again: bool,
+) -> None:
+    """Time what is missing, and keep it."""
+    by_name = {recipe.id: recipe for recipe in missing}
+    texts: dict[WorkloadSpec, Tokens] = {}
+    subjects = []
+    for recipe in by_name.values():
+        if recipe.workload not in texts:
+            texts[recipe.workload] = prepare(recipe.workload)
+        shared = keys.maths(recipe)
+        subjects.append(
+            Subject(
+                name=recipe.id,
+                recipe=recipe,
+                vocabulary=texts[recipe.workload].vocabulary,
+                tokens=str(texts[recipe.workload].path),
+                maths=shared.stem,
+                maths_known=not again and _read(shared, _KeptMaths) is not None,
+            )
+        )
+    done = _run(CalibrationJob(groups=_groups(subjects), budget_s=budget_s, processor=None), progress)
+    folder = results.make_folder(paths.cache_folder() / "calibrations", "set XDG_CACHE_HOME to a folder of yours")
+    now = _now()
+    for name, maths in done.maths.items():
+        results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
+    for found in done.subjects:
+        kept = _KeptSubject(taken_at=now, maths=found.maths, codecs=found.codecs)
+        results.write_json(keys.subject(by_name[found.name]), kept)
+
+
+def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
+    """Put those together that memory can hold at once, in their order."""
+    free = available_memory() * _SHARE
+    groups: list[list[Subject]] = []
+    left = 0.0
+    for subject in subjects:
+        needed = predict_memory(subject.recipe)
+        if not groups or needed > left:
+            groups.append([])
+            left = free
+        groups[-1].append(subject)
+        left -= needed
+    return tuple(map(tuple, groups))
+
+
+def _run(job: CalibrationJob, progress: Progress) -> CalibrationDone:
+    """Run the program on the processor that idles most."""
+    before = read_processors()
+    time.sleep(_LOOK_S)
+    processor, hold = choose_processor(idlest_first(before, read_processors(), os.sched_getaffinity(0)))
+    folder = results.make_folder(paths.cache_folder(), "set XDG_CACHE_HOME to a folder of yours")
+    path = folder / f".calibration.{os.getpid()}.json"
+    heard: list[CalibrationDone] = []
+
+    def hear(task: Task, line: str) -> None:
+        message = _MESSAGE.validate_json(line)
+        if isinstance(message, CalibrationRound):
+            progress(message)
+        else:
+            heard.append(message)
+
+    try:
+        results.write_json(path, job.model_copy(update={"processor": processor}))
+        task = Task(
+            name="calibration",
+            module="testbed.pipeline.calibrate",
+            arguments=(str(path),),
+            memory_bytes=0,
+            attempt="calibrate this machine",
+        )
+        with closing(execute([task], heard=hear, options=host_options())) as ended:
+            for result in ended:
+                if result.error is not None:
+                    raise result.error
+    finally:
+        path.unlink(missing_ok=True)
+        if hold is not None:
+            hold.close()
+    if not heard:
+        raise StageError("cannot calibrate this machine: the program ended without an answer")
+    return heard[-1]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

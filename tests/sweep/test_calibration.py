@@ -1,0 +1,123 @@
+"""Durations are measured once, shared by all recipes that do the same, and kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_trainings import Texts, a_recipe
+
+from testbed.errors import TestbedError, UserError
+from testbed.pipeline.calibration import CalibrationRound, duration, is_steady, timed
+from testbed.records import Calibration, Duration
+from testbed.spec import Recipe, WorkloadSpec
+from testbed.sweep.calibration import calibrate
+from testbed.sweep.session import Tokens
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), st.integers(1, 64), st.integers(1, 10**10))
+def test_a_duration_is_the_middle_of_the_fastest_half(samples: list[int], per_step: int, step_ns: int) -> None:
+    found = duration(samples, per_step=per_step, step_ns=step_ns)
+    assert min(samples) <= found.ns <= median(sorted(samples)) + 1
+    assert found == duration(samples[::-1], per_step=per_step, step_ns=step_ns)
+    assert found.samples == len(samples)
+    slower = [*samples, *(2 * max(samples) for _ in samples)]
+    assert duration(slower, per_step=per_step, step_ns=step_ns).spread == pytest.approx(max(samples) / min(samples) - 1)
+
+
+def test_what_is_negligible_in_a_step_need_not_agree() -> None:
+    samples = [10_000] * 5 + [20_000] * 15
+    assert duration(samples, per_step=4, step_ns=10**8).noisy is False
+    assert duration(samples, per_step=4, step_ns=10**7).noisy is True
+    assert Duration(ns=1, spread=0.011, samples=20).noisy
+    assert not is_steady(duration([10_000], per_step=4, step_ns=10**8)), "one sample agrees with itself"
+
+
+def test_what_decides_no_duration_is_not_asked_for() -> None:
+    recipe = a_recipe("int8")
+    other = recipe.model_copy(
+        update={
+            "training": recipe.training.model_copy(update={"steps": 9, "seed": 4, "target_loss": 1.0}),
+            "optimiser": recipe.optimiser.model_copy(update={"learning_rate": 0.5, "clip_norm": 2.0}),
+            "pipeline": recipe.pipeline.model_copy(
+                update={"schedule": "gpipe", "microbatches": 1, "accumulation": 2, "in_flight": 1}
+            ),
+        }
+    )
+    assert timed(other) == timed(recipe)
+    for changed in (
+        a_recipe("int4"),
+        recipe.model_copy(update={"pipeline": recipe.pipeline.model_copy(update={"recompute": True})}),
+        recipe.model_copy(update={"pipeline": recipe.pipeline.model_copy(update={"microbatches": 1})}),
+        a_recipe("int8", sequence_length=8),
+    ):
+        assert timed(changed) != timed(recipe)
+
+
+def never(spec: WorkloadSpec) -> Tokens:
+    raise AssertionError("everything is kept")
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_cache")
+def test_measured_once_shared_and_kept(tmp_path: Path) -> None:
+    texts, rounds = Texts(tmp_path), list[CalibrationRound]()
+    plain, coded, _ = recipes = [a_recipe(codec) for codec in ("fp32", "int8", "bottleneck(4)")]
+    first = calibrate(recipes, prepare=texts, progress=rounds.append, budget_s=1)
+    assert texts.asked == 1
+    assert rounds
+    assert list(first.recipes) == [recipe.id for recipe in recipes]
+    for stage in range(2):
+        one, two, three = (first.recipes[recipe.id][stage] for recipe in recipes)
+        for name in ("forward", "backward", "clip", "update"):
+            assert getattr(one, name) == getattr(two, name)
+        assert three.backward != one.backward, "it changes the model"
+        assert one.encode != two.encode
+        sent = "forward" if stage == 0 else "backward"
+        for costs in (one, two, three):
+            assert list(costs.encode) == [sent]
+            assert list(costs.decode) == ["backward" if stage == 0 else "forward"]
+            for found in (costs.forward, costs.backward, costs.clip, costs.update, *costs.encode.values()):
+                assert found.ns > 0
+                assert found.spread_of_step is not None
+
+    alike = coded.model_copy(update={"pipeline": coded.pipeline.model_copy(update={"schedule": "gpipe"})})
+    again = calibrate([alike, plain], prepare=never)
+    assert again.recipes[alike.id] == first.recipes[coded.id]
+    assert again.recipes[plain.id] == first.recipes[plain.id]
+    assert again.taken_at == first.taken_at
+
+    more = calibrate([a_recipe("int4")], prepare=texts, budget_s=0.1)
+    (joined,) = more.recipes.values()
+    assert joined[0].forward == first.recipes[plain.id][0].forward, "its maths was known"
+
+    anew = calibrate([plain], prepare=texts, budget_s=0.1, again=True)
+    assert anew.recipes[plain.id] != first.recipes[plain.id]
+
+
+def test_a_calibration_that_is_given_must_have_all(tmp_path: Path) -> None:
+    empty = Calibration(taken_at="2026-01-01T00:00:00+00:00", machine={}, recipes={})
+    assert calibrate([], prepare=never, given=empty) == empty
+    with pytest.raises(UserError, match=a_recipe().id):
+        calibrate([a_recipe()], prepare=never, given=empty)
+
+
+def test_what_needs_a_network_is_refused() -> None:
+    with pytest.raises(UserError, match='timing = "live"'):
+        calibrate([a_recipe("adaptive(50)")], prepare=never)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_cache")
+def test_what_cannot_be_timed_says_why(tmp_path: Path) -> None:
+    recipe: Recipe = a_recipe(sequence_length=128, batch_size=4000)
+    with pytest.raises(TestbedError, match=r"cannot calibrate this machine: .*stage 0: a text of"):
+        calibrate([recipe], prepare=Texts(tmp_path), budget_s=1)
