@@ -15,7 +15,7 @@ from rich.markup import escape
 
 from testbed import profiles, units
 from testbed.commands.console import EngineFlag, choose_engine, out, table, typed
-from testbed.errors import CapabilityError, UnknownNameError, UserError
+from testbed.errors import CapabilityError, TestbedError, UnknownNameError, UserError
 from testbed.frozen import explain
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def doctor() -> None:
     facts = remedies.facts()
     out.print(f"{remedies.platform(facts)}, kernel {facts.release}", highlight=False)
     rows = table("", "what", "found")
-    findings = (*capabilities.try_capabilities(), _guest_kernel())
+    findings = (*capabilities.try_capabilities(), _guest_kernel(), _clock_kernel())
     for finding in findings:
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
         rows.add_row(mark, finding.name, escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
@@ -62,6 +62,27 @@ def _guest_kernel() -> Capability:
     return Capability(
         name="guest kernel", ok=True, needed=False, detail=f"Linux {kernel.version} is at hand", remedy=""
     )
+
+
+def _clock_kernel() -> Capability:
+    from testbed import vm
+    from testbed.net.machine import remedies
+    from testbed.net.machine.capabilities import Capability
+
+    name = "virtual clock"
+    if os.environ.get("TESTBED_GUEST") == "1":
+        return Capability(name=name, ok=True, needed=False, detail="a guest cannot run another", remedy="")
+    remedy = remedies.remedy("clock kernel", remedies.facts())
+    if (kernel := vm.find_clock_kernel()) is None:
+        detail = "its guest kernel was not built; without it sweeps take the real clock"
+        return Capability(name=name, ok=False, needed=False, detail=detail, remedy=remedy)
+    started = time.monotonic()
+    try:
+        vm.try_kernel(kernel)
+    except (TestbedError, OSError) as error:
+        return Capability(name=name, ok=False, needed=False, detail=str(error), remedy="")
+    detail = f"Linux {kernel.version}, boots, runs `true` and ends in {time.monotonic() - started:.1f} s"
+    return Capability(name=name, ok=True, needed=False, detail=detail, remedy="")
 
 
 def stand(

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from testbed.errors import GuestKernelError, SpecError
+from testbed.errors import CapabilityError, GuestKernelError, SpecError
 from testbed.process import ROOT, start_program
 from testbed.vm.kernel import LOADER_FD, GuestKernel
 from testbed.vm.plan import archive
@@ -45,6 +45,7 @@ _VIRTUAL_START_NS = 1_767_225_600_000_000_000
 _MEMORY = re.compile(r"(\d+)([MG])", re.ASCII)
 _CONSOLE_BYTES = 8192
 _SILENCE_S = 20.0  # how long a guest says nothing before its processes are looked at
+_NO_PTRACE = b"check_ptrace :"  # how the kernel's last words begin where it is refused; seccomp it tries before
 _TRY_LIMIT_S = 60.0
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
 
@@ -91,7 +92,8 @@ def start_guest(
     over; standard input is empty; standard output and error are passed on byte by byte to the descriptors `stdout` and
     `stderr`, which must stay open until the guest has ended. `memory`: like "4G" or "512M"; the host gives what is
     touched. `time_limit_s` is measured on this machine's clock, from the call on, whether anybody waits for the guest
-    or not. `seccomp`: how the guest's system calls are caught; False (ptrace) works where a sandbox forbids seccomp.
+    or not. The guest's system calls are caught by seccomp filters, or by ptrace, which is slower, where a sandbox
+    forbids those or `seccomp` is False.
     `virtual_clock`: time stands still in the guest while any of its processes computes, and jumps when all sleep; this
     needs a kernel whose `clock` is virtual.
 
@@ -180,7 +182,7 @@ def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False)
     console, stdout, stderr, report, plan = range(LOADER_FD + 1, LOADER_FD + 6)
     return [
         f"mem={memory}",
-        f"seccomp={'on' if seccomp else 'off'}",
+        f"seccomp={'auto' if seccomp else 'off'}",
         # The date is part of the seed of the kernel's random numbers, and so of what must be the same in every boot.
         *(["time-travel=inf-cpu", f"time-travel-start={_VIRTUAL_START_NS}"] if virtual_clock else []),
         f"initrd=/proc/self/fd/{plan}",
@@ -296,7 +298,7 @@ class Guest:
 
         The status is 128 + n for signal n, 126 or 127 where the command cannot be started, 124 when the time limit
         ended it, 137 after `kill`. TimeoutError when the guest still runs after `timeout_s`. GuestKernelError: the
-        guest died, or could not be set up.
+        guest died, or could not be set up. CapabilityError: this machine does not allow what the guest needs.
         """
         if not self._over.wait(timeout_s):
             raise TimeoutError(f"the guest (process {self.pid}) still runs after {timeout_s:g} s")
@@ -430,13 +432,22 @@ class Guest:
         return left
 
     def _reported_status(self) -> int:
-        """Return the status that init reported before the guest ended. GuestKernelError for a failure, or no report."""
+        """Return the status that init reported before the guest ended. GuestKernelError for a failure, or no report.
+
+        CapabilityError where the kernel says that it is not allowed to run.
+        """
         report = bytes(self._said[self._ends.report])
         if report.endswith(b"\n"):
             reported: dict[str, Any] = json.loads(report)
             if "status" in reported:
                 return int(reported["status"])
             raise GuestKernelError(f"the guest could not be set up: {reported['failure']}")
+        if _NO_PTRACE in self._said[self._ends.console]:
+            raise CapabilityError(
+                "cannot boot the guest kernel: this machine allows neither seccomp filters nor ptrace, and the guest "
+                "needs one of them to catch system calls; allow them (Docker, Podman: start the container with "
+                "--security-opt seccomp=unconfined), or use another machine"
+            )
         lines = self._said[self._ends.console].decode(errors="replace").split("\n")
         last = "\n".join(line.rstrip() for line in lines[-40:] if line.strip())
         raise GuestKernelError(

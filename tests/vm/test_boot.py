@@ -18,6 +18,7 @@ import pytest
 from testbed import vm
 from testbed.errors import GuestKernelError
 from testbed.vm.guest import GUEST_VARIABLE
+from tests.vm.members import guest_of
 
 pytestmark = pytest.mark.slow
 
@@ -200,28 +201,13 @@ def test_a_guest_that_dies_shows_its_last_lines(guest: Guest) -> None:
     assert b"panic" in stderr
 
 
-def _processes(runner: int) -> set[int]:
-    """Return the guest of a runner: the process group of its child."""
-    groups = {int(pid) for pid in Path(f"/proc/{runner}/task/{runner}/children").read_text().split()}
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(fields[2]) in groups and fields[0] != "Z":
-                found.add(int(folder.name))
-    return found
-
-
 @pytest.mark.root
 def test_the_guests_kernel_comes_before_the_guests_programs(start: Start) -> None:
     """They share a processor; a timer of the kernel, and so a packet, must not wait for the end of a program's turn."""
     runner = start("sh", "-c", "echo up; sleep 1000")
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
-    members = _processes(runner.pid)
+    members = guest_of(runner.pid)
     (kernel,) = (pid for pid in members if os.getpgid(pid) == pid)
     assert os.sched_getscheduler(kernel) == os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
     assert {os.sched_getscheduler(pid) for pid in members - {kernel}} == {os.SCHED_OTHER}
@@ -235,7 +221,7 @@ def test_a_runner_that_is_killed_leaves_nothing(start: Start, ending: signal.Sig
     )
     assert runner.stdout is not None
     assert runner.stdout.readline() == b"up\n"
-    members = _processes(runner.pid)
+    members = guest_of(runner.pid)
     assert len(members) > 1
     runner.send_signal(ending)
     runner.communicate(timeout=20)

@@ -1,0 +1,195 @@
+"""Boot the kernel with a virtual clock: time jumps, all else is as in any guest, and every boot is the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed import vm
+from testbed.errors import SpecError
+from tests.vm.members import guest_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel]
+
+ROOT = Path(vm.__file__).parents[2]
+Run = Callable[..., tuple[int, bytes]]
+Start = Callable[..., vm.Guest]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a guest with its output in the file `out`."""
+    monkeypatch.chdir(tmp_path)
+    kernel = vm.find_clock_kernel()
+    assert kernel is not None
+    with (tmp_path / "out").open("ab") as file:
+        options = {"memory": "256M", "time_limit_s": 100, "virtual_clock": True}
+        yield lambda *command, **settings: vm.start_guest(
+            kernel, command, stdout=file.fileno(), stderr=file.fileno(), **{**options, **settings}
+        )
+
+
+@pytest.fixture
+def run(start: Start, tmp_path: Path) -> Run:
+    def to_its_end(*command: str, **settings: object) -> tuple[int, bytes]:
+        (tmp_path / "out").write_bytes(b"")
+        with start(*command, **settings) as guest:
+            return guest.wait(), (tmp_path / "out").read_bytes()
+
+    return to_its_end
+
+
+def test_a_long_sleep_ends_at_once(run: Run) -> None:
+    started = time.monotonic()
+    script = "import time; a = time.monotonic(); time.sleep(1e6); print(round(time.monotonic() - a))"
+    assert run(sys.executable, "-c", script) == (0, b"1000000\n")
+    assert time.monotonic() - started < 60
+
+
+def test_computing_takes_no_time(run: Run) -> None:
+    script = "import time; a = time.monotonic_ns(); sum(range(1000000)); print(time.monotonic_ns() - a)"
+    assert run(sys.executable, "-c", script) == (0, b"0\n")
+
+
+def test_output_and_status(run: Run) -> None:
+    script = "import os, sys; os.write(1, bytes(range(256)) * 2000); os._exit(7)"
+    assert run(sys.executable, "-c", script) == (7, bytes(range(256)) * 2000)
+
+
+WITNESS = """
+import os, socket, time, tempfile
+print(os.urandom(16).hex(), hash("seed"), id(object()), time.time_ns(), time.monotonic_ns(), tempfile.mktemp())
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname())
+    for _ in range(3):
+        with socket.create_connection(server.getsockname()) as client:
+            print(client.getsockname())
+            time.sleep(0.0123)
+print(time.monotonic_ns(), open("/proc/sys/kernel/random/boot_id").read())
+"""
+"""Prints what a guest has of chance and of time: random bytes, addresses, ports, clocks."""
+
+
+def test_every_boot_has_the_same_time_and_the_same_chance(run: Run) -> None:
+    status, first = run(sys.executable, "-c", WITNESS)
+    assert status == 0, first
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        assert run(sys.executable, "-c", WITNESS) == (0, first)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_the_lab_of_the_netem_engine_is_built(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    script = "from testbed.net.machine.capabilities import resolve_engine; print(resolve_engine('netem')[0])"
+    assert run(sys.executable, "-c", script, memory="512M") == (0, b"netem\n")
+
+
+def test_a_program_that_spins_is_ended_by_this_machines_clock(run: Run) -> None:
+    started = time.monotonic()
+    script = "import time; a = time.monotonic()\nwhile time.monotonic() - a < 1: pass"
+    status, said = run(sys.executable, "-c", script, time_limit_s=5)
+    assert status == 124
+    assert b"time limit of 5 s" in said
+    assert time.monotonic() - started < 30
+
+
+def test_two_guests_take_two_processors(start: Start) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one processor")
+    with (
+        start(sys.executable, "-c", "while True: pass") as first,
+        start(sys.executable, "-c", "while True: pass") as other,
+    ):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            taken = [os.sched_getaffinity(guest.pid) for guest in (first, other)]
+            if all(len(processors) == 1 for processors in taken):
+                break
+            time.sleep(0.05)
+        assert [len(processors) for processors in taken] == [1, 1]
+        assert taken[0] != taken[1]
+        first.kill()
+        other.kill()
+        for guest in (first, other):
+            with pytest.raises(ProcessLookupError):
+                os.killpg(guest.pid, 0)
+
+
+def test_a_kernel_with_the_real_clock_is_refused(tmp_path: Path) -> None:
+    kernel = vm.GuestKernel(folder=tmp_path, version="7.2.12", packages={})
+    with pytest.raises(SpecError, match=r"only the real clock.*vm --build"):
+        vm.start_guest(kernel, ["true"], virtual_clock=True)
+
+
+FORBID = """
+import ctypes, errno, os, struct, sys
+load_number, allow, refuse = (0x20, 0, 0, 0), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x00050000 | errno.EPERM)
+steps = [load_number]
+for number in sys.argv[1].split(","):
+    steps += [(0x15, 0, 1, int(number)), refuse]
+code = b"".join(struct.pack("HBBI", *step) for step in [*steps, allow])
+held = ctypes.create_string_buffer(code)
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps) + 1, ctypes.addressof(held)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # no new privileges
+assert libc.prctl(22, 2, program, 0, 0) == 0  # a seccomp filter
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a program in a sandbox that refuses some system calls, by their numbers."""
+PTRACE, SECCOMP = 101, 317
+
+
+def _in_a_sandbox(folder: Path, *forbidden: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "testbed", "vm", "--virtual-clock", "--memory", "256M", "--", "echo", "through"]
+    return subprocess.run(
+        [sys.executable, "-c", FORBID, ",".join(map(str, forbidden)), *command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("forbidden", [PTRACE, SECCOMP])
+def test_one_way_of_catching_system_calls_is_enough(tmp_path: Path, forbidden: int) -> None:
+    done = _in_a_sandbox(tmp_path, forbidden)
+    assert (done.returncode, done.stdout) == (0, "through\n"), done.stderr
+
+
+def test_where_seccomp_and_ptrace_are_forbidden_the_message_says_so(tmp_path: Path) -> None:
+    done = _in_a_sandbox(tmp_path, PTRACE, SECCOMP)
+    assert done.returncode == 2
+    assert "neither seccomp filters nor ptrace" in " ".join(done.stderr.split())
+
+
+def test_a_program_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    spin = "print('up', flush=True)\nwhile True: pass"
+    command = ["-m", "testbed", "vm", "--virtual-clock", "--memory", "256M", "--", sys.executable, "-c", spin]
+    runner = subprocess.Popen(
+        [sys.executable, *command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+    )
+    assert runner.stdout is not None
+    members: set[int] = set()
+    try:
+        assert runner.stdout.readline() == b"up\n"
+        members = guest_of(runner.pid)
+        assert len(members) > 1
+    finally:
+        runner.kill()
+        runner.communicate()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in members) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in members if Path(f"/proc/{pid}").exists()]
+    assert list(tmp_path.iterdir()) == []
