@@ -47,6 +47,7 @@ _CONSOLE_BYTES = 8192
 _SILENCE_S = 20.0  # how long a guest says nothing before its processes are looked at
 _NO_PTRACE = b"check_ptrace :"  # how the kernel's last words begin where it is refused; seccomp it tries before
 _TRY_LIMIT_S = 60.0
+_REAP_S = 2.0
 _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes this much without blocking
 
 
@@ -346,6 +347,7 @@ class Guest:
             with suppress(ProcessLookupError):  # it ended by itself, whole
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            _wait_for_group(self._process.pid)
             self._ends.close()
             self._over.set()
 
@@ -489,6 +491,15 @@ def _boot(
         for fd in (loader, *theirs.values()):
             os.close(fd)
     return process, _Ends(**ours)
+
+
+def _wait_for_group(leader: int) -> None:
+    """Wait until the last process of a group that was killed is gone, but not for ever: others reap them."""
+    deadline = time.monotonic() + _REAP_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(leader, 0)
+            time.sleep(0.005)
 
 
 def _group(leader: int) -> Iterator[int]:

@@ -54,7 +54,8 @@ def test_a_long_sleep_ends_at_once(run: Run) -> None:
 
 def test_computing_takes_no_time(run: Run) -> None:
     script = "import time; a = time.monotonic_ns(); sum(range(1000000)); print(time.monotonic_ns() - a)"
-    assert run(sys.executable, "-c", script) == (0, b"0\n")
+    status, said = run(sys.executable, "-c", script)
+    assert (status, int(said) < 1000) == (0, True)  # a system call that fails would take 1000
 
 
 def test_output_and_status(run: Run) -> None:
@@ -106,6 +107,8 @@ def test_a_program_that_spins_is_ended_by_this_machines_clock(run: Run) -> None:
 def test_two_guests_take_two_processors(start: Start) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has one processor")
+    if "@testbed guest on processor" in Path("/proc/net/unix").read_text():
+        pytest.skip("another guest runs here and may hold a processor")
     with (
         start(sys.executable, "-c", "while True: pass") as first,
         start(sys.executable, "-c", "while True: pass") as other,
@@ -174,20 +177,22 @@ def test_where_seccomp_and_ptrace_are_forbidden_the_message_says_so(tmp_path: Pa
 
 
 def test_a_program_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
-    spin = "print('up', flush=True)\nwhile True: pass"
-    command = ["-m", "testbed", "vm", "--virtual-clock", "--memory", "256M", "--", sys.executable, "-c", spin]
+    command = ["-m", "testbed", "vm", "--virtual-clock", "--memory", "256M", "--"]
     runner = subprocess.Popen(
-        [sys.executable, *command], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
+        [sys.executable, *command, sys.executable, "-c", "while True: pass"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert runner.stdout is not None
     members: set[int] = set()
+    deadline = time.monotonic() + 30
     try:
-        assert runner.stdout.readline() == b"up\n"
-        members = guest_of(runner.pid)
-        assert len(members) > 1
+        while len(members) < 3 and time.monotonic() < deadline:  # the kernel, init and the command
+            time.sleep(0.05)
+            members = guest_of(runner.pid)
+        assert len(members) >= 3
     finally:
         runner.kill()
-        runner.communicate()
+        runner.wait()
     deadline = time.monotonic() + 10
     while any(Path(f"/proc/{pid}").exists() for pid in members) and time.monotonic() < deadline:
         time.sleep(0.05)
