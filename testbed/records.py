@@ -279,6 +279,9 @@ class Certificate(Frozen):
     has no numbers, or no step was at hand."""
     step: str = ""
     """Whose step it is, and how long; empty where none was at hand."""
+    clock: Literal["real", "virtual"] = "real"
+    by_construction: tuple[str, ...] = ()
+    """Virtual clock: what was not measured, because the lab read it back from the kernel as it was asked."""
 
     @property
     def verdict(self) -> Verdict:

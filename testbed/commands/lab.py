@@ -20,8 +20,10 @@ from testbed.frozen import explain
 
 if TYPE_CHECKING:
     from testbed.net.machine.capabilities import Capability
+    from testbed.profiles import LinkProfile
 
 _MESSAGES = ["256KiB", "4MiB"]
+_CLOCKS = ("real", "virtual")
 _LOOK_S = 1.0
 """How often a standing lab is looked after."""
 
@@ -160,6 +162,9 @@ def shell(
 def link(
     profile: Annotated[str, typer.Argument(help="Name of a profile, or the path of a profile file.")],
     engine: EngineFlag = "auto",
+    clock: Annotated[
+        str, typer.Option(help="real: measured on this machine. virtual: in a guest whose clock is exact, with netem.")
+    ] = "real",
     quick: Annotated[bool, typer.Option("--quick", help="The short form that every run gets, under 3 s.")] = False,
     message: Annotated[list[str], typer.Option(metavar="SIZE", help="Message sizes, e.g. 256KiB.")] = _MESSAGES,
     pcap: Annotated[
@@ -170,6 +175,12 @@ def link(
     ] = [],  # noqa: B006
 ) -> None:
     """Build one link, certify it, and print asked against measured."""
+    if clock not in _CLOCKS:
+        raise UnknownNameError("clock", clock, _CLOCKS)
+    if clock == "virtual":
+        if quick or pcap is not None or engine == "relay":
+            raise UserError("--clock virtual goes with neither --quick, --pcap nor --engine relay: leave them out")
+        return _link_on_virtual_clock(profiles.load_profile(profile, overrides), min(map(units.parse_size, message)))
     from testbed.net.lab import Lab, LabSpec
     from testbed.report.certificates import certificate_summary, certificate_table
     from testbed.sweep.environment import hold_machine
@@ -197,6 +208,24 @@ def link(
                 transit.name, str(transit.sent), str(transit.arrived), *(f"{value:.3f}" for value in transit.transit_ms)
             )
         out.print(rows)
+    out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)
+    if certificate.verdict != "PASS":
+        raise typer.Exit(1)
+    return None
+
+
+def _link_on_virtual_clock(wanted: LinkProfile, message_bytes: int) -> None:
+    from testbed.play.certify import certify_virtual
+    from testbed.report.certificates import certificate_summary, certificate_table
+    from testbed.sweep.expected_step import reference_step
+    from testbed.vm import find_clock_kernel
+
+    if (kernel := find_clock_kernel()) is None:
+        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    out.print(f"clock virtual: guest kernel {kernel.version}, engine netem", highlight=False)
+    (certificate,) = certify_virtual([wanted], kernel)
+    certificate = reference_step(wanted, "netem", message_bytes).assess(certificate)
+    out.print(certificate_table(certificate))
     out.print(certificate_summary(wanted.name, certificate), highlight=False, soft_wrap=True)
     if certificate.verdict != "PASS":
         raise typer.Exit(1)

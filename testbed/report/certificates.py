@@ -219,18 +219,30 @@ def certificate_table(certificate: Certificate) -> Table:
     return table
 
 
+def _furthest(certificate: Certificate) -> float | None:
+    """Return the largest deviation of a certificate, as a share of what was expected."""
+    shares = [abs(m.measured / m.expected - 1) for m in certificate.measurements if m.expected and m.measured]
+    return max(shares, default=None)
+
+
 def certificate_summary(name: str, certificate: Certificate) -> str:
     """Say the verdict in a line, and why."""
     failed = [measurement for measurement in certificate.measurements if measurement.verdict == "FAIL"]
     amount = f"{len(certificate.measurements)} quantities in {certificate.seconds:.1f} s, {certificate.form} form"
+    if certificate.clock == "virtual":
+        amount = f"{len(certificate.measurements)} quantities on the virtual clock, taken at {certificate.taken_at}"
     lines = [f"{name}: {certificate.verdict}, {amount}"]
+    lines += [f"  by construction, {words}" for words in certificate.by_construction]
+    if certificate.clock == "virtual" and (worst := _furthest(certificate)) is not None:
+        lines.append(f"  furthest from the ideal: {worst:.3%}".replace("%", " %"))
     if certificate.step:
         if certificate.bound is None:
             lines.append("  there is no bound: something could not be measured")
         else:
             within = "within" if certificate.bound <= BOUND else "more than"
             moved, most = share_text(certificate.bound), share_text(BOUND)
-            lines.append(f"  all deviations together move a step by up to {moved}, {within} {most}: {certificate.step}")
+            lines.append(f"  what all deviations together move a step by, at most: {moved} ({within} {most})")
+            lines.append(f"  the step: {certificate.step}")
     for measurement in failed:
         asked, measured, _ = measurement_cells(measurement)
         lines.append(

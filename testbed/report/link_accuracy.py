@@ -12,11 +12,12 @@ from testbed.net.certificate.accuracy import (
     Accuracy,
     AccuracyColumn,
     Agreement,
+    GridPoint,
     PointResult,
     agreement,
     column_measurements,
 )
-from testbed.records import Measurement
+from testbed.records import Certificate, Measurement
 from testbed.report.numbers import markdown_table
 
 FAILED = " !"
@@ -35,6 +36,29 @@ LOSS_HEADINGS = (
     "verdict",
 )
 AGREEMENT_HEADINGS = ("quantity", "compared", "furthest apart", "at", "verdict")
+
+
+VIRTUAL_HEADINGS = ("rate", "delay", "direction", "quantity", "of", "unit", "ideal", "found", "deviation_percent")
+
+
+def virtual_rows(points: Sequence[GridPoint], certificates: Sequence[Certificate]) -> list[tuple[str, ...]]:
+    """Return a row for each quantity of each link of a grid on the virtual clock."""
+    return [
+        (
+            units.format_rate(point.rate_bps),
+            units.format_time(point.delay_ns),
+            m.direction,
+            m.quantity,
+            m.detail,
+            m.unit,
+            f"{m.expected:.9g}",
+            f"{m.measured:.9g}",
+            f"{100 * (m.measured / m.expected - 1):+.4f}",
+        )
+        for point, certificate in zip(points, certificates, strict=True)
+        for m in certificate.measurements
+        if m.expected and m.measured is not None
+    ]
 
 
 def _worst(measurements: Sequence[Measurement]) -> Measurement | None:

@@ -5,5 +5,6 @@ effort.py   what the probe does on a link, in the quick and in the full form
 judge.py    readings against the profile: echoes and TCP; trains.py: UDP
 verdict.py  pass or fail one comparison, and name the host where it is at fault
 expect.py   the arithmetic of an exact link and of chance
+On the virtual clock the player does it: testbed/play/certify.py.
 accuracy.py the grid of links that shows how true the emulation is
 """

@@ -1,0 +1,117 @@
+"""Certificates on the virtual clock: the probe, what it leaves out, what is kept; and links for real in a guest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.directions import LINK_DIRECTIONS
+from testbed.play import certify
+from testbed.play.certify import EXACT, by_construction, certify_virtual, plain_profile, probe_trace
+from testbed.play.check import check_trace
+from testbed.play.played import Played
+from testbed.play.trace import Trace
+from testbed.profiles import Bernoulli, LinkProfile, load_profile, profile_files
+from testbed.records import Certificate, Measurement
+from testbed.vm import find_clock_kernel
+from testbed.vm.kernel import GuestKernel
+from tests.synthetic import pipe, profile
+
+LINK = profile("asked", pipe(80_000_000, 10_000_000), pipe(20_000_000, 30_000_000))
+
+
+def test_the_probe_is_a_trace_that_makes_sense() -> None:
+    trace = probe_trace(1_000_000)
+    check_trace(trace, "the probe")
+    assert trace.steps > 1
+
+
+def test_only_what_the_probe_can_show_is_probed_and_the_rest_is_named() -> None:
+    lossy = pipe(80_000_000, 10_000_000, loss=Bernoulli(probability=0.01), jitter_ns=1_000_000)
+    wanted = profile("lossy", lossy, None, congestion_control="bbr")
+    plain = plain_profile(wanted)
+    assert plain.up is not None
+    assert (plain.up.rate_bps, plain.up.delay_ns) == (lossy.rate_bps, lossy.delay_ns)
+    assert (plain.up.loss, plain.up.jitter_ns, plain.down) == (None, 0, None)
+    up, down = by_construction(wanted)
+    assert "loss" in up
+    assert "jitter" in up
+    assert "no shaper" in down
+
+
+@pytest.mark.parametrize("name", sorted(profile_files()))
+def test_every_shipped_profile_can_be_probed(name: str) -> None:
+    plain = plain_profile(load_profile(name))
+    for way in LINK_DIRECTIONS:
+        line = plain.pipe(way)
+        assert line is None or not (line.varies or line.loss or line.jitter_ns or line.reorder or line.duplicate)
+
+
+def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[LinkProfile] = []
+
+    def measure(missing: dict[Path, LinkProfile], kernel: GuestKernel, guests: int) -> None:
+        for file, link in missing.items():
+            measured.append(link)
+            made = Certificate(
+                form="full", clock="virtual", engine="netem", taken_at="now", seconds=1.0, measurements=(), rejected=()
+            )
+            file.write_text(made.model_dump_json())
+
+    monkeypatch.setattr(certify, "_measure", measure)
+    folder = tmp_path / "kernel"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    kernel = GuestKernel(folder=folder, version="7", packages={}, clock="virtual")
+    other = profile("other", pipe(80_000_000, 11_000_000), pipe(80_000_000, 11_000_000))
+    certify_virtual([LINK, other, LINK.model_copy(update={"name": "again"})], kernel, cache=tmp_path / "cache")
+    assert len(measured) == 2  # a name is no part of a link
+    certify_virtual([LINK, other], kernel, cache=tmp_path / "cache")
+    assert len(measured) == 2
+    (folder / "manifest.json").write_text('{"another": "kernel"}')
+    certify_virtual([LINK], kernel, cache=tmp_path / "cache")
+    assert len(measured) == 3
+    for file in (tmp_path / "cache").iterdir():
+        file.write_text("cut off")
+    certify_virtual([LINK], kernel, cache=tmp_path / "cache")
+    assert len(measured) == 4
+
+
+@pytest.fixture(scope="module")
+def kernel() -> GuestKernel:
+    found = find_clock_kernel()
+    if found is None:
+        pytest.skip("there is no kernel with a virtual clock: python -m testbed vm --build")
+    return found
+
+
+@pytest.mark.slow
+def test_links_on_the_virtual_clock_are_exact(kernel: GuestKernel, tmp_path: Path) -> None:
+    unshaped = profile("unshaped")
+    slow = profile("slow", pipe(10_000_000, 5_000_000), pipe(10_000_000, 5_000_000))
+    both, fast, nothing = certify_virtual([LINK, slow, unshaped], kernel, cache=tmp_path / "cache")
+    for certificate in (both, fast):
+        assert certificate.verdict == "PASS", certificate
+        assert certificate.clock == "virtual"
+        shown = [(m.measured, m.expected) for m in certificate.measurements]
+        assert all(abs(found / asked - 1) <= EXACT for found, asked in shown if found is not None and asked)
+    assert {m.quantity for m in both.measurements} == {"rtt", "message", "goodput"}
+    assert nothing.verdict == "PASS"
+    assert all(m.expected is None for m in nothing.measurements)
+    assert all("no shaper" in words for words in nothing.by_construction)
+
+
+@pytest.mark.slow
+def test_a_wrong_link_is_found(kernel: GuestKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe crosses a link that is half a percent slower than what it is compared with."""
+    judge = certify.judge_probe
+
+    def compare(link: LinkProfile, trace: Trace, played: Played) -> tuple[Measurement, ...]:
+        asked = profile("asked", pipe(80_400_000, 10_000_000), pipe(20_000_000, 30_000_000))
+        return judge(asked, trace, played)
+
+    monkeypatch.setattr(certify, "judge_probe", compare)
+    (certificate,) = certify_virtual([LINK], kernel, cache=tmp_path / "cache")
+    failed = {(m.quantity, m.direction) for m in certificate.measurements if m.verdict == "FAIL"}
+    assert failed == {("message", "up"), ("goodput", "up")}
