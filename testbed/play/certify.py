@@ -45,7 +45,8 @@ _PINGS = 4
 _STEPS = 5
 """The last is judged; in the first ones the windows open."""
 _PAUSE_NS = 250_000_000
-_SOURCES: Final = ("net", "play", "vm/time-travel.config")
+_PLAYING: Final = ("certify", "connections", "inside", "job", "lanes", "player", "waiting")
+_SOURCES: Final = ("net", "tcp_info.py", *(f"play/{name}.py" for name in _PLAYING))
 """What decides how a link behaves and what is measured of it, in the package."""
 
 
