@@ -494,12 +494,24 @@ def _boot(
 
 
 def _wait_for_group(leader: int) -> None:
-    """Wait until the last process of a group that was killed is gone, but not for ever: others reap them."""
+    """Wait until no process of a group that was killed runs any more, but not for ever.
+
+    Who has ended but was not reaped does not count: that is the business of the machine's first process.
+    """
     deadline = time.monotonic() + _REAP_S
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(leader, 0)
+            if not any(_runs(pid) for pid in _group(leader)):
+                return
             time.sleep(0.005)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
 
 
 def _group(leader: int) -> Iterator[int]:
