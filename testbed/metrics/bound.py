@@ -49,7 +49,8 @@ _TAIL_PACKETS = 3
 """Fewer packets than this after a lost one do not tell TCP of it (three duplicate acknowledgements, RFC 5681)."""
 _APART_LINKS = 8
 """With more links the bound of a measurement is that of its quantity on all links at once, which is no smaller."""
-_STEPS = 3
+_STEPS, _MANY_ACTIONS = 3, 2000
+"""Steps of a run that are looked at, and with how many actions only one is: each is simulated several times."""
 _Sign = Literal["slow", "fast"]
 Deviations = dict[tuple[int, str], WireDeviation]
 
@@ -114,11 +115,15 @@ class BoundedStep:
 
 
 def run_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return the steps of a run, up to three of those that count; None where there are none."""
+    """Return the steps of a run, up to three of those that count (of a large one the last); None where there are none."""
     chosen = steady(align(stages))
     if not chosen:
         return None
-    some = [chosen[round(place * (len(chosen) - 1) / (_STEPS - 1))] for place in range(_STEPS)]
+    actions = sum(len(record.actions) for record in chosen[-1].records)
+    if actions > _MANY_ACTIONS:
+        some = [chosen[-1]]
+    else:
+        some = [chosen[round(place * (len(chosen) - 1) / (_STEPS - 1))] for place in range(_STEPS)]
     return BoundedStep(cell, list(dict.fromkeys(some)), "the run's own steps", played_at_ns=played_at_ns)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -34,6 +34,7 @@ from testbed.play.played import Played, read_played
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.profiles import LinkProfile, Pipe
 from testbed.records import Certificate, Measurement
+from testbed.spec import Topology
 from testbed.vm.kernel import MANIFEST, GuestKernel
 
 EXACT: Final = 0.001
@@ -157,6 +158,26 @@ def certify_virtual(
         assert kept is not None
         certificates.append(kept.model_copy(update={"by_construction": by_construction(profile)}))
     return certificates
+
+
+def network_certificate(
+    topology: Topology, links: Sequence[LinkProfile], certificates: Mapping[LinkProfile, Certificate]
+) -> Certificate:
+    """Return the certificate of a network from those of its links, with the names that links have in a lab."""
+    name = "node-{}" if topology == "star" else "boundary-{}"
+    each = [(name.format(number), certificates[profile]) for number, profile in enumerate(links)]
+    newest = max((certificate for _, certificate in each), key=lambda certificate: certificate.taken_at)
+    return newest.model_copy(
+        update={
+            "seconds": sum(certificates[profile].seconds for profile in set(links)),
+            "measurements": tuple(
+                m.model_copy(update={"link": link}) for link, certificate in each for m in certificate.measurements
+            ),
+            "by_construction": tuple(
+                f"{link} {words}" for link, certificate in each for words in certificate.by_construction
+            ),
+        }
+    )
 
 
 def _kept(file: Path) -> Certificate | None:

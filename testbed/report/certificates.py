@@ -176,8 +176,11 @@ def run_bound_words(certificates: RunCertificates) -> str:
     words, during = [], certificates.during
     if certificates.bound is not None:
         ends = [c.bound for c in (certificates.before, certificates.after) if c is not None and c.bound is not None]
-        told = f"All that was found moves the step by up to {share_text(certificates.bound)}: deviations of the links "
-        words.append(told + " before and ".join(map(share_text, ends)) + " after the run")
+        told = (
+            f"All that was found moves the step by at most {share_text(certificates.bound)}: deviations of the links "
+        )
+        when = " before and ".join(map(share_text, ends)) + " after the run"
+        words.append(told + (when if len(ends) > 1 else f"{share_text(ends[0])}, on the virtual clock"))
         if during is not None and during.bound is not None:
             words[-1] += f", lateness {share_text(during.bound)} while it lasted"
     if during is not None:

@@ -174,7 +174,7 @@ def _certified(result: Result) -> _Certified:
     if certificates is None:
         return _Certified(result, [], "none", "before or after", "", "")
     both = (("before", certificates.before), ("after", certificates.after))
-    missing = [when for when, certificate in both if certificate is None]
+    missing = [when for when, certificate in both[: len(certificates.needed)] if certificate is None]
     again = [
         f"{when}: {_said(certificate.rejected)}"
         for when, certificate in both

@@ -7,16 +7,24 @@ from pathlib import Path
 import pytest
 
 from testbed.directions import LINK_DIRECTIONS
+from testbed.metrics.bound import run_step
 from testbed.play import certify
-from testbed.play.certify import EXACT, by_construction, certify_virtual, plain_profile, probe_trace
+from testbed.play.certify import (
+    EXACT,
+    by_construction,
+    certify_virtual,
+    network_certificate,
+    plain_profile,
+    probe_trace,
+)
 from testbed.play.check import check_trace
 from testbed.play.played import Played
 from testbed.play.trace import Trace
 from testbed.profiles import Bernoulli, LinkProfile, load_profile, profile_files
-from testbed.records import Certificate, Measurement
+from testbed.records import Certificate, Measurement, RunCertificates
 from testbed.vm import find_clock_kernel
 from testbed.vm.kernel import GuestKernel
-from tests.synthetic import pipe, profile
+from tests.synthetic import Pipeline, pipe, profile
 
 LINK = profile("asked", pipe(80_000_000, 10_000_000), pipe(20_000_000, 30_000_000))
 
@@ -76,6 +84,41 @@ def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatc
         file.write_text("cut off")
     certify_virtual([LINK], kernel, cache=tmp_path / "cache")
     assert len(measured) == 4
+
+
+def virtual(found_ms: float) -> Certificate:
+    measurement = Measurement(
+        link="node-0", direction="up", quantity="message", detail="", unit="ms", expected=40.0, measured=found_ms,
+        tolerance=0.04, samples=1, verdict="PASS" if abs(found_ms - 40) <= 0.04 else "FAIL", note="",
+    )  # fmt: skip
+    return Certificate(
+        form="full",
+        clock="virtual",
+        engine="netem",
+        taken_at="now",
+        seconds=1.0,
+        measurements=(measurement,),
+        rejected=(),
+        by_construction=("up: buffer as read back",),
+    )
+
+
+@pytest.mark.parametrize(("found_ms", "verdict"), [(40.01, "PASS"), (40.1, "FAIL")])
+def test_a_network_s_certificate_has_those_of_its_links_and_stands_alone(found_ms: float, verdict: str) -> None:
+    """Nothing excuses a deviation on the virtual clock, even one that moves the step by less than the bound."""
+    other = profile("other", LINK.up, LINK.up)
+    pipeline = Pipeline((LINK, other, LINK))
+    pipeline.run(0)
+    pipeline.run(1)
+    step = run_step(pipeline.cell, pipeline.records, None)
+    assert step is not None
+    whole = network_certificate("star", pipeline.cell.links, {LINK: virtual(40.0), other: virtual(found_ms)})
+    assert [m.link for m in whole.measurements] == ["node-0", "node-1", "node-2"]
+    assert whole.by_construction[1] == "node-1 up: buffer as read back"
+    run = RunCertificates(before=step.assess(whole), after=None)
+    assert run.verdict == verdict
+    assert run.bound is not None
+    assert 0 < run.bound < 0.02
 
 
 @pytest.fixture(scope="module")
