@@ -115,7 +115,7 @@ class BoundedStep:
 
 
 def run_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return the steps of a run, up to three of those that count (of a large one the last); None where there are none."""
+    """Return up to three of a run's steps that count (one where they are large); None where there are none."""
     chosen = steady(align(stages))
     if not chosen:
         return None
