@@ -223,7 +223,7 @@ def judge_probe(profile: LinkProfile, trace: Trace, played: Played) -> tuple[Mea
     step = played.steps - 1
     measurements = []
     for item, times in zip(probe_items(), _times(trace, played, step), strict=True):
-        # Of the pings the last: in the first after a pause, acknowledgements of their own go before the answers.
+        # Of the pings the last: the first two after a pause take longer by one bare acknowledgement on the wire.
         measured_ns = times.arrived[-1] - times.sent[-2 if item.kind == "ping" else 0]
         pipe = profile.pipe(item.way)
         payload = profile.mtu - HEADER_BYTES
