@@ -85,19 +85,20 @@ def settings(runs: Any) -> str:
 def titles(made: Sequence[Grid]) -> tuple[str, str, str]:
     """Return what each figure says, computed from the grids."""
     best = [float(np.nanmax(grid.step_s[BASELINE] / grid.best_s)) for grid in made]
-    enough = [
-        f"{grid.device} {units.format_rate(rate)}" for grid in made if (rate := baseline_enough_bps(grid)) is not None
-    ]
-    fastest = units.format_rate(max(grid.rates_bps[-1] for grid in made))
-    choice = f"{BASELINE} is as good as any codec from {', '.join(enough)} on"
-    if not enough:
-        choice = f"On every device some codec pays, up to {fastest}"
+    choice = f"{BASELINE} is as good as any codec: " + "; ".join(map(_enough_words, made))
     return (
         choice,
         "The fastest codec: up to "
         + ", ".join(f"{gain:.3g}x on {grid.device}" for gain, grid in zip(best, made, strict=True)),
         f"Where each codec stops paying: less than {100 * (PAYS - 1):.0f} % faster than {BASELINE}",
     )
+
+
+def _enough_words(grid: Grid) -> str:
+    rate = baseline_enough_bps(grid)
+    if rate is None:
+        return f"{grid.device} not up to {units.format_rate(grid.rates_bps[-1])}"
+    return f"{grid.device} from {units.format_rate(rate)} on"
 
 
 def baseline_enough_bps(grid: Grid) -> int | None:
