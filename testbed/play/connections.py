@@ -22,6 +22,8 @@ from testbed.tcp_info import read_tcp_info
 
 _LISTENING_PORT, _CONNECTING_PORT = 20000, 30000
 _PATIENCE_S = 60.0
+_CONDITIONS_BYTES = 8 + 24 * 4
+"""Of struct tcp_info: its flags, and its words up to tcpi_total_retrans."""
 
 
 def reachable(topology: Topology, node: int, peer: int) -> bool:
@@ -111,6 +113,12 @@ class Connections:
                 )
             )
         return tuple(states)
+
+    def conditions(self) -> bytes:
+        """Read what decides how every connection goes on, as far as the kernel shows it: TCP_INFO up to its totals."""
+        return b"".join(
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CONDITIONS_BYTES) for sock in self.sockets.values()
+        )
 
     def close(self) -> None:
         """Close them all."""

@@ -51,14 +51,20 @@ class LaneState:
 class Lanes:
     """All lanes of a trace, being played."""
 
-    def __init__(self, trace: Trace, steps: int, hand_over: Callable[[Message, int, int], None]) -> None:
-        """`hand_over(message, node, peer)` is called for each send, in order."""
+    def __init__(
+        self, trace: Trace, steps: int, hand_over: Callable[[Message, int, int], None], *, halt: bool = False
+    ) -> None:
+        """`hand_over(message, node, peer)` is called for each send, in order. `halt`: lanes go into their next step
+        only when `go_on` is called.
+        """
         self.states = [LaneState(number, trace, steps) for number in range(len(trace.lanes))]
         self.steps_done = 0
         """How many steps all lanes have ended."""
         self.late_ns = array("q")
         """By how much each end of work was noticed late."""
-        self._steps, self._hand_over = steps, hand_over
+        self.halted: list[LaneState] = []
+        """Who has ended a step, and would begin the next."""
+        self._steps, self._hand_over, self._halt = steps, hand_over, halt
         self._ready = deque(self.states)
         self._due: list[tuple[int, int]] = []  # a heap of (when work ends, which lane)
         self._arrived: dict[tuple[int, int, int], tuple[int, int]] = {}
@@ -137,6 +143,23 @@ class Lanes:
             lane.step += 1
             while self.steps_done < self._steps and not self._unfinished[self.steps_done]:
                 self.steps_done += 1
+            if self._halt and lane.step < self._steps:
+                self.halted.append(lane)
+                return
+
+    def go_on(self) -> None:
+        """Let those go on who have ended a step."""
+        self._ready.extend(self.halted)
+        self.halted.clear()
+
+    @property
+    def only_work_left(self) -> bool:
+        """Whether every lane is between two steps, or has only work to do until the end of its step."""
+        return all(
+            lane.index in (lane.starts[lane.step], lane.starts[-1])
+            or all(kind == WORK for kind in lane.kind[lane.index : lane.starts[lane.step + 1]])
+            for lane in self.states
+        )
 
     def _signal(self, event: int, at_ns: int) -> None:
         signals = self._signals.setdefault(event, [])

@@ -14,14 +14,16 @@ from typing import Any, Final, Literal, Protocol
 from testbed.errors import SpecError, TransportError
 from testbed.play.lanes import Lanes, Message, pairs
 from testbed.play.played import NodeCounters, Played, SocketState
-from testbed.play.steady import Repetition
+from testbed.play.steady import Repetition, difference
 from testbed.play.trace import Trace
-from testbed.play.waiting import READABLE, WRITABLE, Waiter
+from testbed.play.waiting import DUE, READABLE, WRITABLE, Waiter
 
 Clock = Literal["virtual", "real"]
 
 _PAYLOAD: Final = memoryview(bytes(1 << 20))
 """What every message consists of. Constant: a link counts bytes and does not read them."""
+GRID_NS: Final = 10_000_000
+"""A multiple of the kernel's tick, whatever its HZ is."""
 _TAKEN: Final = bytearray(4 << 20)
 """Never written to: the kernel throws received bytes away (MSG_TRUNC)."""
 
@@ -40,6 +42,10 @@ class Network(Protocol):
 
     def states(self) -> tuple[SocketState, ...]:
         """Read TCP_INFO of every socket."""
+        ...
+
+    def conditions(self) -> bytes:
+        """Read what decides how every connection goes on, as far as the kernel shows it."""
         ...
 
 
@@ -82,20 +88,24 @@ class Player:
         schedules: Schedules | None = None,
         step_done: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """`steps`: at most so many; None: all. `prove_steady`: stop when steps are proved to repeat. The trace is one
-        that `check.check_trace` accepts.
+        """`steps`: at most so many; None: all. `prove_steady`: stop when steps are proved to repeat; between two steps
+        the clock may then stand still for less than `GRID_NS`. The trace is one that `check.check_trace` accepts.
         """
         assert all(pair in network.sockets for pair in pairs(trace))
         self._steps = trace.steps if steps is None else min(steps, trace.steps)
         self._network, self._waiter, self._clock, self._schedules = network, waiter, clock, schedules
         self._step_done = step_done
-        self._lanes = Lanes(trace, self._steps, self._hand_over)
+        self._lanes = Lanes(trace, self._steps, self._hand_over, halt=prove_steady)
         self._repetition = Repetition(trace, self._lanes.states) if prove_steady else None
+        self._aligned = {0}  # steps that began where the kernel's ticks lie alike
+        self._begun = 0  # the last step that a lane was let into
         self._flows = {ends: _Flow(*ends, sock) for ends, sock in network.sockets.items()}
         self._by_fd = {flow.fd: flow for flow in self._flows.values()}
         # On the virtual clock computing takes no time, and every look at the clock takes a little.
         self._fresh = clock == "real"
-        self._now_ns = 0
+        self._now_ns, self._stale = 0, True
+        self._in_flight = 0  # messages that were handed over and have not arrived
+        self._arrivals = 0
         self._counters: list[tuple[NodeCounters, ...]] = []
         self._states: list[tuple[SocketState, ...]] = []
         self._sends = 0
@@ -104,41 +114,55 @@ class Player:
         """Play it and return what happened. SpecError where lanes wait for what never comes, TransportError when a
         connection ends.
         """
-        lanes, waiter, schedules = self._lanes, self._waiter, self._schedules
+        lanes, schedules = self._lanes, self._schedules
         for flow in self._flows.values():
-            waiter.watch(flow.fd, READABLE)
-        self._now_ns = waiter.now()
+            self._waiter.watch(flow.fd, READABLE)
         steady = None
         while True:
-            lanes.advance(self._now_ns)
+            lanes.advance(self._now())
             while len(self._counters) < lanes.steps_done and steady is None:
                 steady = self._end_step(len(self._counters))
             if steady is not None or lanes.steps_done == self._steps:
                 return self._played(steady)
+            if lanes.halted:
+                self._align()
+                continue
             due_ns = lanes.next_due_ns
-            if due_ns is None and not any(flow.expected for flow in self._flows.values()):
-                raise SpecError(f"the trace cannot go on: {lanes.stuck()}")
             change_ns = schedules.next_due() if schedules is not None else None
+            if due_ns is None and not self._in_flight:
+                raise SpecError(f"the trace cannot go on: {lanes.stuck()}")
             if change_ns is not None and (due_ns is None or change_ns < due_ns):
                 due_ns = change_ns
+            if self._await(due_ns):
+                if change_ns is not None and change_ns <= self._now():
+                    assert schedules is not None
+                    schedules.follow()
+                lanes.end_work(self._now())
+
+    def _await(self, due_ns: int | None) -> bool:
+        """Hand over and take bytes until a moment has come, which is True, or a message. Most packets end none."""
+        waiter, by_fd, due = self._waiter, self._by_fd, False
+        self._arrivals = 0
+        while not self._arrivals and not due:
             events = waiter.wait(due_ns)
-            self._now_ns = waiter.now()
-            if change_ns is not None and change_ns <= self._now_ns:
-                assert schedules is not None
-                schedules.follow()
-            lanes.end_work(self._now_ns)
+            self._stale = True
             for fd, event in events:
-                flow = self._by_fd[fd]
+                if fd == DUE:
+                    due = True
+                    continue
+                flow = by_fd[fd]
                 if event & READABLE:
                     self._receive(flow)
                 if event & WRITABLE:
                     waiter.watch(fd, READABLE)
                     flow.blocked = False
                     self._send(flow)
+        return due
 
     def _hand_over(self, message: Message, node: int, peer: int) -> None:
         flow = self._flows[node, peer]
         flow.waiting.append(message)
+        self._in_flight += 1
         self._flows[peer, node].expected.append(message)
         if not flow.blocked and len(flow.waiting) == 1:
             self._send(flow)
@@ -170,7 +194,6 @@ class Player:
 
     def _receive(self, flow: _Flow) -> None:
         """Take what has come."""
-        now_ns = self._now()
         try:
             count = flow.sock.recv_into(_TAKEN, 0, socket.MSG_TRUNC)
         except BlockingIOError:
@@ -187,11 +210,28 @@ class Player:
                 return
             count -= message.unreceived
             expected.popleft()
-            self._lanes.arrived(message, flow.node, flow.peer, now_ns)
+            self._in_flight -= 1
+            self._arrivals += 1
+            self._lanes.arrived(message, flow.node, flow.peer, self._now())
+
+    def _align(self) -> None:
+        """Let the next step begin where the kernel's ticks lie as they did in the step before, if the lab is silent.
+
+        TCP counts some of its times in ticks. Without this a step that is like the one before in everything else finds
+        them elsewhere, and its acknowledgements may come at other times.
+        """
+        lanes = self._lanes
+        step = max(lane.step for lane in lanes.halted)
+        if step > self._begun:
+            self._begun = step
+            if not self._in_flight and lanes.only_work_left:
+                self._waiter.stand_still(GRID_NS)
+                self._aligned.add(step)
+        lanes.go_on()
 
     def _now(self) -> int:
-        if self._fresh:
-            self._now_ns = self._waiter.now()
+        if self._fresh or self._stale:
+            self._now_ns, self._stale = self._waiter.now(), False
         return self._now_ns
 
     def _end_step(self, step: int) -> tuple[int, int] | None:
@@ -202,8 +242,10 @@ class Player:
         self._step_done(step)
         if self._repetition is None:
             return None
-        idle = not any(flow.waiting for flow in self._flows.values())
-        return self._repetition.add(step, self._counters, states, complete=idle)
+        if step not in self._aligned or any(flow.waiting for flow in self._flows.values()):
+            return self._repetition.add(step, None)
+        counted = self._counters[step] if step == 0 else difference(counters, self._counters[step - 1])
+        return self._repetition.add(step, (counted, self._network.conditions()))
 
     def _played(self, steady: tuple[int, int] | None) -> Played:
         steps = len(self._counters)

@@ -1,9 +1,10 @@
 """Do steps repeat? Find it out while a trace is played, and say exactly what the remaining steps would have been.
 
 A step's signature is everything that was seen of it, relative to its own beginning: the times of all operations and
-messages, what every node's devices counted, and every socket's congestion window. On a clock that depends on nothing
-but the lab, a step whose work and messages are those of the step before, and which begins in the same state, is the
-same again.
+messages, what every node's devices counted, and what the kernel tells of every connection at its end (windows,
+thresholds, round-trip times, timeouts). On a clock that depends on nothing but the lab, a step whose work and messages
+are those of the step before, and which begins in the same state, is the same again. The state includes where the
+kernel's ticks lie, which is why the player lets every step begin at the same place between them.
 """
 
 from __future__ import annotations
@@ -47,27 +48,19 @@ class Repetition:
         self._trace, self._lanes = trace, lanes
         self._signatures: list[Any] = []
         self._begin_ns = 0
+        self._since_ns: list[int] = []  # from the step before
         self._same_from: dict[int, int] = {}  # by period: the first step from which the trace itself repeats
 
-    def add(
-        self,
-        step: int,
-        counters: Sequence[tuple[NodeCounters, ...]],
-        states: Sequence[SocketState],
-        *,
-        complete: bool,
-    ) -> tuple[int, int] | None:
+    def add(self, step: int, seen: object | None) -> tuple[int, int] | None:
         """Take one more step, which has ended. (first, period) once it is proved that steps repeat.
 
-        `complete`: the kernel has taken all that was handed over, so that every time of the step is known.
+        `seen`: what else is to be the same, as something that can be hashed; None: nothing can be said of this step.
         """
         begin_ns = min((lane.begin[lane.starts[step]] for lane in self._lanes if _count(lane, step)), default=0)
         times = tuple(self._relative(lane, step, begin_ns) for lane in self._lanes)
-        counted = _difference(counters[step], counters[step - 1]) if step else counters[step]
-        windows = tuple(state.cwnd_packets for state in states)
-        lasted_ns = begin_ns - self._begin_ns
+        self._since_ns.append(begin_ns - self._begin_ns)
         self._begin_ns = begin_ns
-        self._signatures.append(hash((times, counted, windows, lasted_ns)) if complete else object())
+        self._signatures.append(hash((times, seen)) if seen is not None else object())
         return self._proved(step)
 
     def _relative(self, lane: TimedLane, step: int, begin_ns: int) -> bytes:
@@ -79,19 +72,28 @@ class Repetition:
         return b"".join(column.tobytes() for column in columns)
 
     def _proved(self, step: int) -> tuple[int, int] | None:
-        signatures = self._signatures
         for period in range(1, LONGEST_PERIOD + 1):
             first = step + 1 - period * REPEATS
             if first < 0:
                 return None
-            if all(signatures[s] == signatures[s - period] for s in range(first + period, step + 1)):
+            if all(self._alike(s, period, s > first) for s in range(first, step + 1 - period)):
                 if period not in self._same_from:
                     self._same_from[period] = trace_repeats_from(self._trace, period)
-                if first >= self._same_from[period]:
-                    while first > self._same_from[period] and signatures[first - 1] == signatures[first - 1 + period]:
+                earliest = self._same_from[period]
+                if first >= earliest:
+                    while (
+                        first > earliest and self._alike(first - 1, period, False) and self._alike(first, period, True)
+                    ):
                         first -= 1
                     return first, period
         return None
+
+    def _alike(self, step: int, period: int, since: bool) -> bool:
+        """Say whether a step and the one a period later are the same; with `since`, also what came between each and the
+        step before it.
+        """
+        same = bool(self._signatures[step] == self._signatures[step + period])
+        return same and (not since or self._since_ns[step] == self._since_ns[step + period])
 
 
 def trace_repeats_from(trace: Trace, period: int) -> int:
@@ -186,7 +188,7 @@ def extended(played: Played, trace: Trace, steps: int | None = None) -> Played:
         lanes.append(longer)
     counters, sockets = list(played.counters), list(played.sockets)
     for source, turns in sources:
-        gained = _difference(counters[last - 1 + period], counters[last - 1])
+        gained = difference(counters[last - 1 + period], counters[last - 1])
         counters.append(_sum(played.counters[source], gained, turns))
         sockets.append(
             tuple(
@@ -211,7 +213,8 @@ def _count(lane: Any, step: int) -> int:
     return int(lane.starts[step + 1] - lane.starts[step])
 
 
-def _difference(later: Sequence[NodeCounters], earlier: Sequence[NodeCounters]) -> tuple[NodeCounters, ...]:
+def difference(later: Sequence[NodeCounters], earlier: Sequence[NodeCounters]) -> tuple[NodeCounters, ...]:
+    """Return what was counted between two readings."""
     return _sum(later, earlier, -1)
 
 

@@ -10,6 +10,8 @@ from typing import Final, Protocol
 
 READABLE: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 WRITABLE: Final = select.EPOLLOUT
+DUE: Final = -1
+"""Stands for a descriptor where the moment that was waited for has come."""
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1
 _TFD_NONBLOCK, _TFD_CLOEXEC = 0o4000, 0o2000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -27,7 +29,11 @@ class Waiter(Protocol):
         ...
 
     def wait(self, due_ns: int | None) -> list[tuple[int, int]]:
-        """Wait until that moment, or for descriptors; which of them, with their events. Empty when it is due."""
+        """Wait until that moment, or for descriptors. Which of them, with their events; `DUE` among them: it is due."""
+        ...
+
+    def stand_still(self, grid_ns: int) -> None:
+        """Let the kernel's clock go on to a multiple of `grid_ns`, and this one stand still; all else is silent."""
         ...
 
 
@@ -62,16 +68,26 @@ class EpollWaiter:
             self._watched.add(descriptor)
 
     def wait(self, due_ns: int | None) -> list[tuple[int, int]]:
-        """Wait until that moment, or for descriptors; which of them, with their events. Empty when it is due."""
+        """Wait until that moment, or for descriptors. Which of them, with their events; `DUE` among them: it is due."""
         if due_ns != self._armed_ns:
             self._arm(due_ns)
         events = self._epoll.poll()
         for place, (descriptor, _) in enumerate(events):
             if descriptor == self._timer:
                 self._armed_ns = -1  # whatever comes next arms it anew, which also makes it unreadable
-                del events[place]
+                events[place] = (DUE, 0)
                 break
         return events
+
+    def stand_still(self, grid_ns: int) -> None:
+        """Let the kernel's clock go on to a multiple of `grid_ns`, and this one stand still; all else is silent."""
+        now_ns = time.monotonic_ns()
+        until_ns = (now_ns // grid_ns + 1) * grid_ns
+        self._arm(until_ns - self._origin_ns)
+        events = self._epoll.poll()
+        assert [descriptor for descriptor, _ in events] == [self._timer], "the lab was not silent"
+        self._origin_ns += until_ns - now_ns
+        self._armed_ns = -1
 
     def _arm(self, due_ns: int | None) -> None:
         # A moment that has passed makes it readable at once; 0 would switch it off.

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from testbed.play.lanes import pairs
 from testbed.play.played import NodeCounters, SocketState
 from testbed.play.trace import SEND, Trace
+from testbed.play.waiting import DUE
 
 
 class FakeWaiter:
@@ -31,7 +32,11 @@ class FakeWaiter:
         if not (events := self._poll.poll(0)):
             assert due_ns is not None, "the player waits for ever"
             self.now_ns = max(self.now_ns, due_ns)
+            return [(DUE, 0)]
         return events
+
+    def stand_still(self, grid_ns: int) -> None:
+        pass
 
     def close(self) -> None:
         self._poll.close()
@@ -64,6 +69,9 @@ class FakeNetwork:
             SocketState(node, peer, "cubic", 100, 90, 10, 1000 * self._steps, 0, 7 * self._steps, 3 * self._steps, 0)
             for node, peer in self.sockets
         )
+
+    def conditions(self) -> bytes:
+        return b""
 
 
 @contextmanager
