@@ -24,6 +24,8 @@ _LISTENING_PORT, _CONNECTING_PORT = 20000, 30000
 _PATIENCE_S = 60.0
 _CONDITIONS_BYTES = 8 + 24 * 4
 """Of struct tcp_info: its flags, and its words up to tcpi_total_retrans."""
+_EXPECTATIONS = 8 + 21 * 4
+"""Where tcpi_rcv_rtt and tcpi_rcv_space lie."""
 
 
 def reachable(topology: Topology, node: int, peer: int) -> bool:
@@ -115,10 +117,16 @@ class Connections:
         return tuple(states)
 
     def conditions(self) -> bytes:
-        """Read what decides how every connection goes on, as far as the kernel shows it: TCP_INFO up to its totals."""
-        return b"".join(
-            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CONDITIONS_BYTES) for sock in self.sockets.values()
-        )
+        """Read what decides how every connection goes on, as far as the kernel shows it: TCP_INFO up to its totals.
+
+        Without what a receiver expects (tcpi_rcv_rtt, tcpi_rcv_space): it creeps for dozens of steps, and decides only
+        how far the window that it offers may still grow, which it does while nothing is held up by it.
+        """
+        conditions = []
+        for sock in self.sockets.values():
+            told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _CONDITIONS_BYTES)
+            conditions.append(told[:_EXPECTATIONS] + told[_EXPECTATIONS + 8 :])
+        return b"".join(conditions)
 
     def close(self) -> None:
         """Close them all."""
