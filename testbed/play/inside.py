@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, cast
 
@@ -37,7 +37,8 @@ from testbed.play.waiting import EpollWaiter
 TEMPORARY: Final = ".part"
 """What a result's name ends with until it is whole."""
 _GRID_NS: Final = 1_000_000_000
-"""On the virtual clock playing begins at a multiple of it: the kernel's ticks then lie as in every other run."""
+"""On the virtual clock connecting and playing begin at a multiple of it: the kernel's ticks then lie as in every other
+run, and nothing depends on how long building took."""
 
 
 class _Following:
@@ -69,11 +70,14 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
                 f"the trace {job.trace} sends between nodes {lower} and {higher}; in a line only neighbours reach each "
                 "other: play it over a star"
             )
-    with Lab(job.seeded_lab, follow=False) as lab, Connections(lab, talking) as connections:
-        now_ns = time.monotonic_ns()
-        origin_ns = lab.play((now_ns // _GRID_NS + 1) * _GRID_NS if clock == "virtual" else now_ns)
+    with ExitStack() as stack:
+        lab = stack.enter_context(Lab(job.seeded_lab, follow=False))
+        if clock == "virtual":  # TCP measures round trips to the microsecond from the first one on
+            _sleep_until(_next_on_grid())
+        connections = stack.enter_context(Connections(lab, talking))
+        origin_ns = lab.play(_next_on_grid() if clock == "virtual" else None)
+        _sleep_until(origin_ns)
         with EpollWaiter(origin_ns) as waiter:
-            waiter.wait(0)
             player = Player(
                 trace,
                 connections,
@@ -90,6 +94,15 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
         known = {"played_at_ns": 0} | ({"build_seconds": 0.0} if clock == "virtual" else {})
         played.lab = lab.record.model_copy(update=known).model_dump(mode="json")
         return played
+
+
+def _next_on_grid() -> int:
+    return (time.monotonic_ns() // _GRID_NS + 1) * _GRID_NS
+
+
+def _sleep_until(moment_ns: int) -> None:
+    with EpollWaiter(moment_ns) as waiter:
+        waiter.wait(0)
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
