@@ -11,7 +11,7 @@ import typer
 
 from testbed.commands import codec_bench
 from testbed.commands.console import EngineFlag, choose_engine, out, table
-from testbed.errors import UserError
+from testbed.errors import LabError, UserError
 
 if TYPE_CHECKING:
     from testbed.net.certificate.accuracy import Accuracy
@@ -133,6 +133,68 @@ def lab(
                 times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (speed.build_s, speed.teardown_s)]
                 rows.add_row(speed.tool, str(speed.nodes), *times, str(speed.repetitions), speed.note)
     out.print(rows)
+
+
+@app.command()
+def play(
+    quick: Annotated[bool, typer.Option("--quick", help="Without the 64 stages.")] = False,
+) -> None:
+    """Measure how fast traces are played on the virtual clock: seconds here per second in the guest, packets."""
+    import tempfile
+
+    from testbed.net.lab import LabSpec
+    from testbed.play.guests import play_jobs
+    from testbed.play.job import PlayJob
+    from testbed.play.played import read_played
+    from testbed.play.synthetic import pipeline_trace
+    from testbed.profiles import load_profile
+    from testbed.sweep.environment import describe_machine
+    from testbed.vm import find_clock_kernel
+
+    if (kernel := find_clock_kernel()) is None:
+        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    link = load_profile("consumer-80mbps")
+    columns = ("steps", "guest", "here", "here per guest", "packets", "packets per s")
+    rows = table("trace", *columns, "steady", right=columns)
+    about = describe_machine()
+    with tempfile.TemporaryDirectory(prefix="testbed-bench-") as name:
+        for label, stages, microbatches, size, steps in _PLAYED if not quick else _PLAYED[:-1]:
+            folder = Path(name) / label.replace(" ", "-")
+            folder.mkdir()
+            trace = pipeline_trace(
+                stages=stages,
+                microbatches=microbatches,
+                steps=steps,
+                message_bytes=size,
+                forward_ns=7_000_000,
+                backward_ns=14_000_000,
+                codec_ns=300_000,
+                update_ns=3_000_000,
+            )
+            trace.write(folder / "trace")
+            lab = LabSpec(topology="star", profiles=(link,), nodes=stages, engine="netem", engine_reason="asked for")
+            job = PlayJob(trace=folder / "trace", lab=lab, output=folder / "played")
+            (outcome,) = play_jobs([job], clock="virtual", folder=folder / "work", kernel=kernel)
+            if outcome.error is not None or outcome.guest_seconds is None:
+                raise LabError(f"{label} could not be played: {outcome.error}")
+            played = read_played(job.output)
+            packets = sum(node.sent_packets for node in played.counters[-1])
+            here, inside = outcome.host_seconds, outcome.guest_seconds
+            numbers = (str(played.steps), f"{inside:.1f} s", f"{here:.1f} s", f"{here / inside:.2f}", f"{packets:,}")
+            steady = f"from step {played.steady[0]}, period {played.steady[1]}" if played.steady else "not proved"
+            rows.add_row(label, *numbers, f"{packets / here:,.0f}", steady)
+    out.print(rows)
+    out.print(
+        f"machine: {about['cpu_model'] or 'unknown'}, {about['cores']} processors, load {about['load_average'][0]}"
+    )
+
+
+_PLAYED = (
+    ("fp32, 3 stages", 3, 8, 262_144, 40),
+    ("int8, 3 stages", 3, 8, 66_560, 40),
+    ("64 stages, 64 micro-batches", 64, 64, 16_384, 1),
+)
+"""Name, stages, micro-batches, bytes of a message, steps. The first two are GPT-2 mini's."""
 
 
 @app.command()

@@ -42,7 +42,7 @@ run, and nothing depends on how long building took."""
 
 
 _ONE_PAGE: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
-"""Whether what is sent lies in single pages. Else it depends on the free memory which packets' bytes adjoin, and on that
+"""Whether what is sent lies in single pages. Else it depends on the free memory which packets' bytes adjoin, on that
 how TCP files what was acknowledged out of order, and on that when it takes a packet for lost."""
 
 

@@ -1,0 +1,79 @@
+"""On the virtual clock: times are those of a closed form, and the same nanoseconds in every boot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.play.guests import play_jobs
+from testbed.play.job import PlayJob
+from testbed.play.played import Played, read_played
+from testbed.play.synthetic import pipeline_trace
+from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
+from testbed.vm import find_clock_kernel
+from testbed.vm.kernel import GuestKernel
+from tests.labs import lab_spec
+
+RATE_BPS, DELAY_NS = 80_000_000, 10_000_000
+"""Of each link of `consumer-80mbps`, one way."""
+_HEADERS, _SEGMENT = 52, 1448
+
+
+@pytest.fixture
+def kernel() -> GuestKernel:
+    if (kernel := find_clock_kernel()) is None:
+        pytest.skip("there is no kernel with a virtual clock here: python -m testbed vm --build")
+    return kernel
+
+
+def ping(size: int, times: int) -> Trace:
+    """One message at a time, after a pause that is longer than everything that the one before set off."""
+    sender, receiver = Lane(0, "a"), Lane(1, "b")
+    for tag in range(times):
+        sender.add(WORK, value=500_000_000)
+        sender.add(SEND, peer=1, tag=tag, value=size)
+        receiver.add(RECEIVE, peer=0, tag=tag)
+    for lane in (sender, receiver):
+        lane.end_step()
+    return Trace(("a", "b"), ("",), (sender, receiver))
+
+
+def job(folder: Path, name: str, trace: Trace, profile: str = "consumer-80mbps", **changes: object) -> PlayJob:
+    trace.write(folder / f"{name}.trace")
+    lab = lab_spec((profile,), "netem", nodes=len(trace.nodes))
+    return PlayJob(trace=folder / f"{name}.trace", lab=lab, output=folder / "results" / name, **changes)  # type: ignore[arg-type]
+
+
+def play(folder: Path, kernel: GuestKernel, *jobs: PlayJob) -> list[Played]:
+    outcomes = play_jobs(jobs, clock="virtual", folder=folder / "work", kernel=kernel)
+    assert [outcome.error for outcome in outcomes] == [None] * len(jobs)
+    assert not list((folder / "work").iterdir())
+    return [read_played(job.output) for job in jobs]
+
+
+@pytest.mark.slow
+def test_a_message_takes_what_rate_and_delay_say(tmp_path: Path, kernel: GuestKernel) -> None:
+    """In a star it crosses two links: the second begins when it has the first packet."""
+    size = 10 * _SEGMENT  # the first window
+    (played,) = play(tmp_path, kernel, job(tmp_path, "ping", ping(size, 4)))
+    packet_ns = (_SEGMENT + _HEADERS) * 8 * 1_000_000_000 // RATE_BPS
+    expected = 11 * packet_ns + 2 * DELAY_NS
+    receiver = played.lanes[1]
+    for first, last in zip(receiver.first_byte_ns, receiver.last_byte_ns, strict=True):
+        assert abs(last - first - expected) < 0.001 * expected
+
+
+@pytest.mark.slow
+def test_two_boots_give_the_same_bytes_and_what_is_unshaped_takes_no_time(tmp_path: Path, kernel: GuestKernel) -> None:
+    trace = pipeline_trace(
+        stages=3, microbatches=4, steps=3, message_bytes=100_000, forward_ns=3_000_000, backward_ns=5_000_000
+    )
+    results = []
+    for boot in ("one", "two"):
+        wanted = [job(tmp_path, f"{boot}-{profile}", trace, profile) for profile in ("consumer-80mbps", "datacenter")]
+        _, unshaped = play(tmp_path, kernel, *wanted)
+        results.append([each.output.read_bytes() for each in wanted])
+        ends = max(lane.end_ns[-1] for lane in unshaped.lanes) / unshaped.steps
+        assert ends == pytest.approx(4 * 3_000_000 + 4 * 5_000_000 + 2 * (3_000_000 + 5_000_000), rel=1e-3)
+    assert results[0] == results[1]
