@@ -3,9 +3,11 @@
 Each job has a lab of its own: TCP remembers nothing of the job before. Other workers may take jobs from the same folder
 at the same time, and nothing but its names passes between them and whoever waits for the results:
 
-queue/NAME           a job that nobody has taken: a `PlayJob` in JSON. Taken in the order of the names, by renaming it
+queue/NAME           a job that nobody has taken: a `PlayJob` in JSON. Taken in the order of the names, by renaming it;
+                     one whose name ends with ALONE is the only one that its worker takes
 WORKER/NAME          a job that this worker has taken
 WORKER/NAME.steps    its size is the number of steps that were played
+WORKER/NAME.result   what was played; whoever waits for it moves it to where the job wants it
 WORKER/NAME.outcome  what became of it, in JSON: {"seconds": on the lab's clock, "error": message or null}
 """
 
@@ -36,6 +38,7 @@ from testbed.play.waiting import EpollWaiter
 
 TEMPORARY: Final = ".part"
 """What a result's name ends with until it is whole."""
+ALONE: Final = "-alone"
 _GRID_NS: Final = 1_000_000_000
 """On the virtual clock connecting and playing begin at a multiple of it: the kernel's ticks then lie as in every other
 run, and nothing depends on how long building took."""
@@ -127,12 +130,18 @@ def _taken(folder: Path, worker: str) -> Iterator[tuple[Path, PlayJob]]:
     """Take jobs until there are no more."""
     mine = folder / worker
     mine.mkdir()
-    while waiting := sorted((folder / "queue").iterdir()):
-        for path in waiting:
+    fresh, taking = True, True
+    while taking:
+        taking = False
+        for path in sorted((folder / "queue").iterdir()):
+            alone = path.name.endswith(ALONE)
+            if alone and not fresh:
+                continue
             taken = mine / path.name
             with suppress(FileNotFoundError):  # somebody else was faster
                 path.rename(taken)
                 yield taken, PlayJob.model_validate_json(taken.read_text(encoding="utf8"))
+                fresh, taking = False, not alone
                 break
 
 
@@ -152,7 +161,7 @@ def main() -> None:
         gc.disable()  # a pause would show on the real clock, and playing makes no circles
         try:
             played = play_job(job, clock, lambda step, steps=steps: os.truncate(steps, step + 1))  # type: ignore[misc]
-            write_whole(job.output, played.write)
+            write_whole(place.with_name(place.name + ".result"), played.write)
         except TestbedError as problem:
             error = str(problem)
         except Exception:
