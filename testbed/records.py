@@ -439,7 +439,7 @@ class Summary(Frozen):
     error: str | None
     cell_id: str
     engine: Engine
-    timing: Timing = "full"
+    timing: Timing = "live"
     dilation: int = 1
     ended: Literal["steps", "target", "budget"] | None = None
     """Why training ended: all steps done, target loss reached, budget spent. None where the run did not end well."""
@@ -457,6 +457,10 @@ class Summary(Frozen):
     step_quartiles_s: tuple[float, float] | None
     first_measured_step: int | None = None
     """Steps before it are warm-up: those that the cell says, and those before the steady state (`metrics.steps`)."""
+    steady_from: int | None = None
+    """Played: the step from which all repeat to the nanosecond, as the player proved; None: no such proof."""
+    steady_period: int | None = None
+    """After how many steps they repeat."""
     step_interval_s: tuple[float, float] | None = None
     """95 % interval of the median (`metrics.statistics`)."""
     ideal_step_s: float | None

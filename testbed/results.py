@@ -108,6 +108,10 @@ class SweepRecord(Frozen):
     order_seed: int = 0
     tuned: bool = False
     """Whether tuning.json says how a field was chosen for each arm."""
+    live_checks: tuple[str, ...] = ()
+    """Ids of the live cells that played ones were checked with."""
+    live_reason: str = ""
+    """Why there was no live check, where one was asked for."""
 
 
 class TriedValue(Frozen):

@@ -18,7 +18,8 @@ from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
 Topology = Literal["star", "line"]
-Timing = Literal["full", "replay"]
+Timing = Literal["live", "played"]
+Clock = Literal["virtual", "real"]
 ScheduleName = Literal["gpipe", "1f1b"]
 DurationNs = Annotated[int, Field(ge=1)]
 
@@ -108,8 +109,18 @@ class TrainingSpec(Frozen):
         return self
 
 
+class Calibrated(Frozen):
+    """Every action takes as long as this machine needs for it, timed alone: played runs only."""
+
+    mode: Literal["calibrated"] = "calibrated"
+
+    @property
+    def dilation(self) -> int:
+        return 1
+
+
 class Measured(Frozen):
-    """Every stage computes as fast as this machine does."""
+    """Every stage computes as fast as this machine does while the run lasts: live runs only."""
 
     mode: Literal["measured"] = "measured"
 
@@ -119,7 +130,7 @@ class Measured(Frozen):
 
 
 class Paced(Frozen):
-    """The real maths, and each action is held to the duration that it has on the device that is emulated.
+    """Each action lasts as long as on the device that is emulated; in a live run the real maths is held to that.
 
     Durations and the link profiles are those of the emulated world. In the lab everything takes `dilation` times as
     long.
@@ -140,10 +151,23 @@ class Paced(Frozen):
     retransmission timer, 40 ms of delayed acknowledgements) and the kernel's clock tick."""
 
 
+CodecCost = Literal["host", "device", "zero"]
+Compute = Annotated[Measured | Calibrated | Paced, Field(discriminator="mode")]
+
+
+class CodecRates(Frozen):
+    """How fast the emulated device does the work of codecs: see `devices.codec_cost`."""
+
+    bandwidth_bytes_per_s: float = Field(gt=0)
+    operations_per_s: float = Field(gt=0)
+    source: str = Field(min_length=1)
+    """The device."""
+
+
 class Cell(Frozen):
     """One combination of a sweep: all that decides a run."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     """Raised when a field changes its meaning, so that old results are not taken for new ones."""
     codec: str
     """A name from `testbed codecs`, or 'pkg.mod:Class', perhaps with arguments, or such names by direction and
@@ -152,11 +176,18 @@ class Cell(Frozen):
     """One that all links have, or one per link: by stage in a star, by boundary in a line."""
     topology: Topology
     engine: Engine
-    compute: Annotated[Measured | Paced, Field(discriminator="mode")]
-    timing: Timing = "full"
-    """full: it is trained over its own links. replay: frames of the recorded sizes cross its links, between actions of
-    the recorded durations; both, and the losses, come from the run of `sweep.replays.recording_of`, because in
-    synchronous training the network cannot change the maths."""
+    compute: Compute
+    timing: Timing = "live"
+    """live: it is trained over its own links, torch and TCP together. played: its recipe is trained once, without a
+    network, and a player sends frames of its sizes over the cell's links, between actions of the durations that
+    `compute` states; losses are the training's, because in synchronous training the network cannot change the maths."""
+    clock: Clock = "real"
+    """virtual: inside a user-mode Linux with time travel, where computing takes no time. real: on this machine."""
+    codec_cost: CodecCost = "host"
+    """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
+    emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's."""
+    codec_rates: CodecRates | None = None
+    """Of the device, where codec_cost is `device`."""
     workload: WorkloadSpec
     pipeline: PipelineSpec
     optimiser: OptimiserSpec
@@ -167,6 +198,20 @@ class Cell(Frozen):
         batch, parts = self.workload.batch_size, self.pipeline.microbatches * self.pipeline.accumulation
         if batch % parts:
             raise ValueError(f"workload.batch_size {batch} cannot be cut into {parts} equal micro-batches")
+        return self
+
+    @model_validator(mode="after")
+    def _timing_fits(self) -> Cell:
+        if self.timing == "live" and isinstance(self.compute, Calibrated):
+            raise ValueError("compute is calibrated, which is for played cells; a live cell's is measured or paced")
+        if self.timing == "played" and isinstance(self.compute, Measured):
+            raise ValueError("compute is measured, which is for live cells; a played cell's is calibrated or paced")
+        if self.timing == "live" and self.codec_cost != "host":
+            raise ValueError(f"codec_cost is {self.codec_cost!r}, and a live cell's codecs cost what they cost: 'host'")
+        if (self.codec_cost == "device") != (self.codec_rates is not None):
+            raise ValueError(f"codec_cost is {self.codec_cost!r}; codec_rates go with 'device', and with nothing else")
+        if self.clock == "virtual" and self.engine != "netem":
+            raise ValueError(f"engine is {self.engine!r}, and links on the virtual clock are netem's")
         return self
 
     @model_validator(mode="after")
@@ -212,6 +257,13 @@ class Cell(Frozen):
     def shaped(self) -> bool:
         """Whether any link is shaped."""
         return any(profile.shaped for profile in self.profiles)
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether a link draws at random or changes with time, so that one playing is one of many."""
+        return any(
+            pipe is not None and pipe.by_chance for profile in self.profiles for pipe in (profile.up, profile.down)
+        )
 
     @property
     def id(self) -> str:

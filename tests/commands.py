@@ -28,7 +28,8 @@ engine = "auto"
 {head}
 [cell]
 topology = "star"
-compute.mode = "measured"
+compute.mode = "calibrated"
+timing = "live"
 workload = {{ model = "gpt2-nano", text = "bundled", sequence_length = 32, batch_size = 8, validation_batches = 1 }}
 pipeline = {{ stages = 3, microbatches = 4, schedule = "1f1b", in_flight = 4 }}
 optimiser = {{ learning_rate = 1e-3, weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999, clip_norm = 1.0 }}
@@ -82,7 +83,7 @@ class Command:
             for field in (*SMALL, *fields, f"training.steps={steps}", "training.warmup_steps=1")
             for part in ("--set", field)
         ]
-        return ["run", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
+        return ["run", "--timing", "live", "--engine", self.engine, "--codec", codec, "--profile", profile, *sets]
 
     def finish(
         self, *arguments: str, status: int = 0, before: Sequence[str] = (), within_s: float = 280, **environment: str

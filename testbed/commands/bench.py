@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from testbed.net.certificate.accuracy import Accuracy
 
 app = typer.Typer(
-    help="Measure testbed itself: how true its links and replays are, how fast a lab stands.", no_args_is_help=True
+    help="Measure testbed itself: how true its links and its clocks are, how fast a lab stands.", no_args_is_help=True
 )
 app.command()(codec_bench.codecs)
 
@@ -198,36 +199,45 @@ _PLAYED = (
 
 
 @app.command()
-def replay(
-    folder: Annotated[
-        Path, typer.Argument(help="A result folder with full runs and replays of the same cells.")
-    ] = Path("results/replay_check"),
+def clocks(
+    folder: Annotated[Path, typer.Argument(help="A result folder with live and played runs of the same cells.")] = Path(
+        "results/clocks"
+    ),
 ) -> None:
-    """Compare finished replays with full runs of the same cells: step time, wire bytes, losses. Starts nothing."""
-    from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_replay
-    from testbed.sweep import replays
+    """Compare finished played runs with live runs of the same cells: step time, wire bytes, losses. Starts nothing."""
+    from testbed.metrics.fidelity import STEP_TIME, WIRE, Fidelity, compare_timings
+    from testbed.metrics.live_checks import timed_both_ways
 
-    columns = ("full", "replay", "step time", "wire")
-    rows = table("network", "codec", *columns, "losses", "certificates", "verdict", right=columns)
+    columns = ("live", "played", "step time", "wire")
+    rows = table("network", "codec", "schedule", *columns, "losses", "certificates", "verdict", right=columns)
     found: list[Fidelity] = []
     machines = set()
-    for runs in replays.timed_both_ways(folder):
+    for runs in timed_both_ways(folder):
         cell = runs[0].cell
-        full, again = ((run.summary, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run in runs)
-        assert full[0] is not None
-        assert again[0] is not None
-        one = compare_replay(full[0], full[1], again[0], again[1])
+        live, played = ((run.summary, [run.steps(stage) for stage in range(cell.pipeline.stages)]) for run in runs)
+        assert live[0] is not None
+        assert played[0] is not None
+        one = compare_timings(live[0], live[1], played[0], played[1])
         found.append(one)
         machines |= {f"{run.environment['cpu_model']}, {run.environment['cores']} processors" for run in runs}
-        times = ["-" if s is None else f"{s * 1e3:.1f} ms" for s in (one.full_s, one.replay_s)]
+        times = ["-" if s is None else f"{s * 1e3:.1f} ms" for s in (one.live_s, one.played_s)]
         shares = ["-" if share is None else f"{share:+.2%}" for share in (one.step_time, one.wire)]
         words = ("identical" if one.same_losses else "DIFFER", "PASS" if one.certified else "FAIL")
-        rows.add_row(cell.network, cell.codec, *times, *shares, *words, "holds" if one.holds else "DOES NOT HOLD")
-    if not found:
-        raise UserError(
-            f"{folder} has no cell with a good full run and a good replay; run `testbed sweep replay_check` first"
+        rows.add_row(
+            cell.network,
+            cell.codec,
+            cell.pipeline.schedule,
+            *times,
+            *shares,
+            *words,
+            "holds" if one.holds else "DOES NOT HOLD",
         )
+    if not found:
+        raise UserError(f"{folder} has no cell with a good live run and a good played run; run `testbed sweep clocks`")
     out.print(rows)
+    off = sorted(abs(one.step_time) for one in found if one.step_time is not None)
+    if off:
+        out.print(f"step times differ by {median(off):.2%} in the median and by {off[-1]:.2%} at most", highlight=False)
     held = sum(one.holds for one in found)
     rule = f"step time within {STEP_TIME:.0%}, bytes on the wire within {WIRE:.0%}, losses identical, links certified"
     out.print(f"{held} of {len(found)} cells hold: {rule}", highlight=False, soft_wrap=True)

@@ -11,12 +11,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from testbed.spec import Engine
+from testbed.spec import Clock, Engine
 
 out = Console(width=None if sys.stdout.isatty() else 130)
 err = Console(stderr=True)
 
 EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem where it works when tried, else relay.")]
+ClockFlag = Annotated[
+    str, typer.Option(help="Of played cells: virtual (exact), real, or auto: virtual where that is possible.")
+]
+TimingFlag = Annotated[
+    str,
+    typer.Option(help="played: trained once, then played over each network; live: stages train over their links."),
+]
 ResultsFlag = Annotated[Path, typer.Option(help="Folder that results are written to.")]
 SetFlag = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field or an axis, e.g. training.steps=20.")
@@ -55,3 +62,24 @@ def choose_engine(engine: str) -> tuple[Engine, str]:
     if engine not in ("auto", "netem", "relay"):
         raise UnknownNameError("engine", engine, ("auto", "netem", "relay"))
     return capabilities.resolve_engine(engine)  # type: ignore[arg-type]
+
+
+def choose_clock(clock: str) -> tuple[Clock, str]:
+    """Choose the clock of played cells and say why: virtual where the guest kernel is at hand or can be built.
+
+    CapabilityError, which says what to do, where `virtual` was asked for and is not possible.
+    """
+    from testbed import vm
+    from testbed.errors import CapabilityError, GuestKernelError, UnknownNameError
+
+    if clock not in ("auto", "virtual", "real"):
+        raise UnknownNameError("clock", clock, ("auto", "virtual", "real"))
+    if clock == "real":
+        return "real", "asked for"
+    try:
+        reason = vm.virtual_clock()
+    except (CapabilityError, GuestKernelError) as error:
+        if clock == "virtual":
+            raise
+        return "real", f"auto: the virtual clock is not possible here: {error}"
+    return "virtual", f"{'asked for' if clock == 'virtual' else 'auto'}: {reason}"

@@ -15,6 +15,7 @@ from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced
 from testbed.sweep import conduct
 from testbed.sweep.estimate import Estimator, on_this_machine
+from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress, format_duration
 
 
@@ -31,6 +32,14 @@ def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
     return make
 
 
+def print_means(agenda: conduct.Agenda, means: Means) -> None:
+    """Print which clock and which engine the runs have, and why."""
+    if any(cell.timing == "played" for cell in agenda.cells):
+        out.print(f"clock {means.clock}: {means.clock_reason}", highlight=False, soft_wrap=True)
+    if any(cell.clock == "real" for cell in agenda.cells):
+        out.print(f"engine {means.engine}: {means.engine_reason}", highlight=False, soft_wrap=True)
+
+
 def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     """Print the table of `testbed plan`, and what must be known before the sweep is started."""
     estimator = Estimator(folder, cache(devices.host))
@@ -39,13 +48,12 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     tuning = conduct.untried(agenda, folder, again=again)
     runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
     left = Counter(cell.id for cell in (*tuning, *runs))
-    recordings = {cell.id: cell for cell in runs if cell.id not in {other.id for other in cells}}
     seconds = 0.0
-    for kind, group in (("tuning ", agenda.to_tune), ("recording ", tuple(recordings.values())), ("", cells)):
+    for kind, group in (("tuning ", agenda.to_tune), ("", cells)):
         for cell in group:
             estimate, p = estimator.estimate(cell), cell.pipeline
             assert estimate is not None
-            asked = repeats if not kind else 1
+            asked = conduct.wanted_runs(cell, repeats) if not kind else 1
             seconds += left[cell.id] * estimate.seconds
             rows.add_row(
                 kind
@@ -63,8 +71,9 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     _print_paced(cells)
     made = sum(left[cell.id] == 0 for cell in cells)
     order = f", {agenda.experiment.order}" if repeats > 1 else ""
+    wanted = sum(conduct.wanted_runs(cell, repeats) for cell in cells)
     out.print(
-        f"{len(cells)} cells x {repeats} runs{order}: {made} cells finished, {left.total()} runs to make, "
+        f"{len(cells)} cells, {wanted} runs{order}: {made} cells finished, {left.total()} runs to make, "
         f"about {format_duration(seconds)}",
         highlight=False,
         soft_wrap=True,
@@ -106,7 +115,7 @@ def _print_paced(cells: Sequence[Cell]) -> None:
     """Print what this machine means for cells whose compute is paced."""
     lines: dict[str, int] = {}
     for cell in cells:
-        if isinstance(cell.compute, Paced):
+        if isinstance(cell.compute, Paced) and cell.timing == "live":
             text = on_this_machine(cell, devices.host(cell.workload.precision))
             lines[text] = lines.get(text, 0) + 1
     for text, count in lines.items():

@@ -5,24 +5,30 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from testbed.commands.console import (
+    ClockFlag,
     EngineFlag,
     ExcludeFlag,
     OnlyFlag,
     RepeatsFlag,
     ResultsFlag,
     SetFlag,
+    TimingFlag,
+    choose_clock,
     choose_engine,
     err,
     out,
 )
-from testbed.errors import StageError, UserError
+from testbed.errors import CapabilityError, StageError, TestbedError, UnknownNameError, UserError
+from testbed.spec import Timing
 
 if TYPE_CHECKING:
+    from testbed.sweep.conduct import Agenda
+    from testbed.sweep.means import Means
     from testbed.sweep.plan import Choice, Experiment
 
 ExperimentArgument = Annotated[str, typer.Argument(help="Name of an experiment, or the path of its sweep.toml.")]
@@ -33,6 +39,8 @@ AgainFlag = Annotated[bool, typer.Option("--again", help="Run finished cells onc
 def plan(
     experiment: ExperimentArgument = "default",
     engine: EngineFlag = "",
+    clock: ClockFlag = "",
+    timing: TimingFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     overrides: SetFlag = [],  # noqa: B006
@@ -44,18 +52,45 @@ def plan(
     """Show the cells of an experiment, which are finished, and how long the others will take; starts nothing."""
     from testbed import results as stored
     from testbed.commands import planned
-    from testbed.sweep import conduct
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
-    chosen, reason = choose_engine(engine or loaded.engine)
-    choice = planning.Choice(quick, overrides, only, exclude, repeats)
+    choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats)
     folder = results / loaded.name
     stored.check_folder(folder)
-    agenda = conduct.make_agenda(loaded, chosen, choice, folder, again=again)
+    agenda, means = _agenda(loaded, choice, folder, engine, clock, again=again)
     out.print(loaded.question, highlight=False, soft_wrap=True)
-    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    planned.print_means(agenda, means)
     planned.print_plan(agenda, folder, again=again)
+
+
+def _with_timing(timing: str, overrides: list[str]) -> list[str]:
+    """Return the overrides with the flag --timing among them."""
+    if timing and timing not in get_args(Timing):
+        raise UnknownNameError("timing", timing, get_args(Timing))
+    return [*([f"timing={timing}"] if timing else []), *overrides]
+
+
+def _agenda(
+    experiment: Experiment, choice: Choice, folder: Path, engine: str, clock: str, *, again: bool
+) -> tuple[Agenda, Means]:
+    """Work out what is to be done and with what. An engine is looked for only where a cell needs one: on the virtual
+    clock no privilege is needed.
+    """
+    from testbed.sweep import conduct
+    from testbed.sweep.means import Means
+
+    taken, clock_reason = choose_clock(clock or experiment.clock)
+    means = Means("netem", "the virtual clock's", taken, clock_reason)
+    if (engine and engine != "auto") or taken == "real":
+        chosen, reason = choose_engine(engine or experiment.engine)
+        means = means._replace(engine=chosen, engine_reason=reason)
+    agenda = conduct.make_agenda(experiment, means.engine, choice, folder, clock=taken, again=again)
+    if means.engine_reason == "the virtual clock's" and any(cell.clock == "real" for cell in agenda.cells):
+        chosen, reason = choose_engine(experiment.engine)
+        means = means._replace(engine=chosen, engine_reason=reason)
+        agenda = conduct.make_agenda(experiment, chosen, choice, folder, clock=taken, again=again)
+    return agenda, means
 
 
 def run(
@@ -75,6 +110,8 @@ def run(
         str, typer.Option("--like", help="Experiment that all other fields are taken from.")
     ] = "default",
     engine: EngineFlag = "",
+    clock: ClockFlag = "",
+    timing: TimingFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     overrides: SetFlag = [],  # noqa: B006
@@ -96,8 +133,9 @@ def run(
     alone: dict[str, Any] = {"axes": axes, "variants": [], "only": [], "exclude": [], "tune": None, "repeats": 1}
     if quick:
         alone["quick"] = {"cell": loaded.quick.get("cell", {})}
-    choice = planning.Choice(quick, [*chosen_flags, *overrides])
-    _sweep(loaded.model_copy(update=alone), "run", engine, choice, results, again=True, report=False)
+    alone["live_checks"] = 0
+    choice = planning.Choice(quick, _with_timing(timing, [*chosen_flags, *overrides]))
+    _sweep(loaded.model_copy(update=alone), "run", engine, clock, choice, results, again=True, report=False)
 
 
 def _typed() -> str:
@@ -111,9 +149,19 @@ def _quoted(value: Any) -> str:
 def sweep(
     experiment: ExperimentArgument = "default",
     engine: EngineFlag = "",
+    clock: ClockFlag = "",
+    timing: TimingFlag = "",
     quick: QuickFlag = False,
     results: ResultsFlag = Path("results"),
     again: AgainFlag = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Take durations from this calibration.json, perhaps of another machine.")
+    ] = None,
+    recalibrate: Annotated[bool, typer.Option("--recalibrate", help="Measure durations anew.")] = False,
+    live_checks: Annotated[
+        int | None,
+        typer.Option(min=0, help="Played cells that are run live too; the experiment's number if not given."),
+    ] = None,
     overrides: SetFlag = [],  # noqa: B006
     only: OnlyFlag = [],  # noqa: B006
     exclude: ExcludeFlag = [],  # noqa: B006
@@ -123,34 +171,51 @@ def sweep(
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
-    choice = planning.Choice(quick, overrides, only, exclude, repeats)
-    _sweep(loaded, loaded.name, engine, choice, results, again=again, report=True)
+    choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats)
+    from testbed import results as stored
+    from testbed.records import Calibration
+
+    if live_checks is not None:
+        loaded = loaded.model_copy(update={"live_checks": live_checks})
+    given = None if calibration is None else stored.read_json(calibration, Calibration)
+    durations = {"calibration": given, "recalibrate": recalibrate}
+    _sweep(loaded, loaded.name, engine, clock, choice, results, again=again, report=True, durations=durations)
 
 
 def _sweep(
-    experiment: Experiment, folder_name: str, engine: str, choice: Choice, results: Path, *, again: bool, report: bool
+    experiment: Experiment,
+    folder_name: str,
+    engine: str,
+    clock: str,
+    choice: Choice,
+    results: Path,
+    *,
+    again: bool,
+    report: bool,
+    durations: dict[str, Any] | None = None,
 ) -> None:
     from testbed import results as stored
     from testbed.commands import planned
     from testbed.report import collect, tables
     from testbed.sweep import conduct
 
-    chosen, reason = choose_engine(engine or experiment.engine)
     folder = results / folder_name
     stored.check_folder(folder)
-    agenda = conduct.make_agenda(experiment, chosen, choice, folder, again=again)
+    agenda, means = _agenda(experiment, choice, folder, engine, clock, again=again)
+    means = means._replace(**durations or {})
     stored.make_folder(folder)
-    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    planned.print_means(agenda, means)
     if agenda.to_tune:
-        agenda = conduct.tune_first(agenda, folder, reason, planned.progress_into(folder), again=again)
+        agenda = conduct.tune_first(agenda, folder, means, planned.progress_into(folder), again=again)
     if agenda.tuning:
         planned.print_tuning(agenda.tuning)
     runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
     stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
-    failures = conduct.make_runs(runs, folder, reason, planned.progress_into(folder))
+    failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
     out.print(tables.terminal_table(collect.latest(folder, [cell.id for cell in agenda.cells])))
+    failures += _check_live(agenda, means, folder, engine)
     if report:
         _report(folder, folder / "report.html")
     if failures:
@@ -165,6 +230,37 @@ def _sweep(
         )
         err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(StageError.exit_status)
+
+
+def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list[TestbedError]:
+    """Run a few of the played cells live too, where this machine allows it; returns why some failed."""
+    from testbed import results as stored
+    from testbed.commands import planned
+    from testbed.metrics.live_checks import checks
+    from testbed.report.live import live_sentences
+    from testbed.sweep import conduct
+
+    asked, record = agenda.experiment.live_checks, stored.last_sweep(folder)
+    if not asked or not any(cell.timing == "played" for cell in agenda.cells):
+        return []
+    try:
+        chosen, reason = choose_engine(engine or agenda.experiment.engine)
+    except CapabilityError as error:
+        record = record.model_copy(update={"live_reason": f"There was no live check: {error}"})
+        stored.write_json(folder / "sweep.json", record)
+        out.print(record.live_reason, highlight=False, soft_wrap=True)
+        return []
+    cells = checks(agenda.cells, asked, chosen)
+    stored.write_json(
+        folder / "sweep.json", record.model_copy(update={"live_checks": tuple(cell.id for cell in cells)})
+    )
+    missing = [cell for cell in cells if stored.finished(folder, cell.id) is None]
+    out.print(f"live checks, engine {chosen}: {reason}", highlight=False, soft_wrap=True)
+    live = means._replace(engine=chosen, engine_reason=reason)
+    failures = conduct.make_runs(missing, folder, live, planned.progress_into(folder))
+    for sentence in live_sentences(folder, stored.last_sweep(folder)):
+        out.print(sentence, highlight=False, soft_wrap=True)
+    return failures
 
 
 def report(

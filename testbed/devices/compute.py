@@ -1,6 +1,7 @@
 """Read `[cell.compute]` of an experiment file.
 
-  compute.mode = "measured"                      as fast as this machine
+  compute.mode = "calibrated"                    as long as this machine takes for each action, timed alone
+  compute.mode = "measured"                      as fast as this machine is while the run lasts: live runs only
   compute.mode = "paced"                         held to a device's durations, with either
   compute.forward = "40ms"                       of one micro-batch; or a list, one per stage
   compute.backward = "80ms"                      likewise, recomputation included
@@ -20,41 +21,40 @@ from testbed import units
 from testbed.devices.device import load_device
 from testbed.devices.durations import durations
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import Measured, Paced, PipelineSpec, WorkloadSpec
+from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, WorkloadSpec
 
 _STATED = ("forward", "backward")
 _KEYS = ("mode", "device", *_STATED, "update", "dilation")
 _MOST_DILATED = 1000
+_OWN_PACE = ("measured", "calibrated")
 
 
 def compute_of(
     asked: Mapping[str, Any] | str, workload: WorkloadSpec, pipeline: PipelineSpec, where: str
-) -> Measured | Paced:
-    """Return the compute that a table asks for; the text "measured" stands for a table with that mode.
+) -> Measured | Calibrated | Paced:
+    """Return the compute that a table asks for; the text "measured" or "calibrated" stands for a table with that mode.
 
     SpecError, which starts with `where`, names the key and what is wrong with it.
     """
     try:
-        return _compute_of({"mode": asked} if asked == "measured" else asked, workload, pipeline)
+        return _compute_of({"mode": asked} if asked in _OWN_PACE else asked, workload, pipeline)
     except (SpecError, UnknownNameError) as error:
         raise SpecError(f"{where}: compute: {error}") from None
 
 
-def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -> Measured | Paced:
+def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -> Measured | Calibrated | Paced:
     if not isinstance(asked, Mapping):
-        raise SpecError(f"it must be 'measured' or a table with a mode, found {asked!r}")
+        raise SpecError(f"it must be 'calibrated', 'measured' or a table with a mode, found {asked!r}")
     for key in asked:
         if key not in _KEYS:
             raise UnknownNameError("key of compute", key, _KEYS)
     mode = asked.get("mode")
-    if mode == "measured":
+    if mode in _OWN_PACE:
         if more := [key for key in asked if key != "mode"]:
-            raise SpecError(
-                f"mode is 'measured', which takes no {', '.join(more)}; leave them out, or use mode 'paced'"
-            )
-        return Measured()
+            raise SpecError(f"mode is {mode!r}, which takes no {', '.join(more)}; leave them out, or use mode 'paced'")
+        return Measured() if mode == "measured" else Calibrated()
     if mode != "paced":
-        raise SpecError(f"mode must be 'measured' or 'paced', found {mode!r}")
+        raise SpecError(f"mode must be 'calibrated', 'measured' or 'paced', found {mode!r}")
     stated = [key for key in _STATED if key in asked]
     if ("device" in asked) == bool(stated):
         both = "both" if stated else "neither"

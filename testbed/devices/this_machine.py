@@ -12,7 +12,7 @@ from testbed import paths
 from testbed.devices import record
 from testbed.devices.device import ComputeDevice, Precision, read_device
 from testbed.devices.durations import durations
-from testbed.spec import Cell, Measured
+from testbed.spec import Cell, Paced
 
 _MODEL, _SEQUENCE_LENGTH, _SEQUENCES = "gpt2-mini", 64, 4
 """The model and shape that a machine is measured with: the default experiment's micro-batch."""
@@ -56,7 +56,7 @@ def cores_needed(cell: Cell, machine: ComputeDevice) -> float:
     """
     real = durations(machine, cell.workload, cell.pipeline)
     needed = [there + back for there, back in zip(real.forward_ns, real.backward_ns, strict=True)]
-    if isinstance(cell.compute, Measured):
+    if not isinstance(cell.compute, Paced):
         return sum(needed) / max(needed)
     stages = range(cell.pipeline.stages)
     forward, backward = cell.compute.forward_ns, cell.compute.backward_ns
@@ -66,9 +66,9 @@ def cores_needed(cell: Cell, machine: ComputeDevice) -> float:
 def needed_dilation(cell: Cell, machine: ComputeDevice, cores: int | None = None) -> int:
     """Return the smallest dilation with which the stages need at most SHARE_OF_CORES of the cores.
 
-    `cores` None: those that this process may use. A cell whose compute is measured needs no dilation: 1.
+    `cores` None: those that this process may use. 1 for a cell whose compute is not paced, or that is played.
     """
-    if isinstance(cell.compute, Measured):
+    if not isinstance(cell.compute, Paced) or cell.timing == "played":
         return 1
     available = SHARE_OF_CORES * (cores or len(os.sched_getaffinity(0)))
     return max(1, math.ceil(cores_needed(cell, machine) / available - 1e-9))

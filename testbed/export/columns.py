@@ -96,7 +96,7 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
             "The longest of the links' delays, both ways, without serialisation; 0 where unshaped.",
         ),
         *of_record(Cell, _CELL_SKIPPED),
-        ExportColumn("compute.mode", "text", "measured: as fast as the machine; paced: held to a device's durations."),
+        ExportColumn("compute.mode", "text", "calibrated, measured: this machine's pace; paced: a device's durations."),
         *of_record(Paced, frozenset({"mode"}), "compute."),
         *of_record(Summary, _SUMMARY_SKIPPED),
         ExportColumn("taken_at", "text", "UTC, ISO 8601: when the run began."),

@@ -64,12 +64,17 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, json.dumps(value) if isinstance(value, tuple | list) else value
 
 
+def _absent(cell: Cell) -> set[str]:
+    """Return the tables of a cell that it has none of: their columns stay empty."""
+    return {"codec_rates"} if cell.codec_rates is None else set()
+
+
 def run_rows(recorded: RecordedRun) -> Iterator[Row]:
     """Yield one row: the cell, its results, the machine."""
     cell, summary, environment = recorded.cell, recorded.run.summary, recorded.run.environment
     pipes = [[pipe for pipe in (link.up, link.down) if pipe is not None] for link in cell.profiles]
     row: Row = {
-        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles"}))),
+        **dict(_flat(cell.model_dump(mode="json", exclude={"schema_version", "profiles"} | _absent(cell)))),
         "compute.dilation": cell.compute.dilation,
         "folder": f"{recorded.run.folder.parent.name}/{recorded.run.folder.name}",
         "network": cell.network,

@@ -21,7 +21,7 @@ def stray_share(cell: Cell, chosen: Sequence[PipelineStep], costs: Sequence[Stag
     `chosen` are the steps that count, `costs` those of the cell's recipe, by stage. None where there are none of
     either, where nobody measured durations (a paced or a played run), and where the calibration says 0.
     """
-    if costs is None or not chosen or cell.timing == "replay" or not isinstance(cell.compute, Measured):
+    if costs is None or not chosen or not isinstance(cell.compute, Measured):
         return None
     shares = []
     for stage, cost in enumerate(costs):

@@ -1,5 +1,5 @@
-"""Whether a replay stands for the full run: bit for bit the same losses, in the same time, with as many bytes on the
-wire.
+"""Whether a played run stands for the live one: bit for bit the same losses, in the same time, with as many bytes on
+the wire.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from testbed.metrics.steps import align
 from testbed.records import StepRecord, Summary
 
 STEP_TIME = 0.03
-"""The largest relative difference between a replay's step time and the full run's."""
+"""The largest relative difference between a played step time and the live one."""
 WIRE = 0.01
 """The same for bytes on the wire: acknowledgements and retransmissions vary from run to run."""
 
 
 class Fidelity(NamedTuple):
-    """A replay against the full run of the same cell."""
+    """A played run against the live one of the same cell."""
 
-    full_s: float | None
+    live_s: float | None
     """Median step; None where there is no measured step."""
-    replay_s: float | None
+    played_s: float | None
     step_time: float | None
-    """(replay - full) / full."""
+    """(played - live) / live."""
     wire: float | None
     """The same for wire bytes per step; None where nothing counted them, or there are none."""
     same_losses: bool
@@ -33,7 +33,7 @@ class Fidelity(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the replay stands for the full run.
+        """Whether the played run stands for the live one.
 
         Links that failed their certificate may differ, so they prove nothing.
         """
@@ -41,26 +41,30 @@ class Fidelity(NamedTuple):
         return close and (self.wire is None or abs(self.wire) <= WIRE) and self.same_losses and self.certified
 
 
-def compare_replay(
-    full: Summary,
-    full_stages: Sequence[Sequence[StepRecord]],
-    replay: Summary,
-    replay_stages: Sequence[Sequence[StepRecord]],
+def compare_timings(
+    live: Summary,
+    live_stages: Sequence[Sequence[StepRecord]],
+    played: Summary,
+    played_stages: Sequence[Sequence[StepRecord]],
 ) -> Fidelity:
-    """Compare two runs that ended well by their summaries and records; records are as for `summarise`."""
+    """Compare two runs that ended well by their summaries and records; records are as for `summarise`.
+
+    Losses are compared over the steps that both have: the live run of a check is a short one.
+    """
+    steps = min(live.steps, played.steps)
     return Fidelity(
-        full_s=full.step_s,
-        replay_s=replay.step_s,
-        step_time=_difference(full.step_s, replay.step_s),
-        wire=_difference(full.wire_bytes_per_step, replay.wire_bytes_per_step),
-        same_losses=_losses(full_stages) == _losses(replay_stages),
-        certified=full.certificate == replay.certificate == "PASS",
+        live_s=live.step_s,
+        played_s=played.step_s,
+        step_time=_difference(live.step_s, played.step_s),
+        wire=_difference(live.wire_bytes_per_step, played.wire_bytes_per_step),
+        same_losses=_losses(live_stages, steps) == _losses(played_stages, steps),
+        certified=live.certificate == played.certificate == "PASS",
     )
 
 
-def _difference(full: float | None, replay: float | None) -> float | None:
-    return replay / full - 1 if full and replay is not None else None
+def _difference(live: float | None, played: float | None) -> float | None:
+    return played / live - 1 if live and played is not None else None
 
 
-def _losses(stages: Sequence[Sequence[StepRecord]]) -> list[tuple[str, int, float | None]]:
-    return [(step.phase, step.number, step.loss) for step in align(stages)]
+def _losses(stages: Sequence[Sequence[StepRecord]], steps: int) -> list[tuple[int, float | None]]:
+    return [(step.number, step.loss) for step in align(stages) if step.phase == "train" and step.number < steps]

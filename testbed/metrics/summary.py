@@ -12,7 +12,8 @@ from testbed.metrics import statistics
 from testbed.metrics.contention import stray_share
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
-from testbed.metrics.steps import PipelineStep, align, steady
+from testbed.metrics.steps import PipelineStep, align
+from testbed.metrics.steps import steady as steady_steps
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
@@ -52,18 +53,19 @@ def summarise(
     status: Literal["ok", "failed", "interrupted"],
     error: str | None,
     costs: Sequence[StageCosts] | None = None,
+    steady: tuple[int, int] | None = None,
 ) -> Summary:
     """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
     Times are those of the measured steps (training, without warm-up, in the steady state), divided by the cell's
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
-    those of the cell's recipe in the sweep's calibration, by stage. ResultsError when the records do not belong
-    together.
+    those of the cell's recipe in the sweep's calibration, by stage; `steady` is what a player proved, first step and
+    period. ResultsError when the records do not belong together.
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
-    chosen = steady(steps)
+    chosen = steady_steps(steps)
     moved = traffic(chosen)
     dilation = cell.compute.dilation
     seconds = np.array([step.seconds for step in chosen]) / dilation
@@ -87,6 +89,8 @@ def summarise(
         step_s=step_s,
         step_quartiles_s=None if low_high is None else (float(low_high[0]), float(low_high[1])),
         first_measured_step=chosen[0].number if chosen else None,
+        steady_from=None if steady is None else steady[0],
+        steady_period=None if steady is None else steady[1],
         step_interval_s=statistics.of_steps(seconds.tolist()).interval if chosen else None,
         ideal_step_s=float(np.median(ideals)) if chosen else None,
         efficiency=float(np.median(ideals / seconds)) if chosen and seconds.min() > 0 else None,

@@ -119,9 +119,8 @@ def receive_order(channel: socket.socket) -> tuple[Start | Finish, list[socket.s
 class Host:
     """A stage host, started and spoken to by the controller. A context manager that ends it."""
 
-    def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str, *, light: bool = False) -> None:
+    def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
         """Start the program; `popen`, called like subprocess.Popen, decides where and as whom. `name` is for messages.
-        A `light` host loads no torch, which replays do without; it starts in a tenth of the time.
 
         For a lab: `functools.partial(node.namespace.popen, user=paths.invoking_user())`.
         """
@@ -133,7 +132,6 @@ class Host:
             self.process = start_program(
                 "testbed.pipeline.host",
                 *("--control-fd", number),
-                *["--light"] * light,
                 attempt=f"start the host of {name}",
                 popen=popen,
                 pass_fds=(theirs.fileno(),),

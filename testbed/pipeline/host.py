@@ -1,6 +1,6 @@
 """The stage host, `python -m testbed.pipeline.host`: it lives in a stage's namespace without privileges and with torch
-loaded (without torch under --light, for replays). It forks one child per job, so that a job starts in milliseconds and
-takes nothing but itself along when it crashes.
+loaded. It forks one child per job, so that a job starts in milliseconds and takes nothing but itself along when it
+crashes.
 
 The controller starts one per stage and speaks to it through `control.Host`; when the controller goes, so do host and
 child.
@@ -31,7 +31,6 @@ from testbed.process import die_with_parent, drop_capabilities
 from testbed.workloads import models
 
 _PRELOADED = ("testbed.pipeline.train", *models.family_modules(), *table.codec_modules())
-_LIGHT = ("testbed.pipeline.replay",)
 _LONGEST_TEXT = 8_000
 
 
@@ -98,11 +97,9 @@ def _work(
         log = os.open(Path(job.folder) / f"stage-{job.stage}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-        if job.replay is None:
-            from testbed.pipeline.train import train_job as do
-        else:
-            from testbed.pipeline.replay import replay_job as do
-        ended = do(
+        from testbed.pipeline.train import train_job
+
+        ended = train_job(
             job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0])
         )
         os.write(pipe, JobDone(ended=ended).model_dump_json().encode())
@@ -149,13 +146,12 @@ def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(description="A stage host; started by the controller, not by hand.")
     parser.add_argument("--control-fd", type=int, required=True)
-    parser.add_argument("--light", action="store_true")
     arguments = parser.parse_args()
     drop_capabilities()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what a Ctrl-C ends
     channel = socket.socket(fileno=arguments.control_fd)
     channel.set_inheritable(False)
-    for module in _LIGHT if arguments.light else _PRELOADED:
+    for module in _PRELOADED:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the children

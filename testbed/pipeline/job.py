@@ -67,13 +67,11 @@ class StageJob(StageWork):
     Empty without a lab."""
     overhead_bytes: int = Field(ge=0)
     """What those devices count on top of each IP packet."""
-    replay: str | None = None
-    """Folder of the run whose sizes and durations are replayed (`pipeline.replay`); None: the stage trains."""
 
     @property
     def prompt(self) -> bool:
         """Whether the stage is to do things at given moments, and not only as soon as it can: see `pacing.prefer`."""
-        return isinstance(self.compute, Paced) or self.replay is not None
+        return isinstance(self.compute, Paced)
 
     @model_validator(mode="after")
     def _ends_fit(self) -> StageJob:
@@ -99,7 +97,6 @@ def jobs(
     devices: tuple[tuple[str, ...], ...],
     overhead_bytes: int,
     limits: Limits,
-    replay: str | None = None,
 ) -> tuple[StageJob, ...]:
     """Make one job per stage of `cell`; `addresses` (where the stage before connects to) and `devices` by stage."""
     stages = cell.pipeline.stages
@@ -122,7 +119,6 @@ def jobs(
             devices=devices[stage],
             overhead_bytes=overhead_bytes,
             folder=folder,
-            replay=replay,
             limits=limits,
         )
         for stage in range(stages)

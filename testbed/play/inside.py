@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from testbed.errors import SpecError, TestbedError
 from testbed.net.kernel.schedules import Schedules
@@ -33,7 +33,7 @@ from testbed.play.job import PlayJob
 from testbed.play.lanes import pairs
 from testbed.play.played import Played
 from testbed.play.player import Clock, Player
-from testbed.play.trace import read_trace
+from testbed.play.trace import SEND, Trace, read_trace
 from testbed.play.waiting import EpollWaiter
 
 TEMPORARY: Final = ".part"
@@ -78,10 +78,13 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
                 f"the trace {job.trace} sends between nodes {lower} and {higher}; in a line only neighbours reach each "
                 "other: play it over a star"
             )
+    certificates: dict[str, Any] = {}
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(job.seeded_lab, follow=False))
         if clock == "virtual":  # TCP measures round trips to the microsecond from the first one on
             _sleep_until(_next_on_grid())
+        else:
+            certificates["before"] = _certified(lab, trace)
         connections = stack.enter_context(Connections(lab, talking))
         origin_ns = lab.play(_next_on_grid() if clock == "virtual" else None)
         _sleep_until(origin_ns)
@@ -100,6 +103,9 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
         lab.check()
         # On the clock of the times that were noted. How long building took says nothing on a clock that stood still.
         known = {"played_at_ns": 0} | ({"build_seconds": 0.0} if clock == "virtual" else {})
+        if clock == "real":
+            certificates["after"] = _certified(lab, trace)
+        played.about |= certificates
         played.lab = lab.record.model_copy(update=known).model_dump(mode="json")
         return played
 
@@ -111,6 +117,15 @@ def _next_on_grid() -> int:
 def _sleep_until(moment_ns: int) -> None:
     with EpollWaiter(moment_ns) as waiter:
         waiter.wait(0)
+
+
+def _certified(lab: Lab, trace: Trace) -> dict[str, Any]:
+    """Measure the links with messages as the trace sends them: the smallest, the median and the largest."""
+    sizes = sorted(
+        value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND
+    )
+    chosen = {sizes[0], sizes[len(sizes) // 2], sizes[-1]} if sizes else {1}
+    return lab.certify("quick", sorted(chosen)).model_dump(mode="json")
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:

@@ -196,6 +196,12 @@ class Pipe(Frozen):
         return self.loss.mean if self.loss else 0.0
 
     @property
+    def by_chance(self) -> bool:
+        """Whether anything about it is drawn at random, or changes while it is played."""
+        drawn = self.jitter_ns or self.loss or self.reorder or self.duplicate or self.slot
+        return bool(drawn) or self.varies
+
+    @property
     def varies(self) -> bool:
         """Whether it changes while it is played."""
         return self.schedule is not None or self.trace is not None

@@ -142,8 +142,6 @@ class Entry:
         if self.contended:
             worst = max((result.measured.contended or 0.0 for result in self.good), key=abs)
             marks.append(f"contended: durations {worst:+.0%} from the calibration".replace("%", " %"))
-        if self.cell.timing == "replay":
-            marks.append("replay")
         if said := remark(self.cell.codec):
             marks.append(said)
         ended = {result.measured.ended for result in self.good}

@@ -25,6 +25,7 @@ from testbed.report.comparison import ComparisonTable, comparison_table
 from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.entry import Result
 from testbed.report.lines import loss_against_steps, loss_against_time
+from testbed.report.live import live_sentences
 from testbed.report.numbers import MISSING
 from testbed.report.settings import settings_words
 from testbed.report.utilisation import utilisation
@@ -103,6 +104,7 @@ def write_report(experiment: Path, page: Path) -> Path:
         question=sweep.question,
         command=sweep.command,
         sections=sections,
+        live=live_sentences(experiment, sweep),
         certified=[_certified(result) for group in groups for entry in group.entries for result in entry.results],
         failed=[result for result in runs_read if not result.ok],
         environment=_environment(runs_read),

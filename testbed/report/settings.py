@@ -6,9 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from testbed import units
 from testbed.report.collect import Group, Links
-from testbed.spec import Cell, Measured
+from testbed.spec import Calibrated, Cell, Measured
 
-REPLAY = "timing replayed: frames of recorded sizes, actions of recorded durations; the losses are the recorded run's"
+PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
+CLOCKS = {
+    "virtual": "virtual clock (user-mode Linux with time travel): times are exact and the same on every machine",
+    "real": "real clock (this machine's)",
+}
+CODEC_COSTS = {
+    "host": "codecs cost what they cost on this machine, timed alone",
+    "device": "codecs cost what {source} would need for what they move and compute",
+    "zero": "codecs cost nothing",
+}
 DILATION = (
     "the lab runs {factor} times slower and times are divided by it, which TCP's constants (200 ms least "
     "retransmission timeout, 40 ms delayed acknowledgement) and the kernel's clock tick do not follow"
@@ -28,7 +37,9 @@ def settings_words(group: Group) -> str:
     cell = group.entries[0].cell
     counts = _distinct(entry.count for entry in group.entries if entry.ok)
     lines = [f"engine {cell.engine}; {pipeline_words(cell)}; {_transport(group)}"]
-    lines += [f"compute {compute_words(cell)}" + (f"; {REPLAY}" if cell.timing == "replay" else "")]
+    lines += [f"compute {compute_words(cell)}"]
+    if cell.timing == "played":
+        lines += [f"{CLOCKS[cell.clock]}; {PLAYED}; {_codec_cost_words(cell)}"]
     own = [
         f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}"
         for key, values in group.own.items()
@@ -42,6 +53,11 @@ def settings_words(group: Group) -> str:
         f"{_join(counts) + ' of each codec' if counts else 'no run'}"
     )
     return "\n".join(lines)
+
+
+def _codec_cost_words(cell: Cell) -> str:
+    rates = cell.codec_rates
+    return CODEC_COSTS[cell.codec_cost].format(source=rates.source if rates else "")
 
 
 def pipeline_words(cell: Cell) -> str:
@@ -85,7 +101,9 @@ def compute_words(cell: Cell) -> str:
     """Describe how long stages compute."""
     asked = cell.compute
     if isinstance(asked, Measured):
-        return "measured, as fast as this machine"
+        return "measured, as fast as this machine was at that moment"
+    if isinstance(asked, Calibrated):
+        return "calibrated: each action as long as this machine takes for it, timed alone"
     words = (
         f"paced: forward {_durations(asked.forward_ns)}, backward {_durations(asked.backward_ns)}, "
         f"update {units.format_time(asked.update_ns)} ({asked.source})"

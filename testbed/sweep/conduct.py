@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed import results
+from testbed.codecs.catalogue.placement import parse_placement
 from testbed.errors import TestbedError
 from testbed.results import Order, SweepRecord, TuningRecord
-from testbed.spec import Cell, Engine
-from testbed.sweep import controller, plan, tune
+from testbed.spec import Cell, Clock, Engine, Measured
+from testbed.sweep import controller, plan, playing, tune
+from testbed.sweep.means import Means
 from testbed.sweep.plan import Choice, Combination, Experiment
 from testbed.sweep.progress import SweepProgress
-from testbed.sweep.replays import with_recordings
 from testbed.sweep.session import network_of
 
+LINK_SEEDS = 3
+"""Runs of a played cell whose links draw at random: as many seeds of theirs."""
 MakeProgress = Callable[[Sequence[Cell]], SweepProgress]
 """Given runs in their order, makes what follows them."""
 Network = Callable[[Cell], Hashable]
@@ -29,6 +32,9 @@ class Agenda(NamedTuple):
     experiment: Experiment
     """With what the command line changes in it."""
     engine: Engine
+    """Of runs on the real clock."""
+    clock: Clock
+    """Of played cells."""
     combinations: list[Combination]
     trials: list[tune.Trial]
     """Empty without [tune]."""
@@ -41,7 +47,7 @@ class Agenda(NamedTuple):
         points, asked = self.combinations, self.experiment.tune
         if asked is not None:
             points = tune.with_choice(points, asked, self.tuning) if self.tuning else plan.untuned(points, asked)
-        return plan.unique(plan.resolve_cells(points, self.engine, str(self.experiment.path)))
+        return plan.unique(plan.resolve_cells(points, self.engine, str(self.experiment.path), self.clock))
 
     @property
     def to_tune(self) -> tuple[Cell, ...]:
@@ -49,17 +55,24 @@ class Agenda(NamedTuple):
         return plan.unique(cell for trial in self.trials for cell in trial.cells) if self.tuning is None else ()
 
 
-def make_agenda(experiment: Experiment, engine: Engine, choice: Choice, folder: Path, *, again: bool = False) -> Agenda:
+def make_agenda(
+    experiment: Experiment,
+    engine: Engine,
+    choice: Choice,
+    folder: Path,
+    *,
+    clock: Clock = "real",
+    again: bool = False,
+) -> Agenda:
     """Work out what is to be done and check it all; starts and writes nothing. `again`: what was tuned before does not
     count.
     """
     asked = plan.apply_choice(experiment, choice)
     points = plan.combinations(asked, choice)
-    tried = tune.trials(asked, points, engine)
+    tried = tune.trials(asked, points, engine, clock)
     before = results.last_tuning(folder) if tried and not again else None
-    agenda = Agenda(
-        asked, engine, points, tried, before if before is not None and tune.answers(before, tried) else None
-    )
+    known = before if before is not None and tune.answers(before, tried) else None
+    agenda = Agenda(asked, engine, clock, points, tried, known)
     _ = agenda.cells  # checks them
     return agenda
 
@@ -67,16 +80,35 @@ def make_agenda(experiment: Experiment, engine: Engine, choice: Choice, folder: 
 def missing_runs(
     cells: tuple[Cell, ...], experiment: Experiment, folder: Path, *, again: bool = False
 ) -> tuple[Cell, ...]:
-    """Return the runs that these cells still lack of their repeats, in order; recordings come before replays."""
+    """Return the runs that these cells still lack of their repeats, in order."""
     runs = arrange_runs(
-        cells, repeats=experiment.repeats, order=experiment.order, seed=experiment.order_seed, network=network_of
+        cells,
+        repeats=lambda cell: wanted_runs(cell, experiment.repeats),
+        order=experiment.order,
+        seed=experiment.order_seed,
+        network=network_of,
     )
     done = {} if again else {cell.id: len(results.finished_runs(folder, cell.id)) for cell in cells}
-    return with_recordings(runs_left(runs, done), _Finished(folder) if not again else ())
+    return tuple(runs_left(runs, done))
 
 
-def arrange_runs(cells: Sequence[Cell], *, repeats: int, order: Order, seed: int, network: Network) -> list[Cell]:
-    """Put the runs in order: every cell `repeats` times. The same arguments give the same order.
+def wanted_runs(cell: Cell, repeats: int) -> int:
+    """Return how many runs a cell is to have.
+
+    Played on the virtual clock over links without chance, every run is the same, so one is enough; over links that draw
+    at random each run has another seed for its links, and there are LINK_SEEDS at least.
+    """
+    if cell.timing != "played":
+        return repeats
+    if cell.by_chance:
+        return max(repeats, LINK_SEEDS)
+    return 1 if cell.clock == "virtual" else repeats
+
+
+def arrange_runs(
+    cells: Sequence[Cell], *, repeats: Callable[[Cell], int], order: Order, seed: int, network: Network
+) -> list[Cell]:
+    """Put the runs in order: every cell as often as `repeats` says. The same arguments give the same order.
 
     `grouped`: as the file has them, runs over one network together, and a cell's repeats one after another.
 
@@ -89,12 +121,12 @@ def arrange_runs(cells: Sequence[Cell], *, repeats: int, order: Order, seed: int
         networks.setdefault(network(cell), []).append(cell)
     groups = list(networks.values())
     if order == "grouped":
-        return [cell for group in groups for cell in group for _ in range(repeats)]
+        return [cell for group in groups for cell in group for _ in range(repeats(cell))]
     runs: list[Cell] = []
-    for number in range(repeats):
+    for number in range(max(map(repeats, cells), default=0)):
         shuffle = random.Random(f"{seed} {number}")  # a round is the same however many follow
         for group in shuffle.sample(groups, len(groups)):
-            runs += shuffle.sample(group, len(group))
+            runs += [cell for cell in shuffle.sample(group, len(group)) if number < repeats(cell)]
     return runs
 
 
@@ -115,33 +147,34 @@ def untried(agenda: Agenda, folder: Path, *, again: bool = False) -> tuple[Cell,
     return tuple(cell for cell in agenda.to_tune if again or results.finished(folder, cell.id) is None)
 
 
-class _Finished:
-    """The cells that have a good run."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __contains__(self, cell_id: object) -> bool:
-        return results.finished(self._folder, str(cell_id)) is not None
-
-
-def make_runs(runs: Sequence[Cell], folder: Path, engine_reason: str, progress: MakeProgress) -> list[TestbedError]:
-    """Make runs; returns why some failed. See `controller.run_cells`."""
-    if not runs:
-        return []
-    with progress(runs) as following:
-        return controller.run_cells(runs, folder, engine_reason, following)
+def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress) -> list[TestbedError]:
+    """Make runs, first those that are played; returns why some failed. See `playing` and `controller.run_cells`."""
+    played = [cell for cell in runs if cell.timing == "played"]
+    live = [cell for cell in runs if cell.timing == "live"]
+    failures: list[TestbedError] = []
+    if played:
+        with progress(played) as following:
+            failures += playing.play_cells(played, folder, means, following)
+    if live:
+        with progress(live) as following:
+            own_pace = [cell for cell in live if isinstance(cell.compute, Measured) and not _measures(cell)]
+            costs = playing.measured_costs(own_pace, folder, means, following)
+            failures += controller.run_cells(live, folder, means.engine_reason, following, costs)
+    return failures
 
 
-def tune_first(
-    agenda: Agenda, folder: Path, engine_reason: str, progress: MakeProgress, *, again: bool = False
-) -> Agenda:
+def _measures(cell: Cell) -> bool:
+    """Say whether a cell's codec goes by what its link carries, so that it cannot be calibrated without one."""
+    return parse_placement(cell.codec).measures
+
+
+def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgress, *, again: bool = False) -> Agenda:
     """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError when nothing is left for any
     arm.
     """
     assert agenda.experiment.tune is not None
     # A run that fails disqualifies its value.
-    make_runs(untried(agenda, folder, again=again), folder, engine_reason, progress)
+    make_runs(untried(agenda, folder, again=again), folder, means, progress)
 
     def loss_of(cell_id: str) -> float | None:
         run = results.finished(folder, cell_id)

@@ -1,11 +1,14 @@
-"""Run cells: certify, train, certify, summarise; whatever happens, a summary is written and nothing is left running."""
+"""Run live cells: certify, train, certify, summarise. Whatever happens, a summary is written and nothing is left
+running.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from testbed import paths, results
@@ -15,9 +18,8 @@ from testbed.metrics import summarise
 from testbed.metrics.bound import run_step
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
-from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StepRecord, Summary
-from testbed.spec import Cell, WorkloadSpec
-from testbed.sweep import replays
+from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StageCosts, StepRecord, Summary
+from testbed.spec import Cell, WorkloadSpec, recipe_of
 from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.expected_step import expected_step
 from testbed.sweep.interrupt import Interrupt
@@ -31,12 +33,19 @@ _SAME_SIZE = 1.1
 Status = Literal["ok", "failed", "interrupted"]
 
 
-def run_cells(cells: Sequence[Cell], folder: Path, engine_reason: str, progress: SweepProgress) -> list[TestbedError]:
+def run_cells(
+    cells: Sequence[Cell],
+    folder: Path,
+    engine_reason: str,
+    progress: SweepProgress,
+    costs: Mapping[str, Sequence[StageCosts]] = MappingProxyType({}),
+) -> list[TestbedError]:
     """Make a run for each of `cells`, in their order, into `folder`; returns why cells failed.
 
     A cell that fails does not stop the others; but where it stands in the list again, it is not tried again. Ctrl-C
     ends it with KeyboardInterrupt: once, after the running cell's step (see `interrupt`); twice, at once. Either way
-    the running cell is closed, and its summary says `interrupted`.
+    the running cell is closed, and its summary says `interrupted`. `costs` are those of the recipes that were
+    calibrated, by their ids: a run that strays from them did not have the machine to itself.
     """
     failures: list[TestbedError] = []
     failed: set[str] = set()
@@ -50,11 +59,10 @@ def run_cells(cells: Sequence[Cell], folder: Path, engine_reason: str, progress:
             if cell.id in failed:
                 progress.leave_out("it has failed before")
                 continue
-            runner = _Runner(results.new_run(folder, cell), cell, progress)
+            runner = _Runner(results.new_run(folder, cell), cell, progress, costs.get(recipe_of(cell).id))
             try:
-                replay = standing.recording(cell)
                 tokens = standing.tokens(cell)
-                ended = runner.run(standing.session(cell), tokens, interrupt, replay)
+                ended = runner.run(standing.session(cell), tokens, interrupt)
             except BaseException as error:
                 summary = runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
                 progress.end(cell, summary)
@@ -72,13 +80,12 @@ def run_cells(cells: Sequence[Cell], folder: Path, engine_reason: str, progress:
 
 
 class _Standing:
-    """What runs share: the session of the last network, prepared texts, recordings that were looked at."""
+    """What runs share: the session of the last network, and prepared texts."""
 
     def __init__(self, folder: Path, engine_reason: str, progress: SweepProgress) -> None:
         self._folder, self._engine_reason, self._progress = folder, engine_reason, progress
         self._session: Session | None = None
         self._tokens: dict[WorkloadSpec, Tokens] = {}
-        self._recordings: set[Path] = set()
 
     def session(self, cell: Cell) -> Session:
         """Return the session that stands, if it is one of the cell's network, else a new one in its place."""
@@ -96,18 +103,6 @@ class _Standing:
             self._tokens[cell.workload] = prepare_text(cell.workload)
         return self._tokens[cell.workload]
 
-    def recording(self, cell: Cell) -> Path | None:
-        """Return the folder of the run that a replay replays; doubts about it are said once. None for a cell that is
-        trained.
-        """
-        if cell.timing != "replay":
-            return None
-        folder = replays.recording_folder(cell, self._folder)
-        if folder not in self._recordings and (doubt := replays.doubt_about(folder)):
-            self._progress.note(doubt)
-        self._recordings.add(folder)
-        return folder
-
     def close(self) -> None:
         """End the session, if one stands."""
         if self._session is not None:
@@ -118,16 +113,18 @@ class _Standing:
 class _Runner:
     """One run of one cell: fills its folder."""
 
-    def __init__(self, run: results.Run, cell: Cell, progress: SweepProgress) -> None:
-        self._run, self._cell, self._progress = run, cell, progress
+    def __init__(
+        self, run: results.Run, cell: Cell, progress: SweepProgress, costs: Sequence[StageCosts] | None
+    ) -> None:
+        self._run, self._cell, self._progress, self._costs = run, cell, progress, costs
         self._lab: LabRecord | None = None
         self._before: Certificate | None = None
         self._after: Certificate | None = None
         self._during: DuringRecord | None = None
         results.write_json(run.folder / "environment.json", describe_machine())
 
-    def run(self, session: Session, tokens: Tokens, interrupt: Interrupt, replay: Path | None) -> Ended:
-        """Certify, train or replay that run, certify; returns why training ended."""
+    def run(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
+        """Certify, train, certify; returns why training ended."""
         cell, folder = self._cell, self._run.folder
         # It may have been played for another run.
         self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
@@ -138,7 +135,7 @@ class _Runner:
         self._write_certificates()
         self._progress.phase("starting")
         with interrupt.patient():
-            ended = session.train(cell, tokens, folder, self._progress, interrupt, self._note_lab, replay)
+            ended = session.train(cell, tokens, folder, self._progress, interrupt, self._note_lab)
             self._progress.phase("certifying the links again")
             stages = [self._run.steps(stage) for stage in range(cell.pipeline.stages)]
             played_at_ns = self._lab.played_at_ns if self._lab else None
@@ -162,7 +159,9 @@ class _Runner:
         """Write summary.json, the last file of a run, from what the other files hold."""
         stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
         message = None if error is None else str(error) or _NAMES.get(type(error), type(error).__name__)
-        summary = summarise(self._cell, self._lab, self._certificates(), stages, status=status, error=message)
+        summary = summarise(
+            self._cell, self._lab, self._certificates(), stages, status=status, error=message, costs=self._costs
+        )
         results.write_json(self._run.folder / "summary.json", summary)
         return summary
 

@@ -17,7 +17,7 @@ from testbed.devices.durations import durations
 from testbed.errors import TestbedError
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
-from testbed.spec import Cell, Measured, Paced, link_count
+from testbed.spec import Cell, Paced, link_count
 from testbed.sweep.session import network_of
 from testbed.workloads import models as workloads
 
@@ -71,7 +71,7 @@ class Estimator:
         alike = [past for past in self._past if _shape(past.cell) == _shape(cell)]
         if nearest := [past for past in alike if past.cell.codec == cell.codec] or alike:
             return RunEstimate(mean(past.extended(cell.training.steps) for past in nearest), "runs over its network")
-        if self._host is None and isinstance(cell.compute, Measured):
+        if self._host is None and not isinstance(cell.compute, Paced):
             return None
         return RunEstimate(self._modelled(cell), "a model")
 

@@ -17,12 +17,13 @@ from testbed.errors import SpecError, TestbedError, UnknownNameError
 from testbed.frozen import Frozen, explain, read_toml
 from testbed.profiles import load_profile
 from testbed.results import Order
-from testbed.spec import Cell, Engine
+from testbed.spec import Cell, Clock, Engine
 from testbed.sweep import filters
 from testbed.sweep.fields import Tables, flatten, merge, nest, parse_assignment
 from testbed.sweep.resolve import resolve_cell
 
 AskedEngine = Literal["auto", "netem", "relay"]
+AskedClock = Literal["auto", "virtual", "real"]
 _QUICK = ("cell", "axes", "variants", "repeats", "tune")
 
 
@@ -48,6 +49,11 @@ class Experiment(Frozen):
     path: Path
     question: str
     engine: AskedEngine
+    """Of runs on the real clock."""
+    clock: AskedClock = "auto"
+    """Of played cells; auto: virtual where that is possible."""
+    live_checks: Annotated[StrictInt, Field(ge=0)] = 2
+    """Played cells that are run live too, at the end of the sweep, where this machine allows it."""
     repeats: Annotated[StrictInt, Field(ge=1)] = 1
     """Good runs that each cell is to have."""
     order: Order = "grouped"
@@ -183,13 +189,13 @@ def _filtered(points: list[Combination], experiment: Experiment, choice: Choice)
     return left
 
 
-def resolve_cells(points: Iterable[Combination], engine: Engine, where: str) -> list[Cell]:
+def resolve_cells(points: Iterable[Combination], engine: Engine, where: str, clock: Clock = "real") -> list[Cell]:
     """Make a cell for each combination."""
     cells = []
     load = functools.cache(load_profile)  # a trace takes 0.1 s to read, and a network has many cells
     for combination in points:
         try:
-            cells.append(resolve_cell(combination.fields, engine, where, load))
+            cells.append(resolve_cell(combination.fields, engine, where, clock, load))
         except TestbedError as error:
             raise SpecError(f"cell {combination.label}: {error}") from None
     return cells
@@ -214,15 +220,16 @@ def cells(
     overrides: Sequence[str] = (),
     only: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    clock: Clock = "real",
 ) -> tuple[Cell, ...]:
     """Return the cells of an experiment, each once, in the file's order, before anything is tuned; see `Choice` for the
     rest.
 
-    `engine` is what `auto` resolved to.
+    `engine` and `clock` are what `auto` resolved to.
     """
     choice = Choice(quick=quick, overrides=overrides, only=only, exclude=exclude)
     asked = apply_choice(experiment, choice)
-    return unique(resolve_cells(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path)))
+    return unique(resolve_cells(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path), clock))
 
 
 def unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:

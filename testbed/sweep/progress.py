@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.directions import LinkDirection
+from testbed.errors import TestbedError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import Sample, Summary
-from testbed.spec import Cell
+from testbed.spec import Cell, Recipe
 
 _RATES_OVER = 20
 """Samples, taken ten times a second, over which a link's rate is averaged."""
@@ -107,9 +108,9 @@ class SweepProgress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     # ------------------------------------------------------------------ called by the controller
-    def begin(self, cell: Cell) -> None:
-        """Begin the next run."""
-        self.current += 1
+    def begin(self, cell: Cell, number: int | None = None) -> None:
+        """Begin the next run, or the one with that number in the list."""
+        self.current = self.current + 1 if number is None else number
         assert self._turn.cell.id == cell.id
         self._turn.state = "running"
         self._began = time.monotonic()
@@ -118,6 +119,13 @@ class SweepProgress:
         """Leave the run out."""
         self._turn.state = "left out"
         self.note(f"{self.label}: left out: {reason}")
+
+    def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
+        """Note a step or an evaluation of a recipe that is trained without a network."""
+
+    def trained(self, recipe: Recipe, error: TestbedError | None) -> None:
+        """Note that a recipe was trained, or why it could not be."""
+        self.note(f"trained {recipe.codec}, {recipe.training.steps} steps" if error is None else str(error))
 
     def phase(self, text: str) -> None:
         """Say what the cell is doing now."""
@@ -141,10 +149,11 @@ class SweepProgress:
         if not samples or samples[-1].at_ns < sample.at_ns:
             samples.append(sample)
 
-    def end(self, cell: Cell, summary: Summary) -> None:
-        """Note that a run has ended, well or not."""
+    def end(self, cell: Cell, summary: Summary, took_s: float | None = None) -> None:
+        """Note that a run has ended, well or not; `took_s`, where that is not the time since it began."""
         turn = self._turn
-        turn.state, turn.took_s, turn.phase = summary.status, time.monotonic() - self._began, ""
+        turn.state, turn.phase = summary.status, ""
+        turn.took_s = time.monotonic() - self._began if took_s is None else took_s
         if summary.status != "ok":
             return self.note(f"{self.label}: {summary.status}: {summary.error}")
         turn.step_s, turn.tokens_per_s = summary.step_s, summary.tokens_per_s
@@ -170,7 +179,7 @@ class SweepProgress:
     def label(self) -> str:
         """The running cell, for people."""
         cell = self._turn.cell
-        mark = ", replay" if cell.timing == "replay" else ""
+        mark = ", live" if cell.timing == "live" else ""
         return f"[{self.current + 1}/{len(self.turns)}] {cell.codec} on {cell.network}{mark}"
 
     def left_s(self) -> float:

@@ -15,18 +15,23 @@ from testbed.frozen import explain
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import Cell, Engine
+from testbed.spec import Calibrated, Cell, Clock, CodecRates, Engine, Measured
 from testbed.workloads import models as workloads
 
 
 def resolve_cell(
-    fields: Mapping[str, Any], engine: Engine, where: str, load: Callable[[str], LinkProfile] = load_profile
+    fields: Mapping[str, Any],
+    engine: Engine,
+    where: str,
+    clock: Clock = "real",
+    load: Callable[[str], LinkProfile] = load_profile,
 ) -> Cell:
     """Make the cell that the tables describe. UserError, which names the field, for what cannot be run.
 
     `load` finds a profile by its name; who resolves many cells gives one that remembers.
 
-    A file says `profile` where the cell has profiles, and may name a device where the cell has durations.
+    A file says `profile` where the cell has profiles, and may name a device where the cell has durations. `engine` is
+    that of the real clock, `clock` that of played cells. A live cell whose compute is `calibrated` is `measured`.
     """
     content = dict(fields)
     if "profiles" in content:
@@ -38,29 +43,37 @@ def resolve_cell(
     content["profiles"] = [profile.model_dump() for profile in _profiles(content.pop("profile", None), where, load)]
     compute = content.pop("compute", None)
     if compute is None:
-        raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'measured'")
+        raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'calibrated'")
     workload = content.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
         content["workload"] = {**workload, "family": workloads.model_size(workload["model"]).family}
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
-        text = json.dumps({**content, "engine": engine, "compute": {"mode": "measured"}})
+        timing = content.setdefault("timing", "played")
+        own_pace = {"mode": "measured" if timing == "live" else "calibrated"}
+        virtual = timing == "played" and clock == "virtual"
+        means = {"engine": "netem" if virtual else engine, "clock": "virtual" if virtual else "real"}
+        # What it costs on a device is filled in below, with the device's rates.
+        changes: dict[str, Any] = {"codec_cost": content.get("codec_cost", "host")}
+        text = json.dumps({**content, **means, "compute": own_pace, "codec_cost": "host"})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
         # After the check: it takes a workload that is known to be one.
         durations = devices.compute_of(compute, cell.workload, cell.pipeline, where)
+        if timing == "live" and isinstance(durations, Calibrated):
+            durations = Measured()
+        changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
         # Two texts for the same codecs are one cell.
         codec = codecs.parse_placement(cell.codec).over(cell.pipeline.stages - 1)
-        cell = Cell(
-            **{**{name: getattr(cell, name) for name in Cell.model_fields}, "codec": codec.text, "compute": durations}
-        )
+        stated = {name: getattr(cell, name) for name in Cell.model_fields}
+        cell = Cell(**stated | changes | {"codec": codec.text, "compute": durations})
     except ValidationError as error:
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
-    if codec.measures and cell.timing == "replay":
+    if codec.measures and cell.timing == "played":
         raise SpecError(
-            f"{where}: codec {cell.codec} chooses by what it measures of its link, so over other links it trains "
-            'otherwise and cannot be replayed; set timing = "full"'
+            f"{where}: codec {cell.codec} chooses by what it measures of its link, so over each link it trains "
+            'otherwise and cannot be played; set timing = "live"'
         )
     if cell.pipeline.schedule == "1f1b" and cell.pipeline.in_flight < min(
         cell.pipeline.stages, cell.pipeline.microbatches
@@ -70,6 +83,23 @@ def resolve_cell(
             f"{min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches in flight to be busy at once"
         )
     return cell
+
+
+def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:
+    """Return the rates of the device that codecs are to cost what they cost on; None by another rule."""
+    if rule != "device":
+        return None
+    name = compute.get("device") if isinstance(compute, Mapping) else None
+    if not isinstance(name, str):
+        raise SpecError(
+            f"{where}: codec_cost is 'device', and compute names no device; say compute.mode = 'paced' with "
+            "compute.device, or take 'host' or 'zero'"
+        )
+    device = devices.load_device(name)
+    rates = devices.rates_of(device)
+    return CodecRates(
+        bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s, operations_per_s=rates.operations_per_s, source=device.name
+    )
 
 
 def _profiles(names: Any, where: str, load: Callable[[str], LinkProfile]) -> list[LinkProfile]:

@@ -1,6 +1,4 @@
-"""A lab with a stage host in every node. Cells that share a network and a timing share a session, so torch is imported
-once for those that train; for replays it is not.
-"""
+"""A lab with a stage host in every node. Live cells that share a network share a session, so torch is imported once."""
 
 from __future__ import annotations
 
@@ -84,7 +82,6 @@ class Session:
                     Host(
                         functools.partial(node.namespace.popen, user=paths.invoking_user()),
                         name=f"stage {node.index}",
-                        light=cell.timing == "replay",
                     )
                 )
                 for node in self.lab.nodes
@@ -101,14 +98,13 @@ class Session:
         observer: Observer,
         interrupt: Interrupt,
         played: Callable[[LabRecord], None],
-        replay: Path | None = None,
     ) -> Ended:
         """Run one cell's jobs to their end; why they ended. StageError names the stage at fault and says what it said.
 
-        `replay` is the run that is replayed, in a session of a cell with that timing. Links that vary begin to when the
-        jobs do: `played` is then called with the lab's record, which says when. Afterwards they are held at their own
-        numbers again. What the links carry meanwhile goes to counters.jsonl in the folder. An interrupt ends the jobs
-        after their running step. After an error the session's state is unknown: close it.
+        Links that vary begin to when the jobs do: `played` is then called with the lab's record, which says when.
+        Afterwards they are held at their own numbers again. What the links carry meanwhile goes to counters.jsonl in
+        the folder. An interrupt ends the jobs after their running step. After an error the session's state is unknown:
+        close it.
         """
         patience_s = _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
@@ -121,7 +117,6 @@ class Session:
             folder=str(folder.resolve()),
             devices=tuple(node.devices for node in self.lab.nodes),
             overhead_bytes=self.lab.record.overhead_bytes,
-            replay=None if replay is None else str(replay.resolve()),
             limits=Limits(connect_s=_LOADING_S, message_s=patience_s),
         )
         self.lab.play()
@@ -193,7 +188,7 @@ class Session:
 
 def network_of(cell: Cell) -> tuple[object, ...]:
     """Return what cells must have in common to share a session."""
-    return (cell.topology, cell.links, cell.engine, cell.pipeline.stages, cell.timing)
+    return (cell.topology, cell.links, cell.engine, cell.clock, cell.pipeline.stages, cell.timing)
 
 
 def _transfer_s(cell: Cell) -> float:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from testbed.errors import SpecError, StageError, UnknownNameError
 from testbed.results import TriedValue, TunedArm, TuningRecord
-from testbed.spec import Cell, Engine
+from testbed.spec import Cell, Clock, Engine
 from testbed.sweep.fields import flatten, known_fields, merge, nest
 from testbed.sweep.plan import Combination, Experiment, TuneSpec, resolve_cells
 
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
     """One a seed."""
 
 
-def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine) -> list[Trial]:
+def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine, clock: Clock = "real") -> list[Trial]:
     """List all that is tried, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
@@ -43,20 +43,20 @@ def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine
     for combination in points:
         if all(combination.arm(tune.arm) != first.arm(tune.arm) for first in firsts):
             firsts.append(combination)
-    return [_trial(tune, first, value, engine, where) for first in firsts for value in tune.values]
+    return [_trial(tune, first, value, engine, clock, where) for first in firsts for value in tune.values]
 
 
-def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, where: str) -> Trial:
+def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock, where: str) -> Trial:
     arm = first.arm(tune.arm)
     training = {"steps": tune.steps, "evaluate_every": 0, "target_loss": None, "budget_s": None}
-    short = {"profile": tune.over, "timing": "full", "training": training}
+    short = {"profile": tune.over, "training": training}
     fields = merge(merge(first.fields, short, where), nest(tune.field, value), where)
     label = ", ".join(f"{name}={one}" for name, one in arm.items())
     seeded = [
         Combination(f"{label}, {tune.field}={value}, seed {seed}", merge(fields, nest("training.seed", seed), where))
         for seed in tune.seeds
     ]
-    return Trial(arm, value, tuple(resolve_cells(seeded, engine, where)))
+    return Trial(arm, value, tuple(resolve_cells(seeded, engine, where, clock)))
 
 
 def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: Callable[[str], float | None]) -> TuningRecord:

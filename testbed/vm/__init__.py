@@ -18,7 +18,7 @@ init, plan and modprobe run where no installed package can be seen, so everythin
 library only.
 """
 
-from testbed.vm.build import build_kernel, find_clock_kernel
+from testbed.vm.build import build_kernel, find_clock_kernel, virtual_clock
 from testbed.vm.debian import fetch_kernel
 from testbed.vm.exchange import export_kernel, import_kernel
 from testbed.vm.guest import Guest, run_in_guest, start_guest, try_kernel
@@ -36,4 +36,5 @@ __all__ = [
     "run_in_guest",
     "start_guest",
     "try_kernel",
+    "virtual_clock",
 ]

@@ -21,6 +21,7 @@ from pathlib import Path
 from testbed.errors import CapabilityError, GuestKernelError
 from testbed.process import ROOT, start_program
 from testbed.vm.debian import check_machine, download, locked, make_folder, package_version, put_in_place, unpack
+from testbed.vm.guest import try_kernel
 from testbed.vm.kernel import GuestKernel, clock_folder, find_kernel, seal
 
 CONFIG = Path(__file__).with_name("time-travel.config")
@@ -117,6 +118,19 @@ def find_clock_kernel(folder: Path | None = None) -> GuestKernel | None:
     """
     kernel = find_kernel(folder or clock_folder())
     return kernel if kernel is not None and kernel.clock == "virtual" and kernel.recipe == recipe() else None
+
+
+def virtual_clock() -> str:
+    """Say which kernel there is for the virtual clock, after it was tried, or that one can be built here.
+
+    CapabilityError or GuestKernelError, which say what to do, where neither is so.
+    """
+    if kernel := find_clock_kernel():
+        try_kernel(kernel)
+        return f"Linux {kernel.version} with time travel, in {kernel.folder}"
+    check_machine()
+    _check_tools()
+    return "Linux with time travel, which is built first, once"
 
 
 def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = print) -> GuestKernel:
@@ -297,3 +311,7 @@ def _environment() -> dict[str, str]:
     # Two machines with the same compiler build the same bytes.
     fixed = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01", "KBUILD_BUILD_USER": "testbed", "KBUILD_BUILD_HOST": "testbed"}
     return kept | fixed | {"LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+
+
+if __name__ == "__main__":
+    build_kernel()

@@ -66,10 +66,10 @@ def test_a_devices_durations_say_where_they_come_from() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("paced", "it must be 'measured' or a table with a mode, found 'paced'"),
-        (3, "it must be 'measured' or a table with a mode, found 3"),
-        ({}, "mode must be 'measured' or 'paced', found None"),
-        ({"mode": "real"}, "mode must be 'measured' or 'paced', found 'real'"),
+        ("paced", "it must be 'calibrated', 'measured' or a table with a mode, found 'paced'"),
+        (3, "it must be 'calibrated', 'measured' or a table with a mode, found 3"),
+        ({}, "mode must be 'calibrated', 'measured' or 'paced', found None"),
+        ({"mode": "real"}, "mode must be 'calibrated', 'measured' or 'paced', found 'real'"),
         (
             {"mode": "measured", "dilation": 2},
             "mode is 'measured', which takes no dilation; leave them out, or use mode 'paced'",

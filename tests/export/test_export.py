@@ -13,6 +13,7 @@ from testbed.cli import app
 from testbed.errors import ResultsError, SpecError, UnknownNameError
 from testbed.export import FORMATS, columns, export, rows, runs_to_export, table_files
 from testbed.metrics import loss_curve, validation_curve
+from testbed.spec import CodecRates
 
 TABLES = pytest.mark.parametrize("table", columns.TABLES)
 
@@ -38,6 +39,9 @@ def test_every_table_can_be_made(experiment: Path) -> None:
         }
         assert found <= set(names), f"{table} makes values that no column holds: {found - set(names)}"
         known = {"compute.forward_ns", "compute.backward_ns", "compute.update_ns", "compute.source"}  # of paced cells
+        known |= {
+            f"codec_rates.{name}" for name in CodecRates.model_fields
+        }  # of cells whose codecs cost a device's time
         assert set(names) - found <= known
 
 

@@ -24,7 +24,7 @@ from testbed.report.settings import settings_words
 from testbed.report.style import looks
 from testbed.report.tables import result_tables
 from testbed.results import Run
-from testbed.spec import Cell, Paced
+from testbed.spec import Calibrated, Cell, Measured, Paced
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 HOME = profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000))
@@ -167,16 +167,19 @@ def test_overruns_are_marked_everywhere(tmp_path: Path, share: float, marked: bo
     assert "paced: forward 2 ms, backward 4 ms" in page
 
 
-def test_replay_is_a_group_of_its_own_and_said_everywhere(tmp_path: Path) -> None:
-    for timing in ("full", "replay"):
+def test_played_is_a_group_of_its_own_and_every_caption_says_so(tmp_path: Path) -> None:
+    pace = {"live": Measured(), "played": Calibrated()}
+    for timing, compute in pace.items():
         for codec in ("fp32", "int8"):
-            add(tmp_path, cell(codec, HOME).model_copy(update={"timing": timing}), 1)
-    full, replay = collect.groups(collect.read_runs(latest(tmp_path)))
-    assert (full.label, replay.label) == ("timing = full", "timing = replay")
-    assert all(entry.marks == ("replay",) for entry in replay.entries)
-    assert "timing replayed" in settings_words(replay)
-    assert "timing replayed" not in settings_words(full)
-    assert "† replay" in "\n".join(printed(terminal_table(latest(tmp_path)), 120))
+            add(tmp_path, cell(codec, HOME).model_copy(update={"timing": timing, "compute": compute}), 1)
+    played, live = collect.groups(collect.read_runs(latest(tmp_path)))
+    assert "timing = live" in live.label, (live.label, played.label)
+    assert "timing = played" in played.label
+    words = settings_words(played)
+    assert "real clock" in words
+    assert "timing played" in words
+    assert "codecs cost what they cost on this machine" in words
+    assert "timing played" not in settings_words(live)
 
 
 def test_dilation_is_said_with_its_caveats(tmp_path: Path) -> None:

@@ -67,13 +67,13 @@ def test_a_mistake_is_found_before_anything_is_started(default: plan.Experiment,
         cells(default, text)
 
 
-def test_what_measures_its_link_cannot_be_replayed(default: plan.Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_measures_its_link_cannot_be_played(default: plan.Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     curious = dataclasses.replace(table.CODECS["bf16"], name="curious", measures=True)
     monkeypatch.setitem(table.CODECS, "curious", curious)
-    choice = ["codec='fwd=curious, bwd=int8'", "profile=cable", "timing=full"]
+    choice = ["codec='fwd=curious, bwd=int8'", "profile=cable", "timing=live"]
     assert len(plan.cells(default, "relay", overrides=choice)) == 1
-    with pytest.raises(SpecError, match="cannot be replayed"):
-        plan.cells(default, "relay", overrides=[*choice[:2], "timing=replay"])
+    with pytest.raises(SpecError, match="cannot be played"):
+        plan.cells(default, "relay", overrides=[*choice[:2], "timing=played"])
 
 
 def test_links_are_certified_for_the_widest_of_a_cell_s_codecs() -> None:

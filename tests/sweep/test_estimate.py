@@ -17,8 +17,10 @@ from testbed.sweep.estimate import Estimator, on_this_machine
 _T4 = devices.load_device("t4")
 
 
-def one(**fields: Any) -> Cell:
-    overrides = [f"{name}={value}" for name, value in {"codec": "int8", "profile": "cable", **fields}.items()]
+def one(timing: str = "played", **fields: Any) -> Cell:
+    overrides = [
+        f"{name}={value}" for name, value in {"codec": "int8", "profile": "cable", "timing": timing, **fields}.items()
+    ]
     return plan.cells(plan.load_experiment("default"), "relay", overrides=overrides)[0]
 
 
@@ -109,10 +111,10 @@ def test_a_step_is_longer_over_a_slower_link_and_with_a_wider_codec(tmp_path: Pa
 
 
 def test_a_paced_cell_that_asks_too_much_is_told_the_dilation_that_it_needs() -> None:
-    slow, fast = paced(one(), 10_000), paced(one(), 0.001)
+    slow, fast = (paced(one(timing="live"), ms) for ms in (10_000, 0.001))
     assert "set compute.dilation" not in on_this_machine(slow, _T4)
     needed = devices.needed_dilation(fast, _T4)
     assert needed > 1
     assert f"set compute.dilation={needed}" in on_this_machine(fast, _T4)
-    enough = paced(one(), 0.001, dilation=needed) if needed <= 1000 else slow
+    enough = paced(one(timing="live"), 0.001, dilation=needed) if needed <= 1000 else slow
     assert "set compute.dilation" not in on_this_machine(enough, _T4)

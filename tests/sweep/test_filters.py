@@ -73,9 +73,9 @@ def test_flags_for_several_fields_must_all_hold_and_for_one_field_one_of_them() 
 
 
 def test_a_field_that_is_not_an_axis_and_one_that_is_not_stated_can_be_filtered_by() -> None:
-    assert found(experiment(), only=["timing=full", "pipeline.stages=3", "compute.mode=measured"]) == EVERYTHING
-    measured = experiment(cell={**experiment().cell, "compute": "measured"})
-    assert found(measured, only=["compute.mode=measured", "compute.dilation=1"]) == EVERYTHING
+    assert found(experiment(), only=["pipeline.stages=3", "compute.mode=calibrated"]) == EVERYTHING
+    measured = experiment(cell={**experiment().cell, "compute": "measured", "timing": "live"})
+    assert found(measured, only=["timing=live", "compute.mode=measured", "compute.dilation=1"]) == EVERYTHING
 
 
 def test_networks_of_several_profiles_can_be_filtered_by() -> None:

@@ -161,9 +161,9 @@ def test_an_unknown_experiment_suggests_the_nearest() -> None:
         ("[cell]", 'order = "shuffled"\n[cell]', "order: Input should be 'grouped' or 'interleaved', found 'shuffled'"),
         ("[cell]", "repeats = 0\n[cell]", "repeats: Input should be greater than or equal to 1, found 0"),
         ("[cell]", "repeats = true\n[cell]", "repeats: Input should be a valid integer, found True"),
-        ('compute.mode = "measured"', "", "compute is not stated"),
-        ('compute.mode = "measured"', 'compute = "fast"', "compute: "),
-        ('compute.mode = "measured"', 'compute.mode = "paced"\ncompute.device = "t5"', "did you mean 't4'?"),
+        ('compute.mode = "calibrated"', "", "compute is not stated"),
+        ('compute.mode = "calibrated"', 'compute = "fast"', "compute: "),
+        ('compute.mode = "calibrated"', 'compute.mode = "paced"\ncompute.device = "t5"', "did you mean 't4'?"),
     ],
 )
 def test_a_slip_in_an_experiment_file_is_one_message(tmp_path: Path, before: str, after: str, message: str) -> None:

@@ -83,9 +83,9 @@ def test_every_run_leaves_one_plain_line() -> None:
         watch.begin(cells[2])
         watch.leave_out("it has failed before")
     first, second, third = text.getvalue().splitlines()
-    assert re.match(r"\[1/3\] fp32 on test: \d+ s, step \d+ ms, certificate missing(; about .* left)?$", first)
-    assert second == "[2/3] int8 on test: failed: it broke"
-    assert third == "[3/3] bf16 on test: left out: it has failed before"
+    assert re.match(r"\[1/3\] fp32 on test, live: \d+ s, step \d+ ms, certificate missing(; about .* left)?$", first)
+    assert second == "[2/3] int8 on test, live: failed: it broke"
+    assert third == "[3/3] bf16 on test, live: left out: it has failed before"
 
 
 def test_time_left_is_that_of_the_runs_to_come() -> None:
@@ -137,4 +137,4 @@ def test_a_terminal_gets_the_picture_and_keeps_the_lines(tmp_path: Path) -> None
     with SweepProgress(console, [one]) as watch:
         watch.begin(one)
         watch.end(one, summary(one))
-    assert "[1/1] fp32 on test" in text.getvalue()
+    assert "[1/1] fp32 on test, live" in text.getvalue()

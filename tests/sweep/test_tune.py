@@ -52,7 +52,7 @@ def test_every_arm_tries_every_value_with_the_same_seeds_over_one_network(tmp_pa
     assert tried == {(codec, value, seed) for codec in ("fp32", "int8") for value in _TUNE["values"] for seed in (5, 6)}  # type: ignore[attr-defined]
     assert len(made.to_tune) == len(tried)
     assert {(c.network, c.training.steps, c.training.evaluate_every, c.timing) for c in made.to_tune} == {
-        ("datacenter", 10, 0, "full")
+        ("datacenter", 10, 0, "played")
     }
 
 

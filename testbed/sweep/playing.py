@@ -1,0 +1,241 @@
+"""Make played runs: train each recipe once, measure how long its actions take, and play its trace over every network.
+
+A training, its durations and a trace are shared by all cells that differ in nothing but their network. What was trained
+is kept in the result folder, in trained/<recipe id>/; durations are in calibration.json, traces in traces/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+from testbed import results, vm
+from testbed.errors import GuestKernelError, StageError, TestbedError
+from testbed.frozen import canonical_json
+from testbed.metrics import summarise
+from testbed.metrics.bound import run_step
+from testbed.net.lab import LabSpec
+from testbed.paths import as_invoking_user
+from testbed.play import pipelines
+from testbed.play.certify import certify_virtual, network_certificate
+from testbed.play.guests import Progress, play_jobs
+from testbed.play.job import Outcome, PlayJob
+from testbed.play.played import Played, read_played
+from testbed.play.steady import extended
+from testbed.play.trace import Trace
+from testbed.process import start_program
+from testbed.profiles import LinkProfile
+from testbed.records import Calibration, Certificate, LabRecord, RunCertificates, StageCosts, StepRecord
+from testbed.spec import Cell, recipe_of
+from testbed.sweep import trainings
+from testbed.sweep.calibration import calibrate
+from testbed.sweep.controller import prepare_text
+from testbed.sweep.environment import describe_machine, hold_machine
+from testbed.sweep.means import Means
+from testbed.sweep.progress import SweepProgress
+from testbed.vm import GuestKernel
+
+_CALIBRATION_S = 30.0
+"""The longest that durations are measured; what does not agree by then is marked noisy."""
+Training = Sequence[Sequence[StepRecord]]
+
+
+def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
+    """Make a played run for each of `runs` into `folder`; returns why some failed. A run that fails costs itself only.
+
+    Of the runs of one cell each has another seed for its links.
+    """
+    with hold_machine(), _kernel(means, progress) as kernel:
+        trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
+        failures, failed = list(trained.failures.values()), trained.failures.keys()
+        runs = [cell for cell in runs if recipe_of(cell).id not in failed]
+        if not runs:
+            return failures
+        training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
+        costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress)
+        cores = len(os.sched_getaffinity(0))
+        with tempfile.TemporaryDirectory(prefix=".played-", dir=folder) as aside:
+            guest_kernel = kernel()
+            links = {} if guest_kernel is None else _certified(runs, guest_kernel, cores)
+            player = _Player(runs, folder, Path(aside), training, costs, links, progress)
+            jobs = [player.job(number) for number in range(len(runs))]
+            progress.note(f"playing {len(jobs)} runs")
+            play_jobs(
+                jobs, clock=means.clock, folder=folder, kernel=guest_kernel, guests=cores, progress=player.has_played
+            )
+    return failures + player.failures
+
+
+@contextmanager
+def _kernel(means: Means, progress: SweepProgress) -> Iterator[Callable[[], GuestKernel | None]]:
+    """Have the guest kernel built, where it is missing, while other things go on; what is yielded waits for it."""
+    if means.clock == "real" or vm.find_clock_kernel() is not None:
+        yield lambda: vm.find_clock_kernel() if means.clock == "virtual" else None
+        return
+    progress.note("building the kernel with a virtual clock meanwhile, once: some minutes")
+    attempt = "build the kernel with a virtual clock"
+    with start_program(
+        "testbed", "vm", "--build", attempt=attempt, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, **as_invoking_user()
+    ) as builder:
+
+        def wait() -> GuestKernel:
+            said = builder.communicate()[1].decode(errors="replace").strip()
+            if (kernel := vm.find_clock_kernel()) is None:
+                raise GuestKernelError(f"cannot {attempt}: {said or 'it said nothing'}")
+            return kernel
+
+        try:
+            yield wait
+        finally:
+            builder.kill()
+
+
+def measured_costs(
+    cells: Iterable[Cell], folder: Path, means: Means, progress: SweepProgress
+) -> dict[str, tuple[StageCosts, ...]]:
+    """Return what the stages of these cells' recipes cost, by its id; what is not known is measured now.
+
+    They are kept in the result folder too, beside those of earlier sweeps.
+    """
+    needed = {recipe.id: recipe for recipe in map(recipe_of, cells)}
+    if not needed:
+        return {}
+    progress.note("measuring how long the actions take, alone on one core, where that is not known yet")
+    found = calibrate(
+        needed.values(),
+        prepare=prepare_text,
+        budget_s=_CALIBRATION_S,
+        again=means.recalibrate,
+        given=means.calibration,
+    )
+    path = folder / "calibration.json"
+    before = results.read_json(path, Calibration).recipes if path.exists() else {}
+    results.write_json(path, found.model_copy(update={"recipes": before | found.recipes}))
+    if noisy := sum(_noisy(costs) for costs in found.recipes.values()):
+        progress.note(f"{noisy} recipes have noisy durations: calibration.json says how far they spread")
+    return found.recipes
+
+
+def _noisy(costs: Sequence[StageCosts]) -> bool:
+    maths = [duration for stage in costs for duration in (stage.forward, stage.backward, stage.clip, stage.update)]
+    codecs = [duration for stage in costs for side in (stage.encode, stage.decode) for duration in side.values()]
+    return any(duration.noisy for duration in maths + codecs)
+
+
+def _certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[LinkProfile, Certificate]:
+    """Certify every link of these runs on the virtual clock, where it is not certified yet."""
+    links = list(dict.fromkeys(profile for cell in runs for profile in cell.links))
+    return dict(zip(links, certify_virtual(links, kernel, guests=guests), strict=True))
+
+
+class _Player:
+    """Makes jobs of runs, and runs of what was played."""
+
+    def __init__(
+        self,
+        runs: Sequence[Cell],
+        folder: Path,
+        aside: Path,
+        training: Mapping[str, Training],
+        costs: dict[str, tuple[StageCosts, ...]],
+        links: Mapping[LinkProfile, Certificate],
+        progress: SweepProgress,
+    ) -> None:
+        """`links`: what was certified on the virtual clock. `aside`: where the player's results lie until they are
+        records.
+        """
+        self._runs, self._folder, self._aside, self._progress = runs, folder, aside, progress
+        self._training, self._costs, self._links = training, costs, links
+        self._traces: dict[Path, Trace] = {}
+        self._seeds = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
+        self._machine = describe_machine()
+        self.failures: list[TestbedError] = []
+
+    def job(self, number: int) -> PlayJob:
+        """Return what is to be played for a run."""
+        cell = self._runs[number]
+        seed, self._seeds[cell.id] = self._seeds[cell.id], self._seeds[cell.id] + 1
+        path, trace = self._trace(cell)
+        lab = LabSpec(
+            topology=cell.topology,
+            profiles=cell.links,
+            nodes=cell.pipeline.stages,
+            engine=cell.engine,
+            engine_reason=f"the {cell.clock} clock",
+        )
+        return PlayJob(
+            trace=path,
+            lab=lab,
+            link_seed=seed if cell.by_chance else 0,
+            steps=trace.steps,
+            output=self._aside / f"{number}.played",
+        )
+
+    def _trace(self, cell: Cell) -> tuple[Path, Trace]:
+        recipe = recipe_of(cell)
+        costs = self._costs.get(recipe.id)
+        times = pipelines.stage_times(cell, costs)
+        content = f"{recipe.id} {canonical_json(cell.compute)} {times}"
+        digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
+        path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
+        if path not in self._traces:
+            self._traces[path] = pipelines.trace_of(cell, self._training[recipe.id], costs)
+            results.make_folder(path.parent)
+            self._traces[path].write(path)
+        return path, self._traces[path]
+
+    def has_played(self, progress: Progress) -> None:
+        """Make the run's records when its job is done."""
+        if progress.outcome is None:
+            return
+        cell = self._runs[progress.job]
+        self._progress.begin(cell, progress.job)
+        run = results.new_run(self._folder, cell)
+        results.write_json(run.folder / "environment.json", self._machine)
+        try:
+            self._keep(run, cell, progress.outcome)
+        except TestbedError as error:
+            self.failures.append(error)
+            summary = summarise(
+                cell, None, None, [[] for _ in range(cell.pipeline.stages)], status="failed", error=str(error)
+            )
+            results.write_json(run.folder / "summary.json", summary)
+            self._progress.end(cell, summary)
+
+    def _keep(self, run: results.Run, cell: Cell, outcome: Outcome) -> None:
+        if outcome.output is None:
+            raise StageError(f"cell {cell.id} could not be played: {outcome.error}")
+        trace = self._trace(cell)[1]
+        played = extended(read_played(outcome.output), trace)
+        outcome.output.unlink()
+        stages = pipelines.records_of(cell, played, self._training[recipe_of(cell).id])
+        lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
+        results.write_json(run.folder / "lab.json", lab)
+        for stage, records in enumerate(stages):
+            lines = "".join(record.model_dump_json() + "\n" for record in records)
+            (run.folder / f"steps-{stage}.jsonl").write_text(lines, encoding="utf8")
+        certificates = self._certificates(cell, played, stages)
+        if certificates is not None:
+            results.write_json(run.folder / "certificate.json", certificates)
+        summary = summarise(cell, lab, certificates, stages, status="ok", error=None, steady=played.steady)
+        results.write_json(run.folder / "summary.json", summary)
+        self._progress.end(cell, summary, outcome.host_seconds)
+
+    def _certificates(
+        self, cell: Cell, played: Played, stages: Sequence[Sequence[StepRecord]]
+    ) -> RunCertificates | None:
+        """Return what was measured of the links: around the run, or on the virtual clock once for all."""
+        step = run_step(cell, stages, played.played_at_ns)
+        if cell.clock == "virtual":
+            measured = [network_certificate(cell.topology, cell.links, self._links)]
+        else:
+            measured = [Certificate.model_validate(played.about[name]) for name in ("before", "after")]
+        if step is not None:
+            measured = [step.assess(certificate) for certificate in measured]
+        return RunCertificates(before=measured[0], after=measured[1] if len(measured) > 1 else None)

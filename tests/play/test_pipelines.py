@@ -1,0 +1,157 @@
+"""A training becomes a trace that takes what the schedule takes, and what was played becomes records that say so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import ResultsError, UserError
+from testbed.metrics.ideal import ideal_step_s, unshaped_step_s
+from testbed.metrics.steps import align
+from testbed.metrics.wires import Wires
+from testbed.play import pipelines
+from testbed.play.check import check_trace
+from testbed.play.played import NodeCounters, Played
+from testbed.play.trace import SEND, WORK, Trace
+from testbed.play.unlinked import play_unlinked, step_ends
+from testbed.records import Duration, StageCosts, StepRecord
+from testbed.spec import Calibrated, Cell, Paced
+from tests import synthetic
+
+FORWARD, BACKWARD, CODEC, CLIP, UPDATE = 2_000_000, 4_000_000, 300_000, 50_000, 5_000_000
+
+
+def lasts(ns: int) -> Duration:
+    return Duration(ns=ns, spread=0.0, samples=10)
+
+
+def costs(stages: int) -> tuple[StageCosts, ...]:
+    codec = {"forward": lasts(CODEC), "backward": lasts(CODEC)}
+    one = StageCosts(
+        forward=lasts(FORWARD),
+        backward=lasts(BACKWARD),
+        clip=lasts(CLIP),
+        update=lasts(UPDATE),
+        encode=codec,  # type: ignore[arg-type]
+        decode=codec,  # type: ignore[arg-type]
+    )
+    return (one,) * stages
+
+
+def trained(**changes: object) -> tuple[Cell, list[list[StepRecord]]]:
+    """A played cell, and a training of its recipe."""
+    made = synthetic.Pipeline(synthetic.profile(), **changes)  # type: ignore[arg-type]
+    records = synthetic.train(made, made.cell)
+    return made.cell.model_copy(update={"timing": "played", "compute": Calibrated()}), records
+
+
+def played_of(trace: Trace) -> Played:
+    """What a player would write over links that take no time."""
+    nodes = len(trace.nodes)
+    counters = [tuple(NodeCounters(0, 0, 0, 0) for _ in range(nodes))] * trace.steps
+    return Played("virtual", trace.steps, None, play_unlinked(trace), counters, [()] * trace.steps, 0)
+
+
+@given(
+    stages=st.integers(1, 4),
+    microbatches=st.integers(1, 5),
+    more=st.integers(0, 2),
+    schedule=st.sampled_from(["gpipe", "1f1b"]),
+    accumulation=st.integers(1, 2),
+)
+@settings(deadline=None, max_examples=25)
+def test_over_links_that_take_no_time_a_step_takes_what_the_schedule_takes(
+    stages: int, microbatches: int, more: int, schedule: str, accumulation: int
+) -> None:
+    cell, training = trained(
+        stages=stages,
+        microbatches=microbatches,
+        in_flight=stages + more,
+        schedule=schedule,
+        accumulation=accumulation,
+    )
+    free = cell.model_copy(update={"codec_cost": "zero"})
+    trace = pipelines.trace_of(free, training, costs(stages))
+    check_trace(trace, "the trace")
+    lanes = play_unlinked(trace)
+    ends = step_ends(trace, lanes, trace.steps)
+    expected = unshaped_step_s(
+        cell.pipeline, forward_s=FORWARD / 1e9, backward_s=BACKWARD / 1e9, update_s=(CLIP + UPDATE) / 1e9
+    )
+    assert ends[0] / 1e9 == pytest.approx(expected, rel=1e-9)
+    assert ends[-1] == trace.steps * ends[0]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("recipe", ["calibrated", "paced"])
+def test_the_records_of_what_was_played_have_the_ideal_time_over_free_links(schedule: str, recipe: str) -> None:
+    cell, training = trained(stages=3, schedule=schedule)
+    if recipe == "paced":
+        compute = Paced(forward_ns=(FORWARD,), backward_ns=(BACKWARD,), update_ns=UPDATE, source="stated", dilation=3)
+        cell = cell.model_copy(update={"compute": compute})
+    trace = pipelines.trace_of(cell, training, costs(3))
+    stages = pipelines.records_of(cell, played_of(trace), training)
+    steps = align(stages)
+    assert [(s.phase, s.number, s.loss) for s in steps] == [(s.phase, s.number, s.loss) for s in align(training)]
+    wires = Wires(cell, None)
+    for step in steps:
+        if step.phase == "train":
+            ideal = ideal_step_s(wires, step.records, step.free_ns, cell.compute)
+            assert ideal == pytest.approx(step.seconds, rel=1e-9)
+        else:
+            assert step.seconds == 0
+
+
+def test_bytes_are_the_training_s_and_times_the_player_s() -> None:
+    cell, training = trained(stages=3)
+    trace = pipelines.trace_of(cell, training, costs(3))
+    for lane, before, after in zip(
+        trace.lanes, training, pipelines.records_of(cell, played_of(trace), training), strict=True
+    ):
+        sizes = [value for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND]
+        assert sizes == [
+            frame.frame_bytes for record in before if record.phase == "train" for frame in _by_time(record)
+        ]
+        for record, made in zip(before, after, strict=True):
+            if record.phase == "train":
+                sent = {(f.direction, f.microbatch): f.payload_bytes for f in record.sent}
+                assert {(f.direction, f.microbatch): f.payload_bytes for f in made.sent} == sent
+                assert len(made.received) == len(record.received)
+                assert made.start_ns <= made.actions[0].asked_ns
+                assert made.end_ns - (made.synchronised_ns or 0) == UPDATE
+
+
+def _by_time(record: StepRecord) -> list:  # type: ignore[type-arg]
+    order = {("forward" if a.kind == "F" else "backward", a.microbatch): n for n, a in enumerate(record.actions)}
+    return sorted(record.sent, key=lambda frame: order[frame.direction, frame.microbatch])
+
+
+@pytest.mark.parametrize(("rule", "codec_ns"), [("host", CODEC), ("zero", 0)])
+def test_codecs_cost_what_the_rule_says(rule: str, codec_ns: int) -> None:
+    cell, training = trained(stages=2)
+    trace = pipelines.trace_of(cell.model_copy(update={"codec_cost": rule}), training, costs(2))
+    wanted = {trace.labels.index("encode"), trace.labels.index("decode")}
+    for lane in trace.lanes:
+        found = {v for k, n, v in zip(lane.kind, lane.label, lane.value, strict=True) if k == WORK and n in wanted}
+        assert found == {codec_ns}
+
+
+def test_a_budget_ends_a_run_with_the_step_that_reaches_it() -> None:
+    cell, training = trained(stages=2)
+    trace = pipelines.trace_of(cell, training, costs(2))
+    played = played_of(trace)
+    step_s = step_ends(trace, played.lanes, 1)[0] / 1e9
+    spent = cell.model_copy(update={"training": cell.training.model_copy(update={"budget_s": 2.5 * step_s})})
+    whole, cut = (pipelines.records_of(one, played, training)[0] for one in (cell, spent))
+    assert sum(record.phase == "train" for record in cut) == 3
+    assert cut == whole[: len(cut)]
+
+
+def test_what_is_missing_is_named() -> None:
+    cell, training = trained(stages=2)
+    with pytest.raises(UserError, match="needs the durations of its recipe"):
+        pipelines.trace_of(cell, training, None)
+    first = training[0][0].model_copy(update={"sent": training[0][0].sent[1:]})
+    with pytest.raises(ResultsError, match="has no forward frame of micro-batch 0 in step 0"):
+        pipelines.trace_of(cell, [[first, *training[0][1:]], training[1]], costs(2))
