@@ -1,7 +1,7 @@
 """testbed: what does a codec do to wall-clock time and convergence when one model is trained over slow links?
 
-The flow is one way: experiment files -> `sweep.plan` -> `Cell` -> lab and stage hosts -> result files -> `metrics` ->
-`report`.
+The flow is one way: experiment files -> `sweep.plan` -> `Cell` -> training, calibration, trace and player (or, live, a
+lab and stage hosts) -> result files -> `metrics` -> `report`.
 
 In a notebook: `testbed.run_cell(codec="int8", profile="cable")`, `testbed.load("results/default")`,
 `testbed.steps(FOLDER)`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,16 @@ def test_every_codec_and_module_is_listed() -> None:
     assert [row.name for row in ROWS if f"| `{row.name}` |" not in readme] == []
     modules = (docs.ROOT / "testbed" / "codecs").rglob("*.py")
     assert [str(path) for path in modules if not path.stem.startswith("__") and f"`{path.stem}`" not in readme] == []
+
+
+def test_every_folder_lists_its_modules() -> None:
+    unlisted = []
+    for init in (docs.ROOT / "testbed").glob("*/**/__init__.py"):
+        names = [path.stem for path in init.parent.glob("*.py") if not path.stem.startswith("__")]
+        names += [path.parent.name for path in init.parent.glob("*/__init__.py")]
+        said = ast.get_docstring(ast.parse(init.read_text(encoding="utf8"))) or ""
+        unlisted += [f"{init.parent.name}/{name}" for name in names if not re.search(rf"\b{name}\b", said)]
+    assert unlisted == []
 
 
 def test_a_stale_page_is_named_and_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ statistics    how sure a number is
 summary       one run in numbers
 compare       a codec compared with a baseline, in time and in loss
 time_to_loss  how long training takes to reach a target loss
-live_checks  which played cells are run live too
+live_checks   which played cells are run live too
 fidelity      whether a played run stands for the live one
 
 A new metric is a function here, a field of `records.Summary` that `summary` fills, and a row of

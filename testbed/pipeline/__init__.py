@@ -14,7 +14,6 @@
 | `gather` | the stages meet after each step, and decide alike when training ends | no |
 | `step_log` | writes a step's record, and tells the controller | no |
 | `carried` | measures how long a link was at work | no |
-| `replay` | goes through a recorded run instead of training | no |
 | `job`, `wiring`, `faults` | what a stage is told; its connections; what went wrong, in words | no |
 | `control`, `host` | the controller's end of the control plane, and the stage's | no |
 """

@@ -10,6 +10,7 @@ unlinked  when each of it happens where messages take no time
 played    when each of it happened, and its file
 steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model
+pipelines a training becomes a trace, and what was played the records of a run
 
 guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:
 job          what is to be played over which lab, and what became of it

@@ -6,6 +6,7 @@ comparison     each codec compared with fp32 and bf16, with intervals
 tables         the table of results, one row of COLUMNS for each number
 conclusions    sentences computed from the numbers
 settings       what the runs were made with, for the foot of every figure
+live           how far played and live steps are apart here
 remarks        what must be known about a codec wherever its name stands
 numbers        numbers as text
 
@@ -15,6 +16,7 @@ labels         labels beside marks
 bars           time, byte and efficiency figures
 lines          loss figures
 gantt          one step, stage by stage
+trace_chart    the steps of a trace, lane by lane
 utilisation    what the links carried over time
 certificates   links asked for against links measured, as tables and a figure
 page           the HTML page with all figures

@@ -6,14 +6,16 @@
 | `fields`, `filters` | dotted names of a cell's fields; conditions on them |
 | `resolve` | makes a cell from each point of the axes, and checks it |
 | `tune` | chooses one field for each arm by short runs |
+| `means` | is what runs are made with: clock, engine, durations |
 | `estimate` | says how long a run will take |
-| `replays` | finds the recording that a replay needs |
 | `conduct` | brings all of that together: what is tuned, in which order, what is missing |
-| `controller` | makes the runs: certify, train, certify, summarise |
-| `session` | holds the lab and the stage hosts of one network |
-| `executor` | runs programs side by side, one per core: tasks in, results out |
+| `playing` | makes the played runs: train, calibrate, certify, play, summarise |
 | `trainings` | trains each recipe once, without a network |
 | `calibration` | has durations measured once, and keeps them by content |
+| `executor` | runs programs side by side, one per core: tasks in, results out |
+| `controller` | makes the live runs: certify, train, certify, summarise |
+| `session` | holds the lab and the stage hosts of one network |
+| `expected_step` | is the step by which links are judged before a run has made one |
 | `environment` | holds the machine and describes it |
 | `interrupt` | says what Ctrl-C means |
 | `progress` | shows a person what happens |

@@ -11,4 +11,5 @@
 | `codec_spec.py` | one codec with its arguments: a tree checked against the table, and its canonical text |
 | `placement.py` | which codec stands at which boundary in which direction: what a cell's `codec` says |
 | `docstrings.py` | what a codec's own source says of it |
+| `codecs_page.py` | the tables of codecs/README.md |
 """
