@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from testbed import paths
 from testbed.errors import ResultsError, SpecError
@@ -108,8 +108,8 @@ class SweepRecord(Frozen):
     order_seed: int = 0
     tuned: bool = False
     """Whether tuning.json says how a field was chosen for each arm."""
-    live_checks: tuple[str, ...] = ()
-    """Ids of the live cells that played ones were checked with."""
+    live_checks: dict[str, str] = Field(default={})
+    """Ids of live cells -> ids of the played ones that were checked with them."""
     live_reason: str = ""
     """Why there was no live check, where one was asked for."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -237,6 +238,7 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
     from testbed import results as stored
     from testbed.commands import planned
     from testbed.metrics.live_checks import checks
+    from testbed.records import Calibration
     from testbed.report.live import live_sentences
     from testbed.sweep import conduct
 
@@ -250,11 +252,12 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
         stored.write_json(folder / "sweep.json", record)
         out.print(record.live_reason, highlight=False, soft_wrap=True)
         return []
-    cells = checks(agenda.cells, asked, chosen)
-    stored.write_json(
-        folder / "sweep.json", record.model_copy(update={"live_checks": tuple(cell.id for cell in cells)})
-    )
-    missing = [cell for cell in cells if stored.finished(folder, cell.id) is None]
+    kept = folder / "calibration.json"
+    costs = stored.read_json(kept, Calibration).recipes if kept.exists() else {}
+    twins = checks(agenda.cells, asked, chosen, costs, len(os.sched_getaffinity(0)))
+    ids = {twin.id: played for played, twin in twins.items()}
+    stored.write_json(folder / "sweep.json", record.model_copy(update={"live_checks": ids}))
+    missing = [twin for twin in twins.values() if stored.finished(folder, twin.id) is None]
     out.print(f"live checks, engine {chosen}: {reason}", highlight=False, soft_wrap=True)
     live = means._replace(engine=chosen, engine_reason=reason)
     failures = conduct.make_runs(missing, folder, live, planned.progress_into(folder))

@@ -4,25 +4,51 @@ here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from testbed import results
-from testbed.spec import Calibrated, Cell, Engine, Measured
+from testbed.records import StageCosts
+from testbed.spec import Calibrated, Cell, Engine, Measured, Paced, recipe_of
 
+_SHARE_OF_CORES = 0.5
 CHECK_STEPS = 8
 """Measured steps of a live check: enough for a median, and soon over."""
 
 
-def live_twin(cell: Cell, engine: Engine) -> Cell:
-    """Return the live cell that a played one stands for: as it is, over real links, with torch and TCP together."""
-    compute = Measured() if isinstance(cell.compute, Calibrated) else cell.compute
+def live_twin(cell: Cell, engine: Engine, costs: Sequence[StageCosts] | None = None, cores: int = 1) -> Cell:
+    """Return the live cell that a played one stands for: as it is, over real links, with torch and TCP together.
+
+    Where the played cell's durations are this machine's (`costs`, by stage), the live one's stages are held to them,
+    and everything takes so many times as long that their maths needs half of the `cores`: what is checked is what
+    messages do, and not how stages share processors.
+    """
+    compute = cell.compute
+    if isinstance(compute, Calibrated):
+        compute = Measured() if costs is None else _held(costs, cores)
     means = {"timing": "live", "clock": "real", "engine": engine, "compute": compute, "codec_cost": "host"}
     return Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, **means})
 
 
-def checks(cells: Sequence[Cell], count: int, engine: Engine) -> tuple[Cell, ...]:
-    """Choose `count` of the played cells and return short live twins of them.
+def _held(costs: Sequence[StageCosts], cores: int) -> Paced:
+    busy = [cost.forward.ns + cost.backward.ns for cost in costs]
+    return Paced(
+        forward_ns=tuple(cost.forward.ns for cost in costs),
+        backward_ns=tuple(cost.backward.ns for cost in costs),
+        update_ns=max(cost.clip.ns + cost.update.ns for cost in costs),
+        source="calibrated",
+        dilation=max(1, math.ceil(sum(busy) / max(busy) / (_SHARE_OF_CORES * cores))),
+    )
+
+
+def checks(
+    cells: Sequence[Cell], count: int, engine: Engine, costs: Mapping[str, Sequence[StageCosts]], cores: int
+) -> dict[str, Cell]:
+    """Choose `count` of the played cells and return short live twins of them, by the played cells' ids.
+
+    `costs`: by the id of a recipe, as for `live_twin`.
 
     Taken are cells over shaped links, from different networks and with different codecs as long as there are such,
     beginning with the first and the last. Their codecs cost what they cost here, so cells with another rule are left
@@ -32,12 +58,11 @@ def checks(cells: Sequence[Cell], count: int, engine: Engine) -> tuple[Cell, ...
     able = [cell for cell in able if cell.shaped] or able
     chosen: list[Cell] = []
     while able and len(chosen) < count:
-        cell = able[0 if len(chosen) % 2 == 0 else -1]
-        chosen.append(cell)
-        able = [other for other in able if other.id != cell.id]
-        fresh = [o for o in able if o.profiles != cell.profiles and o.codec != cell.codec]
-        able = fresh or able
-    return tuple(_shortened(live_twin(cell, engine)) for cell in chosen)
+        networks, codecs = {cell.profiles for cell in chosen}, {cell.codec for cell in chosen}
+        fresh = [cell for cell in able if cell.profiles not in networks and cell.codec not in codecs] or able
+        chosen.append(fresh[0 if len(chosen) % 2 == 0 else -1])
+        able = [cell for cell in able if cell.id != chosen[-1].id]
+    return {cell.id: _shortened(live_twin(cell, engine, costs.get(recipe_of(cell).id), cores)) for cell in chosen}
 
 
 def _shortened(cell: Cell) -> Cell:
@@ -47,18 +72,11 @@ def _shortened(cell: Cell) -> Cell:
 
 
 def timed_both_ways(experiment: Path) -> Iterator[tuple[results.Run, results.Run]]:
-    """Yield the newest live run and the newest played run of every cell in a result folder that has good runs of both.
-
-    A live run may be shorter than the played one.
-    """
-    played = {}
+    """Yield the newest live and the newest played run of every cell in a result folder that has good runs of both."""
     for folder in sorted(experiment.glob("*/")):
-        run = results.finished(experiment, folder.name)
-        if run is not None and (cell := run.cell).timing == "played":
-            for twin in (live_twin(cell, engine) for engine in ("netem", "relay")):
-                played[twin.id] = run
-                played[_shortened(twin).id] = run
-    for folder in sorted(experiment.glob("*/")):
-        live = results.finished(experiment, folder.name) if folder.name in played else None
-        if live is not None:
-            yield live, played[folder.name]
+        played = results.finished(experiment, folder.name)
+        if played is None or (cell := played.cell).timing != "played":
+            continue
+        for engine in get_args(Engine):
+            if live := results.finished(experiment, live_twin(cell, engine).id):
+                yield live, played

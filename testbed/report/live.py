@@ -6,7 +6,6 @@ from pathlib import Path
 
 from testbed import results
 from testbed.metrics.fidelity import Fidelity, compare_timings
-from testbed.metrics.live_checks import timed_both_ways
 from testbed.report import numbers
 from testbed.results import SweepRecord
 from testbed.spec import Cell
@@ -15,8 +14,11 @@ from testbed.spec import Cell
 def live_sentences(experiment: Path, sweep: SweepRecord) -> list[str]:
     """Say what the live checks of the last sweep found, one sentence each, or why there were none."""
     said = [sweep.live_reason] if sweep.live_reason else []
-    for live, played in timed_both_ways(experiment):
-        if live.folder.parent.name not in sweep.live_checks:
+    lost = []
+    for live_id, played_id in sweep.live_checks.items():
+        live, played = results.finished(experiment, live_id), results.finished(experiment, played_id)
+        if live is None or played is None:
+            lost.append(f"The live check {live_id} has no run that ended well.")
             continue
         cell = live.cell
         summaries = [run.summary for run in (live, played)]
@@ -24,8 +26,7 @@ def live_sentences(experiment: Path, sweep: SweepRecord) -> list[str]:
         assert summaries[0] is not None
         assert summaries[1] is not None
         said.append(_sentence(cell, compare_timings(summaries[0], stages[0], summaries[1], stages[1])))
-    lost = [cell for cell in sweep.live_checks if results.finished(experiment, cell) is None]
-    return said + [f"The live check {cell} has no run that ended well." for cell in lost]
+    return said + lost
 
 
 def _sentence(cell: Cell, one: Fidelity) -> str:
