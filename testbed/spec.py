@@ -183,6 +183,9 @@ class Cell(Frozen):
     `compute` states; losses are the training's, because in synchronous training the network cannot change the maths."""
     clock: Clock = "real"
     """virtual: inside a user-mode Linux with time travel, where computing takes no time. real: on this machine."""
+    played_steps: int | None = Field(default=None, ge=1)
+    """Steps that are played; None: as many as were trained. Where there are more, those of the training follow again in
+    turn, and nothing is said of their loss."""
     codec_cost: CodecCost = "host"
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
     emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's."""
@@ -206,6 +209,8 @@ class Cell(Frozen):
             raise ValueError("compute is calibrated, which is for played cells; a live cell's is measured or paced")
         if self.timing == "played" and isinstance(self.compute, Measured):
             raise ValueError("compute is measured, which is for live cells; a played cell's is calibrated or paced")
+        if self.timing == "live" and self.played_steps is not None:
+            raise ValueError("played_steps is for played cells; a live cell has training.steps")
         if self.timing == "live" and self.codec_cost != "host":
             raise ValueError(f"codec_cost is {self.codec_cost!r}, and a live cell's codecs cost what they cost: 'host'")
         if (self.codec_cost == "device") != (self.codec_rates is not None):

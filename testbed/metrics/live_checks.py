@@ -29,6 +29,7 @@ def live_twin(cell: Cell, engine: Engine, costs: Sequence[StageCosts] | None = N
     if isinstance(compute, Calibrated):
         compute = Measured() if costs is None else _held(costs, cores)
     means = {"timing": "live", "clock": "real", "engine": engine, "compute": compute, "codec_cost": "host"}
+    means["played_steps"] = None
     return Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, **means})
 
 

@@ -66,6 +66,8 @@ def summarise(
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
     chosen = steady_steps(steps)
+    if steady is not None:  # proved, so nothing has to be estimated
+        chosen = [step for step in train if step.number >= steady[0] and not step.warmup] or chosen
     moved = traffic(chosen)
     dilation = cell.compute.dilation
     seconds = np.array([step.seconds for step in chosen]) / dilation

@@ -108,6 +108,29 @@ def _codec_ns(cell: Cell, stage: int, costs: StageCosts | None) -> tuple[dict[Di
     return encode, decode
 
 
+def steps_to_play(cell: Cell, training: Sequence[Sequence[StepRecord]]) -> list[list[StepRecord]]:
+    """Return what is played of a recipe's training, by stage: all of it, or so many steps as the cell says.
+
+    Where that is more than were trained, training steps follow again in turn, numbered on and without a loss.
+    """
+    if cell.played_steps is None:
+        return [list(records) for records in training]
+    wanted, warmup = cell.played_steps, cell.training.warmup_steps
+    stages = []
+    for records in training:
+        trained = _trained(records)
+        kept = [
+            record for record in records if record.step < wanted or (record.phase != "train" and record.step == wanted)
+        ]
+        again = {"loss": None, "gradient_norm": None, "learning_rate": None}
+        more = [
+            trained[step % len(trained)].model_copy(update={"step": step, "warmup": step < warmup, **again})
+            for step in range(len(trained), wanted)
+        ]
+        stages.append(kept + more)
+    return stages
+
+
 def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], costs: Sequence[StageCosts] | None) -> Trace:
     """Return the trace of a cell: `training` holds the records of its recipe's training, first stage first.
 

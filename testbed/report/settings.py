@@ -10,7 +10,7 @@ from testbed.spec import Calibrated, Cell, Measured
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
 CLOCKS = {
-    "virtual": "virtual clock (user-mode Linux with time travel): times are exact and the same on every machine",
+    "virtual": "virtual clock (user-mode Linux with time travel): exact times, whatever the machine does",
     "real": "real clock (this machine's)",
 }
 CODEC_COSTS = {

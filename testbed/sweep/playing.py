@@ -177,15 +177,18 @@ class _Player:
             output=self._aside / f"{number}.played",
         )
 
+    def _steps(self, cell: Cell) -> Training:
+        return pipelines.steps_to_play(cell, self._training[recipe_of(cell).id])
+
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
         costs = self._costs.get(recipe.id)
         times = pipelines.stage_times(cell, costs)
-        content = f"{recipe.id} {canonical_json(cell.compute)} {times}"
+        content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
         if path not in self._traces:
-            self._traces[path] = pipelines.trace_of(cell, self._training[recipe.id], costs)
+            self._traces[path] = pipelines.trace_of(cell, self._steps(cell), costs)
             results.make_folder(path.parent)
             self._traces[path].write(path)
         return path, self._traces[path]
@@ -214,7 +217,7 @@ class _Player:
         trace = self._trace(cell)[1]
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
-        stages = pipelines.records_of(cell, played, self._training[recipe_of(cell).id])
+        stages = pipelines.records_of(cell, played, self._steps(cell))
         lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
         results.write_json(run.folder / "lab.json", lab)
         for stage, records in enumerate(stages):

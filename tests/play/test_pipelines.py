@@ -155,3 +155,23 @@ def test_what_is_missing_is_named() -> None:
     first = training[0][0].model_copy(update={"sent": training[0][0].sent[1:]})
     with pytest.raises(ResultsError, match="has no forward frame of micro-batch 0 in step 0"):
         pipelines.trace_of(cell, [[first, *training[0][1:]], training[1]], costs(2))
+
+
+@pytest.mark.parametrize("count", [3, 8, 20])
+def test_steps_are_played_again_in_turn_where_more_are_wanted_than_were_trained(count: int) -> None:
+    cell, training = trained(stages=2)
+    asked = cell.model_copy(update={"played_steps": count})
+    steps = pipelines.steps_to_play(asked, training)
+    trace = pipelines.trace_of(asked, steps, costs(2))
+    check_trace(trace, "the trace")
+    assert trace.steps == count
+    made = align(pipelines.records_of(asked, played_of(trace), steps))
+    train = [step for step in made if step.phase == "train"]
+    assert [step.number for step in train] == list(range(count))
+    first = [step for step in align(training) if step.phase == "train"]
+    for step in train:
+        like = first[step.number % len(first)]
+        assert step.loss == (like.loss if step.number < len(first) else None)
+        assert [[f.payload_bytes for f in r.sent] for r in step.records] == [
+            [f.payload_bytes for f in r.sent] for r in like.records
+        ]
