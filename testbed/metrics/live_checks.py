@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from testbed import results
 from testbed.records import StageCosts
@@ -28,7 +28,7 @@ def live_twin(cell: Cell, engine: Engine, costs: Sequence[StageCosts] | None = N
     compute = cell.compute
     if isinstance(compute, Calibrated):
         compute = Measured() if costs is None else _held(costs, cores)
-    means = {"timing": "live", "clock": "real", "engine": engine, "compute": compute, "codec_cost": "host"}
+    means: dict[str, Any] = {"timing": "live", "clock": "real", "engine": engine, "compute": compute, "codec_cost": "host"}
     means["played_steps"] = None
     return Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, **means})
 
