@@ -28,8 +28,8 @@ def live_twin(cell: Cell, engine: Engine, costs: Sequence[StageCosts] | None = N
     compute = cell.compute
     if isinstance(compute, Calibrated):
         compute = Measured() if costs is None else _held(costs, cores)
-    means: dict[str, Any] = {"timing": "live", "clock": "real", "engine": engine, "compute": compute, "codec_cost": "host"}
-    means["played_steps"] = None
+    means: dict[str, Any] = {"timing": "live", "clock": "real", "engine": engine, "compute": compute}
+    means |= {"codec_cost": "host", "played_steps": None}
     return Cell(**{**{name: getattr(cell, name) for name in Cell.model_fields}, **means})
 
 
