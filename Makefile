@@ -1,4 +1,4 @@
-# make sweep    run the default experiment and write its report     (make sweep ARGS=--quick)
+# make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
 # make check    test what needs no privilege, no network and little time: about two minutes
 # make test     test everything that this machine can test: about 13  (make test ARGS='-k codecs')
 #               side by side first, then, alone, what measures on the real clock: that is skipped, with its reason, where
