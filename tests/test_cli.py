@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from testbed import profiles
 from testbed.cli import app
 from testbed.codecs.catalogue.table import CODECS
+from testbed.commands.lab import readiness
 
 
 def _testbed(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -105,3 +106,21 @@ def test_a_user_who_cannot_read_the_program_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 2, output
     assert "must be able to read the checkout and its .venv" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("missing", "virtual_clock", "ready", "said"),
+    [
+        ([], True, True, "--clock auto takes virtual"),
+        ([], False, True, "--clock auto takes real"),
+        (["TUN device"], True, True, "not for live runs, link and lab: TUN device"),
+        (["TUN device"], False, False, "not ready: TUN device"),
+        (["the invoking user"], True, False, "not ready: the invoking user"),
+    ],
+)
+def test_doctor_is_content_where_sweeps_can_be_played(
+    missing: list[str], virtual_clock: bool, ready: bool, said: str
+) -> None:
+    found = readiness(missing, virtual_clock=virtual_clock)
+    assert found[0] == ready
+    assert said in found[1]

@@ -29,7 +29,7 @@ _LOOK_S = 1.0
 
 
 def doctor() -> None:
-    """Try everything that a lab needs on this machine, and say what mends each thing that is missing."""
+    """Try everything that sweeps and labs need on this machine, and say what mends each thing that is missing."""
     from testbed.net.machine import capabilities, remedies, rootless
 
     if os.geteuid() != 0:  # as commands that need a lab do; where it is refused, the first attempt says so
@@ -43,10 +43,21 @@ def doctor() -> None:
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
         rows.add_row(mark, finding.name, escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
     out.print(rows)
-    if missing := [finding.name for finding in findings if finding.needed and not finding.ok]:
-        out.print(f"not ready: {', '.join(missing)}", highlight=False)
+    missing = [finding.name for finding in findings if finding.needed and not finding.ok]
+    ready, said = readiness(missing, virtual_clock=findings[-1].ok)
+    out.print(said if missing else f"{said}; --engine auto takes {choose_engine('auto')[0]}", highlight=False)
+    if not ready:
         raise typer.Exit(1)
-    out.print(f"ready; --engine auto takes {choose_engine('auto')[0]}", highlight=False)
+
+
+def readiness(missing: list[str], *, virtual_clock: bool) -> tuple[bool, str]:
+    """Say whether sweeps can run here, and on which clocks. `missing`: what is needed and not there."""
+    if not missing:
+        return True, f"ready; --clock auto takes {'virtual' if virtual_clock else 'real'}"
+    if virtual_clock and "the invoking user" not in missing:
+        lacking = ", ".join(missing)
+        return True, f"ready for played sweeps, on the virtual clock; not for live runs, link and lab: {lacking}"
+    return False, f"not ready: {', '.join(missing)}"
 
 
 def _guest_kernel() -> Capability:
@@ -68,16 +79,18 @@ def _guest_kernel() -> Capability:
 
 def _clock_kernel() -> Capability:
     from testbed import vm
-    from testbed.net.machine import remedies
     from testbed.net.machine.capabilities import Capability
 
     name = "virtual clock"
     if os.environ.get("TESTBED_GUEST") == "1":
         return Capability(name=name, ok=True, needed=False, detail="a guest cannot run another", remedy="")
-    remedy = remedies.remedy("clock kernel", remedies.facts())
     if (kernel := vm.find_clock_kernel()) is None:
-        detail = "its guest kernel was not built; without it sweeps take the real clock"
-        return Capability(name=name, ok=False, needed=False, detail=detail, remedy=remedy)
+        try:
+            detail = f"{vm.virtual_clock()}: by the first sweep, or by python -m testbed vm --build"
+        except (TestbedError, OSError) as error:
+            detail = f"without its guest kernel sweeps take the real clock: {error}"
+            return Capability(name=name, ok=False, needed=False, detail=detail, remedy="")
+        return Capability(name=name, ok=True, needed=False, detail=detail, remedy="")
     started = time.monotonic()
     try:
         vm.try_kernel(kernel)

@@ -29,7 +29,6 @@ Problem = Literal[
     "other load",
     "disk",
     "guest kernel",
-    "clock kernel",
 ]
 
 GUEST = "python -m testbed vm --fetch -- COMMAND"
@@ -193,7 +192,6 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
     "other load": {_ELSE: "end what else runs: `top` names it"},
     "disk": {_ELSE: "make room, or write elsewhere: --results FOLDER"},
     "guest kernel": {_ELSE: "python -m testbed vm --fetch -- true"},
-    "clock kernel": {_ELSE: "python -m testbed vm --build"},
 }
 """By platform, `else` for the rest.
 
