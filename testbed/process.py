@@ -238,9 +238,9 @@ class Parent:
             content = content[os.write(self.answers_fd, content) :]
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit if `parent` (a pid) is gone."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send `by` when the thread that started this process ends; exit if `parent` (a pid) is gone."""
+    _prctl(_PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:
         sys.exit(f"process {parent}, which started this one, is gone")
 

@@ -61,6 +61,28 @@ _EXCLUDED = (
     *("*/Documentation/*.*", "*/tools/testing/*", "*/tools/perf/*", "*/rust/*.rs"),
 )
 
+# Changes to the kernel's source: (file, text that is there once, what it becomes).
+# First: the clock is read in units of 256 ns while timers fire at nanoseconds. What the division leaves over is state
+# that nothing shows, so a step that begins like another would not take exactly as long.
+# The others keep out of the random numbers what differs between machines and folders: the host's chance, which is asked
+# for before the kernel knows that its clock is virtual, and the command line, which holds paths. The name and date of
+# the build, which go in too, are fixed where it is built, and the date of boot is on the command line.
+_CHANGES = (
+    ("arch/um/include/linux/time-internal.h", "#define TIMER_MULTIPLIER 256\n", "#define TIMER_MULTIPLIER 1\n"),
+    (
+        "arch/um/kernel/um_arch.c",
+        """\
+	if (os_getrandom(rng_seed, sizeof(rng_seed), 0) == sizeof(rng_seed)) {
+		add_bootloader_randomness(rng_seed, sizeof(rng_seed));
+		memzero_explicit(rng_seed, sizeof(rng_seed));
+	}
+""",
+        "",
+    ),
+    ("arch/um/kernel/um_arch.c", "	u8 rng_seed[32];\n\n", ""),
+    ("drivers/char/random.c", "	_mix_pool_bytes(command_line, strlen(command_line));\n", ""),
+)
+
 # In place of the host's getrandom(): on a virtual clock the kernel's random numbers, and with them ports, sequence
 # numbers, hashes and the addresses of programs, are the same in every boot. On the real clock they stay the host's.
 _RANDOM_HEADER = Path("arch/um/include/asm/archrandom.h")
@@ -108,7 +130,7 @@ _PROGRESS_FILES = 50
 
 def recipe() -> str:
     """Return what identifies how a kernel is built here, apart from source and compiler: a hash of our own inputs."""
-    return hashlib.sha256(CONFIG.read_bytes() + _RANDOM_CODE.encode()).hexdigest()[:16]
+    return hashlib.sha256(CONFIG.read_bytes() + (_RANDOM_CODE + repr(_CHANGES)).encode()).hexdigest()[:16]
 
 
 def find_clock_kernel(folder: Path | None = None) -> GuestKernel | None:
@@ -225,7 +247,7 @@ def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
         source,
     )
     archive.unlink()
-    _replace_randomness(source)
+    _change(source)
     step("configure")
     make = ["make", "ARCH=um", f"-j{len(os.sched_getaffinity(0))}"]
     _run([*make, f"KCONFIG_ALLCONFIG={CONFIG}", "allnoconfig"], source)
@@ -251,12 +273,24 @@ def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
     step(f"Linux {release} is in {folder}")
 
 
-def _replace_randomness(source: Path) -> None:
+def _change(source: Path) -> None:
+    """Make the source ours. GuestKernelError where it is not the source that our changes were made for."""
     header = source / _RANDOM_HEADER
-    text = header.read_text("utf-8") if header.is_file() else ""
+    text = _source_text(header)
     if not all(f"{name}(unsigned long *v, size_t max_longs)" in text for name in _RANDOM_FUNCTIONS):
         raise GuestKernelError(f"this kernel source is not as expected: {_RANDOM_HEADER} has other functions")
     header.write_text(_RANDOM_CODE, "utf-8")
+    for name, old, new in _CHANGES:
+        text = _source_text(source / name)
+        if (count := text.count(old)) != 1:
+            raise GuestKernelError(
+                f"this kernel source is not as expected: {name} has {old.strip()!r} {count} times instead of once"
+            )
+        (source / name).write_text(text.replace(old, new), "utf-8")
+
+
+def _source_text(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 _RANDOM_FUNCTIONS = ("arch_get_random_longs", "arch_get_random_seed_longs")
@@ -309,7 +343,8 @@ def _run(command: Sequence[str], folder: Path, each_line: Callable[[str], None] 
 def _environment() -> dict[str, str]:
     kept = {key: os.environ[key] for key in ("HOME", "PATH", "TMPDIR", "LD_LIBRARY_PATH") if key in os.environ}
     # Two machines with the same compiler build the same bytes.
-    fixed = {"KBUILD_BUILD_TIMESTAMP": "2026-01-01", "KBUILD_BUILD_USER": "testbed", "KBUILD_BUILD_HOST": "testbed"}
+    build = {"TIMESTAMP": "2026-01-01", "USER": "testbed", "HOST": "testbed", "VERSION": "1"}
+    fixed = {f"KBUILD_BUILD_{name}": value for name, value in build.items()}
     return kept | fixed | {"LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
 
 

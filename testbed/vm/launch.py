@@ -6,14 +6,11 @@ The kernel gets the FDs under the numbers 3, 4, 5 ... in their order, and one th
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import fcntl
 import os
 import random
 import resource
 import socket
-import struct
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -24,10 +21,6 @@ from testbed.processors import ProcessorTicks, read_processors
 _FIRST_FD = 3
 _ASIDE_FD = 64
 _LOOK_S = 0.1
-_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 22, 38, 2
-_SECCOMP_RET_ERRNO, _SECCOMP_RET_ALLOW = 0x0005_0000, 0x7FFF_0000
-_LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF: load a word, here the system call's number
-_SYS_GETRANDOM = 318  # x86-64
 
 
 def main() -> None:
@@ -41,9 +34,7 @@ def main() -> None:
     time.sleep(_LOOK_S)
     processor, hold = choose_processor(idlest_first(before, read_processors(), os.sched_getaffinity(0)))
     os.sched_setaffinity(0, {processor})
-    if any(argument.startswith("time-travel=") for argument in sys.argv[split:]):
-        _refuse_randomness()
-    else:
+    if not any(argument.startswith("time-travel=") for argument in sys.argv[split:]):
         _come_before_programs()  # a virtual clock is exact without
     aside = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, _ASIDE_FD) for fd in given]
     if hold is not None:
@@ -66,23 +57,6 @@ def _come_before_programs() -> None:
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-
-
-def _refuse_randomness() -> None:
-    """Let the host's getrandom() fail in the guest's kernel, so that its random numbers are the same in every boot.
-
-    It has a constant in place of them as soon as it has read that its clock is virtual (build.py), but seeds its
-    generator before. Programs in the guest are not concerned: what they call is trapped by the guest's kernel first.
-    Where a sandbox refuses filters, guest time is the same in every boot, but ports and other chance are not.
-    """
-    refuse = _SECCOMP_RET_ERRNO | errno.ENOSYS
-    steps = [(_LOAD, 0, 0, 0), (_JUMP_IF_EQUAL, 0, 1, _SYS_GETRANDOM), (_RETURN, 0, 0, refuse)]
-    code = b"".join(struct.pack("HBBI", *step) for step in [*steps, (_RETURN, 0, 0, _SECCOMP_RET_ALLOW)])
-    held = ctypes.create_string_buffer(code)
-    program = struct.pack("@HP", len(steps) + 1, ctypes.addressof(held))
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
 
 
 def idlest_first(

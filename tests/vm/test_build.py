@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +40,7 @@ TOOLS = {
               case "$word" in KCONFIG_ALLCONFIG=*) grep -v "$REFUSED" "${word#*=}" > .config; esac
             done ;;
           *) echo "  CC      main.o"; [ -z "$BROKEN" ] || { echo "main.c: error: $BROKEN"; exit 2; }
-            cp arch/um/include/asm/archrandom.h linux
+            cat arch/um/include/asm/archrandom.h arch/um/include/linux/time-internal.h > linux
             mkdir -p include/config; echo 7.10.3 > include/config/kernel.release ;;
         esac""",
     "gcc": '[ -z "$NO_LIBC" ] || exit 1; case "$*" in *-dumpfullversion*) echo 12.2.0 ;; esac',
@@ -58,13 +59,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in TOOLS.items():
         (tools / name).write_text(f"#!/bin/sh\n{text}\n")
         (tools / name).chmod(0o755)
-    for name in ("sh", "tar", "xz", "cp", "mkdir", "touch", "grep"):
+    for name in ("sh", "tar", "xz", "cat", "cp", "mv", "sleep", "mkdir", "touch", "grep"):
         found = shutil.which(name)
         assert found is not None
         (tools / name).symlink_to(found)
     header = tmp_path / "linux-source-7.10" / build._RANDOM_HEADER
     header.parent.mkdir(parents=True)
     header.write_text(HEADER)
+    for name, old, _ in build._CHANGES:
+        path = tmp_path / "linux-source-7.10" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"before\n{old}after\n")
     unused = tmp_path / "linux-source-7.10" / "sound" / "unused.c"
     unused.parent.mkdir()
     unused.write_text("")
@@ -86,6 +92,7 @@ def test_a_built_kernel_is_whole_and_is_not_built_again(cache: Path) -> None:
     assert kernel.packages == {"linux-source-7.10": "7.10.3-1", "gcc": "12.2.0"}
     assert "linux-source-7.10" in (cache.parent / "downloaded").read_text()
     assert "time_travel_mode != TT_MODE_OFF" in kernel.linux.read_text()
+    assert "TIMER_MULTIPLIER 1\n" in kernel.linux.read_text()
     assert [line.partition("] ")[2].split()[0] for line in said] == [
         "download", "unpack", "configure", "compile,", "Linux",
     ]  # fmt: skip
@@ -128,6 +135,17 @@ def test_a_source_with_another_header(cache: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(build, "_RANDOM_HEADER", Path("elsewhere.h"))
     with pytest.raises(GuestKernelError, match=r"not as expected: elsewhere\.h"):
         build.build_kernel(cache / "kernel", say=lambda _: None)
+
+
+@pytest.mark.parametrize("number", range(len(build._CHANGES)))
+def test_a_source_without_the_text_that_is_changed(cache: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    changes = list(build._CHANGES)
+    name, old, new = changes[number]
+    changes[number] = (name, old + "more", new)
+    monkeypatch.setattr(build, "_CHANGES", changes)
+    with pytest.raises(GuestKernelError, match=rf"(?s){name} has .* 0 times instead of once"):
+        build.build_kernel(cache / "kernel", say=lambda _: None)
+    assert left_of_a_failure(cache) == ["kernel.lock"]
 
 
 @pytest.mark.parametrize("tool", sorted(build._TOOLS))
@@ -202,6 +220,34 @@ def test_the_commands_message_and_status_without_a_compiler(cache: Path, command
     assert status == 2
     assert "lacks gcc" in said
     assert "apt-get install -y gcc" in said
+
+
+def test_a_builder_that_is_killed_leaves_no_compiler(cache: Path) -> None:
+    pids = cache.parent / "pids"
+    make = cache.parent / "tools" / "make"
+    make.write_text(f"#!/bin/sh\nsleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait\n")
+    builder = subprocess.Popen(
+        [sys.executable, "-m", "testbed", "vm", "--build"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)},
+        cwd=cache.parent,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        assert within(30, pids.exists)
+    finally:
+        builder.kill()
+        builder.wait()
+    started = pids.read_text().split()
+    assert len(started) == 2
+    assert within(5, lambda: not any(Path("/proc", pid).exists() for pid in started))
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Wait until `condition` holds, but not for longer; return whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
 
 
 def test_the_commands_messages_without_a_kernel(command: Vm) -> None:
