@@ -32,7 +32,7 @@ from testbed.pipeline.calibration import (
 from testbed.processors import read_processors
 from testbed.records import Calibration, CodecCosts, StageCosts, StageMaths
 from testbed.spec import Recipe, WorkloadSpec
-from testbed.sweep.environment import describe_machine
+from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.executor import Task, available_memory, execute
 from testbed.sweep.session import Tokens
 from testbed.sweep.trainings import check_trainable, host_options, predict_memory
@@ -74,7 +74,7 @@ def calibrate(
     given: Calibration | None = None,
 ) -> Calibration:
     """Return the durations of all recipes: those that are kept, and for the others what is measured now, alone on one
-    core, for `budget_s` seconds at most. Nothing else of ours may run meanwhile.
+    core, for `budget_s` seconds at most, while no other testbed measures.
 
     `prepare` gets a workload's text ready (`controller.prepare_text`). `again`: what is kept does not count. `given`:
     a calibration to be used instead; UserError names recipes that it lacks. UserError for a recipe that cannot be
@@ -91,7 +91,8 @@ def calibrate(
         keys.subject(subject): subject for subject in subjects.values() if again or keys.kept(subject, again) is None
     }
     if missing:
-        _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
+        with hold_machine():
+            _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
     costs, dates = {}, []
     for name, subject in subjects.items():
         kept = keys.kept(subject, False)

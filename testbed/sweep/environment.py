@@ -46,6 +46,23 @@ def hold_machine() -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Hold a result folder while runs are made in it. UserError when another testbed holds it."""
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"another testbed makes runs in {folder}; wait for it, or choose another folder with --results"
+        ) from None
+    try:
+        paths.give_to_user(folder / ".lock")
+        yield
+    finally:
+        lock.release()
+
+
 def _read(path: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf8").strip()

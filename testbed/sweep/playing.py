@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
@@ -36,7 +36,7 @@ from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
 from testbed.sweep.calibration import calibrate
 from testbed.sweep.controller import prepare_text
-from testbed.sweep.environment import describe_machine, hold_machine
+from testbed.sweep.environment import describe_machine, hold_folder, hold_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
 from testbed.vm import GuestKernel
@@ -49,9 +49,10 @@ Training = Sequence[Sequence[StepRecord]]
 def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
     """Make a played run for each of `runs` into `folder`; returns why some failed. A run that fails costs itself only.
 
-    Of the runs of one cell each has another seed for its links.
+    Of the runs of one cell each has another seed for its links. On the virtual clock others may use the machine
+    meanwhile; what is measured on its own clock has it alone.
     """
-    with hold_machine(), _kernel(means, progress) as kernel:
+    with hold_folder(folder), _kernel(means, progress) as kernel:
         trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
         failures, failed = list(trained.failures.values()), trained.failures.keys()
         runs = [cell for cell in runs if recipe_of(cell).id not in failed]
@@ -66,9 +67,15 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
             player = _Player(runs, folder, Path(aside), training, costs, links, progress)
             jobs = [player.job(number) for number in range(len(runs))]
             progress.note(f"playing {len(jobs)} runs")
-            play_jobs(
-                jobs, clock=means.clock, folder=folder, kernel=guest_kernel, guests=cores, progress=player.has_played
-            )
+            with hold_machine() if means.clock == "real" else nullcontext():
+                play_jobs(
+                    jobs,
+                    clock=means.clock,
+                    folder=folder,
+                    kernel=guest_kernel,
+                    guests=cores,
+                    progress=player.has_played,
+                )
     return failures + player.failures
 
 
