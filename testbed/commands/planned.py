@@ -4,6 +4,7 @@ runs.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -12,11 +13,13 @@ from pathlib import Path
 from testbed import devices
 from testbed.commands.console import out, table
 from testbed.results import TuningRecord
-from testbed.spec import Cell, Paced
+from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import conduct
 from testbed.sweep.estimate import Estimator, on_this_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress, format_duration
+from testbed.sweep.trainings import FOLDER as TRAINED
+from testbed.sweep.trainings import is_trained
 
 
 def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
@@ -72,12 +75,20 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     made = sum(left[cell.id] == 0 for cell in cells)
     order = f", {agenda.experiment.order}" if repeats > 1 else ""
     wanted = sum(conduct.wanted_runs(cell, repeats) for cell in cells)
-    out.print(
+    text = (
         f"{len(cells)} cells, {wanted} runs{order}: {made} cells finished, {left.total()} runs to make, "
-        f"about {format_duration(seconds)}",
-        highlight=False,
-        soft_wrap=True,
+        f"about {format_duration(seconds)}"
     )
+    out.print(text, highlight=False, soft_wrap=True)
+    played = {recipe.id: recipe for cell in (*tuning, *runs) if cell.timing == "played" for recipe in [recipe_of(cell)]}
+    recipes = [recipe for name, recipe in played.items() if not is_trained(folder / TRAINED / name)]
+    if recipes:
+        training_s = sum(map(estimator.training_s, recipes)) / len(os.sched_getaffinity(0))
+        text = (
+            f"before that: {len(recipes)} to train, about {format_duration(training_s)}, and durations to measure "
+            "where they are not known"
+        )
+        out.print(text, highlight=False, soft_wrap=True)
 
 
 def _print_trials(agenda: conduct.Agenda) -> None:

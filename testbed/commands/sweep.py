@@ -178,6 +178,8 @@ def sweep(
 
     if live_checks is not None:
         loaded = loaded.model_copy(update={"live_checks": live_checks})
+    if calibration is not None and not calibration.is_file():
+        raise UserError(f"there is no file {calibration}; a sweep keeps its durations in results/NAME/calibration.json")
     given = None if calibration is None else stored.read_json(calibration, Calibration)
     durations = {"calibration": given, "recalibrate": recalibrate}
     _sweep(loaded, loaded.name, engine, clock, choice, results, again=again, report=True, durations=durations)

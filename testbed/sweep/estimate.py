@@ -17,13 +17,15 @@ from testbed.devices.durations import durations
 from testbed.errors import TestbedError
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
-from testbed.spec import Cell, Paced, link_count
+from testbed.spec import Cell, Paced, Recipe, link_count
 from testbed.sweep.session import network_of
 from testbed.workloads import models as workloads
 
 _AROUND_S = 7.0
 """A run without its steps: both certificates, and its share of building the lab and loading torch; seen, 2 cores, 3
 stages."""
+_PLAYING_S = 2.0
+"""A run on the virtual clock, when its training is there; seen, 3 stages, 10 steps, beside other work: 0.3 to 6 s."""
 _HEADERS = 1.06
 """Wire bytes to payload bytes, seen with frames of some kilobytes."""
 
@@ -65,7 +67,11 @@ class Estimator:
                 continue
 
     def estimate(self, cell: Cell) -> RunEstimate | None:
-        """Estimate how long a run of the cell will take; None where it is not known."""
+        """Estimate how long a run of the cell will take, without its training where it is played; None where that is
+        not known.
+        """
+        if cell.timing == "played" and cell.clock == "virtual":
+            return RunEstimate(_PLAYING_S, "playing alone")
         if same := [past.seconds for past in self._past if past.cell.id == cell.id]:
             return RunEstimate(median(same), "its own runs")
         alike = [past for past in self._past if _shape(past.cell) == _shape(cell)]
@@ -75,12 +81,20 @@ class Estimator:
             return None
         return RunEstimate(self._modelled(cell), "a model")
 
+    def training_s(self, recipe: Recipe) -> float:
+        """Estimate how long a recipe is trained in one process, on one core; `host` must be there."""
+        return self._maths_s(recipe) * _steps(recipe)
+
+    def _maths_s(self, of: Cell | Recipe) -> float:
+        """Estimate a step's maths, all stages together, on one core."""
+        assert self._host is not None
+        real = durations(self._host(of.workload.precision), of.workload, of.pipeline)
+        parts = of.pipeline.microbatches * of.pipeline.accumulation
+        return parts * (sum(real.forward_ns) + sum(real.backward_ns)) / 1e9
+
     def _modelled(self, cell: Cell) -> float:
-        training = cell.training
-        evaluations = 1 + (training.steps // training.evaluate_every if training.evaluate_every else 0)
-        forward_steps = evaluations * cell.workload.validation_batches * (1 + training.evaluate_uncompressed)
-        step_s = self._step_s(cell)
-        return _AROUND_S + step_s * (training.steps + forward_steps / 3)
+        steps = cell.training.steps if cell.timing == "played" else _steps(cell)
+        return _AROUND_S + self._step_s(cell) * steps
 
     def _step_s(self, cell: Cell) -> float:
         """Estimate a step in the lab: what takes longest of the schedule, this machine's cores and the slowest link,
@@ -94,13 +108,21 @@ class Estimator:
             assert self._host is not None
             real = durations(self._host(cell.workload.precision), cell.workload, pipeline)
             forward_ns, backward_ns, update_ns = real.forward_ns, real.backward_ns, max(real.update_ns)
-            parts = pipeline.microbatches * pipeline.accumulation
-            working_s = parts * (sum(forward_ns) + sum(backward_ns)) / 1e9 / len(os.sched_getaffinity(0))
+            # Played stages share no processor.
+            working_s = self._maths_s(cell) / len(os.sched_getaffinity(0)) if cell.timing == "live" else 0.0
         schedule_s = compute.dilation * unshaped_step_s(
             pipeline, forward_s=max(forward_ns) / 1e9, backward_s=max(backward_ns) / 1e9, update_s=update_ns / 1e9
         )
         wire_s, way_s = _wire_s(cell)
         return max(schedule_s, working_s, wire_s) + way_s
+
+
+def _steps(of: Cell | Recipe) -> float:
+    """Return how many training steps a run's evaluations and its training together are worth."""
+    training = of.training
+    evaluations = 1 + (training.steps // training.evaluate_every if training.evaluate_every else 0)
+    batches = evaluations * of.workload.validation_batches * (1 + training.evaluate_uncompressed)
+    return training.steps + batches / 3
 
 
 def _wire_s(cell: Cell) -> tuple[float, float]:

@@ -125,7 +125,10 @@ def measured_costs(
     before = results.read_json(path, Calibration).recipes if path.exists() else {}
     results.write_json(path, found.model_copy(update={"recipes": before | found.recipes}))
     if noisy := sum(_noisy(costs) for costs in found.recipes.values()):
-        progress.note(f"{noisy} recipes have noisy durations: calibration.json says how far they spread")
+        progress.note(
+            f"noisy durations in {noisy} of {len(found.recipes)} recipes: calibration.json says how far they spread; "
+            "on a quieter machine --recalibrate measures them again"
+        )
     return found.recipes
 
 

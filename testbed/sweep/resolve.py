@@ -36,6 +36,12 @@ def resolve_cell(
     content = dict(fields)
     if "profiles" in content:
         raise UnknownNameError(f"key of {where}", "profiles", ("profile",))
+    for name in ("clock", "engine"):
+        if name in content:
+            raise SpecError(
+                f"{where}: {name} is not stated for each cell; say {name} = ... at the top of the file, or "
+                f"--{name} on the command line"
+            )
     if not isinstance(content.get("codec"), str):
         raise SpecError(
             f"{where}: codec must be a text, for example int8 or ef(topk(0.1)); found {content.get('codec')!r}"

@@ -10,7 +10,7 @@ import pytest
 
 from testbed import devices, results
 from testbed.records import Certificate, RunCertificates, Summary
-from testbed.spec import Cell, Paced
+from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import plan
 from testbed.sweep.estimate import Estimator, on_this_machine
 
@@ -83,6 +83,17 @@ def test_without_knowing_this_machine_only_a_paced_cell_can_be_modelled(tmp_path
     estimator = Estimator(tmp_path, None)
     assert estimator.estimate(one()) is None
     assert estimator.estimate(paced(one(), 20)) is not None
+
+
+def test_a_played_run_costs_its_training_once_and_then_what_no_network_changes(tmp_path: Path) -> None:
+    estimator = Estimator(tmp_path, lambda precision: _T4)
+    cells = [
+        one(profile=profile).model_copy(update={"engine": "netem", "clock": "virtual"}) for profile in ("cable", "lte")
+    ]
+    assert estimator.estimate(cells[0]) == estimator.estimate(cells[1])
+    recipe = recipe_of(cells[0])
+    longer = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 80})})
+    assert 0 < estimator.training_s(recipe) < estimator.training_s(longer)
 
 
 def step_s(cell: Cell, folder: Path) -> float:
