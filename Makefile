@@ -1,8 +1,7 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
 # make check    test what needs no privilege, no network and little time: about two minutes
-# make test     test everything that this machine can test: about 13  (make test ARGS='-k codecs')
-#               side by side first, then, alone, what measures on the real clock: that is skipped, with its reason, where
-#               the machine was late (TESTBED_REQUIRE=quiet makes it fail then)
+# make test     test everything that this machine can test: about eight (make test ARGS='-k codecs'); what is decided by
+#               time runs in a guest with a virtual clock (python -m testbed vm --build), and is skipped where there is none
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #
@@ -29,7 +28,7 @@ CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12
 BROKEN := $(shell [ ! -e .venv/.python ] || .venv/bin/python -c '' 2>/dev/null || echo yes)
 PIP := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help sweep check test test-side-by-side test-alone lint clean FORCE
+.PHONY: help sweep check test lint clean FORCE
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
@@ -38,17 +37,10 @@ sweep: .venv/.test
 	.venv/bin/python -m testbed sweep $(ARGS)
 
 check: .venv/.test
-	.venv/bin/python -m pytest $(WORKERS) -m 'not (root or netem or gpu or slow)' $(ARGS)
+	.venv/bin/python -m pytest $(WORKERS) -m 'not (root or netem or gpu or slow or clock_kernel)' $(ARGS)
 
-# Both parts, whether the first fails or not. Each alone is for who has something else to do beside the first: .ci/run.
 test: .venv/.test
-	@$(TEST) $(WORKERS) $(ARGS) || failed=yes; $(TEST) --alone $(ARGS) || failed=yes; [ -z "$${failed:-}" ]
-
-test-side-by-side: .venv/.test
 	$(TEST) $(WORKERS) $(ARGS)
-
-test-alone: .venv/.test
-	$(TEST) --alone $(ARGS)
 
 lint: .venv/.lint
 	.venv/bin/ruff check .

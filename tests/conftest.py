@@ -1,9 +1,9 @@
 """What this machine can do is found by trying; a test whose need is missing is skipped, or fails where it is required.
 
-TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure. `quiet` names
-a host that keeps time: a measurement that shows nothing because the host was late is then a failure.
+TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
 
-Tests marked `quiet` run alone: workers of pytest-xdist leave them out, and `--alone` runs nothing else.
+No test is decided by a time on the real clock, which says how busy the machine is. What is decided by time is marked
+`virtual_clock`; net/test_guest.py runs it, and all that is marked `netem`, in one guest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from testbed import paths
 from testbed.errors import TestbedError
 from testbed.vm.build import BUILD_COMMAND
 from testbed.vm.guest import GUEST_VARIABLE
-from tests import quiet as clock
 from tests.commands import Command
 
 
@@ -56,6 +55,13 @@ def _try_clock_kernel() -> None:
         raise OSError(f"no guest kernel with a virtual clock was built; build it with: {BUILD_COMMAND}")
 
 
+def _try_virtual_clock() -> None:
+    from tests.labs import on_a_virtual_clock
+
+    if not on_a_virtual_clock():
+        raise OSError("it is decided by time; tests/net/test_guest.py runs it in a guest")
+
+
 # Examples are drawn at random where people work, and are the same every time where a red build would only be noise.
 # No deadline: an example's time says how busy the machine is.
 hypothesis.settings.register_profile("here", deadline=None)
@@ -66,12 +72,19 @@ TOGETHER = {
     "tests/pipeline/test_host.py",
     "tests/report/test_page.py",
     "tests/sweep/test_laws.py",
+    "tests/sweep/test_played.py",
     "tests/sweep/test_smollm2.py",
     "tests/test_shell.py",
 }
 """Files whose tests share a set-up that costs more than a second. (xdist_group does not work with pytest 9.2.)"""
 
-_NEEDS = {"root": _try_root, "netem": _try_netem, "gpu": _try_gpu, "clock_kernel": _try_clock_kernel}
+_NEEDS = {
+    "root": _try_root,
+    "netem": _try_netem,
+    "gpu": _try_gpu,
+    "clock_kernel": _try_clock_kernel,
+    "virtual_clock": _try_virtual_clock,
+}
 
 
 @functools.cache
@@ -96,18 +109,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {need}: {reason}")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--alone", action="store_true", help="run the tests marked quiet, and no others")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose what runs alone, or what runs side by side; there what takes longest comes first."""
-    side_by_side = hasattr(config, "workerinput")
-    if side_by_side or config.getoption("--alone"):
-        left_out = [item for item in items if side_by_side == bool(item.get_closest_marker("quiet"))]
-        items[:] = [item for item in items if side_by_side != bool(item.get_closest_marker("quiet"))]
-        config.hook.pytest_deselected(items=left_out)
-    if side_by_side:
+    """Begin with what takes longest where tests run side by side."""
+    if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.get_closest_marker("slow"))
 
 
@@ -124,23 +128,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Do not call it a failure that a choice of tests has no quiet ones."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("--alone"):
-        session.exitstatus = pytest.ExitCode.OK
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the quiet tests found, whether they passed or not."""
-    reports = [one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport)]
-    calls = [report for report in reports if report.when == "call"]
-    said = [(report.nodeid, text) for report in calls for name, text in report.user_properties if name == "quiet"]
-    if said:
-        terminalreporter.section("measured on the real clock")
-        for nodeid, text in said:
-            terminalreporter.write_line(f"{nodeid}: {text}")
-
-
 def _children() -> set[int]:
     children: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
@@ -155,11 +142,10 @@ def _children() -> set[int]:
 def _machine_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Give this process a cache folder with a lock of its own, and all else that the user's has.
 
-    `testbed` refuses to measure while another one does. Here it may: what is measured while others run decides nothing,
-    and what decides runs alone and watches the host (quiet.py).
+    `testbed` refuses to measure while another one does. Here it may: what is measured while others run decides nothing.
     """
     user, own = paths.cache_folder(), tmp_path_factory.mktemp("cache")
-    for kept in ("models", "tokens"):
+    for kept in ("certificates", "models", "tokens"):
         (user / kept).mkdir(parents=True, exist_ok=True)
     for folder, copy in ((user.parent, own), (user, own / user.name)):
         copy.mkdir(exist_ok=True)
@@ -174,7 +160,7 @@ def _nothing_left_behind() -> Iterator[None]:
     """Check that a test leaves no process running. Namespaces and TUN devices live by processes' descriptors."""
     before = _children()
     yield
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 20
     while (left := _children() - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left, f"processes left behind: {[(pid, _command(pid)) for pid in left]}"
@@ -192,25 +178,3 @@ def command(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Command]
     """The command line in a folder of its own. Nothing may be left of what it did outside."""
     with Command.standing(tmp_path, "netem" if request.node.get_closest_marker("netem") else "relay") as command:
         yield command
-
-
-@pytest.fixture
-def quiet(request: pytest.FixtureRequest) -> clock.Quiet:
-    """Measures on the real clock; see quiet.py."""
-    assert request.node.get_closest_marker("quiet"), "a test that measures on the real clock is marked quiet"
-    return clock.Quiet(clock.watch)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Skip a quiet test that could show nothing, unless a host that keeps time is required; keep what it found."""
-    try:
-        return (yield)
-    except clock.Deviates as error:
-        if error.late and "quiet" not in required():
-            pytest.skip(str(error))
-        pytest.fail(str(error), pytrace=False)
-    finally:
-        measuring = getattr(item, "funcargs", {}).get("quiet")
-        if isinstance(measuring, clock.Quiet):
-            item.user_properties += [("quiet", text) for text in measuring.said]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from testbed import profiles, spec
@@ -28,3 +30,8 @@ def lab_spec(
     return LabSpec.model_validate(
         {"topology": shape, "profiles": tuple(links), "nodes": nodes, "engine": engine, "engine_reason": "test"}
     )
+
+
+def on_a_virtual_clock() -> bool:
+    """Whether this kernel's time stands still while programs compute. What waits by looking at the clock never ends."""
+    return "time-travel=" in Path("/proc/cmdline").read_text(encoding="utf8")

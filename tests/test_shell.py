@@ -25,7 +25,7 @@ def _testbed(*arguments: str, stdin: str = "", folder: Path, **environment: str)
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -16,7 +16,6 @@ from testbed.net.machine.capabilities import resolve_engine
 from testbed.profiles import Bernoulli
 from testbed.records import Certificate, Measurement
 from testbed.report import link_accuracy as drawn
-from tests.quiet import Quiet, certified_lateness
 
 PLAIN = GridPoint(rate_bps=80_000_000, delay_ns=25_000_000, loss=None, busy=False)
 LOSSY = PLAIN.model_copy(update={"loss": Bernoulli(probability=0.01)})
@@ -150,20 +149,13 @@ def test_busy_loops_end_with_their_block_and_take_every_processor() -> None:
     assert used > 0.25 * len(os.sched_getaffinity(0))  # half of what two idle processors would give
 
 
-@pytest.mark.root
-@pytest.mark.slow
-@pytest.mark.quiet
-def test_one_point_for_real(quiet: Quiet) -> None:
-    engine, reason = resolve_engine("auto")
-    point = PLAIN.model_copy(update={"rate_bps": 80_000_000, "delay_ns": 5_000_000})
-
-    def wrong(result: PointResult) -> list[object]:
-        return [] if result.passed else [result.error, *(m for m in result.measurements() if m.verdict == "FAIL")]
-
-    def lateness(result: PointResult) -> list[str]:
-        return certified_lateness(result.certificate) if result.certificate else []
-
-    result = quiet.measure(lambda: accuracy.measure_point(point, engine, reason), wrong, lateness)
+@pytest.mark.netem
+@pytest.mark.virtual_clock
+def test_one_point_for_real() -> None:
+    engine, reason = resolve_engine("netem")
+    point = PLAIN.model_copy(update={"rate_bps": 10_000_000, "delay_ns": 5_000_000})
+    result = accuracy.measure_point(point, engine, reason)
+    assert result.passed, [result.error, *(m for m in result.measurements() if m.verdict == "FAIL")]
     assert all(
         accuracy.column_measurements(result, column) for column in ("rtt", "goodput", "256 KiB", "4 MiB", "queue")
     )

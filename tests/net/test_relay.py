@@ -207,7 +207,7 @@ def test_jitter_reorders_only_where_it_is_asked_to(star):
 
 
 def test_a_share_of_packets_overtakes_all_that_wait(star):
-    lab = star((None, None), (pipe(delay_ns=200_000_000, reorder=0.2, seed=5), None))
+    lab = star((None, None), (pipe(delay_ns=900_000_000, reorder=0.2, seed=5), None))
     start = time.monotonic_ns()
     for n in range(50):
         lab.ends[1].send(packet(0, n))
@@ -220,7 +220,7 @@ def test_a_share_of_packets_overtakes_all_that_wait(star):
     slow = [n for n, _ in arrived[reordered:]]
     assert [n for n, _ in arrived[:reordered]] == sorted(set(range(50)) - set(slow))
     assert slow == sorted(slow)
-    assert arrived[reordered][1] >= 200_000_000
+    assert arrived[reordered][1] >= 900_000_000
 
 
 def exchange_ns(lab, length=100):
@@ -230,31 +230,37 @@ def exchange_ns(lab, length=100):
     return time.monotonic_ns() - start
 
 
+def is_faster(lab, than_ns):
+    """Whether one of a few exchanges takes less; a machine that is busy makes some late, not all."""
+    return any(exchange_ns(lab) < than_ns for _ in range(50))
+
+
 def test_a_schedule_plays_from_its_start_until_it_is_held(star):
     change = Change(at_ns=0, rate_bps=10**8, delay_ns=60_000_000, jitter_ns=0, loss=None)
     lab = star((None, None), (pipe(schedule=Schedule(changes=(change,), repeat_ns=None)), None))
-    assert exchange_ns(lab) < 60_000_000
+    assert is_faster(lab, 60_000_000)
     lab.relay.play(time.monotonic_ns())
     assert exchange_ns(lab) >= 60_000_000
     lab.relay.hold()
     time.sleep(0.1)  # order is kept: behind what is under way
-    assert exchange_ns(lab) < 60_000_000
+    assert is_faster(lab, 60_000_000)
 
 
 def test_a_change_is_for_the_next_packet_and_keeps_what_is_under_way(star):
-    lab = star((None, None), (pipe(delay_ns=80_000_000), None))
+    lab = star((None, None), (pipe(delay_ns=500_000_000), None))
     start = time.monotonic_ns()
     lab.ends[1].send(packet(0, 1))
     lab.settled("port1", "up", 1)
     lab.relay.change("port1", "up", pipe(delay_ns=0))
     lab.ends[1].send(packet(0, 2))
     assert [number(lab.ends[0].recv(2000)) for _ in range(2)] == [1, 2]
-    assert time.monotonic_ns() - start >= 80_000_000
-    assert exchange_ns(lab) < 80_000_000
+    assert time.monotonic_ns() - start >= 500_000_000
+    assert is_faster(lab, 80_000_000)
+    before = lab.relay.counters()["port1"]["up"]["packets_in"]
     lab.relay.change("port1", "up", pipe(delay_ns=90_000_000))
     assert exchange_ns(lab) >= 90_000_000
     assert lab.relay.settings["ports"]["port1"]["up"]["delay_ns"] == 90_000_000
-    assert lab.relay.counters()["port1"]["up"]["packets_in"] == 4
+    assert lab.relay.counters()["port1"]["up"]["packets_in"] == before + 1
     with pytest.raises(LabError, match="no such port; it has: port0, port1"):
         lab.relay.change("port7", "up", pipe())
 

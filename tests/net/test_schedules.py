@@ -115,6 +115,7 @@ def test_nothing_is_changed_before_it_is_played(kernel: Kernel, playing: Any) ->
     assert kernel.asked == []
 
 
+@pytest.mark.virtual_clock
 def test_every_step_is_made_in_its_order_and_never_early(kernel: Kernel, playing: Any) -> None:
     pipe = _varying((30, 40), (60, 20), (100, 80))
     made = playing(_device(pipe))
@@ -129,6 +130,7 @@ def test_every_step_is_made_in_its_order_and_never_early(kernel: Kernel, playing
     assert kernel.threads == {"netem schedules"}
 
 
+@pytest.mark.virtual_clock
 def test_a_schedule_repeats_until_it_is_held(kernel: Kernel, playing: Any) -> None:
     made = playing(_device(_varying((0, 40), (20, 20), repeat_ms=40)))
     made.play(time.monotonic_ns())
@@ -141,6 +143,7 @@ def test_a_schedule_repeats_until_it_is_held(kernel: Kernel, playing: Any) -> No
     assert kernel.rates() == played
 
 
+@pytest.mark.virtual_clock
 def test_what_begins_later_waits(kernel: Kernel, playing: Any) -> None:
     made = playing(_device(_varying((0, 40))))
     start = time.monotonic_ns() + 100 * _MS
@@ -149,6 +152,7 @@ def test_what_begins_later_waits(kernel: Kernel, playing: Any) -> None:
     assert start <= kernel.done_ns[0]
 
 
+@pytest.mark.virtual_clock
 def test_steps_that_were_overslept_are_left_out(kernel: Kernel, playing: Any) -> None:
     kernel.takes_s = 0.1
     made = playing(_device(_varying((0, 10), (20, 20), (40, 30), (60, 40))))
@@ -157,6 +161,7 @@ def test_steps_that_were_overslept_are_left_out(kernel: Kernel, playing: Any) ->
     assert kernel.rates() == [10, 40]
 
 
+@pytest.mark.virtual_clock
 def test_links_are_played_side_by_side(kernel: Kernel, playing: Any) -> None:
     first, second = _varying((0, 10), (40, 20)), _varying((20, 30), (60, 40))
     made = playing(_device(first, "a"), _device(second, "b"), _device(PIPE, "constant"))
@@ -167,6 +172,7 @@ def test_links_are_played_side_by_side(kernel: Kernel, playing: Any) -> None:
     assert kernel.rates("constant up") == []
 
 
+@pytest.mark.virtual_clock
 def test_the_first_error_is_kept_and_ends_the_play(kernel: Kernel, playing: Any) -> None:
     made = playing(_device(_varying((0, 40), (20, 20), (40, 80))))
     assert made.fault is None
@@ -220,6 +226,7 @@ def device() -> Iterator[tuple[Namespace, Netlink]]:
 
 
 @pytest.mark.netem
+@pytest.mark.virtual_clock
 def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(
     device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]]
 ) -> None:
@@ -241,6 +248,7 @@ def test_the_kernel_holds_each_step_and_in_the_end_the_constant_numbers(
 
 
 @pytest.mark.netem
+@pytest.mark.virtual_clock
 def test_a_trace_is_played_in_steps_of_a_tenth_of_a_second(
     device: tuple[Namespace, Netlink], changes: list[tuple[int, NetemPlan]], tmp_path: Path
 ) -> None:

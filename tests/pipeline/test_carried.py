@@ -17,7 +17,6 @@ from testbed.net.lab import Lab
 from testbed.pipeline import carried
 from testbed.pipeline.carried import Carried
 from testbed.pipeline.transport import Connection
-from testbed.spec import Engine
 from tests.labs import lab_spec
 
 TOKEN = b"t" * 16
@@ -160,13 +159,12 @@ def test_a_kernel_without_stamps_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
         Carried(sock)
 
 
-@pytest.mark.parametrize(
-    "engine", [pytest.param("relay", marks=pytest.mark.root), pytest.param("netem", marks=pytest.mark.netem)]
-)
-def test_a_links_rate_is_found_though_frames_come_seldom(engine: Engine) -> None:
+@pytest.mark.netem
+@pytest.mark.virtual_clock
+def test_a_links_rate_is_found_though_frames_come_seldom() -> None:
     """Frames of 4 ms, one each 15 ms, in a round trip of 20: most of what is sent never fills the link."""
     with ExitStack() as stack:
-        lab = stack.enter_context(Lab(lab_spec(("consumer-80mbps",), engine, "line", nodes=2)))
+        lab = stack.enter_context(Lab(lab_spec(("consumer-80mbps",), "netem", "line", nodes=2)))
         link = lab.links[0]
         with lab.namespaces[link.far.namespace].entered():
             listener = stack.enter_context(socket.create_server((link.far.address, 9)))

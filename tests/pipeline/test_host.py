@@ -22,6 +22,8 @@ import numpy as np
 import pytest
 
 from testbed.errors import StageError
+from testbed.metrics.ideal import unshaped_step_s
+from testbed.metrics.steps import align
 from testbed.pipeline.control import EvaluationDone, Host, JobDone, JobFailed, Ready, Start, StepDone
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
@@ -30,7 +32,8 @@ from testbed.records import StepRecord
 from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON_S = 60.0
+SOON_S = 240.0
+"""Only what hangs takes as long, on any machine."""
 VOCABULARY = 96
 STEPS = 4
 
@@ -132,7 +135,7 @@ def read(folder: Path, stage: int) -> list[StepRecord]:
     ]
 
 
-def is_gone(pid: int, within_s: float = 2.0) -> bool:
+def is_gone(pid: int, within_s: float = 30.0) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -241,6 +244,31 @@ def test_counters_and_sockets_are_recorded(shared: list[Host], tokens: Path, tmp
         # Over loopback nothing is lost, but what a busy machine answers late may be sent twice.
         frames = sum(frame.frame_bytes for record in records for frame in record.sent)
         assert sent[-1] - frames == records[-1].sockets[0].bytes_retransmitted
+
+
+DILATION = 2
+PACED_NS = {"F": 3_000_000, "B": 5_000_000}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_paced_step_is_no_shorter_than_the_schedule_s_closed_form(
+    shared: list[Host], tokens: Path, tmp_path: Path, schedule: str
+) -> None:
+    """By how much it is longer, on the real clock, says how busy this machine is; each action says it of itself."""
+    compute = Paced(
+        forward_ns=(PACED_NS["F"],), backward_ns=(PACED_NS["B"],), update_ns=0, source="stated", dilation=DILATION
+    )
+    cell = a_cell(3, schedule, steps=3, evaluate_every=0).model_copy(update={"compute": compute})
+    start(shared, jobs_of(cell, tmp_path, tokens))
+    assert [said[-1] for said in finish(shared)] == [JobDone()] * 3
+    steps = align([read(tmp_path, stage) for stage in range(3)])
+    for action in (action for step in steps for record in step.records for action in record.actions):
+        assert action.due_ns is not None
+        assert action.due_ns <= action.decoded_ns + DILATION * PACED_NS[action.kind]  # less where overruns are made up
+        assert action.computed_ns == max(action.due_ns, action.maths_ns or 0)
+    ideal_s = unshaped_step_s(cell.pipeline, forward_s=PACED_NS["F"] / 1e9, backward_s=PACED_NS["B"] / 1e9)
+    trained = [step for step in steps if step.phase == "train"]
+    assert trained[-1].end_ns - trained[0].begin_ns >= len(trained) * DILATION * ideal_s * 1e9 - 1
 
 
 # ------------------------------------------------------------------ failures

@@ -1,29 +1,18 @@
-"""The line of the emulated device's time, on a clock of our own and over real hosts: no drift, whatever is late."""
+"""The line of the emulated device's time, on a clock of our own: no drift, whatever is late."""
 
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_host import SOON_S, VOCABULARY, a_cell, a_host, finish, jobs_of, read, start
 
 from testbed.metrics.ideal import unshaped_step_s
-from testbed.metrics.spans import busy_cores, overrun_share
-from testbed.metrics.steps import PipelineStep, align, measured
-from testbed.pipeline.control import Host, JobDone
 from testbed.pipeline.pacing import Pacer
 from testbed.pipeline.schedule import Action, actions
 from testbed.records import ActionKind, ActionRecord
-from testbed.spec import Cell, Paced, PipelineSpec
-from tests.quiet import Quiet
+from testbed.spec import Paced, PipelineSpec
 
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 40_000, 80_000, 7_000
 DURATIONS: dict[str, int] = {"F": FORWARD_NS, "B": BACKWARD_NS}
@@ -194,94 +183,3 @@ def test_late_frames_cost_no_more_than_a_wire_that_is_as_slow(
     pipeline = spec_of(schedule, stages, count)
     found = simulate(pipeline, 2, late, maths)
     assert simulate(pipeline, 2, [0], [0]) <= found <= simulate(pipeline, 2, [0], [0], wire_ns=max(late))
-
-
-# ------------------------------------------------------------------ real stages
-WITHIN = 0.02
-"""The promise for a paced step over links without an effect: its time is the schedule's closed form, to this share."""
-OVERRUNS = 0.01
-
-
-@pytest.fixture(scope="module")
-def eight() -> Iterator[list[Host]]:
-    with ExitStack() as stack:
-        hosts = [stack.enter_context(a_host(stage)) for stage in range(8)]
-        for host in hosts:
-            host.wait_ready(2 * SOON_S)
-        yield hosts
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "tokens.npy"
-    np.save(path, np.random.default_rng(0).integers(VOCABULARY, size=40_000).astype(np.uint16))
-    return path
-
-
-def a_paced_cell(stages: int, schedule: str, dilation: int, steps: int, **workload: Any) -> Cell:
-    cell = a_cell(stages, schedule, in_flight=stages, steps=steps, evaluate_every=0)
-    compute = Paced(
-        forward_ns=(40_000_000,), backward_ns=(80_000_000,), update_ns=0, source="stated", dilation=dilation
-    )
-    return Cell.model_validate(
-        cell.model_dump()
-        | {
-            "compute": compute,
-            "workload": cell.workload.model_copy(update={"batch_size": 16, "validation_batches": 1, **workload}),
-            "pipeline": cell.pipeline.model_copy(update={"microbatches": 8}),
-        }
-    )
-
-
-def steps_of(hosts: list[Host], cell: Cell, folder: Path, tokens: Path) -> list[PipelineStep]:
-    folder.mkdir()
-    stages = cell.pipeline.stages
-    start(hosts[:stages], jobs_of(cell, folder, tokens))
-    assert [said[-1] for said in finish(hosts[:stages])] == [JobDone()] * stages
-    return measured(align([read(folder, stage) for stage in range(stages)]))
-
-
-@pytest.mark.slow
-@pytest.mark.quiet
-@pytest.mark.parametrize(
-    ("stages", "schedule", "dilation", "steps", "workload"),
-    [
-        (4, "gpipe", 1, 6, {"model": "gpt2-mini", "sequence_length": 64}),
-        (4, "1f1b", 1, 6, {"model": "gpt2-mini", "sequence_length": 64}),
-        (8, "1f1b", 4, 4, {"model": "gpt2-midi", "sequence_length": 128}),
-    ],
-)
-def test_a_paced_step_is_the_schedule_s_closed_form(
-    eight: list[Host],
-    tokens: Path,
-    tmp_path: Path,
-    stages: int,
-    schedule: str,
-    dilation: int,
-    steps: int,
-    workload: dict[str, Any],
-    quiet: Quiet,
-) -> None:
-    """The maths is real, up to a quarter of the emulated device's time; other programs must leave the machine alone."""
-    cell = a_paced_cell(stages, schedule, dilation, steps, **workload)
-    expected_s = dilation * unshaped_step_s(cell.pipeline, forward_s=0.040, backward_s=0.080)
-    attempts = itertools.count()
-
-    def difference(taken: list[PipelineStep]) -> float:
-        return statistics.median(step.seconds for step in taken) / expected_s - 1
-
-    def overruns(taken: list[PipelineStep]) -> float:
-        share = overrun_share(taken)
-        assert share is not None
-        return share
-
-    def told(taken: list[PipelineStep]) -> str:
-        busy = busy_cores(taken)
-        assert busy is not None
-        return f"{difference(taken):+.2%} from {expected_s:g} s, {overruns(taken):.2%} overruns, {busy:.2f} cores busy"
-
-    quiet.measure(
-        lambda: steps_of(eight, cell, tmp_path / str(next(attempts)), tokens),
-        lambda taken: [told(taken)] if abs(difference(taken)) > WITHIN or overruns(taken) >= OVERRUNS else [],
-        told=told,
-    )

@@ -413,17 +413,16 @@ def test_a_budget_ends_training_and_is_followed_by_an_evaluation() -> None:
     assert steps < 2 or lines[-2] - begin < 0.2e9
 
 
-def test_a_budget_is_in_the_emulated_device_s_time() -> None:
-    def steps(dilation: int) -> int:
-        compute = Paced(
-            forward_ns=(2_500_000,), backward_ns=(5_000_000,), update_ns=0, source="stated", dilation=dilation
-        )
-        cell = a_cell(1, steps=1000, evaluate_every=1, budget_s=0.29)
-        return len(
-            [0 for phase, _ in phases_of(train(cell.model_copy(update={"compute": compute})))[0] if phase == "train"]
-        )
-
-    assert steps(1) == steps(3) == 10  # 4 micro-batches of 7.5 ms each; evaluations are left out
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_a_budget_is_in_the_emulated_device_s_time(dilation: int) -> None:
+    """A step takes 30 ms of it or, where this machine is busy, longer; evaluations are left out."""
+    compute = Paced(forward_ns=(2_500_000,), backward_ns=(5_000_000,), update_ns=0, source="stated", dilation=dilation)
+    cell = a_cell(1, steps=1000, evaluate_every=1, budget_s=0.29)
+    result = train(cell.model_copy(update={"compute": compute}))
+    taken_ns = [record.end_ns - record.start_ns for record in result.records[0] if record.phase == "train"]
+    assert result.ended == ["budget"]
+    assert 1 <= len(taken_ns) <= 10
+    assert sum(taken_ns) >= 0.8 * 0.29e9 * dilation  # what an update or an evaluation took too long is made up for
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])

@@ -22,7 +22,7 @@ from testbed.pipeline.transport import Connection
 from testbed.pipeline.wiring import accept_earlier, connect_to_later, listen
 
 TOKEN = b"t" * 16
-SOON_S = 20.0
+SOON_S = 60.0
 LIMIT = 1 << 22
 
 

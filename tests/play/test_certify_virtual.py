@@ -124,12 +124,12 @@ def test_a_network_s_certificate_has_those_of_its_links_and_stands_alone(found_m
 @pytest.fixture(scope="module")
 def kernel() -> GuestKernel:
     found = find_clock_kernel()
-    if found is None:
-        pytest.skip("there is no kernel with a virtual clock: python -m testbed vm --build")
+    assert found is not None
     return found
 
 
 @pytest.mark.slow
+@pytest.mark.clock_kernel
 def test_links_on_the_virtual_clock_are_exact(kernel: GuestKernel, tmp_path: Path) -> None:
     unshaped = profile("unshaped")
     slow = profile("slow", pipe(10_000_000, 5_000_000), pipe(10_000_000, 5_000_000))
@@ -146,6 +146,7 @@ def test_links_on_the_virtual_clock_are_exact(kernel: GuestKernel, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.clock_kernel
 def test_a_wrong_link_is_found(kernel: GuestKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe crosses a link that is half a percent slower than what it is compared with."""
     judge = certify.judge_probe
@@ -158,3 +159,12 @@ def test_a_wrong_link_is_found(kernel: GuestKernel, tmp_path: Path, monkeypatch:
     (certificate,) = certify_virtual([LINK], kernel, cache=tmp_path / "cache")
     failed = {(m.quantity, m.direction) for m in certificate.measurements if m.verdict == "FAIL"}
     assert failed == {("message", "up"), ("goodput", "up")}
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+def test_every_shipped_profile_is_what_it_says(kernel: GuestKernel) -> None:
+    """The certificates are kept in the user's cache by what they depend on, so this takes time after a change only."""
+    names = sorted(profile_files())
+    certificates = certify_virtual([load_profile(name) for name in names], kernel, guests=2)
+    assert {name for name, made in zip(names, certificates, strict=True) if made.verdict != "PASS"} == set()

@@ -15,6 +15,8 @@ from testbed.vm import find_clock_kernel
 from testbed.vm.kernel import GuestKernel
 from tests.labs import lab_spec
 
+pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel]
+
 RATE_BPS, DELAY_NS = 80_000_000, 10_000_000
 """Of each link of `consumer-80mbps`, one way."""
 _HEADERS, _SEGMENT = 52, 1448
@@ -22,8 +24,8 @@ _HEADERS, _SEGMENT = 52, 1448
 
 @pytest.fixture
 def kernel() -> GuestKernel:
-    if (kernel := find_clock_kernel()) is None:
-        pytest.skip("there is no kernel with a virtual clock here: python -m testbed vm --build")
+    kernel = find_clock_kernel()
+    assert kernel is not None
     return kernel
 
 
@@ -52,7 +54,6 @@ def play(folder: Path, kernel: GuestKernel, *jobs: PlayJob) -> list[Played]:
     return [read_played(job.output) for job in jobs]
 
 
-@pytest.mark.slow
 def test_a_message_takes_what_rate_and_delay_say(tmp_path: Path, kernel: GuestKernel) -> None:
     """In a star it crosses two links: the second begins when it has the first packet."""
     size = 10 * _SEGMENT  # the first window
@@ -64,7 +65,6 @@ def test_a_message_takes_what_rate_and_delay_say(tmp_path: Path, kernel: GuestKe
         assert abs(last - first - expected) < 0.001 * expected
 
 
-@pytest.mark.slow
 def test_two_boots_give_the_same_bytes_and_what_is_unshaped_takes_no_time(tmp_path: Path, kernel: GuestKernel) -> None:
     trace = pipeline_trace(
         stages=3, microbatches=4, steps=3, message_bytes=100_000, forward_ns=3_000_000, backward_ns=5_000_000

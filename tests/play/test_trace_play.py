@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from testbed import vm
 from testbed.errors import SpecError, UserError
 from testbed.play.check import load_trace
 from testbed.play.played import read_played
@@ -17,9 +16,8 @@ from tests.play.made_traces import pipeline
 from tests.play.test_trace_commands import run_command
 
 
+@pytest.mark.clock_kernel
 def test_on_the_virtual_clock_work_takes_what_it_takes(tmp_path: Path) -> None:
-    if vm.find_clock_kernel() is None:
-        pytest.skip("there is no kernel with a virtual clock here: python -m testbed vm --build")
     pipeline(2, 2, 4, work_ns=2_000_000, size=100_000).write(tmp_path / "a.trace")
     links = ("--profile", "datacenter", "--profile", "lossy-80mbps", "--link-seeds", 2)
     said = run_command("play", tmp_path / "a.trace", "--clock", "virtual", *links, "-o", tmp_path / "kept")

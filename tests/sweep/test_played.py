@@ -1,0 +1,87 @@
+"""The default path through the command line: cells are trained once and played over every network, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from testbed import results
+from testbed.results import Run
+from tests.commands import Command, losses
+
+pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel, pytest.mark.timeout(600)]
+
+_FIELDS = ("pipeline.stages=2", "training.steps=6", "training.evaluate_every=3", 'compute.mode="paced"')
+_PACE = ('compute.forward="2ms"', 'compute.backward="4ms"')
+_SMALL = [part for field in (*_FIELDS, *_PACE) for part in ("--set", field)]
+
+
+class Played(NamedTuple):
+    """A sweep of two codecs over two networks, made twice."""
+
+    command: Command
+    runs: dict[tuple[str, str], list[Run]]
+    """By codec and network, in the order in which they were made."""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    with Command.standing(tmp_path_factory.mktemp("played"), "netem") as command:
+        axes = 'codec = ["fp32", "delta-int8"]\nprofile = ["datacenter", "consumer-80mbps"]'
+        folder = command.write_experiment("", axes)
+        sweep = ["sweep", "sweep.toml", "--timing", "played", "--clock", "virtual", "--live-checks", "0"]
+        sweep += [*_SMALL, "--set", 'codec_cost="zero"']
+        command.finish(*sweep)
+        command.finish(*sweep, "--again")
+        runs: dict[tuple[str, str], list[Run]] = {}
+        for cell_id in results.last_sweep(folder).cells:
+            made = sorted(results.finished_runs(folder, cell_id), key=lambda run: run.number)
+            runs[made[0].cell.codec, made[0].cell.network] = made
+        assert (folder / "report.html").stat().st_size > 10_000
+        yield Played(command, runs)
+
+
+def test_losses_are_those_of_the_codec_over_any_network_every_time(played: Played) -> None:
+    curves = {codec: losses(played.runs[codec, "datacenter"][0]) for codec in ("fp32", "delta-int8")}
+    assert curves["fp32"] != curves["delta-int8"]
+    for (codec, _), runs in played.runs.items():
+        assert None not in curves[codec]
+        assert [losses(run) for run in runs] == [curves[codec]] * 2
+
+
+def test_two_boots_give_the_same_nanoseconds(played: Played) -> None:
+    for first, second in played.runs.values():
+        for stage in range(2):
+            one, other = ([(step.start_ns, step.end_ns) for step in run.steps(stage)] for run in (first, second))
+            assert one == other
+            assert len(one) == 6 + 2
+
+
+def test_links_are_certified_and_less_takes_less_where_a_link_is_slow(played: Played) -> None:
+    step_s = {}
+    for key, (run, _) in played.runs.items():
+        certificate = run.certificates.before
+        assert certificate is not None
+        assert (certificate.clock, certificate.verdict) == ("virtual", "PASS")
+        summary = run.summary
+        assert summary is not None
+        assert summary.step_s is not None
+        assert summary.ideal_step_s is not None
+        assert summary.ideal_step_s <= summary.step_s * (1 + 1e-6)
+        step_s[key] = summary.step_s
+    # Two stages: four micro-batches of 2 + 4 ms, and the bubble of one stage.
+    assert step_s["fp32", "datacenter"] == pytest.approx(0.030, rel=1e-3)
+    assert step_s["delta-int8", "datacenter"] == pytest.approx(0.030, rel=1e-3)
+    assert 0.030 < step_s["delta-int8", "consumer-80mbps"] < step_s["fp32", "consumer-80mbps"]
+
+
+@pytest.mark.root
+def test_a_live_run_of_a_cell_has_the_same_losses(played: Played) -> None:
+    words = ["--timing", "live", "--engine", "relay", "--only", "codec=delta-int8", "--only", "profile=consumer-80mbps"]
+    played.command.finish("sweep", "sweep.toml", *words, *_SMALL)
+    (cell_id,) = results.last_sweep(played.command.folder / "results" / played.command.folder.name).cells
+    (run,) = results.finished_runs(played.command.folder / "results" / played.command.folder.name, cell_id)
+    assert (run.cell.timing, run.cell.clock) == ("live", "real")
+    assert losses(run) == losses(played.runs["delta-int8", "consumer-80mbps"][0])
