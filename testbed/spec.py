@@ -188,7 +188,8 @@ class Cell(Frozen):
     turn, and nothing is said of their loss."""
     codec_cost: CodecCost = "host"
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
-    emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's."""
+    emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
+    clock, and on the virtual one zero."""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
     workload: WorkloadSpec
@@ -211,13 +212,30 @@ class Cell(Frozen):
             raise ValueError("compute is measured, which is for live cells; a played cell's is calibrated or paced")
         if self.timing == "live" and self.played_steps is not None:
             raise ValueError("played_steps is for played cells; a live cell has training.steps")
-        if self.timing == "live" and self.codec_cost != "host":
-            raise ValueError(f"codec_cost is {self.codec_cost!r}, and a live cell's codecs cost what they cost: 'host'")
+        if self.timing == "live" and self.clock == "virtual":
+            self._check_live_virtual()
+        elif self.timing == "live" and self.codec_cost != "host":
+            raise ValueError(
+                f"codec_cost is {self.codec_cost!r}, and on the real clock a live cell's codecs cost what they cost: "
+                "'host'; on the virtual clock (--clock virtual) they cost nothing: 'zero'"
+            )
         if (self.codec_cost == "device") != (self.codec_rates is not None):
             raise ValueError(f"codec_cost is {self.codec_cost!r}; codec_rates go with 'device', and with nothing else")
         if self.clock == "virtual" and self.engine != "netem":
             raise ValueError(f"engine is {self.engine!r}, and links on the virtual clock are netem's")
         return self
+
+    def _check_live_virtual(self) -> None:
+        if not isinstance(self.compute, Paced):
+            raise ValueError(
+                "the cell is live on the virtual clock, where computing takes no time: give its actions durations with "
+                "compute.mode = 'paced' and a device, or durations"
+            )
+        if self.codec_cost != "zero":
+            raise ValueError(
+                f"codec_cost is {self.codec_cost!r}; the cell is live on the virtual clock, where encoding and "
+                "decoding take no time: state 'zero'"
+            )
 
     @model_validator(mode="after")
     def _durations_fit(self) -> Cell:

@@ -18,7 +18,11 @@ err = Console(stderr=True)
 
 EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem where it works when tried, else relay.")]
 ClockFlag = Annotated[
-    str, typer.Option(help="Of played cells: virtual (exact), real, or auto: virtual where that is possible.")
+    str,
+    typer.Option(
+        help="Of played cells, and of live ones whose codec_cost is zero: virtual (exact), real, or auto: virtual where "
+        "that is possible."
+    ),
 ]
 TimingFlag = Annotated[
     str,

@@ -37,7 +37,7 @@ def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
 
 def print_means(agenda: conduct.Agenda, means: Means) -> None:
     """Print which clock and which engine the runs have, and why."""
-    if any(cell.timing == "played" for cell in agenda.cells):
+    if any(cell.timing == "played" or cell.clock == "virtual" for cell in agenda.cells):
         out.print(f"clock {means.clock}: {means.clock_reason}", highlight=False, soft_wrap=True)
     if any(cell.clock == "real" for cell in agenda.cells):
         out.print(f"engine {means.engine}: {means.engine_reason}", highlight=False, soft_wrap=True)
@@ -126,7 +126,7 @@ def _print_paced(cells: Sequence[Cell]) -> None:
     """Print what this machine means for cells whose compute is paced."""
     lines: dict[str, int] = {}
     for cell in cells:
-        if isinstance(cell.compute, Paced) and cell.timing == "live":
+        if isinstance(cell.compute, Paced) and cell.timing == "live" and cell.clock == "real":
             text = on_this_machine(cell, devices.host(cell.workload.precision))
             lines[text] = lines.get(text, 0) + 1
     for text, count in lines.items():

@@ -87,11 +87,23 @@ def _agenda(
         chosen, reason = choose_engine(engine or experiment.engine)
         means = means._replace(engine=chosen, engine_reason=reason)
     agenda = conduct.make_agenda(experiment, means.engine, choice, folder, clock=taken, again=again)
+    _check_clock(agenda, clock)
     if means.engine_reason == "the virtual clock's" and any(cell.clock == "real" for cell in agenda.cells):
         chosen, reason = choose_engine(experiment.engine)
         means = means._replace(engine=chosen, engine_reason=reason)
         agenda = conduct.make_agenda(experiment, chosen, choice, folder, clock=taken, again=again)
     return agenda, means
+
+
+def _check_clock(agenda: Agenda, clock: str) -> None:
+    """Raise UserError where `--clock virtual` was asked for and a live cell would run on the real clock."""
+    for cell in agenda.cells if clock == "virtual" else ():
+        if cell.clock == "real":
+            raise UserError(
+                f"--clock virtual was asked for, and cell {cell.id} is live and would run on the real clock: on the "
+                "virtual one computing and coding take no time; give its actions durations with compute.mode = "
+                "'paced' and state codec_cost = 'zero', or leave --clock out"
+            )
 
 
 def run(

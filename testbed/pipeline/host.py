@@ -141,6 +141,14 @@ def serve(channel: socket.socket) -> None:
             child.finish()
 
 
+def preload() -> None:
+    """Load what every job needs, so that it stays shared with the children."""
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
     """Load, say so, and serve."""
     began = time.monotonic()
@@ -151,10 +159,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides what a Ctrl-C ends
     channel = socket.socket(fileno=arguments.control_fd)
     channel.set_inheritable(False)
-    for module in _PRELOADED:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # what is loaded stays shared with the children
+    preload()
     send(channel, Ready(pid=os.getpid(), uid=os.getuid(), seconds=time.monotonic() - began))
     with contextlib.suppress(ConnectionError):  # the controller left while it was being told something
         serve(channel)

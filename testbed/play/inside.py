@@ -44,7 +44,7 @@ _GRID_NS: Final = 1_000_000_000
 run, and nothing depends on how long building took."""
 
 
-_ONE_PAGE: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
+ONE_PAGE: Final = Path("/proc/sys/net/core/high_order_alloc_disable")
 """Whether what is sent lies in single pages. Else it depends on the free memory which packets' bytes adjoin, on that
 how TCP files what was acknowledged out of order, and on that when it takes a packet for lost."""
 
@@ -167,7 +167,7 @@ def main() -> None:
     if clock == "real":
         prefer(os.getpid(), True)
     else:
-        _ONE_PAGE.write_text("1", encoding="ascii")
+        ONE_PAGE.write_text("1", encoding="ascii")
     for place, job in _taken(folder, worker):
         started, error = time.monotonic(), None
         steps = place.with_name(place.name + ".steps")

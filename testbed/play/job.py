@@ -29,9 +29,7 @@ class PlayJob(Frozen):
     @property
     def seeded_lab(self) -> LabSpec:
         """The lab, with the link seed in every pipe."""
-        if not self.link_seed:
-            return self.lab
-        profiles = tuple(_seeded(profile, self.link_seed) for profile in self.lab.profiles)
+        profiles = tuple(seeded(profile, self.link_seed) for profile in self.lab.profiles)
         return self.lab.model_copy(update={"profiles": profiles})
 
     @property
@@ -43,7 +41,9 @@ class PlayJob(Frozen):
         )
 
 
-def _seeded(profile: LinkProfile, seed: int) -> LinkProfile:
+def seeded(profile: LinkProfile, seed: int) -> LinkProfile:
+    """Return the profile with `seed` added to that of each pipe."""
+
     def moved(pipe: Pipe | None) -> Pipe | None:
         return pipe and pipe.model_copy(update={"seed": (pipe.seed + seed) % 2**63})
 

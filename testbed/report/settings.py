@@ -9,6 +9,7 @@ from testbed.report.collect import Group, Links
 from testbed.spec import Calibrated, Cell, Measured
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
+LIVE_VIRTUAL = "timing live: stages train over their links in the guest, torch and TCP together"
 CLOCKS = {
     "virtual": "virtual clock (user-mode Linux with time travel): exact times, whatever the machine does",
     "real": "real clock (this machine's)",
@@ -40,6 +41,8 @@ def settings_words(group: Group) -> str:
     lines += [f"compute {compute_words(cell)}"]
     if cell.timing == "played":
         lines += [f"{CLOCKS[cell.clock]}; {PLAYED}; {_codec_cost_words(cell)}"]
+    elif cell.clock == "virtual":
+        lines += [f"live on the {CLOCKS['virtual']}; {LIVE_VIRTUAL}; {_codec_cost_words(cell)}"]
     own = [
         f"{key} {', '.join(f'{codec} {value:g}' for codec, value in values.items())}"
         for key, values in group.own.items()

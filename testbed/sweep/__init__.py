@@ -13,7 +13,9 @@
 | `trainings` | trains each recipe once, without a network |
 | `calibration` | has durations measured once, and keeps them by content |
 | `executor` | runs programs side by side, one per core: tasks in, results out |
-| `controller` | makes the live runs: certify, train, certify, summarise |
+| `live_virtual` | makes live runs on the virtual clock: each in a guest of its own |
+| `inside` | is what runs in such a guest: lab, stages and who follows them |
+| `controller` | makes the live runs on the real clock: certify, train, certify, summarise |
 | `session` | holds the lab and the stage hosts of one network |
 | `expected_step` | is the step by which links are judged before a run has made one |
 | `environment` | holds the machine and describes it |

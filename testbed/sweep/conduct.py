@@ -12,7 +12,7 @@ from testbed.codecs.catalogue.placement import parse_placement
 from testbed.errors import TestbedError
 from testbed.results import Order, SweepRecord, TuningRecord
 from testbed.spec import Cell, Clock, Engine, Measured
-from testbed.sweep import controller, plan, playing, tune
+from testbed.sweep import controller, live_virtual, plan, playing, tune
 from testbed.sweep.means import Means
 from testbed.sweep.plan import Choice, Combination, Experiment
 from testbed.sweep.progress import SweepProgress
@@ -95,10 +95,10 @@ def missing_runs(
 def wanted_runs(cell: Cell, repeats: int) -> int:
     """Return how many runs a cell is to have.
 
-    Played on the virtual clock over links without chance, every run is the same, so one is enough; over links that draw
-    at random each run has another seed for its links, and there are LINK_SEEDS at least.
+    On the virtual clock, played or live, over links without chance, every run is the same, so one is enough. Over links
+    that draw at random each run has another seed for its links, and there are LINK_SEEDS at least.
     """
-    if cell.timing != "played":
+    if cell.timing == "live" and cell.clock == "real":
         return repeats
     if cell.by_chance:
         return max(repeats, LINK_SEEDS)
@@ -148,13 +148,19 @@ def untried(agenda: Agenda, folder: Path, *, again: bool = False) -> tuple[Cell,
 
 
 def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress) -> list[TestbedError]:
-    """Make runs, first those that are played; returns why some failed. See `playing` and `controller.run_cells`."""
+    """Make runs, first those that are played; returns why some failed. See `playing`, `live_virtual` and
+    `controller.run_cells`.
+    """
     played = [cell for cell in runs if cell.timing == "played"]
-    live = [cell for cell in runs if cell.timing == "live"]
+    in_guests = [cell for cell in runs if cell.timing == "live" and cell.clock == "virtual"]
+    live = [cell for cell in runs if cell.timing == "live" and cell.clock == "real"]
     failures: list[TestbedError] = []
     if played:
         with progress(played) as following:
             failures += playing.play_cells(played, folder, means, following)
+    if in_guests:
+        with progress(in_guests) as following:
+            failures += live_virtual.run_cells(in_guests, folder, means, following)
     if live:
         with progress(live) as following:
             own_pace = [cell for cell in live if isinstance(cell.compute, Measured) and not _measures(cell)]

@@ -12,10 +12,10 @@ class Means(NamedTuple):
     """The engine and the clock, and why they were taken."""
 
     engine: Engine
-    """Of live runs, and of played ones on the real clock."""
+    """Of runs on the real clock."""
     engine_reason: str
     clock: Clock
-    """Of played runs."""
+    """Of played runs, and of live ones whose codecs are to cost nothing."""
     clock_reason: str
     calibration: Calibration | None = None
     """Durations that were given, in place of this machine's."""

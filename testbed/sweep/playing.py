@@ -52,7 +52,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     Of the runs of one cell each has another seed for its links. On the virtual clock others may use the machine
     meanwhile; what is measured on its own clock has it alone.
     """
-    with hold_folder(folder), _kernel(means, progress) as kernel:
+    with hold_folder(folder), clock_kernel(means, progress) as kernel:
         trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
         failures, failed = list(trained.failures.values()), trained.failures.keys()
         runs = [cell for cell in runs if recipe_of(cell).id not in failed]
@@ -63,7 +63,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         cores = len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix=".played-", dir=folder) as aside:
             guest_kernel = kernel()
-            links = {} if guest_kernel is None else _certified(runs, guest_kernel, cores)
+            links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
             player = _Player(runs, folder, Path(aside), training, costs, links, progress)
             jobs = [player.job(number) for number in range(len(runs))]
             progress.note(f"playing {len(jobs)} runs")
@@ -80,7 +80,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
 
 
 @contextmanager
-def _kernel(means: Means, progress: SweepProgress) -> Iterator[Callable[[], GuestKernel | None]]:
+def clock_kernel(means: Means, progress: SweepProgress) -> Iterator[Callable[[], GuestKernel | None]]:
     """Have the guest kernel built, where it is missing, while other things go on; what is yielded waits for it."""
     if means.clock == "real" or vm.find_clock_kernel() is not None:
         yield lambda: vm.find_clock_kernel() if means.clock == "virtual" else None
@@ -138,7 +138,7 @@ def _noisy(costs: Sequence[StageCosts]) -> bool:
     return any(duration.noisy for duration in maths + codecs)
 
 
-def _certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[LinkProfile, Certificate]:
+def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[LinkProfile, Certificate]:
     """Certify every link of these runs on the virtual clock, where it is not certified yet."""
     links = list(dict.fromkeys(profile for cell in runs for profile in cell.links))
     return dict(zip(links, certify_virtual(links, kernel, guests=guests), strict=True))
@@ -244,11 +244,22 @@ class _Player:
         self, cell: Cell, played: Played, stages: Sequence[Sequence[StepRecord]]
     ) -> RunCertificates | None:
         """Return what was measured of the links: around the run, or on the virtual clock once for all."""
-        step = run_step(cell, stages, played.played_at_ns)
         if cell.clock == "virtual":
-            measured = [network_certificate(cell.topology, cell.links, self._links)]
-        else:
-            measured = [Certificate.model_validate(played.about[name]) for name in ("before", "after")]
+            return virtual_certificates(cell, self._links, stages, played.played_at_ns)
+        step = run_step(cell, stages, played.played_at_ns)
+        measured = [Certificate.model_validate(played.about[name]) for name in ("before", "after")]
         if step is not None:
             measured = [step.assess(certificate) for certificate in measured]
-        return RunCertificates(before=measured[0], after=measured[1] if len(measured) > 1 else None)
+        return RunCertificates(before=measured[0], after=measured[1])
+
+
+def virtual_certificates(
+    cell: Cell,
+    links: Mapping[LinkProfile, Certificate],
+    stages: Sequence[Sequence[StepRecord]],
+    played_at_ns: int | None,
+) -> RunCertificates:
+    """Return what was measured of a cell's links on the virtual clock, once for all, judged by the run's own step."""
+    certificate = network_certificate(cell.topology, cell.links, links)
+    step = run_step(cell, stages, played_at_ns)
+    return RunCertificates(before=certificate if step is None else step.assess(certificate), after=None)

@@ -31,7 +31,8 @@ def resolve_cell(
     `load` finds a profile by its name; who resolves many cells gives one that remembers.
 
     A file says `profile` where the cell has profiles, and may name a device where the cell has durations. `engine` is
-    that of the real clock, `clock` that of played cells. A live cell whose compute is `calibrated` is `measured`.
+    that of the real clock, `clock` that of played cells and of live ones whose codecs are to cost nothing. A live cell
+    whose compute is `calibrated` is `measured`.
     """
     content = dict(fields)
     if "profiles" in content:
@@ -57,10 +58,14 @@ def resolve_cell(
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
         own_pace = {"mode": "measured" if timing == "live" else "calibrated"}
-        virtual = timing == "played" and clock == "virtual"
-        means = {"engine": "netem" if virtual else engine, "clock": "virtual" if virtual else "real"}
+        # On the real clock a live cell's codecs cost what they cost; that they cost nothing is for the virtual one.
+        virtual = clock == "virtual" and (timing == "played" or content.get("codec_cost") == "zero")
+        means = {"engine": "netem" if virtual else engine, "clock": "real"}
         # What it costs on a device is filled in below, with the device's rates.
-        changes: dict[str, Any] = {"codec_cost": content.get("codec_cost", "host")}
+        changes: dict[str, Any] = {
+            "clock": "virtual" if virtual else "real",
+            "codec_cost": content.get("codec_cost", "host"),
+        }
         text = json.dumps({**content, **means, "compute": own_pace, "codec_cost": "host"})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import secrets
 import selectors
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,11 +15,13 @@ from typing import NamedTuple, Protocol
 
 from testbed import paths
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
+from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.play.job import seeded
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
 from testbed.records import DuringRecord, LabRecord, Sample
@@ -38,6 +41,15 @@ _MOMENTS = 1000
 _GRACE_S = 2.0
 """After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its
 cause."""
+
+
+Popen = Callable[..., "subprocess.Popen[bytes]"]
+StartIn = Callable[[Namespace], Popen]
+
+
+def start_in(namespace: Namespace) -> Popen:
+    """Return what starts programs in a namespace, as the invoking user; called like subprocess.Popen."""
+    return functools.partial(namespace.popen, user=paths.invoking_user())
 
 
 class Observer(Protocol):
@@ -66,25 +78,20 @@ class Session:
     during: DuringRecord | None = None
     """How late the machine made the links in the last run that ended well."""
 
-    def __init__(self, cell: Cell, engine_reason: str) -> None:
+    def __init__(self, cell: Cell, engine_reason: str, *, link_seed: int = 0, start: StartIn = start_in) -> None:
+        """`link_seed` is added to the seed of every pipe. `start` says how a stage host is started in a namespace."""
         self.network = network_of(cell)
         with ExitStack() as stack:
             spec = LabSpec(
                 topology=cell.topology,
-                profiles=cell.links,
+                profiles=tuple(seeded(profile, link_seed) for profile in cell.links),
                 nodes=cell.pipeline.stages,
                 engine=cell.engine,
                 engine_reason=engine_reason,
             )
             self.lab = stack.enter_context(Lab(spec))
             self.hosts = [
-                stack.enter_context(
-                    Host(
-                        functools.partial(node.namespace.popen, user=paths.invoking_user()),
-                        name=f"stage {node.index}",
-                    )
-                )
-                for node in self.lab.nodes
+                stack.enter_context(Host(start(node.namespace), name=f"stage {node.index}")) for node in self.lab.nodes
             ]
             for host in self.hosts:
                 host.wait_ready(_LOADING_S)

@@ -32,6 +32,8 @@ FOLDER = "trained"
 _MESSAGE: TypeAdapter[StepDone | EvaluationDone] = TypeAdapter(StepDone | EvaluationDone)
 _IMPORTS_BYTES = 450_000_000
 """Python, torch, transformers and what the allocator keeps back; seen with torch 2.13."""
+_STAGE_BYTES = 100_000_000
+"""What a stage's process has to itself besides its piece of the model."""
 _LAYER_VALUES = 16
 """Of hidden width per token, that a layer keeps for its backward pass: inputs of norms and of matrix products, queries,
 keys, values, residual sums."""
@@ -154,6 +156,15 @@ def predict_memory(recipe: Recipe) -> int:
         in_full = 1 if pipeline.recompute else held
         total += 4 * tokens * (in_full * kept + held * 2 * size.width)
     return total
+
+
+def predict_live_memory(recipe: Recipe) -> int:
+    """Predict the memory that training a recipe needs with a process for each stage, all of which share what they have
+    imported: every stage builds the whole model to take its piece, and has its own allocator.
+    """
+    size = workloads.workload_size(recipe.workload)
+    own = 4 * flops.parameters(size, range(size.layers)) + _STAGE_BYTES
+    return predict_memory(recipe) + (recipe.pipeline.stages - 1) * own
 
 
 def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], Tokens]) -> list[Task]:

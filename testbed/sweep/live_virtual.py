@@ -1,0 +1,198 @@
+"""Make live runs on the virtual clock: each in a guest of its own, with torch and TCP together inside.
+
+For training whose maths depends on the network: such a run repeats to the last bit and nanosecond, which no run on the
+real clock does. In the guest computing takes no time, so the cells' actions are paced and their codecs cost nothing.
+Inside are only the lab and the stages (`inside`); texts, certificates and summaries are made here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, Literal
+
+from testbed import paths, results
+from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
+from testbed.metrics import summarise
+from testbed.profiles import LinkProfile
+from testbed.records import Certificate, LabRecord
+from testbed.spec import Cell, WorkloadSpec, recipe_of
+from testbed.sweep import playing, trainings
+from testbed.sweep.controller import prepare_text
+from testbed.sweep.environment import describe_machine, hold_folder
+from testbed.sweep.executor import available_memory
+from testbed.sweep.inside import LiveRun, Told
+from testbed.sweep.means import Means
+from testbed.sweep.progress import SweepProgress
+from testbed.sweep.session import Tokens
+from testbed.units import format_size
+from testbed.vm.guest import Guest, start_guest
+from testbed.vm.kernel import GuestKernel
+
+_PROGRAM: Final = "testbed.sweep.inside"
+_GUEST_BYTES = 768 << 20
+"""Of the guest's memory, for its kernel, the files that it reads, and who follows the stages."""
+_SILENCE_S = 900.0
+"""How long a guest may say nothing, on this machine's clock: importing torch takes it 15 s, a step of a large model
+minutes."""
+_LOOK_S = 0.5
+_LAST_WORDS = 2000
+
+
+def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepProgress) -> list[TestbedError]:
+    """Make a run for each of `runs`, in their order, into `folder`; returns why some failed.
+
+    Of the runs of one cell each has another seed for its links. Ctrl-C ends it at once. CapabilityError before the
+    first run where this machine has too little memory for one of them.
+    """
+    failures: list[TestbedError] = []
+    with hold_folder(folder), playing.clock_kernel(means, progress) as kernel:
+        for cell in runs:
+            check_memory(cell)
+        texts: dict[WorkloadSpec, Tokens] = {}
+        for cell in runs:
+            if cell.workload not in texts:
+                texts[cell.workload] = prepare_text(cell.workload)
+        guest_kernel = kernel()
+        assert guest_kernel is not None  # live cells are on the virtual clock only where there is one
+        links = playing.certified(runs, guest_kernel, len(os.sched_getaffinity(0)))
+        seeds = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
+        for cell in runs:
+            seed, seeds[cell.id] = seeds[cell.id], seeds[cell.id] + 1
+            progress.begin(cell)
+            runner = _Runner(folder, cell, links, progress)
+            try:
+                runner.run(guest_kernel, texts[cell.workload], seed if cell.by_chance else 0)
+            except TestbedError as error:
+                runner.close("failed", error)
+                failures.append(error)
+            except BaseException as error:
+                runner.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
+                raise
+            else:
+                runner.close("ok", None)
+    return failures
+
+
+def guest_memory(cell: Cell) -> int:
+    """Return how much memory a cell's guest gets, in bytes: what its stages are predicted to need, and its own."""
+    asked = trainings.predict_live_memory(recipe_of(cell)) + _GUEST_BYTES
+    return -(-asked // (256 << 20)) * (256 << 20)
+
+
+def check_memory(cell: Cell) -> None:
+    """Raise CapabilityError where this machine has less free memory than the cell's guest is given."""
+    asked, free = guest_memory(cell), available_memory()
+    if asked > free:
+        raise CapabilityError(
+            f"cannot run {cell.id} live on the virtual clock: its guest needs {format_size(asked)} of memory as "
+            f"predicted, and {format_size(max(0, free))} are free; take a smaller model or batch, or fewer stages, or "
+            "end other programs"
+        )
+
+
+class _Runner:
+    """One run of one cell: fills its folder."""
+
+    def __init__(
+        self, folder: Path, cell: Cell, links: Mapping[LinkProfile, Certificate], progress: SweepProgress
+    ) -> None:
+        self._run, self._cell, self._links, self._progress = results.new_run(folder, cell), cell, links, progress
+        self._lab: LabRecord | None = None
+        results.write_json(self._run.folder / "environment.json", describe_machine())
+
+    def run(self, kernel: GuestKernel, tokens: Tokens, link_seed: int) -> None:
+        """Boot a guest that makes the run, and follow it to its end. StageError, or SpecError for what the user can
+        mend, where it fails.
+        """
+        with ExitStack() as stack:
+            aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-live-")))
+            order = LiveRun(
+                cell=self._cell,
+                link_seed=link_seed,
+                folder=str(self._run.folder.resolve()),
+                tokens=str(tokens.path.resolve()),
+                vocabulary=tokens.vocabulary,
+            )
+            (aside / "run.json").write_text(order.model_dump_json(), encoding="utf8")
+            words = stack.enter_context(os.fdopen(os.memfd_create("words"), "rb"))
+            reading, writing = os.pipe()
+            stack.callback(os.close, reading)
+            self._progress.phase("booting the guest")
+            try:
+                guest = stack.enter_context(
+                    start_guest(
+                        kernel,
+                        [sys.executable, "-m", _PROGRAM, str(aside / "run.json")],
+                        memory=f"{guest_memory(self._cell) >> 20}M",
+                        share=[self._run.folder],
+                        virtual_clock=True,
+                        stdout=writing,
+                        stderr=words.fileno(),
+                    )
+                )
+                told = self._follow(guest, reading)
+            finally:
+                os.close(writing)
+                for path in self._run.folder.iterdir():
+                    paths.give_to_user(path)
+            if told is None:
+                said = os.pread(words.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_LAST_WORDS:]
+                raise StageError(f"the guest of {self._cell.id} ended without a word: {said or 'no message'}")
+            if told.failed is not None:
+                raise (SpecError if told.by_user else StageError)(told.failed)
+
+    def _follow(self, guest: Guest, reading: int) -> Told | None:
+        """Note what the guest says until it has ended; returns its last word, None where that is missing."""
+        last: Told | None = None
+        text, heard_s = b"", time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(reading, selectors.EVENT_READ)
+            while True:
+                status = guest.poll()  # before looking: what it said last is then there to be read
+                if selector.select(0 if status is not None else _LOOK_S):
+                    text, heard_s = text + os.read(reading, 1 << 16), time.monotonic()
+                elif status is not None:
+                    return last
+                elif time.monotonic() - heard_s > _SILENCE_S:
+                    raise StageError(
+                        f"the guest of {self._cell.id} said nothing for {_SILENCE_S:.0f} s of this machine's time and "
+                        "was ended"
+                    )
+                *lines, text = text.split(b"\n")
+                for line in lines:
+                    told = Told.model_validate_json(line)
+                    self._note(told)
+                    last = told if told.ended or told.failed is not None else last
+
+    def _note(self, told: Told) -> None:
+        if told.phase is not None:
+            self._progress.phase(told.phase)
+        if told.lab is not None:
+            # How long building took says nothing on a clock that stood still.
+            self._lab = told.lab.model_copy(update={"build_seconds": 0.0})
+            results.write_json(self._run.folder / "lab.json", self._lab)
+        if told.step is not None:
+            self._progress.step(told.step)
+        if told.evaluated is not None:
+            self._progress.evaluated(told.evaluated)
+
+    def close(self, status: Literal["ok", "failed", "interrupted"], error: BaseException | None) -> None:
+        """Write the certificates and summary.json, the last file of a run, from what the other files hold."""
+        stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
+        certificates = None
+        if status == "ok":
+            played_at_ns = self._lab.played_at_ns if self._lab else None
+            certificates = playing.virtual_certificates(self._cell, self._links, stages, played_at_ns)
+            results.write_json(self._run.folder / "certificate.json", certificates)
+        message = None if error is None else str(error) or type(error).__name__
+        summary = summarise(self._cell, self._lab, certificates, stages, status=status, error=message)
+        results.write_json(self._run.folder / "summary.json", summary)
+        self._progress.end(self._cell, summary)

@@ -1,0 +1,94 @@
+"""Live runs on the virtual clock: what is refused before anything starts, and that a run repeats to the last byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.commands import sweep
+from testbed.errors import CapabilityError, SpecError, UserError
+from testbed.results import Run
+from testbed.spec import Cell, recipe_of
+from testbed.sweep import conduct, live_virtual, plan, trainings
+from tests.commands import Command
+
+PACED = ["compute.mode=paced", "compute.forward=10ms", "compute.backward=20ms", "compute.update=1ms"]
+LIVE = ["timing=live", "codec_cost=zero"]
+
+
+def agenda(folder: Path, *fields: str, clock: Any = "virtual", codec: str = "adaptive(5)") -> conduct.Agenda:
+    axes = {"codec": [codec], "profile": ["cable"]}
+    experiment = plan.load_experiment("default").model_copy(update={"axes": axes})
+    return conduct.make_agenda(experiment, "netem", plan.Choice(False, list(fields)), folder, clock=clock)
+
+
+def cell_of(folder: Path, *fields: str) -> Cell:
+    (cell,) = agenda(folder, *LIVE, *PACED, *fields).cells
+    return cell
+
+
+def test_a_live_cell_whose_codecs_cost_nothing_is_on_the_virtual_clock(tmp_path: Path) -> None:
+    cell = cell_of(tmp_path)
+    assert (cell.timing, cell.clock, cell.engine, cell.codec_cost) == ("live", "virtual", "netem", "zero")
+
+
+def test_computing_must_take_time_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="computing takes no time.*compute.mode = 'paced'"):
+        agenda(tmp_path, *LIVE)
+
+
+def test_on_the_real_clock_codecs_cannot_cost_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="codec_cost is 'zero'.*--clock virtual"):
+        agenda(tmp_path, *LIVE, *PACED, clock="real")
+
+
+def test_a_live_cell_is_not_silently_put_on_the_real_clock(tmp_path: Path) -> None:
+    asked = agenda(tmp_path, "timing=live", *PACED)
+    assert [cell.clock for cell in asked.cells] == ["real"]
+    sweep._check_clock(asked, "auto")
+    with pytest.raises(UserError, match="--clock virtual was asked for.*codec_cost = 'zero'"):
+        sweep._check_clock(asked, "virtual")
+
+
+def test_what_repeats_exactly_is_run_once_and_what_is_drawn_several_times(tmp_path: Path) -> None:
+    plain = cell_of(tmp_path)
+    lossy = plain.profiles[0].model_copy(update={"up": plain.profiles[0].up.model_copy(update={"loss": 0.01})})  # type: ignore[union-attr]
+    assert conduct.wanted_runs(plain, 5) == 1
+    assert conduct.wanted_runs(plain.model_copy(update={"profiles": (lossy,)}), 1) == conduct.LINK_SEEDS
+
+
+def test_memory_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = cell_of(tmp_path)
+    asked = live_virtual.guest_memory(cell)
+    assert asked > trainings.predict_memory(recipe_of(cell))
+    monkeypatch.setattr(live_virtual, "available_memory", lambda: asked)
+    live_virtual.check_memory(cell)
+    monkeypatch.setattr(live_virtual, "available_memory", lambda: asked - 1)
+    with pytest.raises(CapabilityError, match="its guest needs .* of memory as predicted"):
+        live_virtual.check_memory(cell)
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+@pytest.mark.timeout(1200)
+def test_an_adaptive_run_repeats_to_the_last_byte_and_nanosecond(tmp_path: Path) -> None:
+    """Two boots, into folders of other names: the same choices, losses, times, counters."""
+    runs: list[Run] = []
+    for name in ("first", "another"):
+        (tmp_path / name).mkdir()
+        with Command.standing(tmp_path / name, "netem") as command:
+            fields = [*LIVE[1:], *PACED, "pipeline.stages=2", "training.evaluate_every=0"]
+            asked = command.cell(*fields, steps=3, codec="adaptive(5)", profile="cable")
+            asked[asked.index("--engine") : asked.index("--engine") + 2] = ["--clock", "virtual"]
+            assert "cable" in command.finish(*asked, within_s=590)
+            runs.append(command.last()[0])
+            certificate = runs[-1].certificates
+            assert certificate is not None
+            assert (certificate.verdict, certificate.before.clock) == ("PASS", "virtual")
+    for records in ("steps-0.jsonl", "steps-1.jsonl", "counters.jsonl"):
+        first, another = ((run.folder / records).read_bytes() for run in runs)
+        assert first == another
+    choices = {sent.choice for step in runs[0].steps(0) for sent in step.sent}
+    assert len(choices - {None}) > 1
