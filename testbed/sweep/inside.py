@@ -166,7 +166,12 @@ def main() -> None:
             wait_until((time.monotonic_ns() // _GRID_NS + 1) * _GRID_NS)
             tokens = Tokens(Path(run.tokens), run.vocabulary)
             ended = session.train(
-                run.cell, tokens, Path(run.folder), _Teller(), Interrupt(lambda message: None), lambda lab: say(Told(lab=lab))
+                run.cell,
+                tokens,
+                Path(run.folder),
+                _Teller(),
+                Interrupt(lambda message: None),
+                lambda lab: say(Told(lab=lab)),
             )
         say(Told(ended=ended))
     except TestbedError as error:

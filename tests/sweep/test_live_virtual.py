@@ -35,12 +35,12 @@ def test_a_live_cell_whose_codecs_cost_nothing_is_on_the_virtual_clock(tmp_path:
 
 
 def test_computing_must_take_time_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="computing takes no time.*compute.mode = 'paced'"):
+    with pytest.raises(SpecError, match=r"computing takes no time.*compute.mode = 'paced'"):
         agenda(tmp_path, *LIVE)
 
 
 def test_on_the_real_clock_codecs_cannot_cost_nothing(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="codec_cost is 'zero'.*--clock virtual"):
+    with pytest.raises(SpecError, match=r"codec_cost is 'zero'.*--clock virtual"):
         agenda(tmp_path, *LIVE, *PACED, clock="real")
 
 
@@ -48,7 +48,7 @@ def test_a_live_cell_is_not_silently_put_on_the_real_clock(tmp_path: Path) -> No
     asked = agenda(tmp_path, "timing=live", *PACED)
     assert [cell.clock for cell in asked.cells] == ["real"]
     sweep._check_clock(asked, "auto")
-    with pytest.raises(UserError, match="--clock virtual was asked for.*codec_cost = 'zero'"):
+    with pytest.raises(UserError, match=r"--clock virtual was asked for.*codec_cost = 'zero'"):
         sweep._check_clock(asked, "virtual")
 
 
@@ -66,7 +66,7 @@ def test_memory_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked)
     live_virtual.check_memory(cell)
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked - 1)
-    with pytest.raises(CapabilityError, match="its guest needs .* of memory as predicted"):
+    with pytest.raises(CapabilityError, match=r"its guest needs .* of memory as predicted"):
         live_virtual.check_memory(cell)
 
 
