@@ -40,6 +40,24 @@ training = {{ steps = 30, warmup_steps = 1, seed = 0, evaluate_every = 15 }}
 """
 """A small sweep, to be filled in. gpt2-nano, 30 steps, 3 stages."""
 
+PLAYED_EXPERIMENT = """
+question = "Is it played?"
+engine = "auto"
+live_checks = 0
+[cell]
+topology = "star"
+codec_cost = "zero"
+compute = { mode = "paced", forward = "20ms", backward = "40ms" }
+workload = { model = "gpt2-nano", text = "bundled", sequence_length = 32, batch_size = 8, validation_batches = 1 }
+pipeline = { stages = 2, microbatches = 2, schedule = "1f1b", in_flight = 2 }
+optimiser = { learning_rate = 1e-3, weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999, clip_norm = 1.0 }
+training = { steps = 3, warmup_steps = 1, seed = 0, evaluate_every = 3 }
+[axes]
+profile = ["datacenter", "consumer-80mbps"]
+codec = ["fp32"]
+"""
+"""A small sweep that is played: two networks, 3 steps, durations that are stated."""
+
 
 class Command:
     """Run `python -m testbed ...` in a folder of its own; all its processes carry a mark in their environment."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from testbed.vm import GuestKernel
 
 _CALIBRATION_S = 30.0
 """The longest that durations are measured; what does not agree by then is marked noisy."""
+_ASIDE = ".played-"
 Training = Sequence[Sequence[StepRecord]]
 
 
@@ -53,6 +55,8 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     meanwhile; what is measured on its own clock has it alone.
     """
     with hold_folder(folder), clock_kernel(means, progress) as kernel:
+        for left in folder.glob(f"{_ASIDE}*"):  # by a sweep that was killed: we hold the folder
+            shutil.rmtree(left, ignore_errors=True)
         trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
         failures, failed = list(trained.failures.values()), trained.failures.keys()
         runs = [cell for cell in runs if recipe_of(cell).id not in failed]
@@ -61,7 +65,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
         costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress)
         cores = len(os.sched_getaffinity(0))
-        with tempfile.TemporaryDirectory(prefix=".played-", dir=folder) as aside:
+        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
             guest_kernel = kernel()
             links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
             player = _Player(runs, folder, Path(aside), training, costs, links, progress)

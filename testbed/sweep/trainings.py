@@ -94,6 +94,7 @@ def train_missing(
     for recipe in wanted.values():
         check_trainable(recipe)
     home = folder / FOLDER
+    _sweep_up(home)
     missing = [recipe for recipe in wanted.values() if not is_trained(home / recipe.id)]
     failures: dict[str, TestbedError] = {}
     if missing:
