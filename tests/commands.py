@@ -20,6 +20,10 @@ SMALL = [
     "workload.sequence_length=32",
     "workload.batch_size=8",
     "workload.validation_batches=1",
+    # Stated, so that nothing is calibrated.
+    "compute.mode=paced",
+    "compute.forward=2ms",
+    "compute.backward=4ms",
 ]
 
 EXPERIMENT = """
@@ -28,7 +32,7 @@ engine = "auto"
 {head}
 [cell]
 topology = "star"
-compute.mode = "calibrated"
+compute = {compute}
 timing = "live"
 workload = {{ model = "gpt2-nano", text = "bundled", sequence_length = 32, batch_size = 8, validation_batches = 1 }}
 pipeline = {{ stages = 3, microbatches = 4, schedule = "1f1b", in_flight = 4 }}
@@ -57,6 +61,15 @@ profile = ["datacenter", "consumer-80mbps"]
 codec = ["fp32"]
 """
 """A small sweep that is played: two networks, 3 steps, durations that are stated."""
+
+PACED = '{ mode = "paced", forward = "2ms", backward = "4ms" }'
+"""Stated durations, so that nothing is calibrated."""
+
+STATED = [
+    *("--live-checks", "0", "--set", "codec_cost=zero"),
+    *("--set", "compute.mode=paced", "--set", "compute.forward=2ms", "--set", "compute.backward=4ms"),
+]
+"""Flags of a played sweep whose durations do not matter: nothing is calibrated, and nothing run live beside it."""
 
 
 class Command:
@@ -113,9 +126,11 @@ class Command:
         assert self.left() == {}
         return output
 
-    def write_experiment(self, head: str, axes: str) -> Path:
+    def write_experiment(self, head: str, axes: str, compute: str = PACED) -> Path:
         """Put EXPERIMENT into this folder as sweep.toml; where its results will be."""
-        (self.folder / "sweep.toml").write_text(EXPERIMENT.format(head=head, axes=axes), encoding="utf8")
+        (self.folder / "sweep.toml").write_text(
+            EXPERIMENT.format(head=head, axes=axes, compute=compute), encoding="utf8"
+        )
         return self.folder / "results" / self.folder.name
 
     def left(self) -> dict[int, str]:

@@ -3,7 +3,7 @@
 TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
 
 No test is decided by a time on the real clock, which says how busy the machine is. What is decided by time is marked
-`virtual_clock`; net/test_guest.py runs it, and all that is marked `netem`, in one guest.
+`virtual_clock`; net/test_in_guest.py runs it, and all that is marked `netem`, in one guest.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _try_virtual_clock() -> None:
     from tests.labs import on_a_virtual_clock
 
     if not on_a_virtual_clock():
-        raise OSError("it is decided by time; tests/net/test_guest.py runs it in a guest")
+        raise OSError("it is decided by time; tests/net/test_in_guest.py runs it in a guest")
 
 
 # Examples are drawn at random where people work, and are the same every time where a red build would only be noise.

@@ -18,7 +18,7 @@ from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.table import CODECS
 from testbed.spec import Cell
 from testbed.sweep import plan
-from tests.commands import Command
+from tests.commands import STATED, Command
 
 NAME = "codec_quality"
 FOLDER = Command.shipped / NAME
@@ -67,11 +67,11 @@ def test_aqsgd_meets_its_examples_again_and_so_does_what_it_is_compared_with() -
     assert not [cell for cell in cells if "aqsgd" in _parts(cell) and cell not in again]
 
 
-@pytest.mark.root
+@pytest.mark.clock_kernel
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_quick_form_runs_and_its_figures_are_drawn(command: Command, tmp_path: Path) -> None:
-    command.finish("sweep", NAME, "--quick", "--engine", command.engine)
+    command.finish("sweep", NAME, "--quick", *STATED)
     home = tmp_path / "results" / NAME
     runs = [run for cell in results.last_sweep(home).cells if (run := results.finished(home, cell)) is not None]
     asked = plan.apply_choice(plan.load_experiment(NAME), plan.Choice(quick=True))

@@ -16,7 +16,7 @@ import pytest
 from testbed.codecs.catalogue import placement
 from testbed.report import experiments
 from testbed.sweep import plan
-from tests.commands import Command
+from tests.commands import STATED, Command
 
 NAME = "subspace_80mbps"
 FOLDER = Command.shipped / NAME
@@ -56,11 +56,11 @@ def test_every_codec_but_fp32_sends_an_eighth_of_it() -> None:
         assert nominal == pytest.approx(32 if codec == "fp32" else 4, rel=0.07), codec
 
 
-@pytest.mark.root
+@pytest.mark.clock_kernel
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_quick_form_and_its_figures(command: Command, tmp_path: Path) -> None:
-    command.finish("sweep", NAME, "--quick", "--engine", command.engine)
+    command.finish("sweep", NAME, "--quick", *STATED)
     results, output = tmp_path / "results" / NAME, tmp_path / "figures"
     said = _figures(results, output)
 

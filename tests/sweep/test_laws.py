@@ -115,7 +115,7 @@ def laws(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     variants = "\n".join(f"  {variant}," for network in networks for variant in network.variants())
     with Command.standing(tmp_path_factory.mktemp("laws"), request.param) as command:
         (command.folder / "mycodecs.py").write_text(_OWN_CODECS, encoding="utf8")
-        folder = command.write_experiment(f"variants = [\n{variants}\n]", "")
+        folder = command.write_experiment(f"variants = [\n{variants}\n]", "", '{ mode = "calibrated" }')
         broken = any(codec in _BROKEN for network in networks for codec in network.codecs)
         output = command.finish("sweep", "sweep.toml", "--engine", command.engine, status=int(broken), within_s=800)
         assert "Traceback" not in output

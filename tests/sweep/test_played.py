@@ -13,9 +13,8 @@ from tests.commands import Command, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel, pytest.mark.timeout(600)]
 
-_FIELDS = ("pipeline.stages=2", "training.steps=6", "training.evaluate_every=3", 'compute.mode="paced"')
-_PACE = ('compute.forward="2ms"', 'compute.backward="4ms"')
-_SMALL = [part for field in (*_FIELDS, *_PACE) for part in ("--set", field)]
+_FIELDS = ("pipeline.stages=2", "training.steps=6", "training.evaluate_every=3")
+_SMALL = [part for field in _FIELDS for part in ("--set", field)]
 
 
 class Played(NamedTuple):
