@@ -7,6 +7,7 @@ they keep their losses and take no time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -96,16 +97,23 @@ def _codec_ns(cell: Cell, stage: int, costs: StageCosts | None) -> tuple[dict[Di
     encode, decode = dict.fromkeys(_WAYS, 0), dict.fromkeys(_WAYS, 0)
     if cell.codec_rates is not None:
         rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
-        codecs = placement.parse_placement(cell.codec)
         workload, parts = cell.workload, cell.pipeline.microbatches * cell.pipeline.accumulation
         shape = (workload.batch_size // parts, workload.sequence_length, models.hidden_width(workload))
         for way in _WAYS:
             ahead, behind = (stage, stage - 1) if way == "forward" else (stage - 1, stage)
             if 0 <= ahead < cell.pipeline.stages - 1:
-                encode[way] = device_codec_ns(codecs.at(ahead, way), way, shape, rates)[0]
+                encode[way] = _device_ns(cell.codec, ahead, way, shape, rates)[0]
             if 0 <= behind < cell.pipeline.stages - 1:
-                decode[way] = device_codec_ns(codecs.at(behind, way), way, shape, rates)[1]
+                decode[way] = _device_ns(cell.codec, behind, way, shape, rates)[1]
     return encode, decode
+
+
+@functools.cache
+def _device_ns(
+    codec: str, boundary: int, way: Direction, shape: tuple[int, ...], rates: DeviceRates
+) -> tuple[int, int]:
+    # The cells of a sweep ask for the same few over and over.
+    return device_codec_ns(placement.parse_placement(codec).at(boundary, way), way, shape, rates)
 
 
 def steps_to_play(cell: Cell, training: Sequence[Sequence[StepRecord]]) -> list[list[StepRecord]]:
