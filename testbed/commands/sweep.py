@@ -212,6 +212,7 @@ def _sweep(
     from testbed import results as stored
     from testbed.commands import planned
     from testbed.report import collect, tables
+    from testbed.report.conclusions import conclusions
     from testbed.sweep import conduct
 
     folder = results / folder_name
@@ -229,7 +230,11 @@ def _sweep(
         out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
     stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
-    out.print(tables.terminal_table(collect.latest(folder, [cell.id for cell in agenda.cells])))
+    made = collect.latest(folder, [cell.id for cell in agenda.cells])
+    out.print(tables.terminal_table(made))
+    for group in collect.groups(collect.read_runs(made)):
+        for sentence in conclusions(group)[:1]:
+            out.print(sentence, markup=False, highlight=False, soft_wrap=True)
     failures += _check_live(agenda, means, folder, engine)
     if report:
         _report(folder, folder / "report.html")

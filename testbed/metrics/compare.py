@@ -20,7 +20,7 @@ import numpy as np
 from testbed.metrics import statistics
 from testbed.metrics.curves import LossPoint, loss_curve, validation_curve
 from testbed.metrics.statistics import IntervalEstimate
-from testbed.metrics.steps import align, steady
+from testbed.metrics.steps import align, counted
 from testbed.records import StepRecord
 from testbed.spec import Cell
 
@@ -39,14 +39,20 @@ class RunSteps(NamedTuple):
     """The duration of each measured step in the steady state, in order."""
     train: tuple[LossPoint, ...]
     validation: tuple[LossPoint, ...]
+    exact: bool = False
+    """Whether another run would have the same times: it was made on the virtual clock."""
 
 
-def run_steps(cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]]) -> RunSteps:
-    """Take what a comparison needs from the records of a run that ended well. `stages` as for `summarise`."""
-    seconds = tuple(step.seconds / cell.compute.dilation for step in steady(align(stages)))
-    return RunSteps(
-        cell.training.seed, number, seconds, tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages))
-    )
+def run_steps(
+    cell: Cell, number: int, stages: Sequence[Sequence[StepRecord]], steady_from: int | None = None
+) -> RunSteps:
+    """Take what a comparison needs from the records of a run that ended well. `stages` and `steady_from` as for
+    `summarise`.
+    """
+    chosen = counted(align(stages), steady_from)
+    seconds = tuple(step.seconds / cell.compute.dilation for step in chosen)
+    train, validation = tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages))
+    return RunSteps(cell.training.seed, number, seconds, train, validation, exact=cell.clock == "virtual")
 
 
 class CodecComparison(NamedTuple):
@@ -55,7 +61,8 @@ class CodecComparison(NamedTuple):
     speed_up: IntervalEstimate | None
     """How many times as fast as the baseline; None without a pair of runs that have measured steps."""
     separable: bool
-    """Whether the interval of the speed-up excludes 1 (and a single pair differs by more than `RUN_TO_RUN`)."""
+    """Whether the interval of the speed-up excludes 1 (and a single pair differs by more than `RUN_TO_RUN`, but on the
+    virtual clock, where runs do not differ)."""
     loss_difference: IntervalEstimate | None
     """Difference vs the baseline in nats per token; None without a seed that both evaluated at one step."""
     loss_separable: bool
@@ -83,7 +90,7 @@ def compare(ours: Sequence[RunSteps], baseline: Sequence[RunSteps]) -> CodecComp
     pairs = paired(ours, baseline)
     speed_up, loss = _speed_up(pairs), _loss_difference(pairs)
     separable = speed_up is not None and speed_up.interval is not None and not speed_up.interval.holds(1.0)
-    if speed_up is not None and len(pairs) == 1:
+    if speed_up is not None and len(pairs) == 1 and not all(run.exact for pair in pairs for run in pair):
         separable = separable and abs(speed_up.value - 1) > RUN_TO_RUN
     return CodecComparison(
         speed_up=speed_up,

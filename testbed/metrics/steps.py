@@ -132,3 +132,12 @@ def steady(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
     """Return the steps of a run that count for its times."""
     chosen = measured(steps)
     return chosen[first_steady([step.seconds for step in chosen]) :]
+
+
+def counted(steps: Sequence[PipelineStep], steady_from: int | None) -> list[PipelineStep]:
+    """Return the steps of a run that count for its times; `steady_from` is the step from which a player has proved that
+    all repeat, so that nothing has to be estimated.
+    """
+    if steady_from is not None and (chosen := [step for step in measured(steps) if step.number >= steady_from]):
+        return chosen
+    return steady(steps)

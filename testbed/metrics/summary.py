@@ -12,8 +12,7 @@ from testbed.metrics import statistics
 from testbed.metrics.contention import stray_share
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
-from testbed.metrics.steps import PipelineStep, align
-from testbed.metrics.steps import steady as steady_steps
+from testbed.metrics.steps import PipelineStep, align, counted
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
@@ -65,9 +64,7 @@ def summarise(
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
-    chosen = steady_steps(steps)
-    if steady is not None:  # proved, so nothing has to be estimated
-        chosen = [step for step in train if step.number >= steady[0] and not step.warmup] or chosen
+    chosen = counted(steps, None if steady is None else steady[0])
     moved = traffic(chosen)
     dilation = cell.compute.dilation
     seconds = np.array([step.seconds for step in chosen]) / dilation

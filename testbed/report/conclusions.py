@@ -38,10 +38,40 @@ def _differing(group: Group) -> list[str]:
 
 
 def conclusions(group: Group) -> list[str]:
-    """Return the sentences at the top of a report, the most important first."""
+    """Return the sentences at the top of a report: the answer, then what it is made of."""
+    answer = [sentence for sentence in (_answer(group),) if sentence]
     times = [sentence for network in group.networks if (sentence := _time(group, network))]
     more = (_bytes, _twins, _loss, _without, _controls, _choices, _ideal, _busy, _overruns, _unmeasured)
-    return times + [sentence for make in more if (sentence := make(group))]
+    return answer + times + [sentence for make in more if (sentence := make(group))]
+
+
+def _answer(group: Group) -> str | None:
+    """Name the codec that is fastest over each network, or over how many networks one is faster at all."""
+    best: dict[str, tuple[float, str]] = {}
+    asked = [network for network in group.networks if group.baseline(network) and len(group.finished(network)) > 1]
+    for network in asked:
+        for entry in group.finished(network):
+            compared = group.compared(network, entry)
+            if compared is None or compared.speed_up is None or not compared.separable or not entry.sound:
+                continue
+            if (ratio := compared.speed_up.value) > best.get(network, (1.0, ""))[0]:
+                best[network] = ratio, entry.cell.codec
+    if not asked:
+        return None
+    if len(asked) > _NAMED:
+        if not best:
+            return f"Over none of {len(asked)} networks a codec makes a step clearly faster than fp32's."
+        network = max(best, key=lambda name: best[name][0])
+        ratio, codec = best[network]
+        return (
+            f"Over {len(best)} of {len(asked)} networks a codec makes a step faster than fp32's, at most "
+            f"{ratio:.2f} times ({codec} over {network})."
+        )
+    named = [f"over {network} {codec}, {ratio:.2f} times as fast as fp32" for network, (ratio, codec) in best.items()]
+    rest = [network for network in asked if network not in best]
+    parts = [f"{_join(named)}"] if named else []
+    parts += [f"over {_join(rest)} none is clearly faster than fp32"] if rest else []
+    return f"Fastest codec: {'; '.join(parts)}."
 
 
 def _time(group: Group, network: str) -> str | None:

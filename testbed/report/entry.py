@@ -161,8 +161,13 @@ class Entry:
     def steps(self) -> tuple[RunSteps, ...]:
         """Step times and loss curves of each good run."""
         return tuple(
-            run_steps(cell, run.number, [run.steps(stage) for stage in range(cell.pipeline.stages)])
-            for run, cell, _ in self.good
+            run_steps(
+                cell,
+                run.number,
+                [run.steps(stage) for stage in range(cell.pipeline.stages)],
+                None if summary is None else summary.steady_from,
+            )
+            for run, cell, summary in self.good
         )
 
     @cached_property

@@ -19,5 +19,7 @@ class Means(NamedTuple):
     clock_reason: str
     calibration: Calibration | None = None
     """Durations that were given, in place of this machine's."""
+    calibration_s: float = 30.0
+    """The longest that durations are measured before cells are played."""
     recalibrate: bool = False
     """Whether durations are measured anew."""

@@ -32,7 +32,7 @@ from testbed.play.steady import extended
 from testbed.play.trace import Trace
 from testbed.process import start_program
 from testbed.profiles import LinkProfile
-from testbed.records import Calibration, Certificate, LabRecord, RunCertificates, StageCosts, StepRecord
+from testbed.records import Calibration, Certificate, LabRecord, RunCertificates, StageCosts, StepRecord, Summary
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
 from testbed.sweep.calibration import calibrate
@@ -42,8 +42,6 @@ from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
 from testbed.vm import GuestKernel
 
-_CALIBRATION_S = 30.0
-"""The longest that durations are measured; what does not agree by then is marked noisy."""
 _ASIDE = ".played-"
 Training = Sequence[Sequence[StepRecord]]
 
@@ -58,19 +56,24 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         for left in folder.glob(f"{_ASIDE}*"):  # by a sweep that was killed: we hold the folder
             shutil.rmtree(left, ignore_errors=True)
         trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
-        failures, failed = list(trained.failures.values()), trained.failures.keys()
-        runs = [cell for cell in runs if recipe_of(cell).id not in failed]
+        for number, cell in enumerate(runs):
+            if (error := trained.failures.get(recipe_of(cell).id)) is not None:
+                progress.begin(cell, number)
+                progress.end(cell, _fail(results.new_run(folder, cell), cell, error))
+        failures = list(trained.failures.values())
+        numbers = [number for number, cell in enumerate(runs) if recipe_of(cell).id not in trained.failures]
+        runs = [runs[number] for number in numbers]
         if not runs:
             return failures
         training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
-        costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress)
+        costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, means.calibration_s)
         cores = len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
             guest_kernel = kernel()
             links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
-            player = _Player(runs, folder, Path(aside), training, costs, links, progress)
+            player = _Player(runs, numbers, folder, Path(aside), training, costs, links, progress)
             jobs = [player.job(number) for number in range(len(runs))]
-            progress.note(f"playing {len(jobs)} runs")
+            progress.note(f"playing {len(jobs)} run{'s' * (len(jobs) != 1)}")
             with hold_machine() if means.clock == "real" else nullcontext():
                 play_jobs(
                     jobs,
@@ -108,20 +111,22 @@ def clock_kernel(means: Means, progress: SweepProgress) -> Iterator[Callable[[],
 
 
 def measured_costs(
-    cells: Iterable[Cell], folder: Path, means: Means, progress: SweepProgress
+    cells: Iterable[Cell], folder: Path, means: Means, progress: SweepProgress, budget_s: float
 ) -> dict[str, tuple[StageCosts, ...]]:
-    """Return what the stages of these cells' recipes cost, by its id; what is not known is measured now.
+    """Return what the stages of these cells' recipes cost, by its id; what is not known is measured now, for `budget_s`
+    at most, and what does not agree by then is marked noisy. Nothing is measured where that is 0.
 
     They are kept in the result folder too, beside those of earlier sweeps.
     """
     needed = {recipe.id: recipe for recipe in map(recipe_of, cells)}
     if not needed:
         return {}
-    progress.note("measuring how long the actions take, alone on one core, where that is not known yet")
+    if budget_s:
+        progress.note("measuring how long actions take, alone on one core, where that is not known yet")
     found = calibrate(
         needed.values(),
         prepare=prepare_text,
-        budget_s=_CALIBRATION_S,
+        budget_s=budget_s,
         again=means.recalibrate,
         given=means.calibration,
     )
@@ -148,12 +153,21 @@ def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[Li
     return dict(zip(links, certify_virtual(links, kernel, guests=guests), strict=True))
 
 
+def _fail(run: results.Run, cell: Cell, error: TestbedError) -> Summary:
+    """Write down that a run has failed."""
+    stages: list[list[StepRecord]] = [[] for _ in range(cell.pipeline.stages)]
+    summary = summarise(cell, None, None, stages, status="failed", error=str(error))
+    results.write_json(run.folder / "summary.json", summary)
+    return summary
+
+
 class _Player:
     """Makes jobs of runs, and runs of what was played."""
 
     def __init__(
         self,
         runs: Sequence[Cell],
+        numbers: Sequence[int],
         folder: Path,
         aside: Path,
         training: Mapping[str, Training],
@@ -161,9 +175,10 @@ class _Player:
         links: Mapping[LinkProfile, Certificate],
         progress: SweepProgress,
     ) -> None:
-        """`links`: what was certified on the virtual clock. `aside`: where the player's results lie until they are
-        records.
+        """`numbers`: what `progress` calls the runs. `links`: what was certified on the virtual clock. `aside`: where
+        the player's results lie until they are records.
         """
+        self._numbers = numbers
         self._runs, self._folder, self._aside, self._progress = runs, folder, aside, progress
         self._training, self._costs, self._links = training, costs, links
         self._traces: dict[Path, Trace] = {}
@@ -212,18 +227,14 @@ class _Player:
         if progress.outcome is None:
             return
         cell = self._runs[progress.job]
-        self._progress.begin(cell, progress.job)
+        self._progress.begin(cell, self._numbers[progress.job])
         run = results.new_run(self._folder, cell)
         results.write_json(run.folder / "environment.json", self._machine)
         try:
             self._keep(run, cell, progress.outcome)
         except TestbedError as error:
             self.failures.append(error)
-            summary = summarise(
-                cell, None, None, [[] for _ in range(cell.pipeline.stages)], status="failed", error=str(error)
-            )
-            results.write_json(run.folder / "summary.json", summary)
-            self._progress.end(cell, summary)
+            self._progress.end(cell, _fail(run, cell, error))
 
     def _keep(self, run: results.Run, cell: Cell, outcome: Outcome) -> None:
         if outcome.output is None:
