@@ -18,6 +18,8 @@ import pytest
 from testbed import results, vm
 from tests.commands import PLAYED_EXPERIMENT, Command, outside
 
+MOMENTS = int(os.environ.get("TESTBED_KILLS", "3"))
+"""How many moments are tried: each takes a minute."""
 pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel, pytest.mark.timeout(600)]
 
 VICTIMS = ("the program", "the guest", "a program of ours")
@@ -113,7 +115,7 @@ def temporary_names(folder: Path) -> list[str]:
     return [str(name) for name in names if name.suffix == ".part" or any(part.startswith(".") for part in name.parts)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(MOMENTS))
 @pytest.mark.usefixtures("adopting")
 def test_kill(tmp_path: Path, undisturbed: Undisturbed, seed: int) -> None:
     chance = random.Random(seed)
