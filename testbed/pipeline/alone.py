@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import resource
 import shutil
 import sys
 import threading
@@ -387,7 +386,7 @@ def train_alone(job: AloneJob, report: Callable[[StepDone | EvaluationDone], Non
             recipe=job.recipe,
             ended=_without_budget(ended),
             seconds=round(time.monotonic() - began, 3),
-            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_memory_bytes=_peak_memory_bytes(),
             taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         results.write_json(draft / "training.json", record)
@@ -397,6 +396,15 @@ def train_alone(job: AloneJob, report: Callable[[StepDone | EvaluationDone], Non
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return record
+
+
+def _peak_memory_bytes() -> int:
+    """Return the most memory that this process has held.
+
+    getrusage would count what its parent held when it was started.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) * 1024
 
 
 def _without_budget(ended: Ended) -> Literal["steps", "target"]:
