@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from testbed import results
 from testbed.codecs.catalogue.placement import parse_placement
@@ -26,7 +27,8 @@ Network = Callable[[Cell], Hashable]
 """What cells must agree in to share a lab (`session.network_of`)."""
 
 
-class Agenda(NamedTuple):
+@dataclass(frozen=True)
+class Agenda:
     """What an experiment asks for, and what of it is known."""
 
     experiment: Experiment
@@ -41,7 +43,7 @@ class Agenda(NamedTuple):
     tuning: TuningRecord | None
     """The choice among them; None before it was made."""
 
-    @property
+    @cached_property  # a sweep of two thousand cells takes seconds to resolve
     def cells(self) -> tuple[Cell, ...]:
         """The cells of the sweep, each once. Before tuning they have the first value that will be tried."""
         points, asked = self.combinations, self.experiment.tune
@@ -189,7 +191,7 @@ def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgres
 
     record = tune.settle(agenda.experiment.tune, agenda.trials, loss_of)
     results.write_json(folder / "tuning.json", record)
-    return agenda._replace(tuning=record)
+    return replace(agenda, tuning=record)
 
 
 def sweep_record(agenda: Agenda, command: str) -> SweepRecord:

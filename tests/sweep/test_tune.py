@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def settled(folder: Path, losses: dict[tuple[str, float, int], float | None], **
         for cell in trial.cells
     }
     assert made.experiment.tune is not None
-    return made._replace(tuning=tune.settle(made.experiment.tune, made.trials, of_cell.__getitem__))
+    return dataclasses.replace(made, tuning=tune.settle(made.experiment.tune, made.trials, of_cell.__getitem__))
 
 
 def test_every_arm_tries_every_value_with_the_same_seeds_over_one_network(tmp_path: Path) -> None:
