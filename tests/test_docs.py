@@ -1,4 +1,4 @@
-"""Pages that are drawn from tables: none is stale, and one that is gets named and drawn anew."""
+"""Pages that are generated from tables: none is stale, and one that is gets named and generated anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.errors import UserError
 
 
 def test_no_page_is_stale() -> None:
-    assert [str(path.relative_to(docs.ROOT)) for path in docs.stale_pages()] == [], "run python -m testbed docs"
+    assert [str(path.relative_to(docs.ROOT)) for path, _ in docs.stale_pages()] == [], "run python -m testbed docs"
 
 
 def test_every_codec_and_module_is_listed() -> None:
@@ -36,16 +36,16 @@ def test_every_folder_lists_its_modules() -> None:
     assert unlisted == []
 
 
-def test_a_stale_page_is_named_and_drawn_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_page_is_named_and_generated_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     monkeypatch.setattr(docs, "ROOT", tmp_path)
     with pytest.raises(UserError, match="no checkout"):
-        docs.stale_pages()
+        list(docs.stale_pages())
     (tmp_path / "pyproject.toml").touch()
     whole = tmp_path / "whole.md"
     monkeypatch.setattr(docs, "_whole_pages", lambda: {"whole.md": lambda: "all of it\n"})
-    page.write_text("by hand\n<!-- drawn: codecs -->\nold\n<!-- drawn: end -->\nby hand too\n", encoding="utf8")
+    page.write_text("by hand\n<!-- generated: codecs -->\nold\n<!-- end -->\nby hand too\n", encoding="utf8")
     told = CliRunner().invoke(app, ["docs", "--check"])
     assert told.exit_code == 1
     assert "docs/page.md is stale" in told.stdout
@@ -53,12 +53,7 @@ def test_a_stale_page_is_named_and_drawn_anew(tmp_path: Path, monkeypatch: pytes
     assert not whole.exists()
     assert CliRunner().invoke(app, ["docs"]).exit_code == 0
     text = page.read_text(encoding="utf8")
-    assert text.startswith("by hand\n<!-- drawn: codecs -->\n| codec |")
-    assert text.endswith("|\n<!-- drawn: end -->\nby hand too\n")
+    assert text.startswith("by hand\n<!-- generated: codecs -->\n| codec |")
+    assert text.endswith("|\n<!-- end -->\nby hand too\n")
     assert whole.read_text(encoding="utf8") == "all of it\n"
     assert CliRunner().invoke(app, ["docs", "--check"]).exit_code == 0
-
-
-def test_a_part_that_nothing_draws_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"page\.md has a part 'profils'.*known: codecs"):
-        docs.fill_parts("<!-- drawn: profils -->\n<!-- drawn: end -->\n", {"codecs": lambda: ""}, "page.md")

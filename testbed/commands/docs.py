@@ -1,13 +1,12 @@
-"""The command that draws what stands in Markdown from the tables that it describes.
+"""The command that generates what stands in Markdown from the tables and CSVs that it describes.
 
-A page is drawn whole, or it is written by hand with drawn parts between two comments, `<!-- drawn: NAME -->` and
-`<!-- drawn: end -->`.
+A page is generated whole, or written by hand with generated blocks (testbed/report/blocks.py). Those of an experiment's
+README come from its figures.py, and its claims.csv with them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,6 @@ from testbed.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 """The checkout; an installed package has no pages."""
-_PART = re.compile(r"(<!-- drawn: (?!end)(?P<name>[\w-]+) -->\n).*?(<!-- drawn: end -->\n)", re.DOTALL)
 
 
 def docs(
@@ -27,39 +25,59 @@ def docs(
         bool, typer.Option("--check", help="Write nothing; name the pages that are stale, with exit status 1.")
     ] = False,
 ) -> None:
-    """Draw the pages and tables that stand in Markdown: of profiles, devices, exported tables and codecs."""
-    stale = stale_pages()
-    for path, text in stale.items():
+    """Generate the pages and tables that stand in Markdown: profiles, devices, exported tables, codecs, experiments
+    and claims.
+    """
+    stale = False
+    for path, text in stale_pages():
+        stale = True
         if not check:
-            path.write_text(text, encoding="utf8")
+            path.write_text(text, encoding="utf8", newline="")
             paths.give_to_user(path)
-        out.print(f"{path.relative_to(ROOT)} {'is stale' if check else 'drawn'}", highlight=False, soft_wrap=True)
+        out.print(f"{path.relative_to(ROOT)} {'is stale' if check else 'generated'}", highlight=False, soft_wrap=True)
     if not stale:
-        out.print("every page is as it is drawn")
+        out.print("every page is as it is generated")
     elif check:
-        out.print("python -m testbed docs draws them", highlight=False)
+        out.print("python -m testbed docs generates them", highlight=False)
         raise typer.Exit(1)
 
 
-def stale_pages() -> dict[Path, str]:
-    """Return the pages that differ from what is drawn, each with its new text. UserError where there is no checkout."""
+def stale_pages() -> Iterator[tuple[Path, str]]:
+    """Yield the pages that differ from what is generated, each with its new text. UserError where there is no checkout.
+
+    Each page is generated when its turn comes, so it counts what was written of those before it: an experiment's
+    claims, then its README, then the page of all claims.
+    """
+    from testbed.report.blocks import fill_blocks
+
     if not (ROOT / "pyproject.toml").is_file():
-        raise UserError(f"{ROOT} is no checkout of testbed, so it has no pages to draw")
-    drawn = {ROOT / path: draw() for path, draw in _whole_pages().items()}
-    for path in _pages_with_parts():
-        drawn[path] = fill_parts(path.read_text(encoding="utf8"), _parts(), str(path.relative_to(ROOT)))
-    return {path: text for path, text in drawn.items() if not path.is_file() or path.read_text(encoding="utf8") != text}
+        raise UserError(f"{ROOT} is no checkout of testbed, so it has no pages to generate")
+    for folder in sorted(path.parent for path in ROOT.glob("experiments/*/figures.py")):
+        yield from stale_in_experiment(folder)
+    for path in _pages_with_blocks():
+        page = path.read_text(encoding="utf8")
+        yield from _if_stale(path, fill_blocks(page, _blocks(), str(path.relative_to(ROOT))))
+    for name, draw in _whole_pages().items():
+        yield from _if_stale(ROOT / name, draw())
 
 
-def fill_parts(page: str, parts: Mapping[str, Callable[[], str]], name: str) -> str:
-    """Return a page's text with its drawn parts drawn anew. UserError for a part that is not known."""
+def stale_in_experiment(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield claims.csv and README.md of an experiment where they are not what its figures.py makes of its CSVs."""
+    from testbed.report import claims, experiments
+    from testbed.report.blocks import fill_blocks
 
-    def draw(match: re.Match[str]) -> str:
-        if match["name"] not in parts:
-            raise UserError(f"{name} has a part {match['name']!r}, which is not drawn; known: {', '.join(parts)}")
-        return f"{match[1]}{parts[match['name']]()}{match[3]}"
+    with experiments.figures_program(folder) as figures:
+        if hasattr(figures, "claims"):
+            yield from _if_stale(folder / claims.FILE, claims.format_claims(figures.claims(folder)))
+        if hasattr(figures, "blocks"):
+            readme = folder / "README.md"
+            page, where = readme.read_text(encoding="utf8"), str(readme.relative_to(ROOT))
+            yield from _if_stale(readme, fill_blocks(page, figures.blocks(folder), where))
 
-    return _PART.sub(draw, page)
+
+def _if_stale(path: Path, text: str) -> Iterator[tuple[Path, str]]:
+    if not path.is_file() or path.read_text(encoding="utf8") != text:
+        yield path, text
 
 
 def _whole_pages() -> Mapping[str, Callable[[], str]]:
@@ -74,17 +92,14 @@ def _whole_pages() -> Mapping[str, Callable[[], str]]:
     }
 
 
-def _parts() -> Mapping[str, Callable[[], str]]:
+def _blocks() -> dict[str, str]:
     from testbed.codecs.catalogue.codecs_page import draw_codec_table, draw_folder_table
 
-    return {"codecs": draw_codec_table, "codec-folders": draw_folder_table}
+    return {"codecs": draw_codec_table(), "codec-folders": draw_folder_table()}
 
 
-def _pages_with_parts() -> list[Path]:
-    pages = [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("testbed/**/README.md"),
-        *ROOT.glob("experiments/**/README.md"),
-    ]
-    return sorted(page for page in pages if _PART.search(page.read_text(encoding="utf8")))
+def _pages_with_blocks() -> list[Path]:
+    from testbed.report.blocks import read_blocks
+
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("testbed/**/README.md")]
+    return sorted(page for page in pages if read_blocks(page))

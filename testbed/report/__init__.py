@@ -25,6 +25,8 @@ codec_costs    the benchmark of codecs: table, page and figure
 link_accuracy  the grid of link accuracy: tables and page
 maps           which codec to take over which link, over a grid of rate and delay
 experiments    what the figure programs of experiments/ share
+claims         published claims, what was measured, and the verdict
+blocks         generated blocks of Markdown pages
 """
 
 from testbed.report.certificates import certificate_table

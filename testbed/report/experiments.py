@@ -1,14 +1,20 @@
 """What the figure programs of experiments/ share: frames of runs and curves, bands over seeds, captions, Markdown
-tables.
+tables, and how their README and claims.csv are kept equal to the numbers.
 
-Such a program reads a sweep's results, writes figures and summary.csv beside its README, and prints the README's table.
+Such a program, experiments/NAME/figures.py, reads a sweep's results, writes CSVs and figures into a folder, and then
+calls `publish`. It has two functions of that folder alone, which read nothing but its CSVs: `claims(folder) ->
+list[Claim]`, and `blocks(folder) -> dict[str, str]`, the generated blocks of the README.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +24,8 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
+from testbed.report import blocks as markdown_blocks
+from testbed.report import claims as claim_files
 from testbed.report import settings, style
 from testbed.report.canvas import link_words, render_figure
 from testbed.report.numbers import markdown_table
@@ -41,6 +49,38 @@ def folders(name: str, what: str) -> tuple[Path, Path]:
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     return arguments.results, arguments.output
+
+
+def publish(folder: Path, blocks: Mapping[str, str], claims: Iterable[claim_files.Claim] = ()) -> None:
+    """Write claims.csv, put the blocks into the folder's README.md where there is one, and print them.
+
+    SpecError where the README lacks a block or has another.
+    """
+    if rows := list(claims):
+        claim_files.write_claims(folder / claim_files.FILE, rows)
+    readme = folder / "README.md"
+    if readme.is_file():
+        markdown_blocks.write_blocks(readme, blocks)
+    sys.stdout.write("\n\n".join(blocks.values()) + "\n")
+
+
+@contextmanager
+def figures_program(folder: Path) -> Iterator[ModuleType]:
+    """Import experiments/NAME/figures.py for a while, with the modules beside it. FileNotFoundError where it has none."""
+    path, before = folder / "figures.py", set(sys.modules)
+    specification = importlib.util.spec_from_file_location(f"figures of {folder.name}", path)
+    assert specification is not None
+    assert specification.loader is not None
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:  # another experiment's module may have the same name
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(f"{folder}/"):
+                del sys.modules[name]
 
 
 def runs_frame(folder: str | Path) -> Any:

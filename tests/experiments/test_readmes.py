@@ -1,0 +1,47 @@
+"""Every experiment's README and claims.csv say what its CSVs say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from testbed.commands import docs
+from testbed.report import blocks, claims, experiments
+from tests.commands import Command
+
+_PROGRAMS = sorted(Command.shipped.glob("*/figures.py"))
+_NUMBER = re.compile(r"[~*`(]*[-+\N{MINUS SIGN}]?\d")
+_MENDED_BY = "python -m testbed docs writes it again from the CSVs beside it"
+
+
+@pytest.mark.parametrize("program", _PROGRAMS, ids=lambda path: path.parent.name)
+def test_a_readme_is_what_its_figures_program_makes_of_the_csvs(program: Path) -> None:
+    stale = [str(path.relative_to(docs.ROOT)) for path, _ in docs.stale_in_experiment(program.parent)]
+    assert stale == [], _MENDED_BY
+    with experiments.figures_program(program.parent) as figures:
+        if not hasattr(figures, "blocks"):
+            pytest.skip("its README is written by hand")
+        made = figures.blocks(program.parent)
+    readme = program.parent / "README.md"
+    assert blocks.read_blocks(readme).keys() == made.keys()
+    tables = _tables_with_numbers(blocks.outside_blocks(readme.read_text(encoding="utf8"), readme.name))
+    assert tables == [], "a table with numbers belongs into a generated block"
+
+
+@pytest.mark.parametrize("path", sorted(Command.shipped.glob("*/claims.csv")), ids=lambda path: path.parent.name)
+def test_claims_are_well_formed(path: Path) -> None:
+    assert claims.read_claims(path)
+
+
+def _tables_with_numbers(page: str) -> list[str]:
+    rows = [line for line in page.split("\n") if line.startswith("|")]
+    return [row for row in rows if any(_NUMBER.match(cell.strip()) for cell in row.split("|"))]
+
+
+def test_a_table_with_numbers_is_found() -> None:
+    words = "| codec | loss |\n|---|---:|\n| `int8(group=64)` | see 2 below |\n"
+    assert _tables_with_numbers(words) == []
+    for cell in ("1.2", "~+0.3 %", "**3.9x**", "-1", "`4`"):
+        assert len(_tables_with_numbers(f"{words}| fp32 | {cell} |\n")) == 1
