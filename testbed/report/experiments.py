@@ -66,7 +66,7 @@ def publish(folder: Path, blocks: Mapping[str, str], claims: Iterable[claim_file
 
 @contextmanager
 def figures_program(folder: Path) -> Iterator[ModuleType]:
-    """Import experiments/NAME/figures.py for a while, with the modules beside it. FileNotFoundError where it has none."""
+    """Import experiments/NAME/figures.py for a while, with the modules beside it. FileNotFoundError without one."""
     path, before = folder / "figures.py", set(sys.modules)
     specification = importlib.util.spec_from_file_location(f"figures of {folder.name}", path)
     assert specification is not None
