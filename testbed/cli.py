@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from testbed.commands import bench, codecs, devices, docs, export, lab, play, profiles, rate_traces, sweep, traces, vm
+from testbed.commands import (
+    bench,
+    codecs,
+    devices,
+    docs,
+    export,
+    lab,
+    play,
+    profiles,
+    rate_traces,
+    reproduce,
+    sweep,
+    traces,
+    vm,
+)
 from testbed.commands.console import err
 from testbed.errors import TestbedError, UserError
 
@@ -30,8 +44,10 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
     _State.debug = debug
 
 
-for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export, docs.docs):
+for command in (lab.doctor, lab.link, sweep.plan, sweep.run, sweep.sweep, sweep.report, export.export):
     app.command()(command)
+app.command()(reproduce.reproduce)
+app.command()(docs.docs)
 app.command("profiles")(profiles.list_profiles)
 app.command("devices")(devices.list_devices)
 app.command()(devices.record)

@@ -1,6 +1,7 @@
 """The commands of the command line, a module a theme. Each reads flags, calls one function, prints what came back.
 
 sweep        plan, run, sweep, report
+reproduce    an experiment's sweeps and programs, in order, and a verdict per claim
 lab          doctor, link, lab, shell
 play         play a job over links
 traces       what a job does: show, draw, export, import, join
@@ -11,7 +12,7 @@ codecs       the codecs; check one
 bench        measure testbed itself; codec_bench does so for codecs
 vm           the guest kernels
 export       results for other programs
-docs         draw the pages that follow from tables
+docs         generate the pages that follow from tables and CSVs
 
 console      what they share: consoles, tables, flags, the choice of engine and clock
 planned      what a sweep is going to do, for people

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from testbed import devices
 from testbed.commands.console import out, table
+from testbed.devices.device import Precision
 from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import conduct
@@ -89,6 +90,19 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             "where they are not known"
         )
         out.print(text, highlight=False, soft_wrap=True)
+
+
+def predicted(
+    agenda: conduct.Agenda, folder: Path, host: Callable[[Precision], devices.ComputeDevice]
+) -> tuple[int, float]:
+    """Return how many runs an agenda lacks, tuning among them, and the seconds that they will take, with training."""
+    estimator = Estimator(folder, host)
+    missing = [*conduct.untried(agenda, folder), *conduct.missing_runs(agenda.cells, agenda.experiment, folder)]
+    recipes = {recipe.id: recipe for cell in missing if cell.timing == "played" for recipe in [recipe_of(cell)]}
+    untrained = [recipe for name, recipe in recipes.items() if not is_trained(folder / TRAINED / name)]
+    training_s = sum(map(estimator.training_s, untrained)) / len(os.sched_getaffinity(0))
+    estimates = [estimate for cell in missing if (estimate := estimator.estimate(cell)) is not None]
+    return len(missing), training_s + sum(estimate.seconds for estimate in estimates)
 
 
 def _print_trials(agenda: conduct.Agenda) -> None:

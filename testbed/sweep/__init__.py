@@ -9,6 +9,7 @@
 | `means` | is what runs are made with: clock, engine, durations |
 | `estimate` | says how long a run will take |
 | `conduct` | brings all of that together: what is tuned, in which order, what is missing |
+| `reproduction` | lists what makes an experiment's numbers again: its sweeps and programs |
 | `playing` | makes the played runs: train, calibrate, certify, play, summarise |
 | `trainings` | trains each recipe once, without a network |
 | `calibration` | has durations measured once, and keeps them by content |

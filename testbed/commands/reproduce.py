@@ -1,0 +1,205 @@
+"""The command that makes the numbers of experiments again: sweeps, programs, figures, and a verdict for each claim."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from testbed import paths, process
+from testbed.commands.console import ResultsFlag, err, out, table
+from testbed.errors import TestbedError, UnknownNameError
+
+if TYPE_CHECKING:
+    from testbed.devices import ComputeDevice
+    from testbed.devices.device import Precision
+    from testbed.report.claims import Claim
+    from testbed.sweep.reproduction import Reproduction, Step
+
+    Host = Callable[[Precision], ComputeDevice]
+
+_ALL = "all"
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="Experiments, or 'all'; --list names them.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the experiments and what is known of each.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The short forms, in a folder of their own: shows that all of it works.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run programs again whose outcome is there.")] = False,
+    results: ResultsFlag = Path("results"),
+) -> None:
+    """Run an experiment's sweeps and programs, draw its figures, and print a verdict for each of its claims.
+
+    What is finished is kept, so the same command goes on after an interruption. CSVs and figures go to
+    results/NAME/drawn; nothing in the experiment's folder is touched.
+    """
+    from testbed.sweep.reproduction import load_reproduction, reproducible
+
+    known = reproducible()
+    for name in set(names or ()) - {_ALL, *known}:
+        raise UnknownNameError("experiment", name, [*known, _ALL])
+    wanted = [name for name in known if not names or _ALL in names or name in names]
+    if show or not names:
+        return _list([load_reproduction(name, results, quick=quick) for name in wanted], quick=quick)
+    failed: dict[str, int] = {}
+    for name in wanted:
+        experiment = load_reproduction(name, results, quick=quick)
+        out.rule(name, align="left")
+        if status := _make(experiment, quick=quick, again=again):
+            failed[name] = status
+        else:
+            _print_verdicts(experiment, quick=quick)
+    if failed:
+        err.print(
+            f"testbed: failed: a step of {', '.join(failed)}; the same command goes on with what is missing",
+            style="red",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(min(failed.values()))
+    return None
+
+
+# ------------------------------------------------------------------ steps
+def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
+    """Run the steps of an experiment; the exit status of the first that fails, or 0."""
+    for folder in (experiment.all_results, experiment.results, experiment.output):
+        folder.mkdir(parents=True, exist_ok=True)
+        paths.give_to_user(folder)
+    _claims_file(experiment).unlink(missing_ok=True)  # verdicts are those of the results that are here now
+    for number, step in enumerate(experiment.steps):
+        stamp = experiment.output / f".step-{number}"
+        if step.keeps and not again and stamp.is_file() and stamp.read_text("utf8") == experiment.stamp(step):
+            out.print(f"{step.words[0]}: done before; --again runs it again", highlight=False)
+            continue
+        command = step.command(experiment.all_results, quick=quick)
+        out.print(f"$ {shlex.join(command)}", markup=False, highlight=False, soft_wrap=True)
+        began = time.monotonic()
+        status = _run(command)
+        out.print(f"{step.words[0]}: {time.monotonic() - began:.0f} s, exit status {status}", highlight=False)
+        if status:
+            return status if status == 2 else 1
+        if step.keeps:
+            stamp.write_text(experiment.stamp(step), "utf8")
+    return 0
+
+
+def _run(command: Sequence[str]) -> int:
+    """Run a command to its end and return its exit status. A Ctrl-C reaches it too: it ends by itself, then this does.
+
+    It is interrupted as well when this program is killed.
+    """
+    interrupted = False
+    path = os.pathsep.join([str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # this same testbed
+    environment = {**os.environ, "PYTHONPATH": path}
+    dies = partial(process.die_with_parent, os.getpid(), signal.SIGINT)
+    with subprocess.Popen(command, env=environment, preexec_fn=dies) as running:
+        while True:
+            try:
+                status = running.wait()
+                break
+            except KeyboardInterrupt:
+                interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt
+    return status
+
+
+# ------------------------------------------------------------------ verdicts
+def _claims_file(experiment: Reproduction) -> Path:
+    from testbed.report.claims import FILE
+
+    return experiment.output / FILE
+
+
+def _claims(path: Path) -> list[Claim]:
+    from testbed.report.claims import read_claims
+
+    return read_claims(path) if path.is_file() else []
+
+
+def _print_verdicts(experiment: Reproduction, *, quick: bool) -> None:
+    from testbed.report.claims import FILE, ours
+
+    claims = _claims(_claims_file(experiment))
+    kept = {(claim.claim, claim.source): claim.verdict for claim in _claims(experiment.folder / FILE)}
+    for claim in claims:
+        before = kept.get((claim.claim, claim.source), claim.verdict)
+        differs = "" if before == claim.verdict or quick else f" (committed: {before})"
+        published = f"{claim.source}: {claim.published}; " if claim.published else f"{claim.source}; "
+        text = f"{claim.verdict}{differs}: {claim.claim} [{published}here {ours(claim)}]"
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        out.print(f"  {claim.why}", markup=False, highlight=False, soft_wrap=True)
+    if not claims:
+        out.print("no claim was judged from these results", highlight=False)
+    elif quick:
+        out.print("this was the short form: it shows that everything works, and its verdicts mean nothing")
+    out.print(f"figures and CSVs: {experiment.output}", markup=False, highlight=False, soft_wrap=True)
+
+
+# ------------------------------------------------------------------ list
+def _list(experiments: Sequence[Reproduction], *, quick: bool) -> None:
+    from testbed import devices
+    from testbed.report.claims import FILE
+
+    rows = table("experiment", "steps", "to do", "takes", "claims committed", "verdicts here")
+    host = cache(devices.host)
+    for experiment in experiments:
+        left, seconds = [], 0.0
+        for step in experiment.steps:
+            todo, takes_s = _outlook(experiment, step, host, quick=quick)
+            left += [todo] if todo else []
+            seconds += takes_s
+        rows.add_row(
+            experiment.name,
+            ", ".join(step.words[0] for step in experiment.steps),
+            ", ".join(left) or "nothing",
+            _duration(seconds),
+            _counted(_claims(experiment.folder / FILE)),
+            _counted(_claims(_claims_file(experiment))),
+        )
+    out.print(rows)
+    out.print("python -m testbed reproduce NAME makes its numbers again", highlight=False)
+
+
+def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -> tuple[str, float]:
+    """Return what is left of a step, in words, and how many seconds that is expected to take."""
+    from testbed.commands import planned
+    from testbed.sweep import conduct
+    from testbed.sweep.plan import Choice, load_experiment
+
+    if step.sweep is None:
+        done = step.keeps and any(experiment.output.glob(".step-*"))
+        return ("", 0.0) if done else ("", step.takes_s or 0.0)
+    try:
+        loaded = load_experiment(str(step.sweep))
+        agenda = conduct.make_agenda(loaded, "relay", Choice(quick), experiment.results, clock="virtual")
+        runs, seconds = planned.predicted(agenda, experiment.results, host)
+    except TestbedError as error:
+        return str(error), 0.0
+    return (f"{runs} runs" if runs else ""), seconds
+
+
+def _counted(claims: Sequence[Claim]) -> str:
+    counts = Counter(claim.verdict for claim in claims)
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none"
+
+
+def _duration(seconds: float) -> str:
+    from testbed.sweep.progress import format_duration
+
+    return format_duration(seconds) if seconds else ""

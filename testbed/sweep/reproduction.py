@@ -1,0 +1,164 @@
+"""What it takes to make an experiment's numbers again: its sweeps and programs, in order.
+
+`reproduce.toml` in the experiment's folder has a table [[step]] for each; experiments/README.md has the format. Without
+that file the steps are sweep.toml, where there is one, and then figures.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError, field_validator
+
+from testbed import paths
+from testbed.errors import SpecError, UnknownNameError
+from testbed.frozen import Frozen, explain, read_toml
+from testbed.units import parse_time
+
+FILE = "reproduce.toml"
+FIGURES = "figures.py"
+QUICK = "quick"
+"""The folder inside the results folder that short forms go to."""
+_PLACES = ("results", "output")
+
+
+class StepTable(Frozen):
+    """[[step]]: a command line. Its first word is a sweep's .toml or a program's .py in the folder, or `testbed`.
+
+    {results} stands for the folder of the experiment's results, {output} for that of CSVs and figures.
+    """
+
+    run: str
+    quick: str = ""
+    """What the short form runs instead; empty: `run`, and of a sweep its --quick."""
+    takes: str = ""
+    """How long a program takes, like '300s'; what a sweep takes is predicted."""
+
+    @field_validator("takes")
+    @classmethod
+    def _check_time(cls, value: str) -> str:
+        try:
+            return value and f"{parse_time(value)}ns"
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+
+class StepFile(Frozen):
+    """reproduce.toml."""
+
+    step: tuple[StepTable, ...]
+
+
+class Step(NamedTuple):
+    """One thing to run."""
+
+    words: tuple[str, ...]
+    """As it stands in the file, with its places filled in."""
+    sweep: Path | None
+    """The sweep's file, if it is one."""
+    program: Path | None
+    """The program's file, if it is one."""
+    keeps: bool
+    """Whether what it makes does not depend on the results, so that it need not run again."""
+    takes_s: float | None
+
+    def command(self, results: Path, *, quick: bool) -> list[str]:
+        """Return the command that does it. `results` holds the results of all experiments."""
+        testbed = [sys.executable, "-m", "testbed"]
+        if self.sweep is not None:
+            short = ["--quick", "--live-checks", "0"] if quick else []
+            return [*testbed, "sweep", str(self.sweep), "--results", str(results), *short, *self.words[1:]]
+        if self.program is not None:
+            return [sys.executable, str(self.program), *self.words[1:]]
+        return [*testbed, *self.words[1:]]
+
+
+class Reproduction(NamedTuple):
+    """An experiment, its steps, and where they write."""
+
+    name: str
+    folder: Path
+    """With its README and the CSVs that are kept."""
+    results: Path
+    """Of this form of it."""
+    output: Path
+    """For CSVs and figures; never `folder`."""
+    steps: tuple[Step, ...]
+
+    @property
+    def all_results(self) -> Path:
+        """The folder of the results of all experiments."""
+        return self.results.parent
+
+    def stamp(self, step: Step) -> str:
+        """Return what changes when a step that keeps what it makes must run again."""
+        sources = [path.read_bytes() for kind in ("py", "toml") for path in sorted(self.folder.glob(f"*.{kind}"))]
+        return hashlib.sha256(b"".join([repr(step.words).encode(), *sources])).hexdigest()
+
+
+def reproducible() -> dict[str, Path]:
+    """List the folders of the experiments that have steps, by name: `./experiments` before the shipped ones."""
+    return {
+        folder.name: folder
+        for above in reversed(paths.experiment_folders())
+        for folder in sorted(above.iterdir())
+        if any((folder / name).is_file() for name in (FILE, FIGURES, "sweep.toml"))
+    }
+
+
+def load_reproduction(name: str, results: Path, *, quick: bool) -> Reproduction:
+    """Read an experiment's steps. `results` holds the results of all experiments; short forms go to a folder in it.
+
+    UnknownNameError, or SpecError for a file that cannot be accepted.
+    """
+    known = reproducible()
+    if name not in known:
+        raise UnknownNameError("experiment", name, known)
+    folder, own = known[name], (results / QUICK if quick else results) / name
+    output = own / "drawn"
+    where = folder / FILE
+    places = {"results": str(own), "output": str(output)}
+    steps = tuple(_step(table, folder, places, str(where), quick=quick) for table in _tables(folder))
+    return Reproduction(name, folder, own, output, steps)
+
+
+def _tables(folder: Path) -> tuple[StepTable, ...]:
+    path = folder / FILE
+    if not path.is_file():
+        figures = f"{FIGURES} --results {{results}} --output {{output}}"
+        texts = {"sweep.toml": "sweep.toml", FIGURES: figures}
+        return tuple(StepTable(run=text) for name, text in texts.items() if (folder / name).is_file())
+    content: dict[str, Any] = read_toml(path)
+    try:
+        return StepFile(**content).step
+    except ValidationError as error:
+        raise explain(error, StepFile, str(path)) from None
+
+
+def _step(table: StepTable, folder: Path, places: dict[str, str], where: str, *, quick: bool) -> Step:
+    text = table.quick if quick and table.quick else table.run
+    try:
+        words = [word.format_map(places) for word in shlex.split(text)]
+    except (KeyError, ValueError, IndexError, AttributeError) as error:
+        known = ", ".join(f"{{{name}}}" for name in _PLACES)
+        raise SpecError(f"{where}: cannot read the step {text!r}: {error}; its places are {known}") from None
+    if not words:
+        raise SpecError(f"{where}: a step is empty")
+    path = folder / words[0]
+    kind = "" if words[0] == "testbed" else path.suffix
+    if words[0] != "testbed" and (kind not in (".toml", ".py") or not path.is_file()):
+        raise SpecError(
+            f"{where}: the step {text!r} begins with {words[0]!r}, which is neither 'testbed' nor a .toml or .py of "
+            f"{folder}"
+        )
+    return Step(
+        tuple(words),
+        path if kind == ".toml" else None,
+        path if kind == ".py" else None,
+        keeps=kind != ".toml" and "{results}" not in text,
+        takes_s=parse_time(table.takes) / 1e9 if table.takes else None,
+    )
