@@ -139,6 +139,8 @@ class TrainingRecord(Frozen):
     """Of the process, while it trained (getrusage)."""
     taken_at: str
     """UTC, ISO 8601, at its end."""
+    unigram_floor: float | None = None
+    """Of the text that it learned from (`workloads.floor`), nats per token; None: made before it was kept."""
 
 
 # ------------------------------------------------------------------ calibration.json
@@ -428,6 +430,10 @@ class Split(Frozen):
     """Waiting for input that its sender had not sent yet, and for the other stages at the end of a step."""
 
 
+NEAR_FLOOR = 0.1
+"""How far below the unigram floor a loss must be, in nats, to say more than that word frequencies were learned."""
+
+
 class Summary(Frozen):
     """One run in numbers; every one is computed from the run's other files by `metrics`.
 
@@ -485,6 +491,9 @@ class Summary(Frozen):
     """Loss of the last evaluation; the boundaries' codec is in place."""
     uncompressed_loss: float | None = None
     """Loss of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""
+    unigram_floor: float | None = None
+    """Loss of a model that knows the frequencies of the training part's tokens and nothing else, on the same validation
+    batches; None where it was not kept."""
     overrun_share: float | None = None
     """Share of the measured steps' actions whose maths took longer than the emulated device's; None where nothing is
     paced."""
@@ -492,3 +501,9 @@ class Summary(Frozen):
     """Cores that the maths of all stages kept busy, on average over the measured steps; None where nothing is paced."""
     wall_s: float | None
     """From the start of the first step to the end of the last."""
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether the validation loss is so near the unigram floor that the model has learned little else."""
+        known = self.validation_loss is not None and self.unigram_floor is not None
+        return known and (self.validation_loss or 0.0) > (self.unigram_floor or 0.0) - NEAR_FLOOR

@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from testbed import paths
 from testbed.errors import ResultsError, SpecError
@@ -94,6 +94,56 @@ def _read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
                 ) from None
 
 
+class ClaimSpec(Frozen):
+    """One claim about two arms, with the effect that decides it."""
+
+    name: str
+    """In a few words, for tables."""
+    ours: dict[str, Any]
+    """Which cells: dotted field = value, or a list of values, as in [[only]]."""
+    baseline: dict[str, Any]
+    """Those that they are compared with."""
+    loss: float | None = None
+    """As in `CompareSpec`; exactly one of the three is stated."""
+    speed_up: Annotated[float, Field(gt=0)] | None = None
+    time_to_loss: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_effect(self) -> ClaimSpec:
+        stated = [name for name in ("loss", "speed_up", "time_to_loss") if getattr(self, name) is not None]
+        if len(stated) != 1:
+            raise ValueError(
+                f"claim {self.name!r} states {' and '.join(stated) or 'no effect'}; one of loss, speed_up and "
+                "time_to_loss is needed"
+            )
+        return self
+
+
+class CompareSpec(Frozen):
+    """[compare]: what each arm is compared with, and the effects that decide a verdict (`metrics.verdicts`)."""
+
+    baselines: Annotated[tuple[str, ...], Field(min_length=1)] = ("bf16", "fp32")
+    """Codecs that every arm is compared with: first what people send, then what nothing is lost by."""
+    loss: float | None = None
+    """Claim: an arm's validation loss after equal tokens lies at most so many nats above the baseline's. None: the
+    difference has an interval and no verdict."""
+    speed_up: Annotated[float, Field(gt=0)] | None = None
+    """Claim: an arm's step is at least so many times as fast as the baseline's over the same network."""
+    time_to_loss: Annotated[float, Field(gt=0)] | None = None
+    """Claim: an arm reaches `target_loss` at least so many times as fast."""
+    target_loss: Annotated[float, Field(gt=0)] | None = None
+    """Stated beforehand: a loss that is read off one arm selects."""
+    claims: tuple[ClaimSpec, ...] = ()
+    """Comparisons with an effect of their own."""
+
+    @model_validator(mode="after")
+    def _target_stated(self) -> CompareSpec:
+        timed = self.time_to_loss is not None or any(claim.time_to_loss is not None for claim in self.claims)
+        if timed and self.target_loss is None:
+            raise ValueError("time_to_loss is stated without target_loss, the loss that is to be reached")
+        return self
+
+
 class SweepRecord(Frozen):
     """sweep.json: which cells the last sweep into a result folder asked for. The folder may hold others from before."""
 
@@ -108,6 +158,12 @@ class SweepRecord(Frozen):
     order_seed: int = 0
     tuned: bool = False
     """Whether tuning.json says how a field was chosen for each arm."""
+    marks: dict[str, str] = Field(default={})
+    """Ids of cells -> what must be known of the value that was chosen for them, where something must."""
+    stated: tuple[str, ...] = ()
+    """Ids of cells that state the field which is chosen for others."""
+    compare: CompareSpec | None = None
+    """What the file says about comparisons."""
     live_checks: dict[str, str] = Field(default={})
     """Ids of live cells -> ids of the played ones that were checked with them."""
     live_reason: str = ""
@@ -119,11 +175,13 @@ class TriedValue(Frozen):
 
     value: Any
     cells: tuple[str, ...]
-    """Ids of its runs, one a seed."""
+    """Ids of its cells, one per seed."""
     losses: tuple[float | None, ...]
     """Final validation losses; None where no run ended well."""
     mean_loss: float | None
     """None: out, because a loss is missing or not finite."""
+    added: bool = False
+    """Whether it was not asked for, and tried because the best value was at the end of the list."""
 
 
 class TunedArm(Frozen):
@@ -132,8 +190,11 @@ class TunedArm(Frozen):
     arm: dict[str, Any]
     """For example {"codec": "int8"}."""
     tried: tuple[TriedValue, ...]
+    """In ascending order."""
     chosen: Any
     """None where no value led to a finite loss with every seed."""
+    mark: str = ""
+    """Why the choice cannot be relied on, in a few words that go wherever the arm's numbers go; empty where it can."""
 
     @property
     def left(self) -> bool:
@@ -141,16 +202,41 @@ class TunedArm(Frozen):
         return self.chosen is not None
 
 
+class RankCheck(Frozen):
+    """Whether short runs rank values as full ones do: the first arm's values, trained at full length too."""
+
+    arm: dict[str, Any]
+    steps: int
+    """The full length."""
+    tried: tuple[TriedValue, ...]
+    """At full length; without the values that were out at the short one."""
+    chosen: Any
+    """The best value at full length."""
+    tau: float | None
+    """Kendall's rank correlation of the mean losses at both lengths; None below two values."""
+    regret: float | None
+    """What the short runs' choice costs at full length, in nats per token; None where its loss is not finite."""
+    alike: bool
+    """Whether both lengths choose the same value."""
+
+
 class TuningRecord(Frozen):
     """tuning.json: how one field was chosen for each arm before the sweep."""
 
     field: str
     """Dotted."""
-    steps: int
+    steps: int | None
+    """Of each run; None: as many as the arm's own training has."""
     seeds: tuple[int, ...]
     over: str
-    """The network."""
+    """The network of trials that need one: those of live cells."""
     arms: tuple[TunedArm, ...]
+    widen: int = 0
+    """Values that each arm could have had beyond those that were asked for."""
+    quick: bool = False
+    """Whether it is a short form, whose choice says nothing."""
+    check: RankCheck | None = None
+    """None where the runs had full length, or the form is a short one."""
 
 
 def last_tuning(experiment: Path) -> TuningRecord | None:

@@ -16,11 +16,10 @@ from testbed.devices.device import Precision
 from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import conduct
-from testbed.sweep.estimate import Estimator, on_this_machine
+from testbed.sweep.estimate import Estimator, RunEstimate, on_this_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress, format_duration
-from testbed.sweep.trainings import FOLDER as TRAINED
-from testbed.sweep.trainings import is_trained
+from testbed.sweep.trainings import is_trained, trained_folder
 
 
 def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
@@ -49,9 +48,11 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     estimator = Estimator(folder, cache(devices.host))
     rows = table("cell", "stages", "schedule", "micro-batches", "steps", "runs", "a run takes", "known from")
     cells, repeats = agenda.cells, agenda.experiment.repeats
-    tuning = conduct.untried(agenda, folder, again=again)
+    tuning = conduct.untried(agenda.to_tune, folder, again=again)
     runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
-    left = Counter(cell.id for cell in (*tuning, *runs))
+    # A played trial is trained, which is counted below, and not run.
+    left = Counter(cell.id for cell in (*(trial for trial in tuning if trial.timing == "live"), *runs))
+    untrained = {cell.id for cell in tuning}
     seconds = 0.0
     for kind, group in (("tuning ", agenda.to_tune), ("", cells)):
         for cell in group:
@@ -59,6 +60,9 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             assert estimate is not None
             asked = conduct.wanted_runs(cell, repeats) if not kind else 1
             seconds += left[cell.id] * estimate.seconds
+            made = int(cell.id not in untrained) if kind else max(0, asked - left[cell.id])
+            if kind and cell.timing == "played":
+                estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
             rows.add_row(
                 kind
                 + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),
@@ -66,7 +70,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
                 f"{p.schedule}, {p.in_flight} in flight",
                 f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches),
                 str(cell.training.steps),
-                f"{max(0, asked - left[cell.id])} of {asked} done",
+                f"{made} of {asked} done",
                 format_duration(estimate.seconds),
                 estimate.source,
             )
@@ -82,7 +86,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     )
     out.print(text, highlight=False, soft_wrap=True)
     played = {recipe.id: recipe for cell in (*tuning, *runs) if cell.timing == "played" for recipe in [recipe_of(cell)]}
-    recipes = [recipe for name, recipe in played.items() if not is_trained(folder / TRAINED / name)]
+    recipes = [recipe for recipe in played.values() if not is_trained(trained_folder(folder, recipe))]
     if recipes:
         training_s = sum(map(estimator.training_s, recipes)) / len(os.sched_getaffinity(0))
         text = (
@@ -97,11 +101,14 @@ def predicted(
 ) -> tuple[int, float]:
     """Return how many runs an agenda lacks, tuning among them, and the seconds that they will take, with training."""
     estimator = Estimator(folder, host)
-    missing = [*conduct.untried(agenda, folder), *conduct.missing_runs(agenda.cells, agenda.experiment, folder)]
+    trials = conduct.untried(agenda.to_tune, folder)
+    missing = [*trials, *conduct.missing_runs(agenda.cells, agenda.experiment, folder)]
     recipes = {recipe.id: recipe for cell in missing if cell.timing == "played" for recipe in [recipe_of(cell)]}
-    untrained = [recipe for name, recipe in recipes.items() if not is_trained(folder / TRAINED / name)]
+    untrained = [recipe for recipe in recipes.values() if not is_trained(trained_folder(folder, recipe))]
     training_s = sum(map(estimator.training_s, untrained)) / len(os.sched_getaffinity(0))
-    estimates = [estimate for cell in missing if (estimate := estimator.estimate(cell)) is not None]
+    only_trained = {cell.id for cell in trials if cell.timing == "played"}
+    to_run = [cell for cell in missing if cell.id not in only_trained]
+    estimates = [estimate for cell in to_run if (estimate := estimator.estimate(cell)) is not None]
     return len(missing), training_s + sum(estimate.seconds for estimate in estimates)
 
 
@@ -113,10 +120,11 @@ def _print_trials(agenda: conduct.Agenda) -> None:
         return print_tuning(agenda.tuning)
     arms = len({repr(trial.arm) for trial in agenda.trials})
     total = arms * len(asked.values) * len(asked.seeds)
+    length = "of full length" if asked.steps is None else f"of {asked.steps} steps, {total * asked.steps} in all"
+    wider = "" if asked.quick else f"; up to {asked.widen} more values for an arm whose best is an end"
     text = (
         f"tuning: {asked.field} for each {', '.join(asked.arm)}: {arms} arms x {len(asked.values)} values x "
-        f"{len(asked.seeds)} seeds = {total} runs of {asked.steps} steps, {total * asked.steps} in all; the cells get "
-        "what is chosen after tuning"
+        f"{len(asked.seeds)} seeds = {total} runs {length}{wider}; the cells get what is chosen after tuning"
     )
     return out.print(text, highlight=False, soft_wrap=True)
 
@@ -124,16 +132,26 @@ def _print_trials(agenda: conduct.Agenda) -> None:
 def print_tuning(record: TuningRecord) -> None:
     """Print what was chosen for each arm, and among what; which arms are not run."""
     for arm in record.arms:
-        name = ", ".join(str(value) for value in arm.arm.values())
+        name = ", ".join(str(value) for value in arm.arm.values() if value is not None)
         losses = ", ".join(
-            f"{tried.value}: {'out' if tried.mean_loss is None else f'{tried.mean_loss:.3f}'}" for tried in arm.tried
+            f"{'added ' * tried.added}{tried.value}: {'out' if tried.mean_loss is None else f'{tried.mean_loss:.3f}'}"
+            for tried in arm.tried
         )
-        end = len(arm.tried) > 1 and arm.chosen in (arm.tried[0].value, arm.tried[-1].value)
-        more = "; this is the end of the list, so the best may lie beyond it" if end else ""
+        more = f"; marked: {arm.mark}" if arm.mark else ""
         value = (
             f"{record.field} = {arm.chosen}" if arm.left else f"no value of {record.field} is left, so it is not run"
         )
         out.print(f"tuned: {name}: {value} (mean loss {losses}){more}", markup=False, highlight=False, soft_wrap=True)
+    if (check := record.check) is not None:
+        name = ", ".join(str(value) for value in check.arm.values() if value is not None)
+        tau = "" if check.tau is None else f", rank correlation {check.tau:.2f}"
+        regret = "" if check.regret is None else f"; the short runs' choice costs {check.regret:.4f} there"
+        verdict = "rank values alike" if check.alike else "choose another value than full runs"
+        text = (
+            f"tuned with {record.steps} of {check.steps} steps, which {verdict}: for {name} {check.chosen} is best at "
+            f"full length{tau}{regret}"
+        )
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_paced(cells: Sequence[Cell]) -> None:

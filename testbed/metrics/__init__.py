@@ -11,6 +11,7 @@ curves        loss curves of one run, and of several seeds together
 statistics    how sure a number is
 summary       one run in numbers
 compare       a codec compared with a baseline, in time and in loss
+verdicts      what a comparison shows of a claim: holds, fails, not resolved
 time_to_loss  how long training takes to reach a target loss
 live_checks   which played cells are run live too
 fidelity      whether a played run stands for the live one

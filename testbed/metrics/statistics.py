@@ -9,14 +9,24 @@ an interval covers the spread within a run, not what another run of the same cel
 For several runs each run is one observation, and the interval is Student's t over them. Runs are too few to be
 bootstrapped: from three, a bootstrap cannot learn more than the smallest and the largest, which enclose the median
 three times in four. For times and their ratios the observations are logarithms, so the value is a geometric mean.
+
+Two arms with the same seeds are compared in one of two ways: by the differences of each seed's pair (Student's t,
+n - 1 degrees of freedom), or as two samples whose variances may differ (Welch 1947). `difference` takes the first where
+it gives the narrower interval, which it does where the seeds' losses go together closely enough to make up for half the
+degrees of freedom; below three pairs, where a correlation says nothing, it pairs. Choosing by the data costs a little:
+such intervals hold the truth 93 to 95 times in 100 (3 to 8 seeds, simulated; tests/metrics/test_statistics.py).
+
+What a comparison could have shown is its minimum detectable effect: the true difference at which a two-sided t-test at
+5 % finds it in four of five repetitions (`detectable`).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +35,12 @@ CONFIDENCE = 0.95
 _RESAMPLES = 4999
 _AT_ONCE = 4_000_000
 """How many numbers a bootstrap holds in memory at a time."""
+POWER = 0.8
+"""How often a minimum detectable effect is detected."""
+_PARTS = 500
+"""Into which a distribution is cut, equally likely each, to take a mean over it."""
+_FEW_PAIRS = 3
+"""Below so many pairs nothing is known of how they go together."""
 _NOT_BY_CHANCE = 1.645
 """One-sided 5 % point of the normal distribution."""
 
@@ -132,10 +148,124 @@ def of_differences(values: Sequence[float], what: str) -> IntervalEstimate:
     centre, count = float(np.mean(values)), len(values)
     if count == 1:
         return IntervalEstimate(centre, None, 1, f"1 {what}")
+    half = quantile_of_t(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    return IntervalEstimate(centre, Interval(centre - half, centre + half), count, f"{count} {what}s, Student's t")
+
+
+class Difference(NamedTuple):
+    """How far the means of two arms are apart, and what a comparison of so many seeds can show."""
+
+    estimate: IntervalEstimate
+    paired: bool
+    """Whether it rests on the differences of pairs; else on two samples."""
+    error: float | None
+    """Standard error of the difference; None where there is no interval."""
+    freedom: float
+    """Degrees of freedom of the interval."""
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true difference that would have been found 4 times in 5; None where there is no interval."""
+        return None if self.error is None else detectable(self.error, self.freedom)
+
+
+def difference(ours: Mapping[Any, float], base: Mapping[Any, float], what: str = "seed") -> Difference:
+    """Estimate the difference of two arms' means, ours less the baseline's; observations by seed, or what pairs them.
+
+    Paired by seed or not: see the module. Needs a seed that both have, or two of each.
+    """
+    common = sorted(ours.keys() & base.keys())
+    by_pairs = None
+    if common:
+        differences = [ours[seed] - base[seed] for seed in common]
+        estimate = of_differences(differences, what)
+        error = None if len(common) < 2 else float(np.std(differences, ddof=1)) / math.sqrt(len(common))
+        paired_rule = f"{estimate.rule} of paired differences" if error is not None else estimate.rule
+        by_pairs = Difference(estimate._replace(rule=paired_rule), True, error, len(common) - 1)
+        if len(common) < _FEW_PAIRS:
+            return by_pairs
+    as_samples = _of_samples(list(ours.values()), list(base.values()), what)
+    if by_pairs is None or (as_samples is not None and _width(as_samples) < _width(by_pairs)):
+        if as_samples is None:
+            raise ValueError(f"no {what} in common, and too few of either arm to compare: {len(ours)}, {len(base)}")
+        return as_samples
+    return by_pairs
+
+
+def _width(of: Difference) -> float:
+    interval = of.estimate.interval
+    return math.inf if interval is None else interval.high - interval.low
+
+
+def _of_samples(ours: Sequence[float], base: Sequence[float], what: str) -> Difference | None:
+    """Compare two samples with Welch's interval (Biometrika 34, 1947); None below two observations of each."""
+    if min(len(ours), len(base)) < 2:
+        return None
+    parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in (ours, base)]
+    error = math.sqrt(sum(parts))
+    weights = [part**2 / (len(sample) - 1) for part, sample in zip(parts, (ours, base), strict=True)]
+    freedom = sum(parts) ** 2 / sum(weights) if sum(weights) else float(len(ours) + len(base) - 2)
+    centre, half = float(np.mean(ours) - np.mean(base)), quantile_of_t(freedom) * error
+    estimate = IntervalEstimate(
+        centre,
+        Interval(centre - half, centre + half),
+        min(len(ours), len(base)),
+        f"{len(ours)} and {len(base)} {what}s, Welch's t, not paired",
+    )
+    return Difference(estimate, False, error, freedom)
+
+
+@functools.lru_cache(maxsize=1024)
+def quantile_of_t(freedom: float) -> float:
+    """Return how many standard errors a 95 % interval reaches to either side."""
     from scipy.stats import t
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * float(np.std(values, ddof=1)) / math.sqrt(count)
-    return IntervalEstimate(centre, Interval(centre - half, centre + half), count, f"{count} {what}s, Student's t")
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom))
+
+
+def detectable(error: float, freedom: float) -> float:
+    """Return the minimum detectable effect of a comparison, in the unit of its standard error.
+
+    It is d with P(|T| > t_crit) = 0.8, where T has the noncentral t distribution with `freedom` degrees of freedom and
+    noncentrality d / error, and t_crit is the interval's: the usual power of a t-test (O'Brien and Lohr 1984, as SAS
+    computes it). About (t_crit + t_0.8) x error. The error that was seen is taken for the true one.
+    """
+    return error * _shift(round(freedom, 3))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shift(freedom: float) -> float:
+    from scipy.stats import chi2, norm
+
+    # The noncentral t is (Z + shift) / S, S the root of chi2 / freedom: the mean over S of a normal's two tails.
+    # scipy's own nct is NaN where few degrees of freedom put its quantiles far out.
+    middles = (np.arange(_PARTS) + 0.5) / _PARTS
+    limits = quantile_of_t(freedom) * np.sqrt(chi2.ppf(middles, freedom) / freedom)
+    low, high = 0.0, 4 * quantile_of_t(freedom)
+    while high - low > 1e-6 * high:
+        shift = (low + high) / 2
+        found = float(np.mean(norm.cdf(shift - limits) + norm.cdf(-shift - limits)))
+        low, high = (shift, high) if found < POWER else (low, shift)
+    return high
+
+
+def seeds_needed(error: float, pairs: int, distance: float, most: int = 10_000) -> int | None:
+    """Return how many pairs of seeds would show a true difference of `distance` 4 times in 5, where `pairs` of them had
+    this standard error; None beyond `most`.
+    """
+    if distance == 0 or pairs < 2:
+        return None
+    spread = error * math.sqrt(pairs)
+    low, high = 2, most
+    if detectable(spread / math.sqrt(high), high - 1) > abs(distance):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if detectable(spread / math.sqrt(middle), middle - 1) <= abs(distance):
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 def of_ratios(values: Sequence[float], what: str) -> IntervalEstimate:

@@ -53,6 +53,7 @@ def summarise(
     error: str | None,
     costs: Sequence[StageCosts] | None = None,
     steady: tuple[int, int] | None = None,
+    floor: float | None = None,
 ) -> Summary:
     """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
@@ -60,7 +61,7 @@ def summarise(
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
     those of the cell's recipe in the sweep's calibration, by stage; `steady` is what a player proved, first step and
-    period. ResultsError when the records do not belong together.
+    period; `floor` is the unigram floor of the text. ResultsError when the records do not belong together.
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
@@ -104,6 +105,7 @@ def summarise(
         train_loss=_last_loss(steps, "train"),
         validation_loss=_last_loss(steps, "evaluation"),
         uncompressed_loss=_last_loss(steps, "uncompressed"),
+        unigram_floor=floor,
         overrun_share=overrun_share(chosen),
         duty=busy_cores(chosen),
         wall_s=(train[-1].end_ns - train[0].begin_ns) / 1e9 / dilation if train else None,

@@ -47,6 +47,7 @@ from testbed.spec import Measured, Recipe
 from testbed.workloads import models as workloads
 from testbed.workloads.build import build_stage
 from testbed.workloads.data import Data
+from testbed.workloads.floor import unigram_floor
 
 _FOR_EVER_S = 7 * 24 * 3600.0
 """Nothing is lost in memory: a stage that waits, waits while another one computes, however long that takes."""
@@ -388,6 +389,7 @@ def train_alone(job: AloneJob, report: Callable[[StepDone | EvaluationDone], Non
             seconds=round(time.monotonic() - began, 3),
             peak_memory_bytes=_peak_memory_bytes(),
             taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            unigram_floor=unigram_floor(np.load(job.tokens, mmap_mode="r"), job.recipe.workload, job.vocabulary),
         )
         results.write_json(draft / "training.json", record)
         shutil.rmtree(folder, ignore_errors=True)

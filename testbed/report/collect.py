@@ -33,6 +33,8 @@ BASELINE = "fp32"
 SECOND_BASELINE = "bf16"
 """The codec that costs nothing to use: another one must be faster to be worth its trouble."""
 _SEED = "training.seed"
+_AS_CHOSEN = "as chosen"
+"""Stands for a setting of which each codec has a value of its own, beside groups that state one for all."""
 _CODEC_ORDER = (BASELINE, "bf16", "int8", "delta-int8")
 
 
@@ -100,8 +102,14 @@ def latest(experiment: Path, cell_ids: Collection[str] | None = None) -> list[Ru
 
 
 def read_runs(runs: Iterable[Run]) -> list[Result]:
-    """Read each run's cell and summary."""
-    return [Result(run, run.cell, run.summary) for run in runs]
+    """Read each run's cell and summary, and what the sweep says of how it was tuned."""
+    last_sweep = functools.cache(results.last_sweep)
+    read = []
+    for run in runs:
+        cell_id, sweep = run.folder.parent.name, last_sweep(run.folder.parent.parent)
+        tuning, stated = sweep.marks.get(cell_id, ""), cell_id in sweep.stated
+        read.append(Result(run, run.cell, run.summary, tuning, stated))
+    return read
 
 
 @functools.cache
@@ -156,13 +164,16 @@ def _network_names(runs_read: Sequence[Result]) -> dict[str, str]:
 def _own(
     runs_read: Sequence[Result], settings: Sequence[Mapping[str, Any]], varying: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the optimiser settings that follow from the codec: setting -> codec -> value."""
+    """Return the optimiser settings that follow from the codec: setting -> codec -> value. What states its own is left
+    out of account: it stands apart.
+    """
     own = {}
     for key in varying:
         values: dict[str, set[Any]] = {}
         for result, setting in zip(runs_read, settings, strict=True):
-            values.setdefault(result.cell.codec, set()).add(setting.get(key))
-        if key.startswith("optimiser.") and all(len(seen) == 1 for seen in values.values()):
+            if not result.stated:
+                values.setdefault(result.cell.codec, set()).add(setting.get(key))
+        if key.startswith("optimiser.") and values and all(len(seen) == 1 for seen in values.values()):
             own[key] = {
                 codec: next(iter(seen)) for codec, seen in sorted(values.items(), key=lambda item: codec_order(item[0]))
             }
@@ -176,10 +187,12 @@ def groups(runs_read: Sequence[Result]) -> list[Group]:
     every = {key for setting in settings for key in setting}
     varying = {key for key in every if len({setting.get(key) for setting in settings}) > 1} - {_SEED}
     own = _own(runs_read, settings, varying)
-    apart = sorted(varying - set(own))
+    apart = sorted(varying - set(own)) + sorted(own) * any(result.stated for result in runs_read)
     together: dict[tuple[Any, ...], list[Result]] = {}
     for result, setting in zip(runs_read, settings, strict=True):
-        together.setdefault(tuple(setting.get(key) for key in apart), []).append(result)
+        chosen = [key in own and not result.stated for key in apart]
+        values = (_AS_CHOSEN if own_value else setting.get(key) for key, own_value in zip(apart, chosen, strict=True))
+        together.setdefault(tuple(values), []).append(result)
     palette = tuple(sorted({result.cell.codec for result in runs_read}, key=codec_order))
     return [
         _group(

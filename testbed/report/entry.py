@@ -13,7 +13,7 @@ from testbed.errors import ResultsError
 from testbed.message_key import Direction
 from testbed.metrics.compare import RunSteps, run_steps
 from testbed.metrics.statistics import combined_step_time
-from testbed.records import CONTENDED, RunCertificates, Split, Summary
+from testbed.records import CONTENDED, NEAR_FLOOR, RunCertificates, Split, Summary
 from testbed.report.remarks import remark
 from testbed.results import Run
 from testbed.spec import Cell
@@ -31,6 +31,10 @@ class Result(NamedTuple):
     cell: Cell
     summary: Summary | None
     """None: the run has not ended, or was cut off."""
+    tuning: str = ""
+    """What must be known of a value that was chosen for its cell before the sweep; empty where nothing must."""
+    stated: bool = False
+    """Whether its cell states the field that was chosen for others."""
 
     @property
     def ok(self) -> bool:
@@ -144,6 +148,9 @@ class Entry:
             marks.append(f"contended: durations {worst:+.0%} from the calibration".replace("%", " %"))
         if said := remark(self.cell.codec):
             marks.append(said)
+        marks += dict.fromkeys(result.tuning for result in self.good if result.tuning)
+        if any(result.measured.at_floor for result in self.good):
+            marks.append(f"within {NEAR_FLOOR:g} of the unigram floor, {self.good[0].measured.unigram_floor:.2f}")
         ended = {result.measured.ended for result in self.good}
         marks += [f"ended by {why}" for why in ("target", "budget") if why in ended]
         return tuple(marks)
@@ -162,21 +169,23 @@ class Entry:
         """Step times and loss curves of each good run."""
         return tuple(
             run_steps(
-                cell,
-                run.number,
-                [run.steps(stage) for stage in range(cell.pipeline.stages)],
-                None if summary is None else summary.steady_from,
+                result.cell,
+                result.run.number,
+                [result.run.steps(stage) for stage in range(result.cell.pipeline.stages)],
+                None if result.summary is None else result.summary.steady_from,
             )
-            for run, cell, summary in self.good
+            for result in self.good
         )
 
     @cached_property
     def choices(self) -> dict[tuple[int, Direction], Counter[str]]:
         """How often an adaptive codec chose each of its codecs in training, by boundary and direction."""
         choices: dict[tuple[int, Direction], Counter[str]] = {}
-        for run, cell, _ in self.good:
-            for stage in range(cell.pipeline.stages):
-                frames = (frame for record in run.steps(stage) if record.phase == "train" for frame in record.sent)
+        for result in self.good:
+            for stage in range(result.cell.pipeline.stages):
+                frames = (
+                    frame for record in result.run.steps(stage) if record.phase == "train" for frame in record.sent
+                )
                 for frame in frames:
                     if frame.choice is not None:
                         boundary = stage if frame.direction == "forward" else stage - 1

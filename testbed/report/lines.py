@@ -74,6 +74,36 @@ def differences(
     ]
 
 
+def floors(group: Group) -> list[float]:
+    """Return the unigram floors of a group's texts: one, where all runs learned from the same."""
+    known = {entry.measured.unigram_floor for entry in group.entries if entry.ok}
+    return sorted(floor for floor in known if floor is not None)
+
+
+def draw_floor(axes: Axes, floor: float) -> None:
+    """Draw the unigram floor as a line with its name, where it lies within the axis; a loss above it is of a model that
+    has learned word frequencies at best.
+    """
+    low, high = axes.get_ylim()
+    if low <= floor <= high:
+        axes.axhline(floor, color=MUTED, lw=0.9, ls=(0, (6, 3)), zorder=1)
+        axes.annotate(
+            f"unigram floor {floor:.2f}", (1, floor), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+            textcoords="offset points", ha="right", va="bottom", size=7.2, color=MUTED,
+        )  # fmt: skip
+
+
+def floor_words(floors: Sequence[float]) -> str:
+    """Say what the line of the floor is, for a caption; empty where no floor is known."""
+    if not floors:
+        return ""
+    values = " or ".join(f"{floor:.2f}" for floor in floors)
+    return (
+        f" Unigram floor: {values} nats, the loss of a model that knows how often each token occurs in the training "
+        "part and nothing else."
+    )
+
+
 def _words(group: Group) -> str:
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     widths = sorted({window(run.train) for run in runs})
@@ -124,11 +154,13 @@ def loss_against_time(group: Group, settings: str) -> Drawing:
         if losses:
             margin = 0.04 * (max(losses) - min(losses)) or 0.5
             axes.set_ylim(min(losses) - margin, max(losses) + margin)
+        for floor in floors(group):
+            draw_floor(axes, floor)
         if index % columns_for(len(panels)) == 0:
             axes.set_ylabel("loss, nats per token")
     caption = (
         f"{_words(group)} Markers: validation loss, with the codec in place. Time is the sum of the training steps, "
-        "without evaluations. The panels share the loss axis; their time axes differ."
+        "without evaluations. The panels share the loss axis; their time axes differ." + floor_words(floors(group))
     )
     return Drawing("loss-time", title, caption, figure)
 
@@ -157,6 +189,8 @@ def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Draw
             right.fill_between(line.steps, line.low, line.high, color=look.colour, alpha=0.18, lw=0)
         right.plot(line.steps, line.losses, color=look.colour, ls=look.dash)
         _mark(right, combine_curves(runs, differences([run.validation for run in runs], runs, validation)), entry, look)
+    for floor in floors(group):
+        draw_floor(left, floor)
     left.set_title("loss")
     left.set_ylabel("loss, nats per token")
     right.set_title("difference from fp32 (above 0 is worse)")
@@ -172,4 +206,5 @@ def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Draw
         networks = " The losses of a codec differ between networks, so every run is drawn."
     elif len(group.networks) > 1:
         networks = " The losses of a codec are bit for bit the same over every network, so each codec is drawn once."
-    return Drawing("loss-steps", title, f"{_words(group)} Markers: validation loss.{networks}", figure)
+    words = f"{_words(group)} Markers: validation loss.{networks}{floor_words(floors(group))}"
+    return Drawing("loss-steps", title, words, figure)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from testbed import results
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.errors import TestbedError
 from testbed.results import Order, SweepRecord, TuningRecord
-from testbed.spec import Cell, Clock, Engine, Measured
-from testbed.sweep import controller, live_virtual, plan, playing, tune
+from testbed.spec import Cell, Clock, Engine, Measured, recipe_of
+from testbed.sweep import controller, live_virtual, plan, playing, trainings, tune
 from testbed.sweep.means import Means
 from testbed.sweep.plan import Choice, Combination, Experiment
 from testbed.sweep.progress import SweepProgress
@@ -44,12 +44,18 @@ class Agenda:
     """The choice among them; None before it was made."""
 
     @cached_property  # a sweep of two thousand cells takes seconds to resolve
-    def cells(self) -> tuple[Cell, ...]:
-        """The cells of the sweep, each once. Before tuning they have the first value that will be tried."""
+    def resolved(self) -> list[tuple[Combination, Cell]]:
+        """Each combination and its cell. Before tuning they have the first value that will be tried."""
         points, asked = self.combinations, self.experiment.tune
         if asked is not None:
             points = tune.with_choice(points, asked, self.tuning) if self.tuning else plan.untuned(points, asked)
-        return plan.unique(plan.resolve_cells(points, self.engine, str(self.experiment.path), self.clock))
+        found = plan.resolve_cells(points, self.engine, str(self.experiment.path), self.clock)
+        return list(zip(points, found, strict=True))
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells of the sweep, each once."""
+        return plan.unique(cell for _, cell in self.resolved)
 
     @property
     def to_tune(self) -> tuple[Cell, ...]:
@@ -73,7 +79,7 @@ def make_agenda(
     points = plan.combinations(asked, choice)
     tried = tune.trials(asked, points, engine, clock)
     before = results.last_tuning(folder) if tried and not again else None
-    known = before if before is not None and tune.answers(before, tried) else None
+    known = before if before is not None and asked.tune and tune.answers(before, asked.tune, tried) else None
     agenda = Agenda(asked, engine, clock, points, tried, known)
     _ = agenda.cells  # checks them
     return agenda
@@ -144,9 +150,17 @@ def runs_left(runs: Iterable[Cell], done: Mapping[str, int]) -> list[Cell]:
     return left
 
 
-def untried(agenda: Agenda, folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
-    """Return the runs of the trials that are still to be made."""
-    return tuple(cell for cell in agenda.to_tune if again or results.finished(folder, cell.id) is None)
+def untried(cells: Iterable[Cell], folder: Path, *, again: bool = False) -> tuple[Cell, ...]:
+    """Return the trials' cells whose loss is not known yet. `again` makes live ones once more; what is trained without
+    a network would be the same.
+    """
+
+    def known(cell: Cell) -> bool:
+        if cell.timing == "played":
+            return trainings.is_trained(trainings.trained_folder(folder, recipe_of(cell)))
+        return not again and results.finished(folder, cell.id) is not None
+
+    return tuple(cell for cell in cells if not known(cell))
 
 
 def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakeProgress) -> list[TestbedError]:
@@ -178,20 +192,39 @@ def _measures(cell: Cell) -> bool:
 
 
 def tune_first(agenda: Agenda, folder: Path, means: Means, progress: MakeProgress, *, again: bool = False) -> Agenda:
-    """Make the runs of the trials, choose, and keep the choice in tuning.json. StageError when nothing is left for any
-    arm.
+    """Make the runs of the trials, and those that their losses call for; choose, and keep the choice in tuning.json.
+    StageError when nothing is left for any arm.
+
+    Played trials are trained and no more: no network is needed for a loss. What was trained before is not trained
+    again, so that an interrupted tuning goes on where it was.
     """
-    assert agenda.experiment.tune is not None
-    # A run that fails disqualifies its value.
-    make_runs(untried(agenda, folder, again=again), folder, means, progress)
-
-    def loss_of(cell_id: str) -> float | None:
-        run = results.finished(folder, cell_id)
-        return None if run is None or run.summary is None else run.summary.validation_loss
-
-    record = tune.settle(agenda.experiment.tune, agenda.trials, loss_of)
+    asked = agenda.experiment.tune
+    assert asked is not None
+    tried = list(agenda.trials)
+    more = tried
+    while more:
+        # A run that fails disqualifies its value.
+        cells = untried(plan.unique(cell for trial in more for cell in trial.cells), folder, again=again)
+        if played := [cell for cell in cells if cell.timing == "played"]:
+            with progress(played) as following:
+                playing.train_cells(played, folder, following)
+        make_runs([cell for cell in cells if cell.timing == "live"], folder, means, progress)
+        loss_of = partial(final_loss, folder)
+        more = tune.further(asked, agenda.combinations, tried, loss_of, agenda.engine, agenda.clock)
+        tried += more
+    record = tune.settle(asked, tried, partial(final_loss, folder))
     results.write_json(folder / "tuning.json", record)
-    return replace(agenda, tuning=record)
+    return Agenda(
+        agenda.experiment, agenda.engine, agenda.clock, agenda.combinations, trials=agenda.trials, tuning=record
+    )
+
+
+def final_loss(folder: Path, cell: Cell) -> float | None:
+    """Return the final validation loss of a trial's cell; None where no run of it ended well."""
+    if cell.timing == "played":
+        return trainings.final_loss(trainings.trained_folder(folder, recipe_of(cell)))
+    run = results.finished(folder, cell.id)
+    return None if run is None or run.summary is None else run.summary.validation_loss
 
 
 def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
@@ -205,4 +238,9 @@ def sweep_record(agenda: Agenda, command: str) -> SweepRecord:
         order=asked.order,
         order_seed=asked.order_seed,
         tuned=agenda.tuning is not None,
+        compare=asked.compare,
+        marks={cell.id: point.mark for point, cell in agenda.resolved if point.mark},
+        stated=tuple(
+            dict.fromkeys(cell.id for point, cell in agenda.resolved if asked.tune and asked.tune.field in point.stated)
+        ),
     )

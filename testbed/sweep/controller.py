@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+import numpy as np
+
 from testbed import paths, results
 from testbed.codecs.catalogue import placement as codecs
 from testbed.errors import StageError, TestbedError
@@ -26,6 +28,7 @@ from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.session import Session, Tokens, network_of
 from testbed.workloads import models as workloads
+from testbed.workloads.floor import unigram_floor
 
 _NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
 _SAME_SIZE = 1.1
@@ -121,11 +124,13 @@ class _Runner:
         self._before: Certificate | None = None
         self._after: Certificate | None = None
         self._during: DuringRecord | None = None
+        self._floor: float | None = None
         results.write_json(run.folder / "environment.json", describe_machine())
 
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
         """Certify, train, certify; returns why training ended."""
         cell, folder = self._cell, self._run.folder
+        self._floor = text_floor(cell.workload, tokens)
         # It may have been played for another run.
         self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         self._progress.phase("certifying the links")
@@ -160,7 +165,14 @@ class _Runner:
         stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
         message = None if error is None else str(error) or _NAMES.get(type(error), type(error).__name__)
         summary = summarise(
-            self._cell, self._lab, self._certificates(), stages, status=status, error=message, costs=self._costs
+            self._cell,
+            self._lab,
+            self._certificates(),
+            stages,
+            status=status,
+            error=message,
+            costs=self._costs,
+            floor=self._floor,
         )
         results.write_json(self._run.folder / "summary.json", summary)
         return summary
@@ -213,3 +225,8 @@ def prepare_text(workload: WorkloadSpec) -> Tokens:
     )
     prepared = json.loads(lines[-1])
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))
+
+
+def text_floor(workload: WorkloadSpec, tokens: Tokens) -> float:
+    """Return the unigram floor of a prepared text, in nats per token."""
+    return unigram_floor(np.load(tokens.path, mmap_mode="r"), workload, tokens.vocabulary)

@@ -25,7 +25,7 @@ from testbed.profiles import LinkProfile
 from testbed.records import Certificate, LabRecord
 from testbed.spec import Cell, WorkloadSpec, recipe_of
 from testbed.sweep import playing, trainings
-from testbed.sweep.controller import prepare_text
+from testbed.sweep.controller import prepare_text, text_floor
 from testbed.sweep.environment import describe_machine, hold_folder
 from testbed.sweep.executor import available_memory
 from testbed.sweep.inside import LiveRun, Told
@@ -106,12 +106,14 @@ class _Runner:
     ) -> None:
         self._run, self._cell, self._links, self._progress = results.new_run(folder, cell), cell, links, progress
         self._lab: LabRecord | None = None
+        self._floor: float | None = None
         results.write_json(self._run.folder / "environment.json", describe_machine())
 
     def run(self, kernel: GuestKernel, tokens: Tokens, link_seed: int) -> None:
         """Boot a guest that makes the run, and follow it to its end. StageError, or SpecError for what the user can
         mend, where it fails.
         """
+        self._floor = text_floor(self._cell.workload, tokens)
         with ExitStack() as stack:
             aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-live-")))
             order = LiveRun(
@@ -193,6 +195,8 @@ class _Runner:
             certificates = playing.virtual_certificates(self._cell, self._links, stages, played_at_ns)
             results.write_json(self._run.folder / "certificate.json", certificates)
         message = None if error is None else str(error) or type(error).__name__
-        summary = summarise(self._cell, self._lab, certificates, stages, status=status, error=message)
+        summary = summarise(
+            self._cell, self._lab, certificates, stages, status=status, error=message, floor=self._floor
+        )
         results.write_json(self._run.folder / "summary.json", summary)
         self._progress.end(self._cell, summary)

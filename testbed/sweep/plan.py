@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, StrictInt, ValidationError
+from pydantic import Field, StrictFloat, StrictInt, ValidationError, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError, TestbedError, UnknownNameError
 from testbed.frozen import Frozen, explain, read_toml
 from testbed.profiles import load_profile
-from testbed.results import Order
+from testbed.results import CompareSpec, Order
 from testbed.spec import Cell, Clock, Engine
 from testbed.sweep import filters
 from testbed.sweep.fields import Tables, flatten, merge, nest, parse_assignment
@@ -25,6 +26,8 @@ from testbed.sweep.resolve import resolve_cell
 AskedEngine = Literal["auto", "netem", "relay"]
 AskedClock = Literal["auto", "virtual", "real"]
 _QUICK = ("cell", "axes", "variants", "repeats", "tune")
+ENOUGH_VALUES, ENOUGH_SEEDS = 5, 2
+"""Of [tune], unless it is a short form's."""
 
 
 class TuneSpec(Frozen):
@@ -32,14 +35,39 @@ class TuneSpec(Frozen):
 
     field: str
     """Dotted, for example optimiser.learning_rate."""
-    values: Annotated[tuple[Any, ...], Field(min_length=1)]
-    steps: Annotated[StrictInt, Field(ge=1)]
-    """Steps of each run."""
+    values: Annotated[tuple[StrictInt | StrictFloat, ...], Field(min_length=1)]
+    """Positive, ascending; five at least, or no best value of them can be said to lie between others."""
     seeds: Annotated[tuple[StrictInt, ...], Field(min_length=1)]
-    over: str | list[str]
-    """As `profile`: the network of these runs. It does not touch the maths; an unshaped one is the fastest."""
+    """Two at least: one seed's ranking is that seed's."""
+    steps: Annotated[StrictInt, Field(ge=1)] | None = None
+    """Steps of each run; None: as many as the training has. Fewer are checked to rank alike."""
+    over: str | list[str] = "datacenter"
+    """As `profile`: the network of live trials. Played ones are trained without a network."""
     arm: Annotated[tuple[str, ...], Field(min_length=1)] = ("codec",)
     """Fields whose every combination gets a value of its own."""
+    widen: Annotated[StrictInt, Field(ge=0)] = 4
+    """Values that an arm may have beyond the list, in the direction in which its best value is the list's end."""
+    quick: bool = False
+    """A short form, whose choice says nothing: any number of values and seeds will do, and no value is added."""
+
+    @model_validator(mode="after")
+    def _shows_something(self) -> TuneSpec:
+        low_to_high = all(before < after for before, after in itertools.pairwise(self.values))
+        if not low_to_high or self.values[0] <= 0 or not math.isfinite(self.values[-1]):
+            raise ValueError(f"values must be positive and ascend, found {list(self.values)}")
+        if self.quick:
+            return self
+        if len(self.values) < ENOUGH_VALUES:
+            raise ValueError(
+                f"{len(self.values)} values cannot show that the best lies between others; state at least "
+                f"{ENOUGH_VALUES}, or quick = true for a short form whose choice says nothing"
+            )
+        if len(set(self.seeds)) < ENOUGH_SEEDS:
+            raise ValueError(
+                f"seeds are {list(self.seeds)}, and a ranking by one seed is that seed's; state at least "
+                f"{ENOUGH_SEEDS}, or quick = true for a short form whose choice says nothing"
+            )
+        return self
 
 
 class Experiment(Frozen):
@@ -64,6 +92,7 @@ class Experiment(Frozen):
     exclude: list[dict[str, Any]] = Field(default=[])
     only: list[dict[str, Any]] = Field(default=[])
     tune: TuneSpec | None = None
+    compare: CompareSpec | None = None
     quick: dict[str, Any] = Field(default={})
 
 
@@ -86,6 +115,10 @@ class Combination(NamedTuple):
     label: str
     """What the axes have there, for messages."""
     fields: Tables
+    stated: frozenset[str] = frozenset()
+    """Dotted names of the fields that an axis or a variant states here."""
+    mark: str = ""
+    """What must be known of a value that [tune] chose for it; empty where nothing must."""
 
     def arm(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the values of some fields here, by name; None where one is not stated."""
@@ -108,7 +141,23 @@ def load_experiment(name: str) -> Experiment:
         if name not in files:
             raise UnknownNameError("experiment", name, files)
         path = files[name]
-    return _read({"name": path.parent.name, "path": path, **read_toml(path)}, path)
+    experiment = _read({"name": path.parent.name, "path": path, **read_toml(path)}, path)
+    if experiment.compare is not None:
+        _check_compared(experiment, experiment.compare)
+    return experiment
+
+
+def _check_compared(experiment: Experiment, asked: CompareSpec) -> None:
+    """Raise SpecError where [compare] names arms that the file, as it was written, does not have."""
+    where = f"[compare] of {experiment.path}"
+    points = [combination.fields for combination in combinations(experiment, Choice())]
+    sides = [nest("codec", codec) for codec in asked.baselines]
+    sides += [side for claim in asked.claims for side in (claim.ours, claim.baseline)]
+    for side in sides:
+        condition = filters.read_condition(side, where)
+        filters.check_used(condition, points, where)
+        if not any(filters.holds(condition, fields) for fields in points):
+            raise SpecError(f"{where}: no cell has {', '.join(f'{n} = {v}' for n, v in flatten(side))} all together")
 
 
 def _read(content: Mapping[str, Any], path: Path) -> Experiment:
@@ -129,7 +178,8 @@ def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
             raise UnknownNameError(f"key of [quick] in {where}:", unknown.pop(), _QUICK)
         tune = None if experiment.tune is None else experiment.tune.model_dump()
         short = merge({"cell": experiment.cell, "axes": {}, "tune": tune or {}}, experiment.quick, where)
-        content |= {**short, "axes": experiment.axes | short["axes"], "tune": short["tune"] or None}
+        tuned = short["tune"] | {"quick": True} if short["tune"] else None
+        content |= {**short, "axes": experiment.axes | short["axes"], "tune": tuned}
     content["axes"] = dict(content["axes"])
     for text in choice.overrides:
         name, value = parse_assignment(text, "--set")
@@ -164,7 +214,7 @@ def combinations(experiment: Experiment, choice: Choice) -> list[Combination]:
         for change in changes:
             fields = merge(fields, change, where)
         label = ", ".join(f"{name}={value}" for change in changes for name, value in flatten(change))
-        points.append(Combination(label, fields))
+        points.append(Combination(label, fields, frozenset(name for change in changes for name, _ in flatten(change))))
     return _filtered(points, experiment, choice)
 
 
@@ -203,12 +253,15 @@ def resolve_cells(points: Iterable[Combination], engine: Engine, where: str, clo
 
 def untuned(points: Sequence[Combination], tune: TuneSpec | None) -> list[Combination]:
     """Return the combinations with the first value that [tune] will try in place: what can be checked and shown before
-    the choice.
+    the choice. One that states the field keeps its own.
     """
     if tune is None:
         return list(points)
     return [
-        Combination(point.label, merge(point.fields, nest(tune.field, tune.values[0]), "[tune]")) for point in points
+        point
+        if tune.field in point.stated
+        else Combination(point.label, merge(point.fields, nest(tune.field, tune.values[0]), "[tune]"))
+        for point in points
     ]
 
 

@@ -66,12 +66,13 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         if not runs:
             return failures
         training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
+        floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
         costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, means.calibration_s)
         cores = len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
             guest_kernel = kernel()
             links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
-            player = _Player(runs, numbers, folder, Path(aside), training, costs, links, progress)
+            player = _Player(runs, numbers, folder, Path(aside), training, floors, costs, links, progress)
             jobs = [player.job(number) for number in range(len(runs))]
             progress.note(f"playing {len(jobs)} run{'s' * (len(jobs) != 1)}")
             with hold_machine() if means.clock == "real" else nullcontext():
@@ -84,6 +85,12 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
                     progress=player.has_played,
                 )
     return failures + player.failures
+
+
+def train_cells(cells: Sequence[Cell], folder: Path, progress: SweepProgress) -> trainings.Trainings:
+    """Train the recipes of played cells and play nothing: what it takes to know their losses."""
+    with hold_folder(folder):
+        return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare_text, progress=progress)
 
 
 @contextmanager
@@ -171,6 +178,7 @@ class _Player:
         folder: Path,
         aside: Path,
         training: Mapping[str, Training],
+        floors: Mapping[str, float | None],
         costs: dict[str, tuple[StageCosts, ...]],
         links: Mapping[LinkProfile, Certificate],
         progress: SweepProgress,
@@ -180,7 +188,7 @@ class _Player:
         """
         self._numbers = numbers
         self._runs, self._folder, self._aside, self._progress = runs, folder, aside, progress
-        self._training, self._costs, self._links = training, costs, links
+        self._training, self._floors, self._costs, self._links = training, floors, costs, links
         self._traces: dict[Path, Trace] = {}
         self._seeds = Counter({cell.id: len(results.finished_runs(folder, cell.id)) for cell in runs})
         self._machine = describe_machine()
@@ -251,7 +259,8 @@ class _Player:
         certificates = self._certificates(cell, played, stages)
         if certificates is not None:
             results.write_json(run.folder / "certificate.json", certificates)
-        summary = summarise(cell, lab, certificates, stages, status="ok", error=None, steady=played.steady)
+        floor = self._floors[recipe_of(cell).id]
+        summary = summarise(cell, lab, certificates, stages, status="ok", error=None, steady=played.steady, floor=floor)
         results.write_json(run.folder / "summary.json", summary)
         self._progress.end(cell, summary, outcome.host_seconds)
 

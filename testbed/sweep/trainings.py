@@ -123,6 +123,24 @@ def is_trained(folder: Path) -> bool:
     return (folder / "training.json").exists()
 
 
+def trained_folder(folder: Path, recipe: Recipe) -> Path:
+    """Return where a recipe's training lies in an experiment's result folder, or will."""
+    return folder / FOLDER / recipe.id
+
+
+def final_loss(folder: Path) -> float | None:
+    """Return the last validation loss of a training, with the codec in place; None where it has not finished."""
+    if not is_trained(folder):
+        return None
+    losses = [record.loss for record in load_training(folder)[-1] if record.phase == "evaluation"]
+    return losses[-1] if losses else None
+
+
+def floor_of(folder: Path) -> float | None:
+    """Return the unigram floor that a finished training kept."""
+    return results.read_json(folder / "training.json", TrainingRecord).unigram_floor
+
+
 def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
     """Read the records of a finished training, by stage. ResultsError for a folder that has none."""
     record = results.read_json(folder / "training.json", TrainingRecord)

@@ -1,23 +1,35 @@
-"""[tune]: choose one field's value for each arm by short runs, before the sweep. Pure: `conduct` makes the runs.
+"""[tune]: choose one field's value for each arm before the sweep. Pure: `conduct` makes the runs.
 
 Codecs differ in the learning rate that suits them; one that was chosen with fp32 favours fp32. An arm is what gets a
-value of its own (a codec, if nothing else is said). Each value is tried with the same seeds, over one network;
-everything else is as in the arm's first combination. The smallest mean of the final validation losses wins; of equals
-the first. A value with a run that failed, or whose loss is not finite, is out; an arm without any value left is not
-run, and the others are.
+value of its own (a codec, if nothing else is said). Each value is tried with the same seeds; everything else is as in
+the arm's first combination. The smallest mean of the final validation losses wins; of equals the first. A value with a
+run that failed, or whose loss is not finite, is out; an arm without any value left is not run, and the others are. What
+states the field itself, in an axis or a variant, keeps its value and is no arm.
+
+The best value must lie between others. Where it is the list's end, the list grows by one value in that direction, by
+the ratio of its last two, until the best lies inside or `widen` values were added; an arm that is still at an end then
+carries a mark. Trials have the training's own length. Where they are shorter, the first arm's values are trained at
+full length too, and unless both lengths choose the same value, every arm carries a mark.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from testbed.errors import SpecError, StageError, UnknownNameError
-from testbed.results import TriedValue, TunedArm, TuningRecord
+from testbed.results import RankCheck, TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell, Clock, Engine
 from testbed.sweep.fields import flatten, known_fields, merge, nest
 from testbed.sweep.plan import Combination, Experiment, TuneSpec, resolve_cells
+
+LossOf = Callable[[Cell], float | None]
+"""The final validation loss of a trial's cell; None where no run ended well."""
+AT_AN_END = "at the end of the values tried"
+NOT_ALIKE = "chosen by short runs, which rank otherwise than full ones"
+SHORT_FORM = "chosen in short form"
 
 
 class Trial(NamedTuple):
@@ -26,31 +38,107 @@ class Trial(NamedTuple):
     arm: dict[str, Any]
     value: Any
     cells: tuple[Cell, ...]
-    """One a seed."""
+    """One per seed."""
+    added: bool = False
+    """Whether the value is not one of those that were asked for."""
+    check: bool = False
+    """Whether it is one of the full runs that short ones are checked with."""
 
 
 def trials(experiment: Experiment, points: Sequence[Combination], engine: Engine, clock: Clock = "real") -> list[Trial]:
-    """List all that is tried, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
+    """List all that is asked for, arm by arm; nothing without [tune]. SpecError where [tune] does not fit the sweep."""
     tune, where = experiment.tune, f"[tune] of {experiment.path}"
     if tune is None:
         return []
     for name in (tune.field, *tune.arm):
         if name not in known_fields():
             raise UnknownNameError(f"field of a cell in {where}:", name, known_fields())
-    if tune.field in experiment.axes or any(tune.field in dict(flatten(variant)) for variant in experiment.variants):
+    if tune.field in experiment.axes:
         raise SpecError(f"{where}: {tune.field} is an axis already; it cannot be chosen as well")
+    return [_trial(tune, arm, value, engine, clock) for arm in _arms(tune, points) for value in tune.values]
+
+
+def further(
+    tune: TuneSpec,
+    points: Sequence[Combination],
+    tried: Sequence[Trial],
+    loss_of: LossOf,
+    engine: Engine,
+    clock: Clock = "real",
+) -> list[Trial]:
+    """Return what the losses of `tried` call for next: a value beyond the end of each list whose best is there, and,
+    when no list grows any more, the full runs that short ones are checked with. Empty: nothing.
+    """
+    if tune.quick:
+        return []
+    more: list[Trial] = []
+    for arm in _arms(tune, points):
+        mine = [trial for trial in tried if trial.arm == arm.arm(tune.arm) and not trial.check]
+        value = beyond([_result(trial, loss_of) for trial in mine], tune.widen)
+        if value is None:
+            continue
+        try:
+            more.append(_trial(tune, arm, value, engine, clock)._replace(added=True))
+        except SpecError:
+            continue  # what the field cannot be is no value to try; the arm stays at its end
+    if more or any(trial.check for trial in tried):
+        return more
+    arm = _arms(tune, points)[0]
+    mine = [trial for trial in tried if trial.arm == arm.arm(tune.arm)]
+    if all(cell.training.steps == _own_steps(arm) for trial in mine for cell in trial.cells):
+        return []
+    full = tune.model_copy(update={"steps": None})
+    left = [trial.value for trial in mine if _result(trial, loss_of).mean_loss is not None]
+    return [_trial(full, arm, value, engine, clock)._replace(check=True) for value in left]
+
+
+def beyond(tried: Sequence[TriedValue], widen: int) -> Any:
+    """Return the value to try beyond the end of an arm's list; None where its best lies inside, nothing is left of it,
+    or `widen` values were added already.
+    """
+    ordered = sorted(tried, key=lambda value: value.value)
+    best = _best(ordered)
+    if best is None or len(ordered) < 2 or sum(value.added for value in ordered) >= widen:
+        return None
+    values = [value.value for value in ordered]
+    if best.value == values[0]:
+        new = values[0] ** 2 / values[1]
+    elif best.value == values[-1]:
+        new = values[-1] ** 2 / values[-2]
+    else:
+        return None
+    rounded = round(new) if all(isinstance(value, int) for value in values) else float(f"{new:.3g}")
+    return rounded if rounded > 0 and rounded not in values else None
+
+
+def _best(tried: Sequence[TriedValue]) -> TriedValue | None:
+    """Return the value with the smallest mean loss, the first of equals; None where all are out."""
+    left = [value for value in tried if value.mean_loss is not None]
+    return min(left, key=lambda value: value.mean_loss or 0.0, default=None)
+
+
+def _arms(tune: TuneSpec, points: Sequence[Combination]) -> list[Combination]:
+    """Return the first combination of each arm."""
     firsts: list[Combination] = []
     for combination in points:
-        if all(combination.arm(tune.arm) != first.arm(tune.arm) for first in firsts):
+        new = all(combination.arm(tune.arm) != first.arm(tune.arm) for first in firsts)
+        if new and tune.field not in combination.stated:
             firsts.append(combination)
-    return [_trial(tune, first, value, engine, clock, where) for first in firsts for value in tune.values]
+    return firsts
 
 
-def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock, where: str) -> Trial:
-    arm = first.arm(tune.arm)
-    training = {"steps": tune.steps, "evaluate_every": 0, "target_loss": None, "budget_s": None}
-    short = {"profile": tune.over, "training": training}
-    fields = merge(merge(first.fields, short, where), nest(tune.field, value), where)
+def _own_steps(combination: Combination) -> Any:
+    return dict(flatten(combination.fields)).get("training.steps")
+
+
+def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock: Clock) -> Trial:
+    arm, where = first.arm(tune.arm), "[tune]"
+    # At full length everything else is as in the sweep, so that a training of the chosen value is not made twice.
+    training: dict[str, Any] = {"target_loss": None, "budget_s": None}
+    if tune.steps is not None:
+        training |= {"steps": tune.steps, "evaluate_every": 0}
+    fields = merge(first.fields, {"profile": tune.over, "training": training}, where)
+    fields = merge(fields, nest(tune.field, value), where)
     label = ", ".join(f"{name}={one}" for name, one in arm.items())
     seeded = [
         Combination(f"{label}, {tune.field}={value}, seed {seed}", merge(fields, nest("training.seed", seed), where))
@@ -59,51 +147,97 @@ def _trial(tune: TuneSpec, first: Combination, value: Any, engine: Engine, clock
     return Trial(arm, value, tuple(resolve_cells(seeded, engine, where, clock)))
 
 
-def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: Callable[[str], float | None]) -> TuningRecord:
-    """Record what was found and choose. `loss_of`: final validation loss by cell id, None where no run ended well.
+def settle(tune: TuneSpec, tried: Sequence[Trial], loss_of: LossOf) -> TuningRecord:
+    """Record what was found, choose, and mark what cannot be relied on.
 
     StageError when no arm has a value left.
     """
     arms: list[TunedArm] = []
     for arm in list({repr(trial.arm): trial.arm for trial in tried}.values()):
-        values = [_result(trial, loss_of) for trial in tried if trial.arm == arm]
-        left = [value for value in values if value.mean_loss is not None]
-        best = min(left, key=lambda value: value.mean_loss or 0.0, default=None)
-        arms.append(TunedArm(arm=arm, tried=tuple(values), chosen=None if best is None else best.value))
+        values = [_result(trial, loss_of) for trial in tried if trial.arm == arm and not trial.check]
+        values.sort(key=lambda value: value.value)
+        best = _best(values)
+        chosen = None if best is None else best.value
+        mark = AT_AN_END if best is not None and chosen in (values[0].value, values[-1].value) else ""
+        arms.append(TunedArm(arm=arm, tried=tuple(values), chosen=chosen, mark=SHORT_FORM if tune.quick else mark))
     if not any(arm.left for arm in arms):
         raise StageError(
             f"[tune]: no value of {tune.field} led to a finite validation loss with every seed, for any of "
             f"{len(arms)} arms; tried {', '.join(map(str, tune.values))}; state smaller ones, "
             "or look at what the runs say"
         )
-    return TuningRecord(field=tune.field, steps=tune.steps, seeds=tune.seeds, over=_network(tune), arms=tuple(arms))
+    check = _check(arms[0], [trial for trial in tried if trial.check], loss_of)
+    if check is not None and not check.alike:
+        arms = [arm.model_copy(update={"mark": "; ".join(filter(None, (arm.mark, NOT_ALIKE)))}) for arm in arms]
+    return TuningRecord(
+        field=tune.field,
+        steps=tune.steps,
+        seeds=tune.seeds,
+        over=_network(tune),
+        arms=tuple(arms),
+        widen=tune.widen,
+        quick=tune.quick,
+        check=check,
+    )
 
 
-def _result(trial: Trial, loss_of: Callable[[str], float | None]) -> TriedValue:
-    losses = tuple(loss_of(cell.id) for cell in trial.cells)
+def _check(arm: TunedArm, full: Sequence[Trial], loss_of: LossOf) -> RankCheck | None:
+    if not full:
+        return None
+    values = [_result(trial, loss_of) for trial in full]
+    best = _best(values)
+    short = {value.value: value.mean_loss for value in arm.tried}
+    pairs = [(short[value.value], value.mean_loss) for value in values if value.mean_loss is not None]
+    at_choice = next((value.mean_loss for value in values if value.value == arm.chosen), None)
+    regret = None if best is None or best.mean_loss is None or at_choice is None else at_choice - best.mean_loss
+    return RankCheck(
+        arm=arm.arm,
+        steps=full[0].cells[0].training.steps,
+        tried=tuple(values),
+        chosen=None if best is None else best.value,
+        tau=kendall(pairs),
+        regret=regret,
+        alike=best is not None and best.value == arm.chosen,
+    )
+
+
+def kendall(pairs: Sequence[tuple[Any, Any]]) -> float | None:
+    """Return Kendall's rank correlation (tau-a) of pairs of numbers, from -1 to 1; None below two pairs."""
+    # Signs and not the product of differences, which is 0 where it is too small for a float.
+    signs = [((a > c) - (a < c)) * ((b > d) - (b < d)) for (a, b), (c, d) in itertools.combinations(pairs, 2)]
+    return sum(signs) / len(signs) if signs else None
+
+
+def _result(trial: Trial, loss_of: LossOf) -> TriedValue:
+    losses = tuple(loss_of(cell) for cell in trial.cells)
     finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     mean = sum(finite) / len(finite) if len(finite) == len(losses) else None
-    return TriedValue(value=trial.value, cells=tuple(cell.id for cell in trial.cells), losses=losses, mean_loss=mean)
+    cells = tuple(cell.id for cell in trial.cells)
+    return TriedValue(value=trial.value, cells=cells, losses=losses, mean_loss=mean, added=trial.added)
 
 
 def _network(tune: TuneSpec) -> str:
     return tune.over if isinstance(tune.over, str) else "+".join(tune.over)
 
 
-def answers(record: TuningRecord, tried: Sequence[Trial]) -> bool:
-    """Say whether an earlier choice was made among these very trials; an arm without a choice is tried again."""
-    earlier = {value.cells for arm in record.arms for value in arm.tried}
-    return all(arm.left for arm in record.arms) and earlier == {
-        tuple(cell.id for cell in trial.cells) for trial in tried
-    }
+def answers(record: TuningRecord, tune: TuneSpec, asked: Sequence[Trial]) -> bool:
+    """Say whether an earlier choice was made for these very trials; an arm without a choice is tried again."""
+    earlier = {value.cells for arm in record.arms for value in arm.tried if not value.added}
+    same = (record.widen, record.quick, record.steps) == (tune.widen, tune.quick, tune.steps)
+    ids = {tuple(cell.id for cell in trial.cells) for trial in asked}
+    return same and earlier == ids and all(arm.left for arm in record.arms)
 
 
 def with_choice(points: Sequence[Combination], tune: TuneSpec, record: TuningRecord) -> list[Combination]:
-    """Return the combinations with each arm's value in place; not those of an arm that has none."""
-    chosen = [(tuned.arm, nest(tune.field, tuned.chosen)) for tuned in record.arms if tuned.left]
-    return [
-        Combination(combination.label, merge(combination.fields, value, "[tune]"))
-        for combination in points
-        for arm, value in chosen
-        if arm == combination.arm(tune.arm)
-    ]
+    """Return the combinations with each arm's value, and its mark; not those of an arm that has none."""
+    chosen: list[Combination] = []
+    for point in points:
+        if tune.field in point.stated:
+            chosen.append(point)
+            continue
+        for arm in record.arms:
+            if arm.left and arm.arm == point.arm(tune.arm):
+                fields = merge(point.fields, nest(tune.field, arm.chosen), "[tune]")
+                mark = f"{tune.field} {arm.mark}" if arm.mark else ""
+                chosen.append(Combination(point.label, fields, point.stated, mark))
+    return chosen

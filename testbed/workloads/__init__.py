@@ -12,6 +12,7 @@
 | `sources` | gets a text: the bundled one, a file, a data set of the hub | no |
 | `prepare` | makes a text into tokens, once | no |
 | `windows` | cuts tokens into sequences and orders them | no |
+| `floor` | says what a model loses that knows word frequencies only | no |
 | `data` | serves them as batches | yes |
 | `capture` | keeps real activations and gradients for benchmarks | yes |
 """

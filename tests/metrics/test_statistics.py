@@ -117,3 +117,72 @@ def test_differences_move_with_their_values(values: list[float], by: float) -> N
     assert moved.interval is not None
     assert moved.value == pytest.approx(here.value + by, abs=1e-9)
     assert moved.interval == pytest.approx([end + by for end in here.interval], abs=1e-6)
+
+
+# ---------------------------------------------------------------------- two arms
+def arms(n: int, alike: float, seed: int, apart: float = 0.0) -> tuple[dict[int, float], dict[int, float]]:
+    """Draw the losses of two arms whose seeds go together with this correlation; SD 1 each."""
+    rng = np.random.default_rng((n, seed))
+    shared, own = rng.normal(size=n), rng.normal(size=(2, n))
+    ours, base = (math.sqrt(alike) * shared + math.sqrt(1 - alike) * noise for noise in own)
+    return dict(enumerate(ours + apart)), dict(enumerate(base))
+
+
+@pytest.mark.parametrize(("n", "alike"), [(3, 0.0), (5, 0.0), (5, 0.5), (5, 0.95), (8, 0.3)])
+def test_an_interval_of_two_arms_holds_the_truth_about_as_often_as_it_says(n: int, alike: float) -> None:
+    found = [statistics.difference(*arms(n, alike, trial, apart=0.7)) for trial in range(800)]
+    assert 0.91 < coverage([one.estimate for one in found], 0.7) < 0.975  # 3 standard errors of 800 trials: 0.023
+    assert coverage([one.estimate for one in found], 0.7 + 3) < 0.3
+
+
+def test_pairing_is_chosen_where_it_helps_and_never_widens_the_interval() -> None:
+    shares = {}
+    for alike in (0.0, 0.95):
+        found = [statistics.difference(*arms(5, alike, trial)) for trial in range(200)]
+        shares[alike] = sum(one.paired for one in found) / len(found)
+        for trial, one in enumerate(found):
+            ours, base = arms(5, alike, trial)
+            paired = statistics.of_differences([ours[seed] - base[seed] for seed in ours], "seed").interval
+            assert one.estimate.interval is not None
+            assert paired is not None
+            assert one.estimate.interval.high - one.estimate.interval.low <= (paired.high - paired.low) * (1 + 1e-9)
+            assert one.estimate.value == pytest.approx(np.mean(list(ours.values())) - np.mean(list(base.values())))
+    assert shares[0.0] < 0.5 < 0.95 < shares[0.95]
+
+
+def test_few_pairs_are_pairs_and_strangers_are_samples() -> None:
+    two = statistics.difference({0: 1.0, 1: 2.0}, {0: 1.1, 1: 2.1})
+    assert (two.paired, two.estimate.n) == (True, 2)
+    apart = statistics.difference({0: 1.0, 1: 2.0}, {2: 1.1, 3: 2.1})
+    assert not apart.paired
+    assert apart.estimate.value == pytest.approx(-0.1)
+    one = statistics.difference({0: 1.0}, {0: 1.5})
+    assert (one.estimate.interval, one.detectable) == (None, None)
+    with pytest.raises(ValueError, match="no seed in common"):
+        statistics.difference({0: 1.0}, {1: 1.0})
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 12])
+def test_a_minimum_detectable_effect_is_detected_four_times_in_five(n: int) -> None:
+    """Against simulation: the truth is as far from 0 as is said, and the spread is the true one."""
+    rng, trials = np.random.default_rng(n), 20_000
+    effect = statistics.detectable(1 / math.sqrt(n), n - 1)
+    values = rng.normal(effect, 1, (trials, n))
+    half = statistics.quantile_of_t(n - 1) * values.std(axis=1, ddof=1) / math.sqrt(n)
+    assert np.mean(abs(values.mean(axis=1)) > half) == pytest.approx(0.8, abs=0.012)  # 4 standard errors
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.001, 100), st.integers(2, 30), st.floats(0.001, 10))
+def test_so_many_seeds_are_needed_and_one_fewer_would_not_do(error: float, pairs: int, distance: float) -> None:
+    found = statistics.seeds_needed(error, pairs, distance, most=3000)
+    spread = error * math.sqrt(pairs)
+
+    def enough(n: int) -> bool:
+        return statistics.detectable(spread / math.sqrt(n), n - 1) <= distance
+
+    if found is None:
+        assert not enough(3000)
+    else:
+        assert enough(found)
+        assert found == 2 or not enough(found - 1)

@@ -124,7 +124,7 @@ def test_a_killed_stage_fails_the_run_and_is_named(command: Command) -> None:
 
 
 def test_a_learning_rate_is_chosen_before_the_sweep(command: Command) -> None:
-    tune = 'field = "optimiser.learning_rate"\nvalues = [1e-9, 3e-3]\nsteps = 20\nseeds = [0]\nover = "datacenter"'
+    tune = 'field = "optimiser.learning_rate"\nvalues = [1e-9, 3e-3]\nsteps = 20\nseeds = [0]\nquick = true'
     axes = 'codec = ["fp32", "int8"]\nprofile = ["consumer-80mbps"]'
     folder = command.write_experiment("", f"{axes}\n[tune]\n{tune}")
     small = ["--set", "pipeline.stages=2", "--set", "training.steps=6", "--set", "training.evaluate_every=3"]

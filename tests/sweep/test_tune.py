@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from testbed import results
 from testbed.errors import StageError, UserError
-from testbed.results import TuningRecord
+from testbed.results import TriedValue, TuningRecord
+from testbed.spec import Cell, recipe_of
 from testbed.sweep import conduct, plan, tune
-from testbed.sweep.plan import Choice
+from testbed.sweep.plan import Choice, TuneSpec
 
+RATES = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2]
 _TUNE = {
     "field": "optimiser.learning_rate",
-    "values": [3e-4, 1e-3, 3e-3],
+    "values": RATES,
     "steps": 10,
     "seeds": [5, 6],
     "over": "datacenter",
 }
+Losses = Callable[[str, float, int], float | None]
+"""The loss of a codec at a learning rate after so many steps, whatever the seed."""
 
 
 def experiment(**changes: Any) -> plan.Experiment:
@@ -36,21 +44,38 @@ def agenda(folder: Path, **changes: Any) -> conduct.Agenda:
 
 
 def settled(folder: Path, losses: dict[tuple[str, float, int], float | None], **changes: Any) -> conduct.Agenda:
-    """The agenda after runs that ended with these losses, by codec, value and seed."""
-    made = agenda(folder, **changes)
-    of_cell = {
-        cell.id: losses.get((cell.codec, cell.optimiser.learning_rate, cell.training.seed), 9.0)
-        for trial in made.trials
-        for cell in trial.cells
-    }
+    """The agenda after runs that ended with these losses, by codec, value and seed; nothing is added to the lists."""
+    made = agenda(folder, **{"widen": 0, **changes})
+
+    def loss_of(cell: Cell) -> float | None:
+        return losses.get((cell.codec, cell.optimiser.learning_rate, cell.training.seed), 9.0)
+
     assert made.experiment.tune is not None
-    return dataclasses.replace(made, tuning=tune.settle(made.experiment.tune, made.trials, of_cell.__getitem__))
+    return dataclasses.replace(made, tuning=tune.settle(made.experiment.tune, made.trials, loss_of))
+
+
+def tuned(made: conduct.Agenda, losses: Losses) -> tuple[TuningRecord, list[tune.Trial]]:
+    """Go through all that the losses call for, as a sweep does."""
+
+    def loss_of(cell: Cell) -> float | None:
+        return losses(cell.codec, cell.optimiser.learning_rate, cell.training.steps)
+
+    asked, tried = made.experiment.tune, list(made.trials)
+    assert asked is not None
+    while more := tune.further(asked, made.combinations, tried, loss_of, "relay"):
+        tried += more
+    return tune.settle(asked, tried, loss_of), tried
+
+
+def valley(best: float) -> Losses:
+    """A loss with its smallest value at one learning rate, whatever the codec and the number of steps."""
+    return lambda codec, rate, steps: 4.0 + abs(math.log(rate / best))
 
 
 def test_every_arm_tries_every_value_with_the_same_seeds_over_one_network(tmp_path: Path) -> None:
     made = agenda(tmp_path)
     tried = {(c.codec, c.optimiser.learning_rate, c.training.seed) for c in made.to_tune}
-    assert tried == {(codec, value, seed) for codec in ("fp32", "int8") for value in _TUNE["values"] for seed in (5, 6)}  # type: ignore[attr-defined]
+    assert tried == {(codec, value, seed) for codec in ("fp32", "int8") for value in RATES for seed in (5, 6)}
     assert len(made.to_tune) == len(tried)
     assert {(c.network, c.training.steps, c.training.evaluate_every, c.timing) for c in made.to_tune} == {
         ("datacenter", 10, 0, "played")
@@ -74,23 +99,23 @@ def test_a_value_with_a_run_that_has_no_finite_loss_is_out(tmp_path: Path, bad: 
     made = settled(tmp_path, losses)
     assert made.tuning is not None
     fp32 = made.tuning.arms[0]
-    assert fp32.chosen == 3e-4  # of equals the first
-    assert fp32.tried[2].mean_loss is None
+    assert fp32.chosen == RATES[0]  # of equals the first
+    assert [tried.value for tried in fp32.tried if tried.mean_loss is None] == [3e-3]
 
 
 def test_an_arm_for_which_nothing_is_left_is_not_run_and_is_tried_again(tmp_path: Path) -> None:
-    losses = {("int8", value, 5): None for value in (3e-4, 1e-3, 3e-3)}
+    losses = {("int8", value, 5): None for value in RATES}
     made = settled(tmp_path, losses)  # type: ignore[arg-type]
     assert made.tuning is not None
-    assert [(arm.left, arm.chosen) for arm in made.tuning.arms] == [(True, 3e-4), (False, None)]
+    assert [(arm.left, arm.chosen) for arm in made.tuning.arms] == [(True, RATES[0]), (False, None)]
     assert {cell.codec for cell in made.cells} == {"fp32"}
     results.write_json(tmp_path / "tuning.json", made.tuning)
-    assert agenda(tmp_path).tuning is None
+    assert agenda(tmp_path, widen=0).tuning is None
 
 
 def test_nothing_left_for_any_arm_is_an_error(tmp_path: Path) -> None:
-    losses = {(codec, value, 5): None for codec in ("fp32", "int8") for value in (3e-4, 1e-3, 3e-3)}
-    with pytest.raises(StageError, match=r"no value of optimiser\.learning_rate.*2 arms.*0\.0003, 0\.001, 0\.003"):
+    losses = {(codec, value, 5): None for codec in ("fp32", "int8") for value in RATES}
+    with pytest.raises(StageError, match=r"no value of optimiser\.learning_rate.*2 arms.*0\.0001, .*0\.01;"):
         settled(tmp_path, losses)  # type: ignore[arg-type]
 
 
@@ -99,10 +124,10 @@ def test_a_choice_that_was_kept_is_taken_again_unless_something_changed(tmp_path
     assert made.tuning is not None
     results.write_json(tmp_path / "tuning.json", made.tuning)
     assert results.read_json(tmp_path / "tuning.json", TuningRecord) == made.tuning
-    assert agenda(tmp_path).tuning == made.tuning
-    assert agenda(tmp_path).cells == made.cells
-    assert agenda(tmp_path, steps=11).tuning is None
-    assert agenda(tmp_path, values=[1e-3]).tuning is None
+    assert agenda(tmp_path, widen=0).tuning == made.tuning
+    assert agenda(tmp_path, widen=0).cells == made.cells
+    for changes in ({"steps": 11}, {"values": [*RATES, 0.1]}, {"widen": 1}, {"quick": True}):
+        assert agenda(tmp_path, **{"widen": 0, **changes}).tuning is None
     assert conduct.make_agenda(made.experiment, "relay", Choice(), tmp_path, again=True).tuning is None
 
 
@@ -119,7 +144,6 @@ def test_arms_may_be_other_fields(tmp_path: Path) -> None:
         ({"field": "training.seed"}, "training.seed is an axis already"),
         ({"over": "datacentre"}, "did you mean 'datacenter'?"),
         ({"steps": 3}, "warmup_steps is 4, which leaves none of 3 steps"),
-        ({"values": [-1.0]}, "optimiser.learning_rate: Input should be greater than 0"),
     ],
 )
 def test_a_tune_table_that_cannot_be_is_refused_before_anything_starts(
@@ -131,5 +155,187 @@ def test_a_tune_table_that_cannot_be_is_refused_before_anything_starts(
 
 
 def test_plan_cells_before_tuning_have_the_first_value(tmp_path: Path) -> None:
-    assert {c.optimiser.learning_rate for c in plan.cells(experiment(), "relay")} == {3e-4}
+    assert {c.optimiser.learning_rate for c in plan.cells(experiment(), "relay")} == {RATES[0]}
     assert agenda(tmp_path).cells == plan.cells(experiment(), "relay")
+
+
+# ---------------------------------------------------------------------- what is enough
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"values": [1e-3, 3e-3, 1e-2]}, "3 values cannot show that the best lies between others; state at least 5"),
+        ({"seeds": [0, 0]}, "a ranking by one seed is that seed's; state at least 2"),
+        ({"values": [*RATES, 1e-3]}, "values must be positive and ascend"),
+        ({"values": [0.0, *RATES]}, "values must be positive and ascend"),
+        ({"values": [*RATES, math.inf]}, "values must be positive and ascend"),
+    ],
+)
+def test_too_little_to_choose_from_is_refused_where_the_file_is_read(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TuneSpec(**{**_TUNE, **changes})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=8, unique=True),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)
+def test_a_table_is_taken_where_it_is_enough_or_says_that_it_is_quick(values: list[float], seeds: list[int]) -> None:
+    table = {**_TUNE, "values": sorted(values), "seeds": seeds}
+    assert TuneSpec(**table, quick=True).values == tuple(sorted(values))
+    if len(values) >= 5 and len(set(seeds)) >= 2:
+        assert TuneSpec(**table).widen > 0
+    else:
+        with pytest.raises(ValidationError, match="or quick = true"):
+            TuneSpec(**table)
+
+
+def test_a_quick_form_is_marked_and_neither_grows_nor_is_checked(tmp_path: Path) -> None:
+    made = agenda(tmp_path, values=[1e-3, 3e-3], seeds=[5], quick=True)
+    record, tried = tuned(made, valley(1.0))
+    assert tried == made.trials
+    assert {arm.mark for arm in record.arms} == {tune.SHORT_FORM}
+    short = plan.apply_choice(
+        experiment().model_copy(update={"quick": {"tune": {"values": [1e-3], "seeds": [0]}}}), Choice(quick=True)
+    )
+    assert short.tune is not None
+    assert short.tune.quick
+
+
+# ---------------------------------------------------------------------- an optimum that lies inside
+def test_a_best_value_between_others_adds_nothing_and_has_no_mark(tmp_path: Path) -> None:
+    made = agenda(tmp_path, steps=None)
+    record, tried = tuned(made, valley(1e-3))
+    assert tried == made.trials
+    assert [(arm.chosen, arm.mark) for arm in record.arms] == [(1e-3, ""), (1e-3, "")]
+
+
+@pytest.mark.parametrize(("best", "added"), [(0.1, [0.0333, 0.111, 0.37]), (3e-5, [3.33e-5, 1.11e-5])])
+def test_a_list_grows_by_its_own_ratio_until_the_best_lies_inside(
+    tmp_path: Path, best: float, added: list[float]
+) -> None:
+    made = agenda(tmp_path, steps=None)
+    record, tried = tuned(made, valley(best))
+    for arm in record.arms:
+        assert sorted(one.value for one in arm.tried if one.added) == pytest.approx(sorted(added))
+        values = [one.value for one in arm.tried]
+        assert values == sorted(values)
+        assert arm.chosen not in (values[0], values[-1])
+        assert arm.mark == ""
+    assert len({cell.id for trial in tried for cell in trial.cells}) == sum(len(trial.cells) for trial in tried)
+    assert tune.answers(record, made.experiment.tune, made.trials)  # type: ignore[arg-type]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.floats(0, 10)), min_size=5, max_size=9),
+    st.integers(0, 6),
+    st.integers(0, 8),
+)
+def test_growing_ends_within_the_budget_inside_or_at_an_end_that_is_marked(
+    losses: list[float | None], widen: int, deepest: int
+) -> None:
+    """Whatever the losses: a list that has not grown as far as it may has its best inside, or nothing left."""
+    known = dict(enumerate(losses))
+    tried = [_tried(3.0**place, known.get(place)) for place in range(5)]
+    for _ in range(100):
+        new = tune.beyond(tried, widen)
+        if new is None:
+            break
+        assert new > max(one.value for one in tried) or new < min(one.value for one in tried)
+        tried.append(_tried(new, known.get(round(math.log(new, 3)), float(deepest)), added=True))
+    else:
+        pytest.fail("it grows for ever")
+    tried.sort(key=lambda one: one.value)
+    assert sum(one.added for one in tried) <= widen
+    left = [one for one in tried if one.mean_loss is not None]
+    if left and sum(one.added for one in tried) < widen:
+        best = min(left, key=lambda one: one.mean_loss or 0.0)
+        assert best not in (tried[0], tried[-1])
+
+
+def _tried(value: float, loss: float | None, *, added: bool = False) -> TriedValue:
+    return TriedValue(value=value, cells=("x",), losses=(loss,), mean_loss=loss, added=added)
+
+
+def test_an_arm_that_stays_at_an_end_is_marked_wherever_its_numbers_go(tmp_path: Path) -> None:
+    made = agenda(tmp_path, steps=None, widen=2)
+    record, _ = tuned(
+        made, lambda codec, rate, steps: 1 / rate if codec == "int8" else valley(1e-3)(codec, rate, steps)
+    )
+    assert [(arm.mark, sum(one.added for one in arm.tried)) for arm in record.arms] == [("", 0), (tune.AT_AN_END, 2)]
+    swept = conduct.sweep_record(dataclasses.replace(made, tuning=record), "testbed sweep x")
+    marked = {cell.id for cell in dataclasses.replace(made, tuning=record).cells if cell.codec == "int8"}
+    assert set(swept.marks) == marked
+    assert set(swept.marks.values()) == {f"optimiser.learning_rate {tune.AT_AN_END}"}
+
+
+def test_a_value_that_a_cell_cannot_have_ends_the_growth(tmp_path: Path) -> None:
+    made = agenda(tmp_path, field="optimiser.beta1", values=[0.5, 0.6, 0.7, 0.8, 0.99], steps=None)
+    record, _ = tuned(made, lambda codec, rate, steps: 5.0)  # all equal: the first counts, which is an end
+    assert record.arms[0].tried[0].added
+    asked = made.experiment.tune
+    assert asked is not None
+    higher = tune.settle(asked, made.trials, lambda cell: -cell.optimiser.beta1)
+    assert {arm.mark for arm in higher.arms} == {tune.AT_AN_END}
+    assert tune.beyond(higher.arms[0].tried, 1) > 1
+    assert not tune.further(asked, made.combinations, made.trials, lambda cell: -cell.optimiser.beta1, "relay")
+
+
+# ---------------------------------------------------------------------- full length, or a fraction that ranks alike
+def test_at_full_length_a_trial_is_the_training_that_the_sweep_makes(tmp_path: Path) -> None:
+    made = agenda(tmp_path, steps=None, seeds=[0, 1])
+    record, _ = tuned(made, valley(1e-3))
+    recipes = {recipe_of(cell) for cell in dataclasses.replace(made, tuning=record).cells}
+    assert recipes <= {recipe_of(cell) for trial in made.trials for cell in trial.cells}
+    assert record.check is None
+
+
+def test_short_runs_are_checked_with_full_ones_of_the_first_arm(tmp_path: Path) -> None:
+    made = agenda(tmp_path)
+    record, tried = tuned(made, valley(1e-3))
+    full = [trial for trial in tried if trial.check]
+    own = made.experiment.cell["training"]["steps"]
+    assert [trial.value for trial in full] == RATES
+    assert {(cell.codec, cell.training.steps) for trial in full for cell in trial.cells} == {("fp32", own)}
+    assert record.check is not None
+    assert (record.check.alike, record.check.tau, record.check.regret) == (True, 1.0, 0.0)
+    assert {arm.mark for arm in record.arms} == {""}
+
+
+def test_short_runs_that_choose_otherwise_than_full_ones_mark_every_arm(tmp_path: Path) -> None:
+    made = agenda(tmp_path)
+    record, _ = tuned(made, lambda codec, rate, steps: valley(3e-3 if steps == 10 else 3e-4)(codec, rate, steps))
+    assert record.check is not None
+    assert not record.check.alike
+    assert (record.arms[0].chosen, record.check.chosen) == (3e-3, 3e-4)
+    assert record.check.regret == pytest.approx(math.log(10))
+    assert {arm.mark for arm in record.arms} == {tune.NOT_ALIKE}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=2, max_size=8))
+def test_rank_correlation_knows_order_only(pairs: list[tuple[float, float]]) -> None:
+    found = tune.kendall(pairs)
+    assert found is not None
+    assert -1 <= found <= 1
+    assert tune.kendall([(a, -b) for a, b in pairs]) == pytest.approx(-found)
+    distinct = sorted({a for a, _ in pairs})
+    if len(distinct) > 1:
+        assert tune.kendall([(a, math.atan(a)) for a in distinct]) == 1
+
+
+# ---------------------------------------------------------------------- what states the field is no arm
+def test_what_states_the_field_keeps_its_value_and_is_not_tuned(tmp_path: Path) -> None:
+    made = experiment(steps=None)
+    variants = [{"codec": "fp32"}, {"codec": "int8"}, {"codec": "int8", "optimiser": {"learning_rate": 0.5}}]
+    axes = {name: values for name, values in made.axes.items() if name != "codec"}
+    made = made.model_copy(update={"axes": axes, "variants": variants})
+    planned = conduct.make_agenda(made, "relay", Choice(), tmp_path)
+    assert {repr(trial.arm) for trial in planned.trials} == {"{'codec': 'fp32'}", "{'codec': 'int8'}"}
+    record, _ = tuned(planned, valley(1e-3))
+    done = dataclasses.replace(planned, tuning=record)
+    rates = {(cell.codec, cell.optimiser.learning_rate) for cell in done.cells}
+    assert rates == {("fp32", 1e-3), ("int8", 1e-3), ("int8", 0.5)}
+    swept = conduct.sweep_record(done, "testbed sweep x")
+    assert {cell.optimiser.learning_rate for cell in done.cells if cell.id in swept.stated} == {0.5}

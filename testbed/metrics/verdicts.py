@@ -1,0 +1,154 @@
+"""What a comparison shows: its number, its interval, what it could have shown, and a verdict against a stated effect.
+
+Three measures: the validation loss after equal tokens (a difference in nats, ours less the baseline's), the step time
+and the time to a loss (ratios, the baseline's over ours, by their logarithms). A claim is a bound on one of them: the
+loss at most so many nats above the baseline's, the step at least so many times as fast.
+
+holds           the whole 95 % interval is on the claim's side of the effect
+fails           the whole interval is on the other side
+not resolved    it is on both; `detectable` says how far from the effect the truth would have had to be, to be found
+                4 times in 5 (`statistics.detectable`)
+
+Step times on the virtual clock over links without chance are exact: their interval is the number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from testbed.metrics import statistics
+from testbed.metrics.compare import RunSteps
+from testbed.metrics.statistics import Interval
+from testbed.metrics.time_to_loss import crossing
+from testbed.results import CompareSpec
+
+Measure = Literal["loss", "speed_up", "time_to_loss"]
+Verdict = Literal["holds", "fails", "not resolved"]
+MEASURES: tuple[Measure, ...] = ("loss", "speed_up", "time_to_loss")
+Observations = Mapping[Any, float]
+"""One number for each seed, or for each run, by what pairs it with the other arm's."""
+_EXACT = 1e-9
+"""Relative; what ratios of equal times differ by is the last bit of a float."""
+
+
+class Judgement(NamedTuple):
+    """One comparison. Ratios and their ends are factors, `detectable` of a ratio too."""
+
+    measure: Measure
+    value: float
+    interval: Interval | None
+    """None: a single seed, whose spread is not known."""
+    exact: bool
+    paired: bool
+    n: int
+    rule: str
+    """How the interval was computed."""
+    detectable: float | None
+    """How far from the effect the truth would have had to be to be found 4 times in 5; None where not known."""
+    effect: float | None
+    """What the claim says; None: no claim."""
+    verdict: Verdict | None
+    seeds: int | None
+    """Where not resolved: how many pairs of seeds would resolve it, were the truth what was seen."""
+
+    @property
+    def words(self) -> str:
+        """'holds', 'fails', 'not resolved (would have shown 0.12)', or, without a claim, what would have shown."""
+        unit = "" if self.measure == "loss" else "x"
+        shown = "" if self.detectable is None else f"would have shown {self.detectable:.3g}{unit}"
+        if self.verdict is None:
+            return shown
+        if self.verdict != "not resolved":
+            return self.verdict
+        return f"not resolved ({shown or 'one seed'})"
+
+    @property
+    def interval_words(self) -> str:
+        """'exact', 'a to b', or 'one seed'."""
+        if self.exact:
+            return "exact"
+        if self.interval is None:
+            return "one seed"
+        form = "{:+.4f} to {:+.4f}" if self.measure == "loss" else "{:.3f} to {:.3f}"
+        return form.format(*self.interval)
+
+
+def judge(
+    measure: Measure, ours: Observations, base: Observations, effect: float | None = None, *, exact: bool = False
+) -> Judgement:
+    """Compare two arms: losses in nats, or seconds. `exact`: another run would have the same times.
+
+    ValueError where they have nothing in common and too few observations to be two samples.
+    """
+    if measure == "loss":
+        found = statistics.difference(ours, base)
+        value, interval, detectable = found.estimate.value, found.estimate.interval, found.detectable
+    else:
+        slower, faster = ({key: math.log(seconds) for key, seconds in side.items()} for side in (base, ours))
+        found = statistics.difference(slower, faster)
+        value, ends = math.exp(found.estimate.value), found.estimate.interval
+        interval = None if ends is None else Interval(math.exp(ends.low), math.exp(ends.high))
+        detectable = None if found.detectable is None else math.exp(found.detectable)
+    if exact and measure == "speed_up" and (interval is None or interval.high - interval.low <= _EXACT * value):
+        rule = "exact: the virtual clock gives every run the same times"
+        verdict = None if effect is None else _verdict(measure, Interval(value, value), effect)
+        at = Interval(value, value)
+        return Judgement(measure, value, at, True, True, found.estimate.n, rule, None, effect, verdict, None)
+    verdict = None if effect is None else _verdict(measure, interval, effect)
+    seeds = None
+    if verdict == "not resolved" and effect is not None and found.error is not None:
+        distance = value - effect if measure == "loss" else math.log(value / effect)
+        seeds = statistics.seeds_needed(found.error, found.estimate.n, distance)
+    return Judgement(
+        measure, value, interval, False, found.paired, found.estimate.n, found.estimate.rule, detectable, effect,
+        verdict, seeds,
+    )  # fmt: skip
+
+
+def _verdict(measure: Measure, interval: Interval | None, effect: float) -> Verdict:
+    if interval is None:
+        return "not resolved"
+    low, high = interval
+    holds, fails = (high <= effect, low > effect) if measure == "loss" else (low >= effect, high < effect)
+    return "holds" if holds else "fails" if fails else "not resolved"
+
+
+def observations(runs: Sequence[RunSteps], measure: Measure, target: float | None = None) -> dict[Any, float]:
+    """Return what runs of one arm show of a measure: losses by seed, seconds by seed and place among its runs.
+
+    A time to loss is known only if every run gets there: else there is none.
+    """
+    found: dict[Any, float] = {}
+    placed: dict[int, int] = {}
+    for run in sorted(runs, key=lambda run: (run.seed, run.number)):
+        key = (run.seed, placed.setdefault(run.seed, 0))
+        placed[run.seed] += 1
+        if measure == "loss":
+            if run.validation:
+                found.setdefault(run.seed, run.validation[-1].loss)
+        elif measure == "speed_up":
+            if run.seconds:
+                found[key] = float(np.median(run.seconds))
+        else:
+            reached = None if target is None else crossing(run.validation, target)
+            if reached is None or reached.seconds <= 0:
+                return {}
+            found[key] = reached.seconds
+    return found
+
+
+def judge_runs(
+    ours: Sequence[RunSteps], base: Sequence[RunSteps], asked: CompareSpec, measures: Sequence[Measure] = MEASURES
+) -> dict[Measure, Judgement]:
+    """Compare the runs of two arms over one network by each measure that both have numbers for."""
+    exact = all(run.exact for run in (*ours, *base))
+    found = {}
+    for measure in measures:
+        first, second = (observations(side, measure, asked.target_loss) for side in (ours, base))
+        if first and second and (first.keys() & second.keys() or min(len(first), len(second)) > 1):
+            found[measure] = judge(measure, first, second, getattr(asked, measure), exact=exact)
+    return found

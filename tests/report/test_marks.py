@@ -1,0 +1,81 @@
+"""What must be known of a number goes wherever the number goes: how it was tuned, and the unigram floor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed import results
+from testbed.records import NEAR_FLOOR, Summary
+from testbed.report import collect, lines
+from testbed.report.settings import settings_words
+from testbed.spec import Cell
+from tests.synthetic import Pipeline, cell, write_run
+
+RATE = "optimiser.learning_rate"
+
+
+def with_rate(codec: str, rate: float) -> Cell:
+    what = cell(codec, steps=4)
+    return what.model_copy(update={"optimiser": what.optimiser.model_copy(update={"learning_rate": rate})})
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two codecs at rates that were chosen for them, and both again at two rates that they state."""
+    folder = results.make_folder(tmp_path_factory.mktemp("results") / "swept")
+    chosen = [with_rate("fp32", 3e-3), with_rate("int8", 1e-3)]
+    stated = [with_rate(codec, rate) for rate in (1e-4, 1e-2) for codec in ("fp32", "int8")]
+    for what in (*chosen, *stated):
+        run = write_run(folder, what, Pipeline(what.profiles[0]))
+        summary = results.read_json(run.folder / "summary.json", Summary)
+        assert summary.validation_loss is not None
+        floor = summary.validation_loss + (NEAR_FLOOR / 2 if what == chosen[1] else 1.0)
+        results.write_json(run.folder / "summary.json", summary.model_copy(update={"unigram_floor": floor}))
+    record = results.SweepRecord(
+        question="?",
+        command="",
+        cells=tuple(what.id for what in (*chosen, *stated)),
+        tuned=True,
+        marks={chosen[1].id: f"{RATE} at the end of the values tried"},
+        stated=tuple(what.id for what in stated),
+    )
+    results.write_json(folder / "sweep.json", record)
+    return folder
+
+
+def test_marks_stand_with_the_arm_that_they_are_of_and_no_other(swept: Path) -> None:
+    groups = collect.groups(collect.read_runs(collect.latest(swept)))
+    marks = {(entry.cell.codec, entry.cell.optimiser.learning_rate): entry.marks for g in groups for entry in g.entries}
+    tuned = marks.pop(("int8", 1e-3))
+    assert any("at the end of the values tried" in mark for mark in tuned)
+    assert any("unigram floor" in mark for mark in tuned)
+    assert not any("values tried" in mark or "floor" in mark for several in marks.values() for mark in several)
+
+
+def test_what_states_a_value_stands_apart_and_what_was_chosen_stays_together(swept: Path) -> None:
+    groups = collect.groups(collect.read_runs(collect.latest(swept)))
+    rates = [{entry.cell.optimiser.learning_rate for entry in group.entries} for group in groups]
+    assert sorted(map(sorted, rates)) == [[1e-4], [1e-3, 3e-3], [1e-2]]
+    for group in groups:
+        assert set(group.codecs) == {"fp32", "int8"}
+        assert group.compared(next(iter(group.networks)), group.entries[1]) is not None
+        assert settings_words(group)
+
+
+def test_the_floor_is_drawn_where_it_lies_within_the_axis_and_named_in_the_caption(swept: Path) -> None:
+    (group,) = [
+        g for g in collect.groups(collect.read_runs(collect.latest(swept))) if RATE in g.own and "as" in g.label
+    ]
+    known = lines.floors(group)
+    assert known == sorted(known)
+    drawing = lines.loss_against_time(group, "settings")
+    (axes,) = drawing.figure.axes
+    low, high = axes.get_ylim()
+    drawn = {
+        line.get_ydata()[0] for line in axes.lines if len(set(line.get_ydata())) == 1 and len(line.get_ydata()) == 2
+    }
+    assert {floor for floor in known if low <= floor <= high} <= drawn
+    for floor in known:
+        assert f"{floor:.2f}" in drawing.caption

@@ -1,0 +1,82 @@
+"""The unigram floor, against the very batches that a run learns from and is evaluated on."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError
+from testbed.spec import WorkloadSpec
+from testbed.workloads import prepare
+from testbed.workloads.data import Data
+from testbed.workloads.floor import unigram_floor
+
+
+def workload(**changes: object) -> WorkloadSpec:
+    stated = {
+        "family": "gpt2",
+        "model": "gpt2-nano",
+        "text": "bundled",
+        "sequence_length": 64,
+        "batch_size": 4,
+        "validation_batches": 3,
+    }
+    return WorkloadSpec(**{**stated, **changes})
+
+
+def text(vocabulary: int, seed: int, count: int = 90_000) -> npt.NDArray[np.uint16]:
+    """Draw tokens of which some are frequent and some rare."""
+    rng = np.random.default_rng(seed)
+    return rng.choice(vocabulary, size=count, p=rng.dirichlet(np.full(vocabulary, 0.3))).astype(np.uint16)
+
+
+def targets(data: Data, spec: WorkloadSpec) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The targets of an epoch of training, and those of all evaluated batches."""
+    train = [data.train(step, 0, 1).targets.numpy() for step in range(data.batches_per_epoch)]
+    tested = [data.validation(index, 0, 1).targets.numpy() for index in range(spec.validation_batches)]
+    return np.concatenate(train).ravel(), np.concatenate(tested).ravel()
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(2, 300), st.integers(0, 99), st.sampled_from([16, 64, 100]), st.integers(1, 4))
+def test_it_is_the_loss_of_word_frequencies_on_the_batches_of_a_run(
+    vocabulary: int, seed: int, length: int, batches: int
+) -> None:
+    spec, tokens = workload(sequence_length=length, validation_batches=batches, batch_size=1), text(vocabulary, seed)
+    train, tested = targets(Data(tokens, spec, seed), spec)
+    counts = np.bincount(train, minlength=vocabulary) + 1
+    by_token = -np.log(counts / counts.sum())
+    found = unigram_floor(tokens, spec, vocabulary)
+    assert found == pytest.approx(by_token[tested].mean(), rel=1e-12)
+    shares = np.bincount(tested, minlength=vocabulary) / len(tested)
+    entropy = -sum(share * math.log(share) for share in shares if share)
+    assert found >= entropy - 1e-12  # of all frequencies, a text's own give it the smallest loss (Gibbs)
+
+
+def test_a_text_without_frequencies_has_the_loss_of_a_guess_and_one_of_a_single_token_none() -> None:
+    even = np.resize(np.arange(50, dtype=np.uint16), 90_000)
+    assert unigram_floor(even, workload(), 50) == pytest.approx(math.log(50), rel=1e-3)
+    assert unigram_floor(np.zeros(90_000, dtype=np.uint16), workload(), 50) < 1e-3
+
+
+def test_it_is_the_texts_own_whatever_part_a_run_sees() -> None:
+    tokens = text(200, 1)
+    assert unigram_floor(tokens, workload(training_sequences=8), 200) == unigram_floor(tokens, workload(), 200)
+
+
+def test_a_text_that_is_too_short_is_refused() -> None:
+    with pytest.raises(SpecError, match="are needed"):
+        unigram_floor(text(50, 0, 500), workload(), 50)
+
+
+def test_the_bundled_text_has_the_floor_that_the_documents_state(tmp_path: object) -> None:
+    from testbed import paths
+
+    prepared = prepare.prepare_tokens("bundled", "gpt2-micro", paths.cache_folder())
+    found = unigram_floor(np.load(prepared.path, mmap_mode="r"), workload(validation_batches=64), prepared.vocabulary)
+    assert found == pytest.approx(6.62, abs=0.05)
