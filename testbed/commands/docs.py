@@ -89,7 +89,14 @@ def _whole_pages() -> Mapping[str, Callable[[], str]]:
         "netem_profiles/README.md": lambda: draw_profiles_page(ROOT / "netem_profiles"),
         "testbed/devices/README.md": draw_devices_page,
         "testbed/export/README.md": draw_export_page,
+        "docs/claims.md": _claims_page,
     }
+
+
+def _claims_page() -> str:
+    from testbed.report.claims import FILE, claims_page
+
+    return claims_page(sorted(path.parent for path in ROOT.glob(f"experiments/*/{FILE}")), "../experiments")
 
 
 def _blocks() -> dict[str, str]:

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain
+from testbed.metrics import statistics
 from testbed.report.numbers import markdown_table
 
 Verdict = Literal["holds", "fails", "not resolved", "not comparable"]
@@ -133,6 +135,44 @@ def claims_table(claims: Sequence[Claim]) -> str:
     return markdown_table(headings, rows).rstrip("\n")
 
 
+def claims_page(folders: Iterable[Path], above: str) -> str:
+    """Write docs/claims.md: the claims of all experiments that have some. `above` is the way to their folders."""
+    parts, every = [], list[Claim]()
+    headings = ["claim", "source", "published", "ours", "verdict", "why", "command"]
+    for folder in folders:
+        claims = read_claims(folder / FILE)
+        rows = [
+            [cell(text) for text in (c.claim, c.source, c.published, ours(c), f"**{c.verdict}**", c.why)]
+            + [f"`{cell(c.command)}`"]
+            for c in claims
+        ]
+        parts.append(f"## [{folder.name}]({above}/{folder.name}/README.md)\n\n{markdown_table(headings, rows)}")
+        every += claims
+    counts = ", ".join(f"{sum(c.verdict == verdict for c in every)} {words}" for verdict, words in _COUNTED.items())
+    return _PAGE.format(count=len(every), experiments=len(parts), counts=counts) + "\n" + "\n".join(parts)
+
+
+_COUNTED: dict[Verdict, str] = {
+    "holds": "hold",
+    "fails": "fail",
+    "not resolved": "are not resolved",
+    "not comparable": "are not comparable",
+}
+_PAGE = """# Claims
+
+<!-- Generated from experiments/*/claims.csv by `python -m testbed docs` -->
+
+{count} claims about codecs over slow links, their own authors' and ours, measured in {experiments} experiments:
+{counts}.
+
+A claim *holds* or *fails* where the whole 95 % interval is on one side of what it says; else it is *not resolved*, and
+the reason says what would have shown. *Not comparable* is what was measured under conditions too far from the
+published ones. "exact" is what the virtual clock gives on every run, without chance. A source that is marked
+"second-hand" was quoted by others, and not read itself. `python -m testbed reproduce NAME` measures an experiment's
+claims again, and prints what they come to then.
+"""
+
+
 def ours(claim: Claim) -> str:
     """Return what was measured, with its interval."""
     return f"{claim.ours} ({claim.interval})" if claim.interval else claim.ours
@@ -141,3 +181,38 @@ def ours(claim: Claim) -> str:
 def cell(text: str) -> str:
     """Write text as a cell of a Markdown table; what is missing is a dash."""
     return text.replace("|", "\\|") or "\N{EN DASH}"
+
+
+class Judged(NamedTuple):
+    """What paired differences over seeds show about a bound."""
+
+    value: float
+    """Their mean."""
+    interval: str
+    """In the words of `Claim.interval`; empty for a single seed."""
+    verdict: Verdict
+    half: float
+    """Half of the interval's width: about what would have shown."""
+
+
+def judge_at_most(differences: Sequence[float], bound: float) -> Judged:
+    """Judge the claim that a difference is at most `bound`, from one paired difference per seed, by Student's t.
+
+    It holds where the whole 95 % interval is at most `bound`, and fails where all of it is beyond.
+    """
+    estimate = statistics.of_differences(differences, "seed")
+    if estimate.interval is None:
+        return Judged(estimate.value, "", "not resolved", math.inf)
+    low, high = estimate.interval
+    verdict: Verdict = "holds" if high <= bound else "fails" if low > bound else "not resolved"
+    words = f"{low:+.3f} to {high:+.3f}, 95 % confidence, {estimate.n} seeds"
+    return Judged(estimate.value, words, verdict, (high - low) / 2)
+
+
+def seed_values(mean: float, low: float, high: float, seeds: int) -> list[float]:
+    """Return the values of one to three seeds, of which a table has the mean, the lowest and the highest; their order
+    is lost. ValueError for more seeds, of which these three numbers do not tell.
+    """
+    if not 1 <= seeds <= 3:
+        raise ValueError(f"mean, lowest and highest do not tell the values of {seeds} seeds")
+    return {1: [mean], 2: [low, high], 3: [low, 3 * mean - low - high, high]}[seeds]

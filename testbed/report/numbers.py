@@ -37,6 +37,11 @@ def size(value: float | None) -> str:
     return f"{three(value / unit)} {name}" if unit > 1 else f"{value:.0f} B"
 
 
+def percent(share: float, form: str = "{:.1f}") -> str:
+    """Write a share: 0.084 -> '8.4 %'."""
+    return f"{form.format(100 * share)} %"
+
+
 def interval(ends: Interval | tuple[float, float] | None, form: str) -> str:
     """Write an interval as '[1.32, 1.39]'; empty where there is none."""
     return "" if ends is None else f"[{form.format(ends[0])}, {form.format(ends[1])}]"
