@@ -70,6 +70,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 TOGETHER = {
     "tests/pipeline/test_host.py",
+    "tests/report/test_browser.py",
     "tests/report/test_page.py",
     "tests/sweep/test_laws.py",
     "tests/sweep/test_played.py",

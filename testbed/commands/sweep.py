@@ -179,12 +179,16 @@ def sweep(
     only: OnlyFlag = [],  # noqa: B006
     exclude: ExcludeFlag = [],  # noqa: B006
     repeats: RepeatsFlag = None,
+    cell: Annotated[
+        list[str],
+        typer.Option("--cell", metavar="ID", help="Only this cell of the sweep, whose record stays as it is."),
+    ] = [],  # noqa: B006
 ) -> None:
     """Run every cell of an experiment that is not finished yet, then print the table and write the report."""
     from testbed.sweep import plan as planning
 
     loaded = planning.load_experiment(experiment)
-    choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats)
+    choice = planning.Choice(quick, _with_timing(timing, overrides), only, exclude, repeats, cell)
     from testbed import results as stored
     from testbed.records import Calibration
 
@@ -217,7 +221,8 @@ def _sweep(
 
     folder = results / folder_name
     stored.check_folder(folder)
-    agenda, means = _agenda(experiment, choice, folder, engine, clock, again=again)
+    # What was tuned stands when one cell is made again.
+    agenda, means = _agenda(experiment, choice, folder, engine, clock, again=again and not choice.cells)
     means = means._replace(**durations or {})
     stored.make_folder(folder)
     planned.print_means(agenda, means)
@@ -228,16 +233,20 @@ def _sweep(
     runs = conduct.missing_runs(agenda.cells, agenda.experiment, folder, again=again)
     if finished := len(agenda.cells) - len({cell.id for cell in runs} & {cell.id for cell in agenda.cells}):
         out.print(f"{finished} of {len(agenda.cells)} cells are finished already", highlight=False)
-    stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
+    if not (choice.cells and (folder / "sweep.json").exists()):
+        stored.write_json(folder / "sweep.json", conduct.sweep_record(agenda, _typed()))
     failures = conduct.make_runs(runs, folder, means, planned.progress_into(folder))
     made = collect.latest(folder, [cell.id for cell in agenda.cells])
     out.print(tables.terminal_table(made))
     for group in collect.groups(collect.read_runs(made)):
         for sentence in conclusions(group)[:1]:
             out.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    failures += _check_live(agenda, means, folder, engine)
+    failures += [] if choice.cells else _check_live(agenda, means, folder, engine)
     if report:
-        _report(folder, folder / "report.html")
+        from testbed.report.index import write_index
+
+        _report(folder, folder / "report.html", results / "index.html")
+        out.print(f"all results: {write_index(results)}", highlight=False, soft_wrap=True)
     if failures:
         lost = f"{len(failures)} of {len(runs)} runs; the same command tries them again"
         err.print(f"testbed: failed: {lost}", style="red", highlight=False)
@@ -286,7 +295,9 @@ def _check_live(agenda: Agenda, means: Means, folder: Path, engine: str) -> list
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="An experiment's result folder.")] = Path("results/default"),
+    folder: Annotated[
+        Path, typer.Argument(help="An experiment's result folder; or a folder of several, for an index of them.")
+    ] = Path("results"),
     output: Annotated[
         Path | None, typer.Option(help="The page to write; report.html in the folder if not given.")
     ] = None,
@@ -294,23 +305,34 @@ def report(
         str | None,
         typer.Option(metavar="CELL", help="Instead, draw one step of this cell's run, stage by stage, into figures/."),
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Instead, write a page that compares it with another's runs.")
+    ] = None,
 ) -> None:
     """Draw the report of an experiment's last sweep again from its result files; starts nothing."""
     from testbed import results as stored
-    from testbed.report import collect, tables
+    from testbed.report import collect, index, tables
 
-    if not folder.is_dir():
-        raise UserError(f"there is no result folder {folder}; run a sweep first, or name another folder")
+    for named in (folder, *([] if against is None else [against])):
+        if not named.is_dir():
+            raise UserError(f"there is no result folder {named}; run a sweep first, or name another folder")
     if gantt is not None:
         from testbed.report import draw_gantt
 
         out.print(f"gantt: {draw_gantt(folder, gantt, folder / 'figures')}", highlight=False, soft_wrap=True)
-        return
-    out.print(tables.terminal_table(collect.latest(folder, stored.last_sweep(folder).cells)))
-    _report(folder, output or folder / "report.html")
+    elif against is not None:
+        from testbed.report.against import write_against
+
+        out.print(f"comparison: {write_against(folder, against)}", highlight=False, soft_wrap=True)
+    elif index.sweeps(folder):
+        out.print(f"index: {index.write_index(folder)}", highlight=False, soft_wrap=True)
+    else:
+        out.print(tables.terminal_table(collect.latest(folder, stored.last_sweep(folder).cells)))
+        known = folder.resolve().parent / "index.html"
+        _report(folder, output or folder / "report.html", known if known.exists() else None)
 
 
-def _report(folder: Path, page: Path) -> None:
+def _report(folder: Path, page: Path, index: Path | None) -> None:
     from testbed.report import write_report
 
-    out.print(f"report: {write_report(folder, page)}", highlight=False, soft_wrap=True)
+    out.print(f"report: {write_report(folder, page, index)}", highlight=False, soft_wrap=True)

@@ -20,6 +20,11 @@ trace_chart    the steps of a trace, lane by lane
 utilisation    what the links carried over time
 certificates   links asked for against links measured, as tables and a figure
 page           the HTML page with all figures
+cell_page      a page for each cell
+step_svg       one step as a small SVG, for a cell's page
+index          a page that lists every sweep of a folder of results
+against        a page that shows two result folders side by side
+templates      how pages are written; html/ holds the templates, their style and script
 
 codec_costs    the benchmark of codecs: table, page and figure
 link_accuracy  the grid of link accuracy: tables and page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -18,6 +19,7 @@ from testbed.report.canvas import (
     columns_for,
     group_looks,
     hollow_patches,
+    hover,
     network_panels,
 )
 from testbed.report.collect import Group
@@ -53,15 +55,26 @@ def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str,
         yield axes, network, [entry if entry is not None and entry.ok else None for entry in row]
 
 
-def _bar(axes: Axes, y: int, ends: Sequence[float], opacities: Sequence[float], look: Look, *, hollow: bool) -> None:
-    """Draw a stacked bar from 0; `ends` are where its parts end."""
-    for (begin, end), opacity in zip(pairwise((0.0, *ends)), opacities, strict=True):
+def _bar(
+    axes: Axes,
+    y: int,
+    ends: Sequence[float],
+    opacities: Sequence[float],
+    look: Look,
+    words: Sequence[str],
+    *,
+    hollow: bool,
+) -> None:
+    """Draw a stacked bar from 0; `ends` are where its parts end, `words` what each says when it is pointed at."""
+    for (begin, end), opacity, said in zip(pairwise((0.0, *ends)), opacities, words, strict=True):
         if end <= begin:
             continue
         if hollow:
-            axes.barh(y, end - begin, 0.62, left=begin, fill=False, edgecolor=look.colour, lw=1.1, ls=HOLLOW_DASH)
+            how: dict[str, Any] = {"fill": False, "edgecolor": look.colour, "lw": 1.1, "ls": HOLLOW_DASH}
         else:
-            axes.barh(y, end - begin, 0.62, left=begin, color=look.colour, alpha=opacity, lw=0)
+            how = {"color": look.colour, "alpha": opacity, "lw": 0}
+        (part,) = axes.barh(y, end - begin, 0.62, left=begin, **how)
+        hover(part, said)
     if not hollow:
         for end in ends[:-1]:
             axes.plot([end, end], [y - 0.31, y + 0.31], color=PAPER, lw=0.8, solid_capstyle="butt")
@@ -85,6 +98,10 @@ def _no_run(axes: Axes, y: int) -> None:
     )
 
 
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}".replace("%", " %")
+
+
 def step_time(group: Group, settings: str) -> Drawing:
     """Draw where the time of a step goes, one panel per network."""
     looks, title = group_looks(group), "Where the time of a step goes"
@@ -106,7 +123,13 @@ def step_time(group: Group, settings: str) -> Drawing:
                 else (0.0, 0.0, 0.0, entry.measured.step_s)
             )
             ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
-            _bar(axes, y, ends, [opacity for _, opacity in _PARTS], looks[entry.cell.codec], hollow=not entry.sound)
+            words = [
+                f"{entry.cell.codec} over {network}, {part}: {numbers.seconds(value)}, {_share(value, sum(parts))} of "
+                f"the step of {numbers.seconds(entry.measured.step_s)}"
+                for (part, _), value in zip(_PARTS, parts, strict=True)
+            ]
+            opacities = [opacity for _, opacity in _PARTS]
+            _bar(axes, y, ends, opacities, looks[entry.cell.codec], words, hollow=not entry.sound)
             if summary.ideal_step_s is not None:
                 axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
             if (interval := summary.step_interval_s) is not None:
@@ -157,7 +180,7 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
     ]
     largest = max(moved, default=1.0) or 1.0
     unit, name = numbers.byte_unit([largest])
-    for axes, _, row in _rows(group, panels):
+    for axes, network, row in _rows(group, panels):
         for raw in {entry.measured.raw_bytes_per_step for entry in row if entry}:
             if raw:
                 axes.axvline(raw / unit, color=INK, ls=(0, (2, 2)), lw=1.2)
@@ -171,7 +194,12 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
                 entry.measured.wire_bytes_per_step,
             )
             ends = [payload / unit, (payload if wire is None else wire) / unit]
-            _bar(axes, y, ends, (1.0, 0.36), looks[entry.cell.codec], hollow=not entry.sound)
+            who = f"{entry.cell.codec} over {network}"
+            words = (
+                f"{who}, payload: {numbers.size(payload)} per step",
+                f"{who}, on the wire: {numbers.size(wire)} per step, of which payload {numbers.size(payload)}",
+            )
+            _bar(axes, y, ends, (1.0, 0.36), looks[entry.cell.codec], words, hollow=not entry.sound)
             ratio = "" if summary.compression_ratio is None else f"  ({numbers.three(summary.compression_ratio)}x)"
             _number(axes, y, max(ends), ("wire not counted" if wire is None else numbers.three(wire / unit)) + ratio)
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
@@ -189,14 +217,16 @@ def efficiency(group: Group, settings: str) -> Drawing:
     legend: list[Handle] = [Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="the ideal")]
     legend += hollow_patches(group)
     figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
-    for axes, _, row in _rows(group, panels):
+    for axes, network, row in _rows(group, panels):
         axes.axvline(1.0, color=INK, ls=(0, (2, 2)), lw=1.2)
         for y, entry in enumerate(row):
             if entry is None or entry.measured.efficiency is None:
                 _no_run(axes, y)
                 continue
             share = entry.measured.efficiency
-            _bar(axes, y, [share], [1.0], looks[entry.cell.codec], hollow=not entry.sound)
+            ideal = numbers.seconds(entry.measured.ideal_step_s)
+            words = (f"{entry.cell.codec} over {network}: {share:.4f}, an ideal step takes {ideal}",)
+            _bar(axes, y, [share], [1.0], looks[entry.cell.codec], words, hollow=not entry.sound)
             _number(axes, y, max(share, 1.0), f"{share:.3f}")
         axes.set_xlim(0, 1.28)
         axes.set_xlabel("ideal / measured")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -37,6 +38,8 @@ _TITLE_CHARACTERS = 114
 """Title characters that fit above all panels of a row."""
 _BETWEEN_ROWS = 0.95
 HOLLOW_DASH = (0, (3, 2))
+_HOVER = "hover: "
+_HOVERED = re.compile(rb'<g id="hover: ([^"]*)">')
 _NO_DATE: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 
 
@@ -194,11 +197,17 @@ def network_panels(
     return figure, dict(zip(names, axes, strict=True))
 
 
+def hover(artist: Artist, words: str) -> None:
+    """Say what a mark stands for: an SVG shows the words where the pointer rests on it."""
+    artist.set_gid(_HOVER + words)
+
+
 def render_figure(figure: Figure, kind: Literal["png", "svg"], paper: str) -> bytes:
     """Render a figure on paper of that colour. The same figure gives the same bytes."""
     target = io.BytesIO()
     figure.savefig(target, format=kind, facecolor=paper, metadata=_NO_DATE[kind])
-    return target.getvalue()
+    content = target.getvalue()
+    return content if kind == "png" else re.sub(_HOVERED, rb'<g class="mark"><title>\1</title>', content)
 
 
 def save_drawing(drawing: Drawing, folder: Path, stem: str) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.records import BOUND, Certificate, Measurement, RunCertificates
-from testbed.report.canvas import Drawing, Handle, canvas, group_looks, shortened
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover, shortened
 from testbed.report.collect import Group
 from testbed.report.numbers import MISSING
 from testbed.report.style import INK, MUTED, PAPER, RULE, Look
@@ -84,7 +84,13 @@ def _panel(axes: Axes, networks: Sequence[str], ratios: Sequence[LinkRatio], loo
             offset = 0.7 * ((number + 0.5) / len(here) - 0.5)
             colour = looks[point.codec].colour
             face = colour if point.passed else PAPER
-            axes.plot(point.ratio, y + offset, _MARKERS[point.direction], color=colour, mfc=face, ms=3.2, mew=0.7)
+            (mark,) = axes.plot(
+                point.ratio, y + offset, _MARKERS[point.direction], color=colour, mfc=face, ms=3.2, mew=0.7
+            )
+            hover(
+                mark,
+                f"{network}, {point.quantity} {point.direction}: measured / asked {point.ratio:.5f} ({point.codec})",
+            )
         if not here:
             axes.annotate(
                 "nothing asked", (1, y), xytext=(4, 0), textcoords="offset points", size=7, color=MUTED, va="center"

@@ -81,6 +81,20 @@ class Group(NamedTuple):
         contended = entry.contended or base.contended
         return comparison._replace(speed_up=None, separable=False) if contended else comparison
 
+    def at_most(self, count: int) -> tuple[Group, list[str]]:
+        """Return the group over so many of its networks at most, spread evenly from the fastest to the slowest, and
+        those that are left out.
+        """
+        names = list(self.networks)
+        if len(names) <= count:
+            return self, []
+        kept = {names[round(place * (len(names) - 1) / (count - 1))] for place in range(count)}
+        few = self._replace(
+            networks={name: links for name, links in self.networks.items() if name in kept},
+            cells={key: entry for key, entry in self.cells.items() if key[0] in kept},
+        )
+        return few, [name for name in names if name not in kept]
+
     @property
     def entries(self) -> list[Entry]:
         return [entry for network in self.networks for entry in self.row(network)]

@@ -93,6 +93,11 @@ class Entry:
         return self.results[0].cell
 
     @cached_property
+    def cell_ids(self) -> dict[str, int]:
+        """The id of each of its cells, with its seed."""
+        return {result.run.folder.parent.name: result.cell.training.seed for result in self.results}
+
+    @cached_property
     def good(self) -> tuple[Result, ...]:
         """The runs that ended well; all numbers are theirs."""
         return tuple(result for result in self.results if result.ok)
@@ -195,6 +200,8 @@ class Entry:
     def only(self, cell_id: str) -> Entry | None:
         """Return an entry with its runs of one cell, that is of one seed; None where there are none."""
         runs = tuple(result for result in self.results if result.run.folder.parent.name == cell_id)
+        if len(runs) == len(self.results):
+            return self  # which knows its numbers already
         return Entry(runs) if runs else None
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,9 +15,10 @@ from matplotlib.ticker import MaxNLocator
 from testbed.errors import ResultsError
 from testbed.metrics import PipelineStep, align, steady
 from testbed.metrics.spans import Activity, flights, spans
-from testbed.report.canvas import Drawing, Handle, canvas, group_looks
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Result
+from testbed.report.numbers import seconds
 from testbed.report.style import INK, MUTED, PAPER, Look
 
 _ROW = 0.36
@@ -49,6 +50,65 @@ def _fills(look: Look) -> dict[Activity, str]:
         "wait": MUTED,
         "synchronise": MUTED,
     }
+
+
+class Bar(NamedTuple):
+    """A span of time in a row: of a stage, or of the frames from one stage to another."""
+
+    row: float
+    """Stages from 0; then the boundaries, first stage's first, each in both directions. Frames in flight at once lie
+    below each other in their row."""
+    height: float
+    """As a share of a row; 0 for a line."""
+    begin_ns: int
+    end_ns: int
+    kind: Activity | Literal["queued"]
+    """Of a frame its direction, or that it waited for the frame before it."""
+    number: str
+    """Its micro-batch where that fits; empty otherwise."""
+    words: str
+    """What it is and how long it lasted."""
+
+
+def row_names(stages: int) -> list[str]:
+    """Name the rows of a step's bars."""
+    return [f"stage {stage}" for stage in range(stages)] + [f"{a} to {b}" for a, b in _boundaries(stages)]
+
+
+def _boundaries(stages: int) -> list[tuple[int, int]]:
+    return [pair for left in range(stages - 1) for pair in ((left, left + 1), (left + 1, left))]
+
+
+def bars(step: PipelineStep, dilation: int) -> Iterator[Bar]:
+    """Yield what each stage did in a step, and which frames were in flight; times are the lab's, words are not."""
+
+    def said(what: str, begin_ns: int, end_ns: int) -> str:
+        lasted, after = (value / 1e9 / dilation for value in (end_ns - begin_ns, begin_ns - step.begin_ns))
+        return f"{what}: {seconds(lasted)}, {1e3 * after:.1f} ms after the step began"
+
+    stages = len(step.records)
+    for stage, record in enumerate(step.records):
+        for span in spans(record):
+            computes = span.activity in ("forward", "backward")
+            of = "" if span.microbatch is None else f" of micro-batch {span.microbatch}"
+            words = said(f"stage {stage}, {span.activity}{of}", span.begin_ns, span.end_ns)
+            height = 0.12 if span.activity in ("wait", "synchronise") else 0.66
+            number = str(span.microbatch) if computes else ""
+            yield Bar(stage, height, span.begin_ns, span.end_ns, span.activity, number, words)
+    every = list(flights(step.records))
+    for row, pair in enumerate(_boundaries(stages), start=stages):
+        here = sorted((f for f in every if (f.sender, f.receiver) == pair), key=lambda f: f.sent.first_byte_ns)
+        lanes = _lanes([(flight.sent.first_byte_ns, flight.end_ns) for flight in here])
+        used = max(lanes, default=0) + 1
+        for flight, lane in zip(here, lanes, strict=True):
+            y, sent = row + 0.72 * ((lane + 0.5) / used - 0.5), flight.sent
+            name = f"{pair[0]} to {pair[1]}, {flight.direction} of micro-batch {sent.microbatch}, {sent.frame_bytes} B"
+            if sent.first_byte_ns > sent.queued_ns:
+                words = said(f"{name}, behind the frame before it", sent.queued_ns, sent.first_byte_ns)
+                yield Bar(y, 0.0, sent.queued_ns, sent.first_byte_ns, "queued", "", words)
+            number = str(sent.microbatch) if used <= _MOST_NUMBERED else ""
+            words = said(name, sent.first_byte_ns, flight.end_ns)
+            yield Bar(y, 0.66 / used, sent.first_byte_ns, flight.end_ns, flight.direction, number, words)
 
 
 def median_step(steps: Sequence[PipelineStep]) -> PipelineStep | None:
@@ -85,13 +145,15 @@ class _Chart:
     def at(self, moment_ns: int) -> float:
         return (moment_ns - self._zero) / self._unit
 
-    def bar(self, y: float, height: float, begin_ns: int, end_ns: int, colour: str, text: str = "", **how: Any) -> None:
-        """Draw a bar; `text` is left out where it does not fit."""
-        begin, end = self.at(begin_ns), self.at(end_ns)
-        self.axes.barh(y, end - begin, height, left=begin, color=colour, **{"lw": 0, **how})
-        if text and (end - begin) * self._inches > _DIGIT * len(text) + 0.03:
+    def bar(self, bar: Bar, colour: str, **how: Any) -> None:
+        """Draw a bar; its number is left out where it does not fit."""
+        begin, end = self.at(bar.begin_ns), self.at(bar.end_ns)
+        (drawn,) = self.axes.barh(bar.row, end - begin, bar.height, left=begin, color=colour, **{"lw": 0, **how})
+        hover(drawn, bar.words)
+        if bar.number and (end - begin) * self._inches > _DIGIT * len(bar.number) + 0.03:
             ink = INK if sum(to_rgb(colour)) > 1.7 else PAPER
-            self.axes.text((begin + end) / 2, y, text, ha="center", va="center_baseline", size=6.5, color=ink)
+            where = ((begin + end) / 2, bar.row)
+            self.axes.text(*where, bar.number, ha="center", va="center_baseline", size=6.5, color=ink)
 
     def rows(self, labels: Iterable[str], stages: int) -> None:
         names = list(labels)
@@ -112,7 +174,6 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     step = median_step(align([result.run.steps(stage) for stage in range(stages)]))
     if step is None:
         raise ResultsError(f"{result.run.folder} has no measured step, so there is none to draw")
-    boundaries = [pair for left in range(stages - 1) for pair in ((left, left + 1), (left + 1, left))]
     fills = _fills(look)
     legend: list[Handle] = [
         Patch(facecolor=fills["forward"], label="forward"),
@@ -123,38 +184,23 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
         Line2D([], [], color=fills["wait"], lw=3, label="waits for another stage"),
     ]
     title = f"Step {step.number} of {cell.codec} over {cell.network}"
-    inches = 0.1 + _ROW * (stages + len(boundaries))
+    inches = 0.1 + _ROW * (len(row_names(stages)))
     figure, (axes,) = canvas(title, inches, legend, settings, 1, columns=1, left=1.0)
     chart = _Chart(axes, step, cell.compute.dilation)
-    for stage, record in enumerate(step.records):
-        for span in spans(record):
-            text = str(span.microbatch) if span.activity in ("forward", "backward") else ""
-            height = 0.12 if span.activity in ("wait", "synchronise") else 0.66
-            chart.bar(stage, height, span.begin_ns, span.end_ns, fills[span.activity], text)
-    for row, pair in enumerate(boundaries, start=stages):
-        _frames(chart, row, step, pair, fills)
-    chart.rows([f"stage {stage}" for stage in range(stages)] + [f"{a} to {b}" for a, b in boundaries], stages)
+    for bar in bars(step, cell.compute.dilation):
+        if bar.kind == "queued":
+            moments = [chart.at(bar.begin_ns), chart.at(bar.end_ns)]
+            axes.plot(moments, [bar.row, bar.row], color=MUTED, lw=0.8, solid_capstyle="butt")
+        else:
+            chart.bar(bar, fills[bar.kind], **({"lw": 0.6, "edgecolor": PAPER} if bar.row > stages - 0.5 else {}))
+    chart.rows(row_names(stages), stages)
     axes.set_xlabel("time since the step began, ms")
     axes.xaxis.set_major_locator(MaxNLocator(10))
-    return Drawing(name, title, _caption(result, step), figure)
+    return Drawing(name, title, step_words(result, step), figure)
 
 
-def _frames(chart: _Chart, row: int, step: PipelineStep, pair: tuple[int, int], fills: dict[Activity, str]) -> None:
-    """Draw the frames from one stage to another; several at once lie below each other."""
-    sent_here = [flight for flight in flights(step.records) if (flight.sender, flight.receiver) == pair]
-    sent_here.sort(key=lambda flight: flight.sent.first_byte_ns)
-    lanes = _lanes([(flight.sent.first_byte_ns, flight.end_ns) for flight in sent_here])
-    used = max(lanes, default=0) + 1
-    for flight, lane in zip(sent_here, lanes, strict=True):
-        y, sent = row + 0.72 * ((lane + 0.5) / used - 0.5), flight.sent
-        queued = [chart.at(sent.queued_ns), chart.at(sent.first_byte_ns)]
-        chart.axes.plot(queued, [y, y], color=MUTED, lw=0.8, solid_capstyle="butt")
-        edge = {"lw": 0.6, "edgecolor": PAPER}
-        number = str(sent.microbatch) if used <= _MOST_NUMBERED else ""
-        chart.bar(y, 0.66 / used, sent.first_byte_ns, flight.end_ns, fills[flight.direction], number, **edge)
-
-
-def _caption(result: Result, step: PipelineStep) -> str:
+def step_words(result: Result, step: PipelineStep) -> str:
+    """Say which step it is, and how to read it."""
     seconds = step.seconds / result.cell.compute.dilation
     stands = "" if result.sound else ", which is not to be relied on"
     early = (

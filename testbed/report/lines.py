@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from testbed.metrics import LossPoint, RunSteps, bands
-from testbed.report.canvas import Drawing, canvas, codec_legend, columns_for, group_looks, network_panels
+from testbed.report.canvas import Drawing, canvas, codec_legend, columns_for, group_looks, hover, network_panels
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Entry
 from testbed.report.style import MUTED, PAPER, Look
@@ -136,7 +136,9 @@ def _mark(axes: Axes, line: CombinedCurve, entry: Entry, look: Look, *, time: bo
     x = line.seconds if time else line.steps
     if line.seeds > 1:
         axes.vlines(x, line.low, line.high, color=look.colour, lw=1.0)
-    axes.plot(x, line.losses, ls="none", marker=look.marker, color=look.colour, mfc=face, mew=1.2, zorder=3)
+    for step, moment, place, loss in zip(line.steps, line.seconds, x, line.losses, strict=True):
+        (mark,) = axes.plot(place, loss, look.marker, color=look.colour, mfc=face, mew=1.2, zorder=3)
+        hover(mark, f"{entry.cell.codec} over {entry.cell.network}, after {step} steps, {moment:.2f} s: {loss:.4f}")
 
 
 def loss_against_time(group: Group, settings: str) -> Drawing:

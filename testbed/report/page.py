@@ -1,41 +1,48 @@
-"""The report: one self-contained HTML page, with its figures beside it as PNG and SVG.
+"""The report of a sweep: an HTML page, its figures beside it as PNG and SVG, and a page for each cell.
 
-Reads results, starts nothing.
+Reads results, starts nothing. The pages need no network and no server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from testbed import __version__, paths, results
+from testbed import __version__, results
 from testbed.errors import ResultsError, UnknownNameError
 from testbed.profiles import LinkProfile
-from testbed.records import Measurement, RunCertificates
 from testbed.report import collect, gantt, style, tables
 from testbed.report.bars import bytes_per_step, efficiency, step_time
 from testbed.report.canvas import Drawing, group_looks, inline_svg, link_words, save_drawing
-from testbed.report.certificates import asked_against_measured, measurement_cells, run_bound_words, share_text
+from testbed.report.cell_page import cell_pages, certified, write_cell_pages
+from testbed.report.certificates import asked_against_measured
 from testbed.report.collect import Group
 from testbed.report.comparison import ComparisonTable, comparison_table
 from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.entry import Result
 from testbed.report.lines import loss_against_steps, loss_against_time
 from testbed.report.live import live_sentences
-from testbed.report.numbers import MISSING
-from testbed.report.settings import settings_words
+from testbed.report.settings import flat, settings_words
+from testbed.report.templates import write_page
 from testbed.report.utilisation import utilisation
+
+_MOST_NETWORKS = 9
+"""Networks that the figures of a group show; the table has all."""
+_INSIDE = 700_000
+"""Characters of figures that a page holds; the browser fetches further ones when they are scrolled to."""
 
 
 class _Figure(NamedTuple):
     stem: str
     title: str
     caption: str
-    svg: Markup
+    details: tuple[str, ...]
+    picture: Markup
+    """The figure itself, or where it is."""
 
 
 class _Section(NamedTuple):
@@ -46,38 +53,13 @@ class _Section(NamedTuple):
     figures: list[_Figure]
 
 
-class _Check(NamedTuple):
-    """One quantity of one link, before and after a run."""
-
-    link: str
-    quantity: str
-    asked: str
-    before: str
-    after: str
-    moves: str
-    verdict: str
-    note: str
-
-
-class _Certified(NamedTuple):
-    result: Result
-    checks: list[_Check]
-    verdict: str
-    missing: str
-    """When the links were not measured: 'before', 'after' or 'before or after'; empty where they were both times."""
-    again: str
-    """What failed in another attempt; empty where nothing did."""
-    bound: str
-    """What all deviations together do to the step, and what was late during the run; empty where nothing is known."""
-
-
-def write_report(experiment: Path, page: Path) -> Path:
+def write_report(experiment: Path, page: Path, index: Path | None = None) -> Path:
     """Write the report of an experiment's last sweep to `page` (an .html file), its figures to the folder `figures`
-    beside it.
+    beside it and a page for each cell to the folder `cells`.
 
     `experiment` is a result folder. Of each cell all runs that ended well count; where none did, the newest is listed
-    with its error. Returns `page`. ResultsError when there is no run at all or a file cannot be read; SpecError when
-    the page cannot be written.
+    with its error. `index`: the page of all results, to be linked. Returns `page`. ResultsError when there is no run at
+    all or a file cannot be read; SpecError when the page cannot be written.
     """
     sweep = results.last_sweep(experiment)
     runs_read = collect.read_runs(collect.latest(experiment, sweep.cells))
@@ -87,25 +69,28 @@ def write_report(experiment: Path, page: Path) -> Path:
         )
     folder = results.make_folder(results.make_folder(page.parent) / "figures")
     groups = collect.groups(runs_read)
-    shown = zip(groups, tables.result_tables(groups), strict=True)
-    sections = [
-        _section(*pair, folder, "" if len(groups) == 1 else f"{number}-") for number, pair in enumerate(shown, 1)
-    ]
-    title = experiment.resolve().name
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html.j2")
-    text = template.render(
-        title=title,
+    shown = tables.result_tables(groups)
+    room, sections = _INSIDE, []
+    for number, (group, table) in enumerate(zip(groups, shown, strict=True), 1):
+        sections.append(_section(group, table, folder, f"{number}-" if len(groups) > 1 else "", room))
+        room -= sum(len(figure.picture) for figure in sections[-1].figures)
+    certificates = [certified(result) for group in groups for entry in group.entries for result in entry.results]
+    write_cell_pages(experiment, sweep, groups, shown, page)
+    return write_page(
+        page,
+        "report",
+        title=experiment.resolve().name,
         question=sweep.question,
         command=sweep.command,
+        index="" if index is None else os.path.relpath(index, page.parent),
         sections=sections,
+        columns=shown[0].columns,
+        labelled=len(groups) > 1,
+        pages=cell_pages(groups),
         live=live_sentences(experiment, sweep),
-        certified=[_certified(result) for group in groups for entry in group.entries for result in entry.results],
+        passed=sum(one.verdict == "PASS" for one in certificates),
+        runs=len(certificates),
+        uncertified=[one for one in certificates if one.verdict != "PASS"],
         failed=[result for result in runs_read if not result.ok],
         environment=_environment(runs_read),
         engines=_engines(runs_read),
@@ -115,10 +100,6 @@ def write_report(experiment: Path, page: Path) -> Path:
         taken=_taken(runs_read),
         version=__version__,
     )
-    draft = page.with_name(f".{page.name}.draft")
-    draft.write_text(text, encoding="utf8")
-    paths.give_to_user(draft)
-    return draft.replace(page)
 
 
 def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
@@ -161,86 +142,21 @@ def draw_figures(group: Group, settings: str, *, same_maths: bool) -> list[Drawi
         ]
 
 
-def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str) -> _Section:
-    drawn = []
-    if any(entry.ok for entry in group.entries):
-        for drawing in draw_figures(group, settings_words(group), same_maths=same_maths(group)):
+def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str, room: int) -> _Section:
+    """Draw a group; its figures' files begin with `prefix`, and as many stand in the page as fit into `room`."""
+    drawn: list[_Figure] = []
+    few, left_out = group.at_most(_MOST_NETWORKS)
+    words = f" Shown are {len(few.networks)} of {len(group.networks)} networks; the table has all." if left_out else ""
+    if any(entry.ok for entry in few.entries):
+        for drawing in draw_figures(few, settings_words(group), same_maths=same_maths(group)):
             stem = prefix + drawing.name
             svg = save_drawing(drawing, folder, stem)
-            drawn.append(_Figure(stem, drawing.title, drawing.caption, Markup(inline_svg(svg, stem, drawing.title))))
+            picture = Markup(inline_svg(svg, stem, drawing.title))
+            if len(picture) > room:
+                picture = Markup('<img loading="lazy" src="figures/{}.svg" alt="{}">').format(stem, drawing.title)
+            room -= len(picture)
+            drawn.append(_Figure(stem, drawing.title, drawing.caption + words, (), picture))
     return _Section(group, conclusions(group), table, comparison_table(group), drawn)
-
-
-def _certified(result: Result) -> _Certified:
-    certificates = result.certificates
-    if certificates is None:
-        return _Certified(result, [], "none", "before or after", "", "")
-    both = (("before", certificates.before), ("after", certificates.after))
-    missing = [when for when, certificate in both[: len(certificates.needed)] if certificate is None]
-    again = [
-        f"{when}: {_said(certificate.rejected)}"
-        for when, certificate in both
-        if certificate is not None and certificate.rejected
-    ]
-    return _Certified(
-        result,
-        _checks(certificates),
-        certificates.verdict,
-        " or ".join(missing),
-        "; ".join(again),
-        run_bound_words(certificates),
-    )
-
-
-def _said(rejected: Sequence[Measurement]) -> str:
-    words = []
-    for measurement in rejected:
-        asked, measured, _ = measurement_cells(measurement)
-        words.append(
-            f"{measurement.link} {measurement.direction} {measurement.quantity} {measured} where {asked} was asked"
-        )
-    return ", ".join(words)
-
-
-def _checks(certificates: RunCertificates) -> list[_Check]:
-    """Pair the measurements before and after. Where one is missing (only a run tells message sizes) there is a '-'."""
-    pairs: dict[tuple[str, str, str, str], dict[str, Measurement]] = {}
-    for when, certificate in (("before", certificates.before), ("after", certificates.after)):
-        for measurement in certificate.measurements if certificate else ():
-            pairs.setdefault((measurement.link, measurement.direction, measurement.quantity, measurement.detail), {})[
-                when
-            ] = measurement
-    checks = []
-    for (link, direction, quantity, detail), pair in pairs.items():
-        measurement = next(iter(pair.values()))
-        asked, _, _ = measurement_cells(measurement)
-        bounds = [m.bound for m in pair.values() if m.bound is not None]
-        before, after = (measurement_cells(pair[w])[1] if w in pair else MISSING for w in ("before", "after"))
-        verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
-        notes = dict.fromkeys(m.note for m in pair.values() if m.note)
-        checks.append(
-            _Check(
-                f"{link} {direction}",
-                f"{quantity} {detail}".strip(),
-                asked,
-                before,
-                after,
-                share_text(max(bounds, default=None)),
-                verdict,
-                "; ".join(notes),
-            )
-        )
-    return checks
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = MISSING if item is None else str(item)
-    return flat
 
 
 def _profiles(groups: Sequence[Group]) -> list[tuple[str, LinkProfile, str]]:
@@ -257,7 +173,7 @@ def _environment(runs: Sequence[Result]) -> dict[str, str]:
     """Return every key of the runs' environments; values that changed from run to run as 'first … last'."""
     values: dict[str, set[str]] = {}
     for result in runs:
-        for key, value in _flat(result.run.environment).items():
+        for key, value in flat(result.run.environment).items():
             values.setdefault(key, set()).add(value)
     shown = {}
     for key, several in sorted(values.items()):

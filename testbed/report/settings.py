@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from testbed import units
 from testbed.report.collect import Group, Links
+from testbed.report.numbers import MISSING
 from testbed.spec import Calibrated, Cell, Measured
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
@@ -125,3 +127,14 @@ def machine_words(environment: Mapping[str, object]) -> str:
     if environment.get("kernel"):
         words.append(f"Linux {environment['kernel']}")
     return ", ".join(words)
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return dotted names -> values as text."""
+    found: dict[str, str] = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            found |= flat(item, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = MISSING if item is None else str(item)
+    return found

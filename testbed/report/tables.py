@@ -18,7 +18,7 @@ from testbed.report.numbers import MISSING, byte_unit, three
 from testbed.results import Run
 
 
-class _Units(NamedTuple):
+class Units(NamedTuple):
     """The units that all tables of a report share, so that they line up: a factor and a name each."""
 
     step: tuple[float, str]
@@ -34,7 +34,7 @@ class _Cell(NamedTuple):
     group: Group
     network: str
     entry: Entry
-    units: _Units
+    units: Units
 
     @property
     def summary(self) -> Summary:
@@ -54,7 +54,7 @@ class ResultColumn(NamedTuple):
     needed: Callable[[Sequence[Group]], bool] = lambda groups: True
     """Whether the groups of a report have anything to show in it."""
 
-    def named(self, units: _Units) -> ResultColumn:
+    def named(self, units: Units) -> ResultColumn:
         """Return the column with the units in its headings."""
         names = {"step": units.step[1], "bytes": units.bytes[1]}
         return self._replace(unit=self.unit.format(**names), short=self.short.format(**names))
@@ -73,6 +73,7 @@ class ResultTable(NamedTuple):
     """A group's numbers as text."""
 
     columns: tuple[ResultColumn, ...]
+    units: Units
     sections: dict[str, list[ResultRow]]
     """Network -> its rows."""
 
@@ -157,22 +158,29 @@ def result_tables(groups: Sequence[Group]) -> list[ResultTable]:
     summaries = _summaries(groups)
     longest = max((summary.step_s for summary in summaries if summary.step_s is not None), default=0.0)
     moved = (value for summary in summaries for value in (summary.wire_bytes_per_step, summary.payload_bytes_per_step))
-    units = _Units(step=(1.0, "s") if longest >= 10 else (1e3, "ms"), bytes=byte_unit(moved))
+    units = Units(step=(1.0, "s") if longest >= 10 else (1e3, "ms"), bytes=byte_unit(moved))
     columns = tuple(column.named(units) for column in COLUMNS if column.needed(groups))
     return [
-        ResultTable(columns, {network: _rows(group, network, columns, units) for network in group.networks})
+        ResultTable(columns, units, {network: _rows(group, network, columns, units) for network in group.networks})
         for group in groups
     ]
 
 
-def _rows(group: Group, network: str, columns: Sequence[ResultColumn], units: _Units) -> list[ResultRow]:
+def _rows(group: Group, network: str, columns: Sequence[ResultColumn], units: Units) -> list[ResultRow]:
     best = _best(group, network)
     rows = []
     for entry in group.row(network):
-        cell = _Cell(group, network, entry, units)
-        texts = tuple(column.text(cell) for column in columns) if entry.ok else ()
+        texts = entry_texts(group, network, entry, columns, units) if entry.ok else ()
         rows.append(ResultRow(entry, texts, entry is best))
     return rows
+
+
+def entry_texts(
+    group: Group, network: str, entry: Entry, columns: Sequence[ResultColumn], units: Units
+) -> tuple[str, ...]:
+    """Return the text of each column for an entry that is finished, which need not be one of the group's own."""
+    cell = _Cell(group, network, entry, units)
+    return tuple(column.text(cell) for column in columns)
 
 
 def _best(group: Group, network: str) -> Entry | None:

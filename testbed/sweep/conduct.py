@@ -10,7 +10,7 @@ from pathlib import Path
 
 from testbed import results
 from testbed.codecs.catalogue.placement import parse_placement
-from testbed.errors import TestbedError
+from testbed.errors import TestbedError, UnknownNameError
 from testbed.results import Order, SweepRecord, TuningRecord
 from testbed.spec import Cell, Clock, Engine, Measured, recipe_of
 from testbed.sweep import controller, live_virtual, plan, playing, trainings, tune
@@ -42,6 +42,8 @@ class Agenda:
     """Empty without [tune]."""
     tuning: TuningRecord | None
     """The choice among them; None before it was made."""
+    chosen: tuple[str, ...] = ()
+    """Ids of the cells that are asked for; empty: all."""
 
     @cached_property  # a sweep of two thousand cells takes seconds to resolve
     def resolved(self) -> list[tuple[Combination, Cell]]:
@@ -54,8 +56,14 @@ class Agenda:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells of the sweep, each once."""
-        return plan.unique(cell for _, cell in self.resolved)
+        """The cells of the sweep that are asked for, each once."""
+        cells = plan.unique(cell for _, cell in self.resolved)
+        if not self.chosen or (self.experiment.tune is not None and self.tuning is None):  # tuning decides the ids
+            return cells
+        known = {cell.id: cell for cell in cells}
+        if unknown := [name for name in self.chosen if name not in known]:
+            raise UnknownNameError("cell of this sweep", unknown[0], known)
+        return tuple(known[name] for name in self.chosen)
 
     @property
     def to_tune(self) -> tuple[Cell, ...]:
@@ -80,7 +88,7 @@ def make_agenda(
     tried = tune.trials(asked, points, engine, clock)
     before = results.last_tuning(folder) if tried and not again else None
     known = before if before is not None and asked.tune and tune.answers(before, asked.tune, tried) else None
-    agenda = Agenda(asked, engine, clock, points, tried, known)
+    agenda = Agenda(asked, engine, clock, points, tried, known, tuple(choice.cells))
     _ = agenda.cells  # checks them
     return agenda
 

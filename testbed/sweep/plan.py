@@ -107,6 +107,8 @@ class Choice(NamedTuple):
     exclude: Sequence[str] = ()
     """`field=value`; none may hold."""
     repeats: int | None = None
+    cells: Sequence[str] = ()
+    """Ids of cells; empty: all."""
 
 
 class Combination(NamedTuple):

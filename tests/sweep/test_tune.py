@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from testbed import results
-from testbed.errors import StageError, UserError
+from testbed.errors import StageError, UnknownNameError, UserError
 from testbed.results import TriedValue, TuningRecord
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import conduct, plan, tune
@@ -80,6 +80,16 @@ def test_every_arm_tries_every_value_with_the_same_seeds_over_one_network(tmp_pa
     assert {(c.network, c.training.steps, c.training.evaluate_every, c.timing) for c in made.to_tune} == {
         ("datacenter", 10, 0, "played")
     }
+
+
+def test_one_cell_is_chosen_by_its_id_once_tuning_has_decided_it(tmp_path: Path) -> None:
+    whole = settled(tmp_path, {})
+    wanted = whole.cells[3]
+    assert dataclasses.replace(whole, chosen=(wanted.id,)).cells == (wanted,)
+    before = conduct.make_agenda(experiment(), "relay", Choice(cells=(wanted.id,)), tmp_path)
+    assert len(before.cells) == len(whole.cells)  # their ids are not known yet
+    with pytest.raises(UnknownNameError, match="no cell of this sweep 'x'"):
+        _ = dataclasses.replace(whole, chosen=("x",)).cells
 
 
 def test_the_smallest_mean_wins_for_each_arm_alone(tmp_path: Path) -> None:

@@ -1,0 +1,278 @@
+"""A page for each cell of a sweep: its numbers, one step, its links, certificates and calibration, and how to run it
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from testbed import results
+from testbed.metrics import PipelineStep, align
+from testbed.records import Calibration, Duration, Measurement, RunCertificates, Split, StageCosts
+from testbed.report import numbers, tables
+from testbed.report.canvas import link_words
+from testbed.report.certificates import measurement_cells, run_bound_words, share_text
+from testbed.report.collect import Group
+from testbed.report.entry import Entry, Result
+from testbed.report.gantt import median_step, step_words
+from testbed.report.numbers import MISSING
+from testbed.report.settings import CLOCKS, compute_words, flat, pipeline_words
+from testbed.report.step_svg import KINDS, step_svg
+from testbed.report.templates import write_page
+from testbed.results import SweepRecord
+from testbed.spec import Cell, recipe_of, route
+
+_PARTS = {"compute_s": "compute", "codec_s": "encode and decode", "wire_s": "wire", "wait_s": "wait"}
+_DROPPED_FLAGS = ("--again", "--recalibrate")
+
+
+class Check(NamedTuple):
+    """One quantity of one link, before and after a run."""
+
+    link: str
+    quantity: str
+    asked: str
+    before: str
+    after: str
+    moves: str
+    verdict: str
+    note: str
+
+
+class Certified(NamedTuple):
+    """A run's certificates as text."""
+
+    result: Result
+    checks: list[Check]
+    verdict: str
+    missing: str
+    """When the links were not measured: 'before', 'after' or 'before or after'; empty where they were both times."""
+    again: str
+    """What failed in another attempt; empty where nothing did."""
+    bound: str
+    """What all deviations together do to the step, and what was late during the run; empty where nothing is known."""
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.verdict == "FAIL"]
+
+
+class _Link(NamedTuple):
+    name: str
+    profile: str
+    asked: str
+    texts: tuple[str, ...]
+    """Carried and busy, up and down; packets dropped."""
+
+
+def cell_pages(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the address of each cell's page, seen from the report's."""
+    return {name: f"cells/{name}.html" for group in groups for entry in group.entries for name in entry.cell_ids}
+
+
+def write_cell_pages(
+    experiment: Path, sweep: SweepRecord, groups: Sequence[Group], shown: Sequence[tables.ResultTable], report: Path
+) -> None:
+    """Write the page of each cell into the folder `cells` beside the report; pages of earlier sweeps stay."""
+    folder = results.make_folder(report.parent / "cells")
+    kept = experiment / "calibration.json"
+    costs = results.read_json(kept, Calibration).recipes if kept.exists() else {}
+    for group, table in zip(groups, shown, strict=True):
+        for (network, _), entry in group.cells.items():
+            for cell_id in entry.cell_ids:
+                only = entry.only(cell_id)
+                assert only is not None  # it names its own cells
+                cell = only.cell
+                write_page(
+                    folder / f"{cell_id}.html",
+                    "cell",
+                    title=f"{cell.codec} over {network}",
+                    sweep=experiment.resolve().name,
+                    report=f"../{report.name}",
+                    cell=cell,
+                    words=f"{link_words(group.networks[network])}; {pipeline_words(cell)}; seed {cell.training.seed}",
+                    engines=_engines(only),
+                    siblings=_siblings(group, network, entry, cell_id),
+                    numbers=_numbers(group, network, only, table),
+                    **_step(only),
+                    certificates=[certified(result) for result in only.results],
+                    **_calibration(cell, costs),
+                    again=again(sweep.command, experiment, cell_id),
+                    fields=flat(cell.model_dump(mode="json")),
+                    folder=", ".join(str(result.run.folder) for result in only.results),
+                    kinds=KINDS,
+                )
+
+
+def again(command: str, experiment: Path, cell_id: str) -> str:
+    """Return the command that makes one cell of a sweep again, from the one that was typed for the sweep."""
+    words = shlex.split(command) or ["python", "-m", "testbed", "sweep", experiment.resolve().name]
+    if "run" in words[:4]:  # of one cell: the same command is enough
+        return command
+    return shlex.join([*(word for word in words if word not in _DROPPED_FLAGS), "--cell", cell_id, "--again"])
+
+
+def _engines(entry: Entry) -> list[str]:
+    labs = [result.run.lab for result in entry.results if (result.run.folder / "lab.json").exists()]
+    return list(dict.fromkeys(f"{lab.engine}: {lab.engine_reason}" for lab in labs))
+
+
+def _siblings(group: Group, network: str, entry: Entry, cell_id: str) -> dict[str, dict[str, str]]:
+    """Return the links to other cells: other seeds, other codecs over this network, this codec over others."""
+    seeds = {f"seed {seed}": other for other, seed in entry.cell_ids.items() if other != cell_id}
+    codecs = {other.cell.codec: next(iter(other.cell_ids)) for other in group.row(network) if other is not entry}
+    networks = {
+        name: next(iter(group.cells[name, entry.cell.codec].cell_ids))
+        for name in group.networks
+        if name != network and (name, entry.cell.codec) in group.cells
+    }
+    every = {"seeds": seeds, "other codecs here": codecs, "this codec over": networks}
+    return {name: {text: f"{target}.html" for text, target in links.items()} for name, links in every.items() if links}
+
+
+def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable) -> list[tuple[str, str, str]]:
+    """Return (name, value, detail) of each number of a cell; what happened to it where no run of it ended well."""
+    if not entry.ok:
+        return [("outcome", entry.outcome, "")]
+    shown = [
+        (column.name, text, column.unit)
+        for column, text in zip(
+            table.columns, tables.entry_texts(group, network, entry, table.columns, table.units), strict=True
+        )
+    ]
+    summary = entry.measured
+    if summary.split is not None:
+        total = sum(getattr(summary.split, name) for name in Split.model_fields) or 1.0
+        for name, words in _PARTS.items():
+            value = getattr(summary.split, name)
+            shown.append((words, numbers.seconds(value), f"{value / total:.1%} of the step".replace("%", " %")))
+    if summary.step_interval_s is not None:
+        low, high = (numbers.seconds(end) for end in summary.step_interval_s)
+        shown.append(("step, 95 % interval", f"{low} to {high}", ""))
+    shown.append(("ideal step", numbers.seconds(summary.ideal_step_s), "the same compute and bytes over ideal links"))
+    shown.append(("retransmitted", numbers.size(summary.retransmitted_bytes_per_step), "per step"))
+    shown.append(("steps measured", str(summary.measured_steps), entry.count))
+    shown += [("mark", mark, "") for mark in entry.marks]
+    return shown
+
+
+def _step(entry: Entry) -> dict[str, Any]:
+    """Return what the page shows of the typical run's median step: the step drawn, and what each link carried in it."""
+    result = entry.typical if entry.ok else entry.results[-1]
+    step = median_step(align([result.run.steps(stage) for stage in range(entry.cell.pipeline.stages)]))
+    lab = result.run.lab if (result.run.folder / "lab.json").exists() else None
+    return {
+        "gantt": Markup(step_svg(step, entry.cell.compute.dilation)) if step else "",
+        "gantt_words": step_words(result, step) if step else "",
+        "links": list(_links(result, step)),
+        "settings": "" if lab is None else json.dumps({link.name: link.settings for link in lab.links}, indent=1),
+    }
+
+
+def _links(result: Result, step: PipelineStep | None) -> Iterator[_Link]:
+    cell, carried = result.cell, dict[tuple[int, str], int]()
+    for sender, record in enumerate(step.records if step else ()):
+        for frame in record.sent:
+            for hop in route(cell, sender, sender + (1 if frame.direction == "forward" else -1)):
+                key = hop.link, hop.side
+                carried[key] = carried.get(key, 0) + frame.frame_bytes
+    samples = list(result.run.samples())
+    for number, profile in enumerate(cell.links):
+        name = f"node-{number}" if cell.topology == "star" else f"boundary-{number}"
+        texts = []
+        for side in ("up", "down"):
+            sent, pipe = carried.get((number, side)), profile.pipe("up" if side == "up" else "down")
+            busy = None if not (sent and step and pipe) else 8 * sent / pipe.rate_bps / step.seconds
+            texts += [numbers.size(sent), MISSING if busy is None else f"{busy:.0%}".replace("%", " %")]
+        counts = samples[-1].links.get(name, {}).values() if samples else ()
+        dropped = sum(count.dropped_buffer + (count.dropped_loss or 0) for count in counts)
+        texts.append(str(dropped) if samples else MISSING)
+        yield _Link(name, profile.name, link_words((profile,)), tuple(texts))
+
+
+def _calibration(cell: Cell, recipes: Mapping[str, tuple[StageCosts, ...]]) -> dict[str, Any]:
+    """Return how long actions last, in words, and as rows where they were timed: (stage, action, time, spread, samples,
+    whether it is noisy).
+    """
+    clock = f"{CLOCKS[cell.clock]}; codec cost: {cell.codec_cost}" if cell.timing == "played" else CLOCKS[cell.clock]
+    rows = []
+    known = recipes.get(recipe_of(cell).id, ()) if cell.timing == "played" else ()
+    for stage, costs in enumerate(known):
+        actions: dict[str, Duration] = {
+            name: getattr(costs, name) for name in ("forward", "backward", "clip", "update")
+        }
+        actions |= {f"encode, sent {way}": cost for way, cost in costs.encode.items()}
+        actions |= {f"decode, came {way}": cost for way, cost in costs.decode.items()}
+        for name, one in actions.items():
+            spread = f"{one.spread:.1%}".replace("%", " %")
+            rows.append((f"stage {stage}", name, numbers.seconds(one.ns / 1e9), spread, one.samples, one.noisy))
+    return {"compute": f"Compute {compute_words(cell)}. {clock[0].upper()}{clock[1:]}.", "costs": rows}
+
+
+def certified(result: Result) -> Certified:
+    """Return a run's certificates as text."""
+    certificates = result.certificates
+    if certificates is None:
+        return Certified(result, [], "none", "before or after", "", "")
+    both = (("before", certificates.before), ("after", certificates.after))
+    missing = [when for when, certificate in both[: len(certificates.needed)] if certificate is None]
+    rejected = [
+        f"{when}: {_said(certificate.rejected)}"
+        for when, certificate in both
+        if certificate is not None and certificate.rejected
+    ]
+    return Certified(
+        result,
+        _checks(certificates),
+        certificates.verdict,
+        " or ".join(missing),
+        "; ".join(rejected),
+        run_bound_words(certificates),
+    )
+
+
+def _said(rejected: Sequence[Measurement]) -> str:
+    words = []
+    for measurement in rejected:
+        asked, measured, _ = measurement_cells(measurement)
+        words.append(
+            f"{measurement.link} {measurement.direction} {measurement.quantity} {measured} where {asked} was asked"
+        )
+    return ", ".join(words)
+
+
+def _checks(certificates: RunCertificates) -> list[Check]:
+    """Pair the measurements before and after. Where one is missing (only a run tells message sizes) there is a '-'."""
+    pairs: dict[tuple[str, str, str, str], dict[str, Measurement]] = {}
+    for when, certificate in (("before", certificates.before), ("after", certificates.after)):
+        for measurement in certificate.measurements if certificate else ():
+            pairs.setdefault((measurement.link, measurement.direction, measurement.quantity, measurement.detail), {})[
+                when
+            ] = measurement
+    checks = []
+    for (link, direction, quantity, detail), pair in pairs.items():
+        measurement = next(iter(pair.values()))
+        asked, _, _ = measurement_cells(measurement)
+        bounds = [m.bound for m in pair.values() if m.bound is not None]
+        before, after = (measurement_cells(pair[w])[1] if w in pair else MISSING for w in ("before", "after"))
+        verdict = "FAIL" if any(m.verdict == "FAIL" for m in pair.values()) else "PASS"
+        notes = dict.fromkeys(m.note for m in pair.values() if m.note)
+        checks.append(
+            Check(
+                f"{link} {direction}",
+                f"{quantity} {detail}".strip(),
+                asked,
+                before,
+                after,
+                share_text(max(bounds, default=None)),
+                verdict,
+                "; ".join(notes),
+            )
+        )
+    return checks
