@@ -24,8 +24,9 @@ from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
+from testbed.metrics.verdicts import Judgement
 from testbed.report import canvas, experiments, style
-from testbed.report.claims import Claim, Verdict, claims_table, judge_at_most, seed_values
+from testbed.report.claims import Claim, Verdict, claims_table
 from testbed.report.numbers import percent
 from testbed.results import Run
 from testbed.spec import Cell
@@ -338,8 +339,9 @@ SAME_LOSS = 0.01
 """Of fp32's loss: what "the same loss" may mean at most."""
 
 
-def _differences(row: Any) -> list[float]:
-    return seed_values(row.loss_less_fp32, row.loss_less_fp32_low, row.loss_less_fp32_high, int(row.seeds))
+def _against_fp32(folder: Path, codec: str, bound: float) -> Judgement | None:
+    ours, base = ({"codec": name, "profile": SCALED} for name in (codec, BASELINE))
+    return experiments.judge_loss(folder, bound, ours, base, "loss_less_fp32")
 
 
 def claims(folder: Path) -> list[Claim]:
@@ -350,48 +352,47 @@ def claims(folder: Path) -> list[Claim]:
         return []
     base, ssn = scaled.loc[BASELINE], scaled.loc[SSN]
     bound = SAME_LOSS * base.loss
-    made = [_same_loss(ssn, bound, base.loss), *([_mapl(ssn, base.loss)] if ssn.seeds > 1 else []), *_speed(ssn)]
+    made = []
+    if (found := _against_fp32(folder, SSN, bound)) is not None:
+        made += [_same_loss(found, base.loss), *([_mapl(found, base.loss)] if found.interval else [])]
+    made += _speed(ssn)
     for codec, name in (
         ("topk(0.1875, sample)", "top-k with masks of its own for the gradient"),
         ("int4(group=64)", "quantisation (int4)"),
         ("powersgd(21)", "low rank (PowerSGD)"),
     ):
-        if codec in scaled.index:
-            made.append(_fails_at_same_ratio(scaled.loc[codec], name, bound))
+        if (found := _against_fp32(folder, codec, bound)) is not None:
+            made.append(_fails_at_same_ratio(found, name, base.loss))
     if CONTROL in scaled.index:
         made.append(_constraint(ssn, scaled.loc[CONTROL]))
     return made
 
 
-def _same_loss(ssn: Any, bound: float, loss: float) -> Claim:
-    found = judge_at_most(_differences(ssn), bound)
+def _same_loss(found: Judgement, loss: float) -> Claim:
     return Claim(
         claim="through a subspace, with an eighth of the bytes, the loss after equal steps is fp32's (at most "
         f"{percent(SAME_LOSS, '{:g}')} above)",
         source=PAPER,
         published="up to 99 % compression with no convergence degradation",
         ours=f"{found.value:+.3f} nats ({percent(found.value / loss, SIGNED)})",
-        interval=found.interval,
-        verdict=found.verdict,
-        why=f"paired differences of {int(ssn.seeds)} seeds, {ssn.loss_less_fp32_low:+.2f} to "
-        f"{ssn.loss_less_fp32_high:+.2f}; less than {found.half:.2f} nats ({percent(found.half / loss)} of the loss) "
-        "would not have shown",
+        interval=experiments.interval_words(found),
+        verdict=found.verdict or "not resolved",
+        why=experiments.shown_words(found, loss),
         command=COMMAND,
     )
 
 
-def _mapl(ssn: Any, loss: float) -> Claim:
-    found = judge_at_most(_differences(ssn), 0)
-    ends = [percent((found.value + side * found.half) / loss, SIGNED) for side in (-1, 1)]
+def _mapl(found: Judgement, loss: float) -> Claim:
+    low, high = found.interval or (math.nan, math.nan)
     return Claim(
         claim="training through a subspace costs 8 to 15 % of the loss at equal tokens",
         source="Janson et al., MAPL, arXiv 2606.05484, tables (second-hand)",
         published="+8.4 % (150 M parameters, 4x), +13.9 % (1 B, 8x)",
         ours=percent(found.value / loss, SIGNED),
-        interval=f"{ends[0]} to {ends[1]}, 95 % confidence, {int(ssn.seeds)} seeds",
+        interval=f"{percent(low / loss, SIGNED)} to {percent(high / loss, SIGNED)}, 95 %, {found.n} seeds",
         verdict="not comparable",
-        why="2 M parameters after 328 thousand tokens, where such a cost may not show yet; the interval reaches to the "
-        "published 8.4 %",
+        why="2 M parameters after 328 thousand tokens, where such a cost may not show yet; theirs are 75 and more "
+        "times larger and trained far longer",
         command=COMMAND,
     )
 
@@ -429,19 +430,16 @@ def _speed(ssn: Any) -> list[Claim]:
     return made
 
 
-def _fails_at_same_ratio(row: Any, name: str, bound: float) -> Claim:
-    found = judge_at_most(_differences(row), bound)
-    verdict: dict[str, Verdict] = {"holds": "fails", "fails": "holds", "not resolved": "not resolved"}
-    shown = "all of the interval is" if found.verdict != "not resolved" else "the interval is on both sides of"
-    side = {"holds": " below", "fails": " above", "not resolved": ""}[found.verdict]
+def _fails_at_same_ratio(found: Judgement, name: str, loss: float) -> Claim:
+    verdicts: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
     return Claim(
         claim=f"{name} at the ratio of the subspace (8 here) does not keep fp32's loss",
         source="Protocol Models, arXiv 2506.01260, body (second-hand)",
         published="fails at a ratio of 100",
         ours=f"{found.value:+.3f} nats",
-        interval=found.interval,
-        verdict=verdict[found.verdict],
-        why=f"{shown}{side} {bound:.3f} nats ({percent(SAME_LOSS, '{:g}')} of fp32's loss), each at its own rate",
+        interval=experiments.interval_words(found),
+        verdict=verdicts.get(found.verdict or "", "not resolved"),
+        why=experiments.shown_words(found, loss),
         command=COMMAND,
     )
 
@@ -468,7 +466,7 @@ def blocks(folder: Path) -> dict[str, str]:
     table, link = pd.read_csv(folder / "summary.csv"), pd.read_csv(folder / "link.csv")
     match = Matched(**link.iloc[0]) if len(link) else None
     return {
-        "answer": _answer(table),
+        "answer": _answer(folder, table),
         "claims": claims_table(claims(folder)),
         "speed": experiments.markdown_of(speed_table(table)),
         "targets": experiments.markdown_of(target_table(table)),
@@ -476,19 +474,22 @@ def blocks(folder: Path) -> dict[str, str]:
     }
 
 
-def _answer(table: Any) -> str:
+def _answer(folder: Path, table: Any) -> str:
     scaled = table[table.profile == SCALED].set_index("codec")
-    if SSN not in scaled.index:
+    if SSN not in scaled.index or BASELINE not in scaled.index:
         return ""
-    row = scaled.loc[SSN]
-    found = judge_at_most(_differences(row), SAME_LOSS * scaled.loc[BASELINE].loss)
-    unshaped = "" if math.isnan(row.step_of_unshaped) else (
-        f", and takes {row.step_of_unshaped:.2f} times as long as with fp32\nover an unshaped link"
+    row, bound = scaled.loc[SSN], SAME_LOSS * scaled.loc[BASELINE].loss
+    found = _against_fp32(folder, SSN, bound)
+    loss = "" if found is None else (
+        f"**Answer.** With an eighth of the bytes, training through a subspace ends {found.value:+.3f} nats from "
+        f"fp32's validation loss ({experiments.interval_words(found)}): that it is within {percent(SAME_LOSS, '{:g}')} "
+        f"is {found.words}. "
     )  # fmt: skip
-    return (
-        f"**Answer.** With an eighth of the bytes, training through a subspace ends {row.loss_less_fp32:+.3f} nats "
-        f"from fp32's\nvalidation loss ({found.interval or 'one seed'}): {found.verdict}.\nA step over the slow link "
-        f"is {row.speed_up:.2f} times as fast as with fp32{unshaped}."
+    unshaped = "" if math.isnan(row.step_of_unshaped) else (
+        f", and takes {row.step_of_unshaped:.2f} times as long as with fp32 over an unshaped link"
+    )  # fmt: skip
+    return experiments.prose(
+        f"{loss}A step over the slow link is {row.speed_up:.2f} times as fast as with fp32{unshaped}."
     )
 
 
@@ -497,6 +498,7 @@ def main() -> None:
     results, output = experiments.folders(NAME, "Figure, CSVs, claims and the generated blocks of the README.")
     runs, curves = experiments.runs_frame(results), experiments.curves(results)
     match = matched(results, runs)
+    experiments.write_runs(runs, output)
     summary(results, runs, curves).to_csv(output / "summary.csv", index=False, float_format="%.6g")
     link = pd.DataFrame([] if match is None else [match._asdict()], columns=list(Matched._fields))
     link.to_csv(output / "link.csv", index=False, float_format="%.6g")

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from pydantic import ValidationError, field_validator, model_validator
 
 from testbed import paths
 from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain
-from testbed.metrics import statistics
 from testbed.report.numbers import markdown_table
 
 Verdict = Literal["holds", "fails", "not resolved", "not comparable"]
@@ -181,38 +179,3 @@ def ours(claim: Claim) -> str:
 def cell(text: str) -> str:
     """Write text as a cell of a Markdown table; what is missing is a dash."""
     return text.replace("|", "\\|") or "\N{EN DASH}"
-
-
-class Judged(NamedTuple):
-    """What paired differences over seeds show about a bound."""
-
-    value: float
-    """Their mean."""
-    interval: str
-    """In the words of `Claim.interval`; empty for a single seed."""
-    verdict: Verdict
-    half: float
-    """Half of the interval's width: about what would have shown."""
-
-
-def judge_at_most(differences: Sequence[float], bound: float) -> Judged:
-    """Judge the claim that a difference is at most `bound`, from one paired difference per seed, by Student's t.
-
-    It holds where the whole 95 % interval is at most `bound`, and fails where all of it is beyond.
-    """
-    estimate = statistics.of_differences(differences, "seed")
-    if estimate.interval is None:
-        return Judged(estimate.value, "", "not resolved", math.inf)
-    low, high = estimate.interval
-    verdict: Verdict = "holds" if high <= bound else "fails" if low > bound else "not resolved"
-    words = f"{low:+.3f} to {high:+.3f}, 95 % confidence, {estimate.n} seeds"
-    return Judged(estimate.value, words, verdict, (high - low) / 2)
-
-
-def seed_values(mean: float, low: float, high: float, seeds: int) -> list[float]:
-    """Return the values of one to three seeds, of which a table has the mean, the lowest and the highest; their order
-    is lost. ValueError for more seeds, of which these three numbers do not tell.
-    """
-    if not 1 <= seeds <= 3:
-        raise ValueError(f"mean, lowest and highest do not tell the values of {seeds} seeds")
-    return {1: [mean], 2: [low, high], 3: [low, 3 * mean - low - high, high]}[seeds]

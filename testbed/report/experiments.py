@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,17 +25,23 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
+from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import blocks as markdown_blocks
 from testbed.report import claims as claim_files
 from testbed.report import settings, style
 from testbed.report.canvas import link_words, render_figure
-from testbed.report.numbers import markdown_table
+from testbed.report.numbers import markdown_table, percent
 from testbed.results import Run
 
 _LARGEST_SVG = 300_000
 """The largest SVG, in bytes, that is worth its place in a repository."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
+RUNS = "runs.csv"
+_KEPT = (
+    *("codec", "profile", "seed", "run", "optimiser.learning_rate", "certificate", "validation_loss"),
+    *("uncompressed_loss", "step_s", "payload_bytes_per_step", "wire_bytes_per_step", "raw_bytes_per_step"),
+)
 
 
 def folders(name: str, what: str) -> tuple[Path, Path]:
@@ -114,6 +121,76 @@ def _words(run: Run) -> dict[str, str]:
         "compute": settings.compute_words(cell),
         "machine": settings.machine_words(run.environment),
     }
+
+
+def write_runs(runs: Any, folder: Path, *more: str) -> None:
+    """Write runs.csv, a row for each run, from which every interval can be computed again; `more`: further columns."""
+    columns = [*more, *(name for name in _KEPT if name in runs.columns)]
+    runs[columns].to_csv(folder / RUNS, index=False, float_format="%.6g", lineterminator="\n")
+
+
+def judge_loss(
+    folder: Path, bound: float, ours: Mapping[str, object], base: Mapping[str, object], column: str
+) -> Judgement | None:
+    """Judge that the validation loss of an arm is at most `bound` nats above another's, from the CSVs of a folder.
+
+    `ours` and `base` are columns and values that choose the runs in runs.csv. Where only summary.csv is there, with the
+    mean, lowest and highest difference of up to three seeds in `column`, these are what is judged. None where the
+    runs are not there.
+    """
+    if (folder / RUNS).is_file():
+        runs = pandas.read_csv(folder / RUNS)
+        a, b = (_matching(runs, arm).groupby("seed").validation_loss.first().to_dict() for arm in (ours, base))
+        return judge("loss", a, b, bound) if a.keys() & b.keys() else None
+    rows = _matching(pandas.read_csv(folder / "summary.csv"), ours)
+    if rows.empty:
+        return None
+    row = rows.iloc[0]
+    values = seed_values(row[column], row[f"{column}_low"], row[f"{column}_high"], int(row.seeds))
+    return judge("loss", dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0), bound)
+
+
+def _matching(frame: Any, arm: Mapping[str, object]) -> Any:
+    for name, value in arm.items():
+        frame = frame[frame[name] == value]
+    return frame
+
+
+def seed_values(mean: float, low: float, high: float, seeds: int) -> list[float]:
+    """Return the values of one to three seeds, of which a table has the mean, the lowest and the highest; their order
+    is lost. ValueError for more seeds, of which these three numbers do not tell.
+    """
+    if not 1 <= seeds <= 3:
+        raise ValueError(f"mean, lowest and highest do not tell the values of {seeds} seeds")
+    return {1: [mean], 2: [low, high], 3: [low, 3 * mean - low - high, high]}[seeds]
+
+
+def prose(text: str) -> str:
+    """Break a paragraph of a README into lines."""
+    return textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def interval_words(found: Judgement) -> str:
+    """Return the interval of a judgement in the words of a claim."""
+    return (
+        found.interval_words
+        if found.interval is None
+        else f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
+    )
+
+
+def shown_words(found: Judgement, loss: float) -> str:
+    """Say what decided a judgement of a loss, or what would have: in nats, and as a part of `loss`."""
+    bound = f"{found.effect:.3g} nats above" if found.effect else "the other's loss"
+    if found.verdict == "holds":
+        return f"the whole interval is at most {bound}"
+    if found.verdict == "fails":
+        return f"the whole interval is more than {bound}"
+    if found.detectable is None:
+        return "one seed, whose spread is not known"
+    more = "" if found.seeds is None else f"; {found.seeds} seeds would resolve what was seen"
+    share = percent(found.detectable / loss, "{:.2g}")
+    return f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss){more}"
 
 
 def curves(folder: str | Path, value: str = "loss") -> Any:

@@ -6,7 +6,6 @@ import string
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,28 +137,6 @@ def test_a_file_has_a_place_for_each_block_and_no_other(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="begins or ends a block"):
         blocks.write_blocks(page, {"one": "1\n<!-- end -->"})
     assert blocks.read_blocks(page) == {"one": "1"}
-
-
-@given(st.lists(st.floats(-2, 2), min_size=1, max_size=3), st.floats(-1, 1))
-def test_a_bound_is_judged_by_the_whole_interval(differences: list[float], bound: float) -> None:
-    found = claims.judge_at_most(differences, bound)
-    assert found.value == pytest.approx(np.mean(differences), abs=1e-9)
-    if len(differences) == 1:
-        assert (found.verdict, found.interval) == ("not resolved", "")
-        return
-    ends = (found.value - found.half, found.value + found.half)
-    assert found.verdict == ("holds" if ends[1] <= bound else "fails" if ends[0] > bound else "not resolved")
-
-
-@given(st.lists(st.floats(-10, 10), min_size=1, max_size=3))
-def test_three_numbers_tell_three_seeds(values: list[float]) -> None:
-    told = claims.seed_values(float(np.mean(values)), min(values), max(values), len(values))
-    assert sorted(told) == pytest.approx(sorted(values), abs=1e-9)
-
-
-def test_four_seeds_are_not_told_by_three_numbers() -> None:
-    with pytest.raises(ValueError, match="4 seeds"):
-        claims.seed_values(0.0, -1.0, 1.0, 4)
 
 
 def test_the_page_has_every_claim_and_its_verdict(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import testbed
@@ -87,3 +89,36 @@ def test_figures_are_written_with_the_same_bytes_and_no_large_svg(tmp_path: Path
     assert (png.read_bytes(), svg.read_bytes()) == first
     assert drawn(9_000) == [png]
     assert not svg.exists()
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=3))
+def test_three_numbers_tell_three_seeds(values: list[float]) -> None:
+    told = experiments.seed_values(float(np.mean(values)), min(values), max(values), len(values))
+    assert sorted(told) == pytest.approx(sorted(values), abs=1e-9)
+
+
+def test_four_seeds_are_not_told_by_three_numbers() -> None:
+    with pytest.raises(ValueError, match="4 seeds"):
+        experiments.seed_values(0.0, -1.0, 1.0, 4)
+
+
+def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    losses = {codec: 5 + rng.normal(0.2 * (codec == "int2"), 0.01, 3) for codec in ("fp32", "int2")}
+    rows = [
+        {"codec": codec, "seed": seed, "validation_loss": loss}
+        for codec, of_codec in losses.items()
+        for seed, loss in enumerate(of_codec)
+    ]
+    less = losses["int2"] - losses["fp32"]
+    whole = {"codec": "int2", "seeds": 3, "less": less.mean(), "less_low": less.min(), "less_high": less.max()}
+    pd.DataFrame([whole]).to_csv(tmp_path / "summary.csv", index=False)
+    arms = {"codec": "int2"}, {"codec": "fp32"}
+    from_summary = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
+    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
+    from_runs = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
+    assert from_summary is not None
+    assert from_runs is not None
+    assert from_runs.value == pytest.approx(from_summary.value)
+    assert from_runs.verdict == from_summary.verdict == "fails"
+    assert experiments.judge_loss(tmp_path, 0.1, {"codec": "int3"}, {"codec": "fp32"}, "less") is None
