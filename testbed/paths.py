@@ -1,11 +1,16 @@
-"""Where things lie: shipped profiles, experiments and texts, the user's cache, and whose files they are."""
+"""Where things lie: shipped profiles, experiments and texts, the user's cache; whose files they are, and
+what they hold.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pwd
 from pathlib import Path
 from typing import Any
+
+from testbed.errors import SpecError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -69,3 +74,12 @@ def give_to_user(path: Path) -> None:
     """Hand a file or folder that root made to the person behind sudo."""
     if user := invoking_user():
         os.chown(path, *user)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file. SpecError when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror}") from None

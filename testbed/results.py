@@ -6,9 +6,11 @@ counters.jsonl  summary.json (last)
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -49,6 +51,15 @@ def make_folder(path: Path, remedy: str = "choose another with --results") -> Pa
     if not os.access(path, os.W_OK):
         raise SpecError(f"cannot write to the folder {path}; {remedy}")
     return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends."""
+    with path.open("a") as file:
+        paths.give_to_user(path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_json(path: Path, content: BaseModel | dict[str, Any]) -> None:

@@ -24,13 +24,22 @@ ScheduleName = Literal["gpipe", "1f1b"]
 DurationNs = Annotated[int, Field(ge=1)]
 
 
+def _is_none(value: object) -> bool:
+    """Say whether a field is left out of a record's text, and so of the ids of records that were made before it."""
+    return value is None
+
+
 class WorkloadSpec(Frozen):
     """Which model learns what."""
 
     family: str
     """A row of `testbed.workloads.models.FAMILIES`."""
     model: str
-    """A named size (see `testbed.workloads`), or the id or path of a cached checkpoint."""
+    """A named size (see `testbed.workloads`), or a checkpoint: one that a program of ours makes, or the id or path of a
+    cached one."""
+    weights: str | None = Field(default=None, exclude_if=_is_none)
+    """SHA-256 of the weights that training begins with; None for a named size, which begins with the seed's. Filled in
+    when a cell is made of a file, or stated there, and compared with what is on the machine."""
     text: str
     """'bundled'; the path of a text or .parquet file; or a data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION',
     for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""

@@ -140,3 +140,12 @@ def format_size(count: float) -> str:
 def format_flops(per_second: float) -> str:
     """Write 8_100_000_000_000 -> '8.1 TFLOP/s' for people."""
     return _format(per_second, ((1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"), (1, "FLOP/s")))
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration: 75 -> '1 min 15 s'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

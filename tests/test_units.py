@@ -80,3 +80,11 @@ def test_numbers_are_written_in_the_unit_that_people_use() -> None:
     assert units.write_time(86_400_000_000_000) == "86400s"
     assert units.write_size(1499) == "1.499kB"
     assert units.write_fraction(0.001) == "0.1%"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (75, "1 min 15 s"), (3600, "1 h 00 min"), (3599.6, "1 h 00 min"), (60, "1 min 00 s")],
+)
+def test_durations_are_written_for_people(seconds: float, text: str) -> None:
+    assert units.format_duration(seconds) == text

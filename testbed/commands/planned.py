@@ -18,8 +18,9 @@ from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import conduct
 from testbed.sweep.estimate import Estimator, RunEstimate, on_this_machine
 from testbed.sweep.means import Means
-from testbed.sweep.progress import SweepProgress, format_duration
+from testbed.sweep.progress import SweepProgress
 from testbed.sweep.trainings import is_trained, trained_folder
+from testbed.units import format_duration
 
 
 def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:

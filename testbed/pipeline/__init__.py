@@ -4,6 +4,7 @@
 |---|---|---|
 | `train` | the step, top to bottom: wait, decode, compute, encode, send, meet, update | yes |
 | `alone` | all stages in one process, without a network | yes |
+| `pretrain` | trains a model of ours that workloads can begin with, once a machine | yes |
 | `calibrate` | times every action, encode and decode, alone on one core | yes |
 | `calibration` | what a calibration is asked and answers | no |
 | `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |
@@ -14,6 +15,7 @@
 | `gather` | the stages meet after each step, and decide alike when training ends | no |
 | `step_log` | writes a step's record, and tells the controller | no |
 | `carried` | measures how long a link was at work | no |
+| `memory` | how much a training needs, and how much there is | no |
 | `job`, `wiring`, `faults` | what a stage is told; its connections; what went wrong, in words | no |
 | `control`, `host` | the controller's end of the control plane, and the stage's | no |
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ class RowwiseAdamW:
 
     def __init__(self, parameters: Mapping[torch.nn.Parameter, int], spec: OptimiserSpec) -> None:
         """`parameters` says the axis of each parameter."""
-        self._spec, self._steps = spec, 0
+        self._spec, self._steps, self.parameters = spec, 0, tuple(parameters)
         self._held = [
             (p, axis, torch.zeros_like(p), torch.zeros_like(p.detach().amax(axis, keepdim=True)))
             for p, axis in parameters.items()
@@ -97,6 +98,18 @@ class Optimiser:
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         return [torch.linalg.vector_norm(gradient).item() ** 2 for gradient in gradients]
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next update depends on besides weights and gradients, to be kept and given to `restore`.
+
+        Only where no parameter is updated row by row.
+        """
+        assert not self._rowwise.parameters
+        return self._adamw.state_dict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of an optimiser of the same parameters."""
+        self._adamw.load_state_dict(dict(state))
 
     def update(self, norm: float, rate: float) -> None:
         """Scale the gradients so that the model's `norm` is at most the limit, update at that rate, and forget the

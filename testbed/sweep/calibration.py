@@ -29,13 +29,14 @@ from testbed.pipeline.calibration import (
     Subject,
     timed,
 )
+from testbed.pipeline.memory import available_memory, predict_memory
 from testbed.processors import read_processors
 from testbed.records import Calibration, CodecCosts, StageCosts, StageMaths
 from testbed.spec import Recipe, WorkloadSpec
 from testbed.sweep.environment import describe_machine, hold_machine
-from testbed.sweep.executor import Task, available_memory, execute
+from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
-from testbed.sweep.trainings import check_trainable, host_options, predict_memory
+from testbed.sweep.trainings import check_trainable, host_options
 from testbed.vm.launch import choose_processor, idlest_first
 
 BUDGET_S = 20.0

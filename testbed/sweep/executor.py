@@ -14,10 +14,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from testbed.errors import SpecError, StageError, TestbedError, UserError
+from testbed.pipeline.memory import available_memory
 from testbed.process import start_program
 from testbed.units import format_size
 
@@ -25,7 +25,6 @@ _LONGEST_LINE = 1 << 20
 _LAST_WORDS = 2000
 _SHARE = 0.9
 """Of the memory that is available before the first task starts, what tasks may take."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class Task(NamedTuple):
@@ -104,19 +103,6 @@ def execute(
                 result = _finished(one)
                 del running[one.process.pid]
                 yield result
-
-
-def available_memory() -> int:
-    """Return how many bytes of memory this process and its children may still take, as /proc/meminfo and the control
-    group (version 2) say.
-    """
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    with contextlib.suppress(OSError, ValueError):  # no such group, or "max": no limit
-        own = _CGROUP / Path("/proc/self/cgroup").read_text(encoding="utf8").strip().rpartition("::/")[2]
-        limit = int((own / "memory.max").read_text())
-        free = min(free, limit - int((own / "memory.current").read_text()))
-    return free
 
 
 def _too_little(task: Task, running: int, limit: int, free: int) -> str:

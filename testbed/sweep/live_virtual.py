@@ -21,13 +21,13 @@ from typing import Final, Literal
 from testbed import paths, results
 from testbed.errors import CapabilityError, SpecError, StageError, TestbedError
 from testbed.metrics import summarise
+from testbed.pipeline.memory import available_memory, predict_live_memory
 from testbed.profiles import LinkProfile
 from testbed.records import Certificate, LabRecord
 from testbed.spec import Cell, WorkloadSpec, recipe_of
-from testbed.sweep import playing, trainings
+from testbed.sweep import playing
 from testbed.sweep.controller import prepare_text, text_floor
 from testbed.sweep.environment import describe_machine, hold_folder
-from testbed.sweep.executor import available_memory
 from testbed.sweep.inside import LiveRun, Told
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
@@ -83,7 +83,7 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
 
 def guest_memory(cell: Cell) -> int:
     """Return how much memory a cell's guest gets, in bytes: what its stages are predicted to need, and its own."""
-    asked = trainings.predict_live_memory(recipe_of(cell)) + _GUEST_BYTES
+    asked = predict_live_memory(recipe_of(cell)) + _GUEST_BYTES
     return -(-asked // (256 << 20)) * (256 << 20)
 
 

@@ -22,6 +22,7 @@ from testbed.errors import TestbedError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import Sample, Summary
 from testbed.spec import Cell, Recipe
+from testbed.units import format_duration
 
 _RATES_OVER = 20
 """Samples, taken ten times a second, over which a link's rate is averaged."""
@@ -30,15 +31,6 @@ _BELOW = 6
 """Lines that the running cell needs below the table."""
 _STYLES = {"running": "bold", "failed": "red", "interrupted": "red", "waiting": "dim", "left out": "dim"}
 _ENDED = {"target": "target loss reached", "budget": "budget spent"}
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration: 75 -> '1 min 15 s'."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 @dataclass

@@ -16,6 +16,7 @@ from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import Calibrated, Cell, Clock, CodecRates, Engine, Measured
+from testbed.workloads import checkpoints
 from testbed.workloads import models as workloads
 
 
@@ -54,6 +55,8 @@ def resolve_cell(
     workload = content.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
         content["workload"] = {**workload, "family": workloads.model_size(workload["model"]).family}
+    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "weights" not in workload:
+        content["workload"] = {**content["workload"], "weights": checkpoints.weights_digest(workload["model"])}
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
@@ -69,6 +72,7 @@ def resolve_cell(
         text = json.dumps({**content, **means, "compute": own_pace, "codec_cost": "host"})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
+        checkpoints.check_weights(cell.workload)
         # After the check: it takes a workload that is known to be one.
         durations = devices.compute_of(compute, cell.workload, cell.pipeline, where)
         if timing == "live" and isinstance(durations, Calibrated):

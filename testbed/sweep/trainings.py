@@ -17,30 +17,17 @@ from pydantic import TypeAdapter
 
 from testbed import paths, results
 from testbed.codecs.catalogue import placement
-from testbed.devices import flops
 from testbed.errors import TestbedError, UserError
 from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
-from testbed.pipeline.schedule import depth
+from testbed.pipeline.memory import predict_memory
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import Run
 from testbed.spec import Recipe, WorkloadSpec
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
-from testbed.workloads import models as workloads
 
 FOLDER = "trained"
 _MESSAGE: TypeAdapter[StepDone | EvaluationDone] = TypeAdapter(StepDone | EvaluationDone)
-_IMPORTS_BYTES = 450_000_000
-"""Python, torch, transformers and what the allocator keeps back; seen with torch 2.13."""
-_STAGE_BYTES = 100_000_000
-"""What a stage's process has to itself besides its piece of the model."""
-_LAYER_VALUES = 16
-"""Of hidden width per token, that a layer keeps for its backward pass: inputs of norms and of matrix products, queries,
-keys, values, residual sums."""
-_INNER_VALUES = 6
-"""Of the inner width per token: the feed-forward part's product and the steps of its activation function."""
-_LOGIT_VALUES = 4
-"""Of the vocabulary per token: logits, their fp32 copy, log-softmax, gradient."""
 
 
 class TrainingProgress(Protocol):
@@ -145,45 +132,6 @@ def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
     """Read the records of a finished training, by stage. ResultsError for a folder that has none."""
     record = results.read_json(folder / "training.json", TrainingRecord)
     return tuple(Run(folder).steps(stage) for stage in range(record.recipe.pipeline.stages))
-
-
-def predict_memory(recipe: Recipe) -> int:
-    """Predict the memory that training a recipe in one process needs at most, in bytes.
-
-    Weights, gradients and AdamW's two moments of all stages, fp32; the whole model once more while a stage is built;
-    what layers keep of the micro-batches that each stage holds between forward and backward (with recomputation: what
-    came in, and one micro-batch in full). What codecs remember is not in it. Seen against getrusage: see
-    tests/sweep/test_trainings.py.
-    """
-    spec, pipeline = recipe.workload, recipe.pipeline
-    size = workloads.workload_size(spec)
-    tokens = spec.batch_size // (pipeline.microbatches * pipeline.accumulation) * spec.sequence_length
-    model = flops.parameters(size, range(size.layers))
-    total = _IMPORTS_BYTES + (4 * 4 + 4) * model
-    for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
-        scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention that drops out keeps its weights
-        kept = len(layers) * (_LAYER_VALUES * size.width + _INNER_VALUES * size.inner + 2 * scores)
-        if layers.stop == size.layers:
-            kept += _LOGIT_VALUES * size.vocabulary
-        held = depth(
-            pipeline.schedule,
-            stage=stage,
-            stages=pipeline.stages,
-            microbatches=pipeline.microbatches,
-            in_flight=pipeline.in_flight,
-        )
-        in_full = 1 if pipeline.recompute else held
-        total += 4 * tokens * (in_full * kept + held * 2 * size.width)
-    return total
-
-
-def predict_live_memory(recipe: Recipe) -> int:
-    """Predict the memory that training a recipe needs with a process for each stage, all of which share what they have
-    imported: every stage builds the whole model to take its piece, and has its own allocator.
-    """
-    size = workloads.workload_size(recipe.workload)
-    own = 4 * flops.parameters(size, range(size.layers)) + _STAGE_BYTES
-    return predict_memory(recipe) + (recipe.pipeline.stages - 1) * own
 
 
 def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], Tokens]) -> list[Task]:

@@ -3,6 +3,7 @@
 | module | what it holds | torch |
 |---|---|---|
 | `models` | families, named sizes and checkpoints; how layers are divided | no |
+| `checkpoints` | which files are a checkpoint's weights, and whether they are those that are meant | no |
 | `stage_model` | a stage's share of a model: what is the same for every family | yes |
 | `gpt2`, `llama` | a family: what is its own | yes |
 | `build` | makes a stage's share, from the seed or from a checkpoint | yes |

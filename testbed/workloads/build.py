@@ -13,6 +13,7 @@ import torch
 from testbed.errors import SpecError
 from testbed.spec import WorkloadSpec
 from testbed.workloads import models
+from testbed.workloads.checkpoints import check_weights
 from testbed.workloads.stage_model import StageModel
 from testbed.workloads.weights import read_weights
 
@@ -30,7 +31,8 @@ def build_stage(
 
     A named size is initialised by transformers from the seed, a checkpoint is loaded; the global generator is left as
     it was. `vocabulary` is the tokenizer's; `layers` says how many each stage has, None: as even as can be. SpecError
-    when the model cannot be had, is not of the family, has too few layers or does not know all tokens.
+    when the model cannot be had, is not of the family, has other weights than the workload says, has too few layers or
+    does not know all tokens.
     """
     size = models.workload_size(spec)
     if vocabulary > size.vocabulary:
@@ -40,6 +42,7 @@ def build_stage(
         )
     own = models.split_layers(size.layers, stages, layers)[stage]
     kind = stage_class(spec.family)
+    check_weights(spec)
     if spec.model not in models.SIZES:
         model: StageModel = kind(empty_model(spec), size, own, spec, seed)
         _fill(model, spec)

@@ -1,45 +1,108 @@
-"""Real activations and their gradients from a short training, for benchmarks: `python -m testbed.workloads.capture
-FILE`.
+"""Real activations and their gradients, for benchmarks: `python -m testbed.workloads.capture FILE [--model MODEL]`.
 
-A GPT-2 of width 768 and three layers, from random numbers, on the bundled text, cut after its second layer. Written as
-one .npz: `forward` and `backward` (messages, b, n, d) fp32, of consecutive steps, and `about`, a line of JSON.
+Without a model they are those of a GPT-2 of width 768 and three layers, from random numbers, after a short training on
+the bundled text, cut after its second layer. With one they are those with which it begins, cut in its middle. Written
+as one .npz: `forward` and `backward` (messages, b, n, d) fp32, of consecutive steps, and `about`, a line of JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from testbed import paths
+from testbed.errors import TestbedError
 from testbed.spec import WorkloadSpec
-from testbed.workloads.data import Data
+from testbed.workloads import models
+from testbed.workloads.build import build_stage
+from testbed.workloads.checkpoints import weights_digest
+from testbed.workloads.data import Batch, Data
 from testbed.workloads.gpt2 import Gpt2Stage
 from testbed.workloads.models import ModelSize
 from testbed.workloads.prepare import prepare_tokens
+from testbed.workloads.stage_model import StageModel
 
 STEPS, KEPT = 120, 4
-"""Optimiser steps before, and messages kept."""
+"""Optimiser steps before, of the model that is random at first, and messages kept."""
 _CUT, _LAYERS, _WIDTH, _TOKENS = 2, 3, 768, 256
 _TRAINED, _SEQUENCES = 2, 4
 """Sequences in a batch while it learns, and in a message."""
-_RATE = 6e-4
+_RATE, _FINE_RATE = 6e-4, 1e-4
+"""Of learning from random numbers, and between the messages of a model that begins as it is."""
 
 
-def _specification(sequences: int) -> WorkloadSpec:
+class Crossing(NamedTuple):
+    """What crosses a boundary in one step."""
+
+    forward: Tensor
+    """Activations (b, n, d) fp32."""
+    backward: Tensor
+    """Their gradients, of a mean over all tokens."""
+
+
+class Chain:
+    """A model in parts, trained in one process, that hands out what would cross each boundary."""
+
+    def __init__(self, parts: Sequence[StageModel]) -> None:
+        """`parts` are the stages of a model, in order."""
+        self._parts = tuple(parts)
+        self._parameters = [parameter for part in parts for parameter in part.parameters()]
+        self._optimiser = torch.optim.AdamW(self._parameters, weight_decay=0.1)
+
+    def step(self, batch: Batch, rate: float) -> tuple[float, list[Crossing]]:
+        """Learn from a batch; returns the loss before, and what crossed each boundary."""
+        received, sent = [batch.inputs], []
+        for part in self._parts:
+            sent.append(part(received[-1]))
+            received.append(sent[-1].detach().requires_grad_())
+        loss = self._parts[-1].loss(sent[-1], batch.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        crossings: list[Crossing] = []
+        for hidden, taken in zip(reversed(sent[:-1]), reversed(received[1:-1]), strict=True):
+            assert taken.grad is not None
+            hidden.backward(taken.grad)
+            crossings.insert(0, Crossing(taken.detach(), taken.grad))
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        return float(loss.detach()), crossings
+
+
+def specification(model: str, sequences: int = _SEQUENCES) -> WorkloadSpec:
+    """Return the workload whose batches are captured: sequences of 256 tokens of the bundled text, or as many as the
+    model reads.
+    """
+    size = models.model_size(model)
     return WorkloadSpec(
-        family="gpt2",
-        model="gpt2-mini",
+        family=size.family,
+        model=model,
+        weights=weights_digest(model),
         text="bundled",
-        sequence_length=_TOKENS,
+        sequence_length=min(_TOKENS, size.context),
         batch_size=sequences,
         validation_batches=1,
     )
+
+
+def chain_of(model: str, stages: int, seed: int = 0) -> tuple[Chain, Data]:
+    """Build a model as it begins, cut into `stages`, and open its text. SpecError where it is not on this machine."""
+    spec = specification(model)
+    text = prepare_tokens(spec.text, model, paths.cache_folder())
+    parts = [
+        build_stage(spec, stage=stage, stages=stages, seed=seed, vocabulary=text.vocabulary) for stage in range(stages)
+    ]
+    return Chain(parts), Data(np.load(text.path, mmap_mode="r"), spec, seed)
 
 
 def _stages(seed: int) -> tuple[Gpt2Stage, Gpt2Stage]:
@@ -56,57 +119,68 @@ def _stages(seed: int) -> tuple[Gpt2Stage, Gpt2Stage]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         whole = Gpt2Stage.whole_class(Gpt2Stage.config(size))
-    spec = _specification(_TRAINED)
+    spec = specification("gpt2-mini", _TRAINED)
     return Gpt2Stage(whole, size, range(_CUT), spec, seed), Gpt2Stage(whole, size, range(_CUT, _LAYERS), spec, seed)
 
 
 def capture(steps: int = STEPS, kept: int = KEPT, seed: int = 0) -> dict[str, Any]:
-    """Train for `steps` steps, then `kept` more whose tensors at the cut are returned beside `about`: what they are."""
+    """Train the random model for `steps` steps, then `kept` more whose tensors at the cut are returned beside `about`:
+    what they are.
+    """
     torch.set_num_threads(1)
-    began = time.monotonic()
-    upper, lower = _stages(seed)
-    parameters = [*upper.parameters(), *lower.parameters()]
-    optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=0.1)
+    chain = Chain(_stages(seed))
     tokens = np.load(prepare_tokens("bundled", "gpt2-mini", paths.cache_folder()).path, mmap_mode="r")
-    learning, large = (Data(tokens, _specification(count), seed) for count in (_TRAINED, _SEQUENCES))
-    kept_tensors: dict[str, list[Any]] = {"forward": [], "backward": []}
+    learning, large = (Data(tokens, specification("gpt2-mini", count), seed) for count in (_TRAINED, _SEQUENCES))
+    name = f"GPT-2 of width {_WIDTH}, {_LAYERS} layers, random at first, cut after layer {_CUT}"
+    return _kept(chain, [learning] * steps + [large] * kept, kept, name, warmup=10, rate=_RATE)
+
+
+def capture_model(model: str, kept: int = KEPT, seed: int = 0) -> dict[str, Any]:
+    """Return the tensors of a model's first `kept` steps, at the cut in its middle, and `about` as `capture` does."""
+    torch.set_num_threads(1)
+    chain, data = chain_of(model, 2, seed)
+    first = models.split_layers(models.model_size(model).layers, 2)[0]
+    return _kept(chain, [data] * kept, kept, f"{model}, cut after layer {len(first)}", warmup=1, rate=_FINE_RATE)
+
+
+def _kept(chain: Chain, batches: Sequence[Data], kept: int, name: str, *, warmup: int, rate: float) -> dict[str, Any]:
+    """Take a step for each of `batches`, which say where it comes from; return the last `kept` and what they are."""
+    began = time.monotonic()
+    messages: list[Crossing] = []
     losses = []
-    for step in range(steps + kept):
-        batch = (learning if step < steps else large).train(step, 0, 1)
-        for group in optimiser.param_groups:
-            group["lr"] = _RATE * min(1.0, (step + 1) / 10)
-        hidden = upper(batch.inputs)
-        received = hidden.detach().requires_grad_()
-        loss = lower.loss(lower(received), batch.targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        hidden.backward(received.grad)
-        losses.append(float(loss.detach()))
-        if step >= steps:
-            assert received.grad is not None
-            kept_tensors["forward"].append(received.detach().numpy().copy())
-            kept_tensors["backward"].append(received.grad.numpy().copy())
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        optimiser.zero_grad()
+    for step, data in enumerate(batches):
+        loss, (crossing,) = chain.step(data.train(step, 0, 1), rate * min(1.0, (step + 1) / warmup))
+        losses.append(loss)
+        if step >= len(batches) - kept:
+            messages.append(crossing)
     about = {
-        "model": f"GPT-2 of width {_WIDTH}, {_LAYERS} layers, random at first, cut after layer {_CUT}",
+        "model": name,
         "text": "bundled",
-        "steps": steps,
+        "steps": len(batches) - kept,
         "loss": round(float(np.mean(losses[-kept:])), 3),
         "torch": torch.__version__,
         "seconds": round(time.monotonic() - began),
     }
-    return {**{name: np.stack(tensors) for name, tensors in kept_tensors.items()}, "about": np.array(json.dumps(about))}
+    tensors = {way: np.stack([getattr(one, way).numpy() for one in messages]) for way in Crossing._fields}
+    return {**tensors, "about": np.array(json.dumps(about))}
 
 
-def main(arguments: list[str]) -> int:
-    """Write the file; whole or not at all."""
-    target = Path(arguments[0])
-    scratch = target.with_suffix(".part.npz")
-    np.savez(scratch, **capture())
-    scratch.rename(target)
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file; whole or not at all. Errors go to stderr as one message; the status is the error's."""
+    parser = argparse.ArgumentParser(prog="python -m testbed.workloads.capture")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--model", help="a named size, or a checkpoint; without one, a random model after some steps")
+    asked = parser.parse_args(arguments)
+    try:
+        content = capture() if asked.model is None else capture_model(asked.model)
+    except TestbedError as error:
+        sys.stderr.write(f"testbed: error: {error}\n")
+        return error.exit_status
+    scratch = asked.file.with_suffix(".part.npz")
+    np.savez(scratch, **content)
+    scratch.rename(asked.file)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

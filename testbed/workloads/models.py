@@ -151,8 +151,12 @@ SIZES: dict[str, ModelSize] = {
 }
 
 
-FETCHED = {"smollm2-135m": "testbed.workloads.smollm2"}
-"""Pretrained models that a program of ours fetches, once a machine: name to module."""
+MADE = {
+    "smollm2-135m": "testbed.workloads.smollm2",
+    "gpt2-mini-trained": "testbed.pipeline.pretrain gpt2-mini-trained",
+    "gpt2-nano-trained": "testbed.pipeline.pretrain gpt2-nano-trained",
+}
+"""Checkpoints that a program of ours fetches or trains, once a machine: name to what `python -m` runs."""
 
 
 def split_layers(layers: int, stages: int, shares: Sequence[int] | None = None) -> tuple[range, ...]:
@@ -234,16 +238,14 @@ def checkpoint_folder(model: str) -> Path:
 
     Nothing is downloaded. UnknownNameError for a plain word, SpecError for a model that is not here.
     """
-    if model in FETCHED:
-        if not (folder := fetched_folder(model)).is_dir():
-            raise SpecError(
-                f"model {model!r} is not on this machine yet; fetch it once with: python -m {FETCHED[model]}"
-            )
+    if model in MADE:
+        if not (folder := made_folder(model)).is_dir():
+            raise SpecError(f"model {model!r} is not on this machine yet; make it once with: python -m {MADE[model]}")
         return folder
     if Path(model).is_dir():
         return Path(model)
     if "/" not in model:
-        raise UnknownNameError("model", model, (*SIZES, *FETCHED))
+        raise UnknownNameError("model", model, (*SIZES, *MADE))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise SpecError(
             f"model {model!r}: there is no such folder; give a checkpoint's folder, a cached id, or one of "
@@ -260,8 +262,8 @@ def checkpoint_folder(model: str) -> Path:
     return repository / "snapshots" / commit
 
 
-def fetched_folder(model: str) -> Path:
-    """Return where the checkpoint of a fetched model lies, or will lie."""
+def made_folder(model: str) -> Path:
+    """Return where a checkpoint that a program of ours makes lies, or will lie."""
     return paths.cache_folder() / "models" / model
 
 

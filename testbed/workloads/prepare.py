@@ -49,7 +49,7 @@ def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
     is downloaded but a data set of the hub, once. SpecError for a text or tokenizer that cannot be had or read.
     """
     source, tokenizer = sources.text_file(text, cache), tokenizer_file(model)
-    name = hashlib.sha256(f"{VERSION} {sources.digest(source)} {sources.digest(tokenizer)}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{VERSION} {paths.digest(source)} {paths.digest(tokenizer)}".encode()).hexdigest()[:32]
     folder = cache / "tokens"
     path, description = folder / f"{name}.npy", folder / f"{name}.json"
     if not (path.is_file() and description.is_file()):

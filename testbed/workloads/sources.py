@@ -7,7 +7,6 @@ cache.
 from __future__ import annotations
 
 import codecs
-import hashlib
 import lzma
 import os
 import tempfile
@@ -36,15 +35,6 @@ def text_file(text: str, cache: Path) -> Path:
             _fetch(hub, path)
         return path
     return _BUNDLED if text == "bundled" else Path(text)
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file. SpecError when it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror}") from None
 
 
 def write_plain_text(path: Path, target: Path) -> None:

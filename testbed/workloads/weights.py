@@ -4,7 +4,6 @@ shards.
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from testbed.errors import SpecError
+from testbed.workloads.checkpoints import weight_files
 
-_FILES = ("model.safetensors", "pytorch_model.bin")
 _Read = Callable[[str], Tensor]
 
 
@@ -28,7 +27,7 @@ def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str,
     SpecError when there are no such files, one cannot be read, or a tensor is in none of them or of integers.
     """
     tensors: dict[str, Tensor] = {}
-    for path in _files(folder):
+    for path in weight_files(folder):
         try:
             with _opened(path) as (names, tensor):
                 for name, others in wanted.items():
@@ -47,23 +46,6 @@ def read_weights(folder: Path, wanted: Mapping[str, Sequence[str]]) -> dict[str,
     if missing := [name for name in wanted if name not in tensors]:
         raise SpecError(f"the checkpoint in {folder} lacks {len(missing)} weights, the first is {missing[0]}")
     return tensors
-
-
-def _files(folder: Path) -> list[Path]:
-    for name in _FILES:
-        if (folder / name).is_file():
-            return [folder / name]
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            try:
-                return sorted(
-                    {folder / part for part in json.loads(index.read_text(encoding="utf8"))["weight_map"].values()}
-                )
-            except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-                raise SpecError(f"{index} is not the index of a checkpoint: {type(error).__name__}: {error}") from None
-    raise SpecError(
-        f"cannot load a checkpoint from {folder}: it has neither {' nor '.join(_FILES)}, whole or in shards"
-    )
 
 
 @contextmanager

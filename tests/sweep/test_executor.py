@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import SpecError, StageError
+from testbed.pipeline.memory import available_memory
 from testbed.process import ROOT
-from testbed.sweep.executor import Task, available_memory, execute
+from testbed.sweep.executor import Task, execute
 
 
 def a_task(folder: Path, name: str, action: str = "nothing", memory_bytes: int = 1) -> Task:

@@ -9,9 +9,10 @@ import pytest
 
 from testbed.commands import sweep
 from testbed.errors import CapabilityError, SpecError, UserError
+from testbed.pipeline.memory import predict_memory
 from testbed.results import Run
 from testbed.spec import Cell, recipe_of
-from testbed.sweep import conduct, live_virtual, plan, trainings
+from testbed.sweep import conduct, live_virtual, plan
 from tests.commands import Command
 
 PACED = ["compute.mode=paced", "compute.forward=10ms", "compute.backward=20ms", "compute.update=1ms"]
@@ -62,7 +63,7 @@ def test_what_repeats_exactly_is_run_once_and_what_is_drawn_several_times(tmp_pa
 def test_memory_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = cell_of(tmp_path)
     asked = live_virtual.guest_memory(cell)
-    assert asked > trainings.predict_memory(recipe_of(cell))
+    assert asked > predict_memory(recipe_of(cell))
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked)
     live_virtual.check_memory(cell)
     monkeypatch.setattr(live_virtual, "available_memory", lambda: asked - 1)

@@ -13,7 +13,7 @@ from testbed.metrics import summarise
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import LinkCounters, Sample, Summary
 from testbed.spec import Cell, Paced
-from testbed.sweep.progress import SweepProgress, Turn, draw_progress, format_duration
+from testbed.sweep.progress import SweepProgress, Turn, draw_progress
 from tests.synthetic import Pipeline, cell
 
 
@@ -120,14 +120,6 @@ def test_the_picture_shows_the_running_cell_and_fits_the_terminal() -> None:
     watch.end(cells[40], summary(cells[40]))
     (ended,) = (line for line in shown(watch, 20) if line.startswith("41  "))
     assert "ok" in ended
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (75, "1 min 15 s"), (3600, "1 h 00 min"), (3599.6, "1 h 00 min"), (60, "1 min 00 s")],
-)
-def test_durations_are_written_for_people(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 def test_a_terminal_gets_the_picture_and_keeps_the_lines(tmp_path: Path) -> None:

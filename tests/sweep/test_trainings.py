@@ -12,11 +12,12 @@ import pytest
 
 from testbed.errors import StageError, TestbedError, UserError
 from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.pipeline.memory import predict_memory
 from testbed.records import TrainingRecord
 from testbed.results import read_json
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec, WorkloadSpec
 from testbed.sweep.session import Tokens
-from testbed.sweep.trainings import FOLDER, is_trained, load_training, predict_memory, train_missing
+from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing
 
 VOCABULARY = 96
 

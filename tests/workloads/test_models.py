@@ -270,8 +270,8 @@ def test_a_pretrained_model_that_is_not_here_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for model, module in models.FETCHED.items():
-        with pytest.raises(SpecError, match=f"fetch it once with: python -m {module}"):
+    for model, module in models.MADE.items():
+        with pytest.raises(SpecError, match=f"make it once with: python -m {module}"):
             models.check_workload(workload(model).model_copy(update={"family": "llama"}), 2)
         save(tmp_path / "testbed" / "models" / model, tied=True)
         models.check_workload(workload(model).model_copy(update={"family": "gpt2"}), 2)

@@ -1,0 +1,280 @@
+"""Train a model of ours that a workload can begin with, once a machine: `python -m testbed.pipeline.pretrain
+gpt2-mini-trained`.
+
+`LEARNED` says how each is trained: the whole model, in one process, with the arithmetic of a pipeline of one stage. It
+goes on from its last kept state however it ended, and the same torch build on the same kind of processor gives the
+same bytes. The folder in our cache is a checkpoint as transformers writes it, with tokenizer.json and the seal of its
+weights (`workloads.weights`), and curve.csv: losses and learning rates by step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from testbed import paths, results
+from testbed.devices import flops
+from testbed.errors import CapabilityError, StageError, TestbedError, UnknownNameError
+from testbed.pipeline.memory import available_memory, predict_memory
+from testbed.pipeline.optimise import Optimiser, learning_rate
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec, WorkloadSpec
+from testbed.units import format_duration, format_size
+from testbed.workloads import checkpoints, models, sources
+from testbed.workloads.build import build_stage
+from testbed.workloads.data import Data
+from testbed.workloads.prepare import prepare_tokens, tokenizer_file
+from testbed.workloads.stage_model import StageModel
+
+_THREADS = 1
+"""Another number could round sums in another order, so it is not the machine's; and threads that wait for one another
+cost more than they bring where other programs run beside them."""
+_KEEP_EVERY_S = 60.0
+"""Between states, which takes a second."""
+
+
+def _recipe(
+    model: str,
+    *,
+    sequence_length: int,
+    batch_size: int,
+    steps: int,
+    warmup: int,
+    rate: float,
+    evaluate_every: int,
+    precision: Literal["fp32", "bf16"] = "fp32",
+) -> Recipe:
+    return Recipe(
+        codec="fp32",
+        workload=WorkloadSpec(
+            family="gpt2",
+            model=model,
+            text="bundled",
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            validation_batches=16,
+            precision=precision,
+        ),
+        pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
+        optimiser=OptimiserSpec(
+            learning_rate=rate,
+            weight_decay=0.1,
+            beta1=0.9,
+            beta2=0.99,
+            clip_norm=1.0,
+            learning_rate_warmup=warmup,
+            learning_rate_decay="cosine",
+            learning_rate_floor=0.1,
+        ),
+        training=TrainingSpec(steps=steps, warmup_steps=0, seed=0, evaluate_every=evaluate_every),
+    )
+
+
+LEARNED: dict[str, Recipe] = {
+    "gpt2-mini-trained": _recipe(
+        "gpt2-mini",
+        sequence_length=256,
+        batch_size=4,
+        precision="bf16",
+        steps=1600,
+        warmup=100,
+        rate=2e-3,
+        evaluate_every=100,
+    ),
+    "gpt2-nano-trained": _recipe(
+        "gpt2-nano", sequence_length=64, batch_size=8, steps=240, warmup=20, rate=4e-3, evaluate_every=60
+    ),
+}
+
+
+class Point(NamedTuple):
+    """A line of curve.csv: an evaluation."""
+
+    step: int
+    """Optimiser steps done."""
+    train_loss: float
+    """Mean since the line before, in nats."""
+    validation_loss: float
+    learning_rate: float
+    """Of the last step."""
+
+
+class Pretraining:
+    """A training that can be kept and gone on with."""
+
+    def __init__(self, recipe: Recipe, cache: Path) -> None:
+        """Build the model from the seed; the text is prepared below `cache` where it is not yet."""
+        text = prepare_tokens(recipe.workload.text, recipe.workload.model, cache)
+        seed = recipe.training.seed
+        self.recipe, self.step = recipe, 0
+        self.curve: list[Point] = []
+        self.model: StageModel = build_stage(recipe.workload, stage=0, stages=1, seed=seed, vocabulary=text.vocabulary)
+        self._data = Data(np.load(text.path, mmap_mode="r"), recipe.workload, seed)
+        self._optimiser = Optimiser(self.model.parameters(), recipe.optimiser)
+        self._losses: list[float] = []
+
+    def advance(self) -> Point | None:
+        """Take one optimiser step; returns its evaluation where one is due. StageError where the loss is no number."""
+        training = self.recipe.training
+        batch = self._data.train(self.step, 0, 1)
+        self.model.train(True)
+        loss = self.model.loss(self.model(batch.inputs), batch.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._losses.append(loss.item())
+        norm = math.sqrt(math.fsum(self._optimiser.squares()))
+        if not math.isfinite(self._losses[-1] + norm):
+            raise StageError(f"step {self.step}: the loss is {self._losses[-1]}, the gradient's norm {norm}")
+        rate = learning_rate(self.recipe.optimiser, self.step, training.steps)
+        self._optimiser.update(norm, rate)
+        self.step += 1
+        if self.step % training.evaluate_every and self.step != training.steps:
+            return None
+        self.curve.append(Point(self.step, math.fsum(self._losses) / len(self._losses), self._validate(), rate))
+        self._losses = []
+        return self.curve[-1]
+
+    @torch.no_grad()
+    def _validate(self) -> float:
+        self.model.train(False)
+        count = self.recipe.workload.validation_batches
+        batches = (self._data.validation(number, 0, 1) for number in range(count))
+        return math.fsum(self.model.loss(self.model(b.inputs), b.targets).item() for b in batches) / count
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `restore` needs to go on as if nothing had happened."""
+        return {
+            "step": self.step,
+            "curve": [tuple(point) for point in self.curve],
+            "losses": self._losses,
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`."""
+        self.model.load_state_dict(state["model"])
+        self._optimiser.restore(state["optimiser"])
+        self.step, self._losses = state["step"], list(state["losses"])
+        self.curve = [Point(*point) for point in state["curve"]]
+
+
+# ---------------------------------------------------------------------- once a machine
+def pretrain(name: str, say: Callable[[Pretraining, float], None] = lambda training, ahead_s: None) -> Path:
+    """Return the checkpoint's folder in our cache, trained where it is not there yet.
+
+    `say` is told after each step how many seconds are left, by the steps of this process so far. UnknownNameError;
+    CapabilityError where disk or memory do not suffice; StageError where the training diverges.
+    """
+    if name not in LEARNED:
+        raise UnknownNameError("model of ours", name, LEARNED)
+    recipe, folder = LEARNED[name], models.made_folder(name)
+    results.make_folder(folder.parent, "set XDG_CACHE_HOME to a folder of yours")
+    with results.locked(folder.with_name(f"{name}.lock")):
+        if not folder.is_dir():
+            _check_room(recipe, folder.parent)
+            making = results.make_folder(folder.with_name(f".making-{recipe.id}-torch-{torch.__version__}"))
+            training = _train(recipe, making / "state.pt", say)
+            _place(training, making / "done", folder)
+            shutil.rmtree(making, ignore_errors=True)
+    return folder
+
+
+def _check_room(recipe: Recipe, folder: Path) -> None:
+    """Look for the memory and the disk that a training takes. CapabilityError."""
+    size = models.workload_size(recipe.workload)
+    weights = 4 * flops.parameters(size, range(size.layers))
+    disk = 2 * 3 * weights + weights + 50_000_000  # two states, with AdamW's moments; the checkpoint; the text's tokens
+    for what, needed, free in (
+        ("memory", predict_memory(recipe), available_memory()),
+        (f"disk in {folder}", disk, shutil.disk_usage(folder).free),
+    ):
+        if free < needed:
+            raise CapabilityError(
+                f"training {recipe.workload.model} needs {format_size(needed)} of {what}, "
+                f"and {format_size(max(0, free))} are free"
+            )
+
+
+def _train(recipe: Recipe, kept: Path, say: Callable[[Pretraining, float], None]) -> Pretraining:
+    """Train to the end, from the state in `kept` where there is one, and keep it up to date."""
+    torch.set_num_threads(_THREADS)
+    torch.use_deterministic_algorithms(True)
+    training = Pretraining(recipe, paths.cache_folder())
+    if kept.exists():
+        training.restore(torch.load(kept, weights_only=True))
+    steps, first = recipe.training.steps, training.step
+    began = last_kept = time.monotonic()
+    while training.step < steps:
+        training.advance()
+        now = time.monotonic()
+        say(training, (now - began) / (training.step - first) * (steps - training.step))
+        if now - last_kept > _KEEP_EVERY_S or training.step == steps:
+            draft = kept.with_suffix(".draft")
+            torch.save(training.state(), draft)
+            sources.place(draft, kept)
+            last_kept = time.monotonic()
+    return training
+
+
+def _place(training: Pretraining, draft: Path, folder: Path) -> None:
+    """Write a checkpoint, whole or not at all."""
+    shutil.rmtree(draft, ignore_errors=True)  # one that was killed left it
+    draft.mkdir()
+    model, workload = training.model, training.recipe.workload
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+    model.config(models.workload_size(workload)).save_pretrained(draft)
+    shutil.copyfile(tokenizer_file(workload.model), draft / "tokenizer.json")
+    results.write_json(draft / "recipe.json", training.recipe)
+    with (draft / "curve.csv").open("w", encoding="utf8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([Point._fields, *training.curve])
+    checkpoints.seal(draft)
+    for path in (draft, *draft.iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # stage hosts, which may be another user, read it
+        paths.give_to_user(path)
+    draft.rename(folder)
+
+
+def _print_progress(training: Pretraining, ahead_s: float) -> None:
+    """Write a line over the last one in a terminal; elsewhere a line at each evaluation."""
+    steps, curve = training.recipe.training.steps, training.curve
+    evaluated = bool(curve) and curve[-1].step == training.step
+    terminal = sys.stderr.isatty()
+    if not (terminal or evaluated):
+        return
+    losses = f"; loss {curve[-1].train_loss:.3f}, of validation {curve[-1].validation_loss:.3f}" if curve else ""
+    line = f"step {training.step} of {steps}{losses}; {format_duration(ahead_s)} left"
+    sys.stderr.write(("\r\x1b[K" if terminal else "") + line + ("\n" if evaluated else ""))
+    sys.stderr.flush()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the folder. Progress and errors go to stderr; the status is the error's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m testbed.pipeline.pretrain",
+        description="Train a model that a workload can begin with, once a machine.",
+    )
+    parser.add_argument("model", choices=list(LEARNED))
+    try:
+        sys.stdout.write(f"{pretrain(parser.parse_args(arguments).model, _print_progress)}\n")
+    except TestbedError as error:
+        sys.stderr.write(f"testbed: error: {error}\n")
+        return error.exit_status
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; the same command goes on from its last kept state\n")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
