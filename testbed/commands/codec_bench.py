@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +16,19 @@ from testbed.codecs.bench.results import BENCHED, CodecBenchmark, CodecCost
 from testbed.commands.console import out, table
 from testbed.errors import StageError
 from testbed.process import run_program
+from testbed.workloads import checkpoints
 
 
 def codecs(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[CODEC]...", help="Codecs; without any, a long list.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A named size or a checkpoint, for instance gpt2-mini-trained: its own tensors, as it begins. Without "
+            "one they are of a small random model after a short training."
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Results as JSON.")] = None,
     figure: Annotated[
@@ -37,7 +46,7 @@ def codecs(
     for file in (output, figure, page):
         if file:
             results.make_folder(file.absolute().parent, "name another file")
-    tensors = _tensors()
+    tensors = _tensors(model)
     environment = describe_machine()
     lines = [json.loads(line) for line in _run("testbed.codecs.bench.measure", str(tensors), *texts)]
     benchmark = CodecBenchmark(
@@ -79,16 +88,21 @@ def _about(tensors: Path) -> str:
     return f"{about['model']}, {about['text']} text, after {about['steps']} steps (loss {about['loss']})"
 
 
-def _tensors() -> Path:
-    """Return the file of tensors, which a short training makes once per machine."""
-    target = paths.cache_folder() / "boundary-tensors-1.npz"
+def _tensors(model: str | None) -> Path:
+    """Return the file of tensors, which is made once per machine and, of a checkpoint, once for its weights."""
+    name, asked = "boundary-tensors-1", []
+    if model is not None:
+        digest = checkpoints.weights_digest(model) or ""
+        name += "".join(f"-{part}" for part in (*re.findall(r"[\w.-]+", model), digest[:12]) if part)
+        asked = ["--model", model]
+    target = paths.cache_folder() / f"{name}.npz"
     if not target.exists():
         results.make_folder(target.parent, "set XDG_CACHE_HOME to a folder of yours")
         out.print(
-            f"training a small model for its activations and gradients, once, for some minutes: {target}",
+            f"training {model or 'a small model'} for its activations and gradients, once, for some minutes: {target}",
             soft_wrap=True,
         )
-        _run("testbed.workloads.capture", str(target))
+        _run("testbed.workloads.capture", str(target), *asked)
     return target
 
 

@@ -200,6 +200,6 @@ def _counted(claims: Sequence[Claim]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    from testbed.sweep.progress import format_duration
+    from testbed.units import format_duration
 
     return format_duration(seconds) if seconds else ""

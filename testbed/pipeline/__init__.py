@@ -5,6 +5,7 @@
 | `train` | the step, top to bottom: wait, decode, compute, encode, send, meet, update | yes |
 | `alone` | all stages in one process, without a network | yes |
 | `pretrain` | trains a model of ours that workloads can begin with, once a machine | yes |
+| `at_boundaries` | what codecs make of the tensors at a model's boundaries, for experiments | yes |
 | `calibrate` | times every action, encode and decode, alone on one core | yes |
 | `calibration` | what a calibration is asked and answers | no |
 | `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |

@@ -36,7 +36,7 @@ STEPS, KEPT = 120, 4
 _CUT, _LAYERS, _WIDTH, _TOKENS = 2, 3, 768, 256
 _TRAINED, _SEQUENCES = 2, 4
 """Sequences in a batch while it learns, and in a message."""
-_RATE, _FINE_RATE = 6e-4, 1e-4
+_RATE, FINE_RATE = 6e-4, 1e-4
 """Of learning from random numbers, and between the messages of a model that begins as it is."""
 
 
@@ -140,7 +140,7 @@ def capture_model(model: str, kept: int = KEPT, seed: int = 0) -> dict[str, Any]
     torch.set_num_threads(1)
     chain, data = chain_of(model, 2, seed)
     first = models.split_layers(models.model_size(model).layers, 2)[0]
-    return _kept(chain, [data] * kept, kept, f"{model}, cut after layer {len(first)}", warmup=1, rate=_FINE_RATE)
+    return _kept(chain, [data] * kept, kept, f"{model}, cut after layer {len(first)}", warmup=1, rate=FINE_RATE)
 
 
 def _kept(chain: Chain, batches: Sequence[Data], kept: int, name: str, *, warmup: int, rate: float) -> dict[str, Any]:

@@ -86,9 +86,9 @@ def test_a_codec_that_fails_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_error_is_over_all_messages() -> None:
     x = [torch.ones(1, 4, 8), torch.zeros(1, 4, 8)]
     subject = subject_of("bf16", "forward")
-    error, bits = measure.fidelity(subject.fresh(), subject.fresh(), x)
-    assert error == 0
-    assert bits == 8 * (header_bytes(3) + 64) / 32
+    found = measure.fidelity(subject.fresh(), subject.fresh(), x)
+    assert found.relative_error == found.token_error == 0
+    assert found.bits_per_value == 8 * (header_bytes(3) + 64) / 32
 
 
 def test_all_that_is_benchmarked_can_be_made() -> None:

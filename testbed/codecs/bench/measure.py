@@ -11,7 +11,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,28 +34,41 @@ def tensors_of(path: str) -> dict[Direction, list[Tensor]]:
         return {direction: [torch.from_numpy(message) for message in file[direction]] for direction in _DIRECTIONS}
 
 
-def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> tuple[float, float]:
-    """Return |decoded - x| / |x| over messages of consecutive steps of one micro-batch, and bits per value on the
-    wire.
-    """
-    wrong = right = 0.0
-    bits = count = 0
+class Fidelity(NamedTuple):
+    """What a codec makes of messages, and how many bits it takes for that."""
+
+    relative_error: float
+    """|decoded - x| / |x| over all messages."""
+    token_error: float
+    """The median over tokens of the same of each token: what a layer sees whose norm scales every token to one size."""
+    bits_per_value: float
+    """On the wire, headers included."""
+
+
+def fidelity(sender: TrialEnd, receiver: TrialEnd, tensors: list[Tensor]) -> Fidelity:
+    """Send messages of consecutive steps of one micro-batch, (b, n, d) each, and compare."""
+    wrong, right, bits = [], [], 0
     for number, x in enumerate(tensors):
         key = key_at(3 * number, batch=x.shape[0])
         payload = sender.encode(x, key)
         decoded = receiver.decode(payload, key)
-        wrong += float((decoded - x).double().square().sum())
-        right += float(x.double().square().sum())
+        wrong.append((decoded - x).double().square().sum(-1).flatten())
+        right.append(x.double().square().sum(-1).flatten())
         bits += 8 * memoryview(payload).nbytes
-        count += x.numel()
-    return float((wrong / right) ** 0.5), bits / count
+    errors, squares = torch.cat(wrong), torch.cat(right)
+    of_tokens = (errors[squares > 0] / squares[squares > 0]).sqrt()
+    return Fidelity(
+        float((errors.sum() / squares.sum()).sqrt()),
+        float(of_tokens.median()),
+        bits / sum(x.numel() for x in tensors),
+    )
 
 
 def codec_line(
     text: str, direction: Direction, tensors: list[Tensor], make: Callable[[], TrialEnd], package: str = ""
 ) -> dict[str, Any]:
     """Measure one codec in one direction, as the fields of `results.CodecCost`."""
-    error, bits = fidelity(make(), make(), tensors)
+    found = fidelity(make(), make(), tensors)
     taken = measure_codec(make(), make(), tensors, seconds=0.5)
     return {
         "codec": text,
@@ -65,8 +78,8 @@ def codec_line(
         "encode_s": taken.encode_s,
         "decode_s": taken.decode_s,
         "payload_bytes": taken.payload_bytes,
-        "bits_per_value": bits,
-        "relative_error": error,
+        "bits_per_value": found.bits_per_value,
+        "relative_error": found.relative_error,
     }
 
 
