@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from testbed import results
 from testbed.errors import CapabilityError, GuestKernelError
 from testbed.process import ROOT, start_program
-from testbed.vm.debian import check_machine, download, make_folder, package_version, put_in_place, unpack
+from testbed.vm.debian import check_machine, download, locked, make_folder, package_version, put_in_place, unpack
 from testbed.vm.guest import try_kernel
 from testbed.vm.kernel import GuestKernel, clock_folder, find_kernel, seal
 
@@ -169,7 +168,7 @@ def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = pri
     check_machine()
     _check_tools()
     make_folder(folder.parent)
-    with results.locked(folder.with_name(folder.name + ".lock")):
+    with locked(folder.with_name(folder.name + ".lock")):
         if kernel := find_clock_kernel(folder):  # another process built it while this one waited
             return kernel
         for left_behind in folder.parent.glob(

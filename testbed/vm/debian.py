@@ -6,16 +6,18 @@ are, and no root is needed. The folder is filled aside and renamed when it is wh
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from testbed import paths, results
+from testbed import paths
 from testbed.errors import GuestKernelError
 from testbed.vm.kernel import GuestKernel, default_folder, find_kernel, seal, with_own_loader
 
@@ -40,7 +42,7 @@ def fetch_kernel(folder: Path | None = None) -> GuestKernel:
         return kernel
     check_machine()
     make_folder(folder.parent)
-    with results.locked(folder.with_name(folder.name + ".lock")):
+    with locked(folder.with_name(folder.name + ".lock")):
         if kernel := find_kernel(folder):  # another process fetched it while this one waited
             return kernel
         for left_behind in folder.parent.glob(
@@ -185,3 +187,12 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         paths.give_to_user(folder)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, and wait for whoever holds it. It is free again when its holder ends, however that ends."""
+    with path.open("a") as file:
+        paths.give_to_user(path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

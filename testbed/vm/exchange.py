@@ -11,10 +11,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from testbed import results
 from testbed.errors import SpecError
 from testbed.vm.build import BUILD_COMMAND, find_clock_kernel, recipe
-from testbed.vm.debian import make_folder, put_in_place
+from testbed.vm.debian import locked, make_folder, put_in_place
 from testbed.vm.kernel import MANIFEST, GuestKernel, clock_folder, find_kernel
 
 _MEMBERS = (MANIFEST, "linux")
@@ -46,7 +45,7 @@ def import_kernel(file: Path, folder: Path | None = None) -> GuestKernel:
     folder = folder or clock_folder()
     members = _unpacked(file)
     make_folder(folder.parent)
-    with results.locked(folder.with_name(folder.name + ".lock")):
+    with locked(folder.with_name(folder.name + ".lock")):
         with tempfile.TemporaryDirectory(prefix=f"{folder.name}.fetching-", dir=folder.parent) as work:
             fresh = Path(work) / "fresh"
             fresh.mkdir()
