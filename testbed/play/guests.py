@@ -35,6 +35,7 @@ _STEPS_TO_PROVE = 12
 _PATIENCE_S, _PATIENCE = 60.0, 20.0
 _LOOK_S = 0.05
 _LAST_WORDS = 2000
+_STILLBORN = 3
 _PROGRAM: Final = "testbed.play.inside"
 
 
@@ -132,6 +133,8 @@ class _Play:
         self._predicted_s = [predicted_seconds(job) for job in jobs]
         self._outcomes: dict[int, Outcome] = {}
         self._started = 0
+        self._stillborn = 0
+        """How many workers ended, one after another, before they came to take a job."""
         self._stack = ExitStack()
         self._base = folder.absolute()  # the worker has another current directory
         if clock == "virtual":
@@ -182,7 +185,11 @@ class _Play:
                 self._look(worker)
                 if worker.job is not None:
                     self._fail(worker, why)
-                elif not worker.folder.exists():  # it never came to take a job, and neither would the next
+                if worker.folder.exists():
+                    self._stillborn = 0
+                    continue
+                self._stillborn += 1
+                if self._stillborn >= _STILLBORN:  # nor would the next one come so far as to take a job
                     for name in self._waiting():
                         (self._folder / "queue" / name).unlink()
                         self._end(_number(name), Outcome(output=None, error=why, host_seconds=0.0, guest_seconds=None))

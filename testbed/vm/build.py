@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from testbed import paths
 from testbed.errors import CapabilityError, GuestKernelError
 from testbed.process import ROOT, start_program
 from testbed.vm.debian import check_machine, download, locked, make_folder, package_version, put_in_place, unpack
 from testbed.vm.guest import try_kernel
-from testbed.vm.kernel import GuestKernel, clock_folder, find_kernel, seal
+from testbed.vm.kernel import GuestKernel, find_kernel, seal
 
 CONFIG = Path(__file__).with_name("time-travel.config")
 BUILD_COMMAND = "python -m testbed vm --build"
@@ -37,6 +38,7 @@ _TOOLS = {  # program -> Debian package
     "xz": "xz-utils",
     "strip": "binutils",
 }
+_ELSEWHERE = "take a kernel that was built elsewhere: python -m testbed vm --kernel FILE"
 _STATIC_PROGRAM = '#include <stdio.h>\nint main(void) { return puts("") < 0; }\n'
 _SPACE_BYTES = 1 << 30
 """Seen: 0.16 GB of package, twice for a moment, 0.45 GB of source and 0.1 GB of objects."""
@@ -133,6 +135,13 @@ def recipe() -> str:
     return hashlib.sha256(CONFIG.read_bytes() + (_RANDOM_CODE + repr(_CHANGES)).encode()).hexdigest()[:16]
 
 
+def clock_folder() -> Path:
+    """Return where the kernel with a virtual clock lies: in the user's cache, apart from those that other versions of
+    testbed build otherwise.
+    """
+    return paths.cache_folder() / f"clock-kernel-{recipe()}"
+
+
 def find_clock_kernel(folder: Path | None = None) -> GuestKernel | None:
     """Return the kernel with a virtual clock in `folder` (default: the user's cache), or None.
 
@@ -150,7 +159,7 @@ def virtual_clock() -> str:
     if kernel := find_clock_kernel():
         try_kernel(kernel)
         return f"Linux {kernel.version} with time travel, in {kernel.folder}"
-    check_machine()
+    check_machine(_ELSEWHERE)
     _check_tools()
     return "Linux with time travel, which is built first, once"
 
@@ -165,7 +174,7 @@ def build_kernel(folder: Path | None = None, *, say: Callable[[str], None] = pri
     folder = folder or clock_folder()
     if kernel := find_clock_kernel(folder):
         return kernel
-    check_machine()
+    check_machine(_ELSEWHERE)
     _check_tools()
     make_folder(folder.parent)
     with locked(folder.with_name(folder.name + ".lock")):
@@ -213,7 +222,7 @@ def _check_tools() -> None:
         sudo = "" if os.geteuid() == 0 else "sudo "
         raise CapabilityError(
             f"to build the guest kernel this machine lacks {', '.join(missing)}; install with: {sudo}apt-get install "
-            f"-y {' '.join(missing)}, or take a kernel that was built elsewhere: python -m testbed vm --kernel FILE"
+            f"-y {' '.join(missing)}, or {_ELSEWHERE}"
         )
 
 

@@ -62,8 +62,8 @@ def mirrors(listing: str) -> list[str]:
     return [mirror for mirror in archives if "security" not in mirror]
 
 
-def check_machine() -> None:
-    """GuestKernelError where no guest kernel runs, or no package can be had."""
+def check_machine(instead: str = _INSTEAD) -> None:
+    """GuestKernelError where no guest kernel runs, or no package can be had. `instead`: what helps without packages."""
     if platform.machine() != "x86_64":
         raise GuestKernelError(
             f"the guest kernel exists for x86-64 only, and this machine is {platform.machine()}; {_INSTEAD}"
@@ -71,7 +71,7 @@ def check_machine() -> None:
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
         raise GuestKernelError(
             f"the guest kernel is fetched from Debian's packages, and this machine has no {' and no '.join(missing)}; "
-            f"{_INSTEAD}"
+            f"{instead}"
         )
 
 

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from testbed.errors import SpecError
-from testbed.vm.build import BUILD_COMMAND, find_clock_kernel, recipe
+from testbed.vm.build import BUILD_COMMAND, clock_folder, find_clock_kernel, recipe
 from testbed.vm.debian import locked, make_folder, put_in_place
-from testbed.vm.kernel import MANIFEST, GuestKernel, clock_folder, find_kernel
+from testbed.vm.kernel import MANIFEST, GuestKernel, find_kernel
 
 _MEMBERS = (MANIFEST, "linux")
 _MOST_BYTES = 64 << 20

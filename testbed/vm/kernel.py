@@ -63,11 +63,6 @@ def default_folder() -> Path:
     return paths.cache_folder() / "guest-kernel"
 
 
-def clock_folder() -> Path:
-    """Return where a kernel with a virtual clock lies: in the invoking user's cache."""
-    return paths.cache_folder() / "clock-kernel"
-
-
 def find_kernel(folder: Path | None = None) -> GuestKernel | None:
     """Return the kernel in `folder` (default: the user's cache), or None when there is none or it is not whole.
 

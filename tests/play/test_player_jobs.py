@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from testbed.play import guests
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import SEND, WORK
+from testbed.process import start_program
 from tests.labs import lab_spec
 
 pytestmark = pytest.mark.root
@@ -77,3 +81,25 @@ def test_a_job_that_fails_or_dies_costs_only_itself(tmp_path: Path) -> None:
     assert "has 3 nodes, and the lab 2" in str(outcomes[2].error)
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["short"]
     assert not list((tmp_path / "work").iterdir())
+
+
+@pytest.mark.parametrize("deaths", [1, 100])
+def test_one_that_dies_before_it_takes_a_job_costs_none_unless_all_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    started = []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start_program(*arguments, **options)
+        started.append(process)
+        if len(started) <= deaths:
+            process.kill()
+        return process
+
+    monkeypatch.setattr(guests, "start_program", start)
+    (outcome,) = play_jobs([job(tmp_path, "one")], clock="real", folder=tmp_path / "work")
+    if deaths == 1:
+        assert (outcome.error, len(started)) == (None, 2)
+    else:
+        assert "-9" in str(outcome.error)
+        assert 1 < len(started) < deaths

@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
 def keep_kernel(command: Command) -> Path:
     kernel = vm.find_clock_kernel()
     assert kernel is not None
-    return Path(shutil.copytree(kernel.folder, command.folder / "cache" / "testbed" / "clock-kernel"))
+    return Path(shutil.copytree(kernel.folder, command.folder / "cache" / "testbed" / kernel.folder.name))
 
 
 def test_without_kernel_and_compiler(bare: Command) -> None:

@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     assert kernel is not None
     cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("sweep")
     (cache / "testbed").mkdir()
-    (cache / "testbed" / "clock-kernel").symlink_to(kernel.folder)
+    (cache / "testbed" / kernel.folder.name).symlink_to(kernel.folder)
     for _ in range(2):  # the first one fills the cache
         began = time.monotonic()
         with start(folder, cache) as process:
@@ -128,7 +128,7 @@ def test_kill(tmp_path: Path, undisturbed: Undisturbed, seed: int) -> None:
     chosen = None
     while process.poll() is None and chosen is None and time.monotonic() < deadline + undisturbed.seconds:
         below = descendants(process.pid)
-        guests = [pid for pid, line in below.items() if "clock-kernel/linux" in line]
+        guests = [pid for pid, line in below.items() if "clock-kernel-" in line and "/linux" in line]
         choice = {VICTIMS[0]: [process.pid], VICTIMS[1]: guests, VICTIMS[2]: sorted(below)}[victim]
         if choice:
             chosen = chance.choice(choice)
