@@ -21,9 +21,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 import testbed
 from testbed import results
 from testbed.codecs.catalogue import placement
-from testbed.report import experiments, style
+from testbed.report import experiment_tables, experiment_verdicts, experiments, style
 from testbed.report.canvas import Handle, canvas
 from testbed.report.labels import Mark, label_marks
+from testbed.report.lines import draw_floor
 
 HERE = Path(__file__).resolve().parent
 RUN = experiments.RUN
@@ -86,10 +87,9 @@ def with_differences(runs: Any) -> Any:
     return first_runs.assign(**less, **{name: first_runs[column] for name, column in LOSSES.items()})
 
 
-def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
+def summarised(runs: Any) -> Any:
     """Return one row per arm, by bits per value: settings, traffic, and the mean, lowest and highest loss."""
     seeds, rows = with_differences(runs), []
-    tried = [] if tuning is None else sorted({tried.value for arm in tuning.arms for tried in arm.tried})
     for arm, of_arm in seeds.groupby("arm"):
         every, first = runs[runs.arm == arm], of_arm.iloc[0]
         shaped, rate = every[every.up_rate_bps.notna()], float(first["optimiser.learning_rate"])
@@ -101,7 +101,7 @@ def summarised(runs: Any, tuning: results.TuningRecord | None) -> Any:
             "negative_control": placement.parse_placement(first.codec).control,
             "changes_model": any(part.hook for part in rows_of_parts),
             "learning_rate": rate,
-            "end_of_list": len(tried) > 1 and rate in (tried[0], tried[-1]),
+            "mark": first["mark"],
             "seeds": len(of_arm),
             "runs": len(every),
             "certified": int(every.certified.sum()),
@@ -147,7 +147,7 @@ def table(arms: Any) -> Any:
             "backward": arms.bits_backward.round(2),
             "IP": arms.bits_wire.round(2),
             "learning rate": [
-                f"{rate:g}{' *' * end}" for rate, end in zip(arms.learning_rate, arms.end_of_list, strict=True)
+                f"{rate:g}{' *' * bool(mark)}" for rate, mark in zip(arms.learning_rate, arms["mark"], strict=True)
             ],
             "validation loss": arms.loss.map("{:.3f}".format),
             "vs fp32": arms.loss_less_fp32.map("{:+.3f}".format),
@@ -215,6 +215,12 @@ def scale(axes: Axes, which: str, arms: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
+def floors(runs: Any) -> list[float]:
+    """Return the unigram floor as a difference from fp32's mean loss, where both are known."""
+    base = runs[(runs.codec == BASELINE) & (runs.share == 0)].drop_duplicates("seed").validation_loss.mean()
+    return [float(floor) - base for floor in runs.unigram_floor.dropna().unique() if not pandas.isna(base)]
+
+
 def against_bits(arms: Any, runs: Any) -> Figure:
     """Draw the loss that a codec costs against the bits that it sends, evaluated with and without it."""
     looks = style.looks(arms.codec)
@@ -228,6 +234,8 @@ def against_bits(arms: Any, runs: Any) -> Figure:
     figure, panels = canvas("Loss against bits per value", 5.2, legend, settings(arms, runs), 2, columns=2)
     for axes, (name, title) in zip(panels, TITLES.items(), strict=True):
         scale(axes, "y", arms)
+        for floor in floors(runs):
+            draw_floor(axes, floor)
         axes.set_xscale("log", base=2)
         axes.set_xlim(arms.bits.min() / 1.3, 1.3 * arms.bits.max())
         axes.xaxis.set_major_locator(FixedLocator(BITS))
@@ -277,6 +285,12 @@ def by_arm(arms: Any, runs: Any) -> Figure:
     axes.set_yticks(range(len(arms)), names, size=7.5)
     axes.set_ylim(len(arms) - 0.4, -0.6)
     scale(axes, "x", arms)
+    for floor in floors(runs):
+        axes.axvline(floor, color=style.MUTED, lw=0.9, ls=(0, (6, 3)), zorder=1)
+        axes.annotate(
+            "unigram floor", (floor, 1), xycoords=("data", "axes fraction"), xytext=(0, 2),
+            textcoords="offset points", ha="center", va="bottom", size=7.2, color=style.MUTED,
+        )  # fmt: skip
     axes.set_xlabel("validation loss vs fp32, nats per token")
     return figure
 
@@ -286,13 +300,17 @@ def main() -> int:
     folder, output = experiments.folders(HERE.name, "Draw the figures of codec_quality and print its table.")
     runs = measured(folder)
     tuning = results.last_tuning(folder)
-    arms = summarised(runs, tuning)
+    arms = summarised(runs)
+    tables = experiment_tables.write_tables(folder, output)
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     with style.applied():
         drawn = {"quality": against_bits(arms, runs), "arms": by_arm(arms, runs)}
     for name, figure in drawn.items():
         experiments.save_figure(figure, output, name)
     lines = [experiments.markdown_of(table(arms)), "", *remarks(folder, runs, arms, tuning)]
+    lines += [experiment_verdicts.floor_sentence(tables.seeds), experiment_verdicts.tuning_sentence(tables.tuning)]
+    if not tables.comparisons.empty:
+        lines += ["", experiments.markdown_of(experiment_verdicts.verdict_table(tables.comparisons))]
     print("\n".join(lines))  # noqa: T201
     return 0
 

@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import testbed
-from testbed.report import experiments, style
+from testbed.report import experiment_tables, experiments, style
 from testbed.report.canvas import HOLLOW_DASH, Handle, canvas
 from testbed.report.claims import EXACT, Claim, Verdict, claims_table
 from testbed.report.collect import codec_order
@@ -241,6 +241,7 @@ def loss_figure(runs: Any, curves: Any) -> Figure:
                     color=look.colour,
                     mfc=face,
                 )
+        experiments.floor_line(left, runs[runs.model == model])
         left.set_title(f"{model}, {'a new batch each step' if batches == FRESH else 'one batch again and again'}")
         left.set_ylabel("loss, nats per token")
         right.set_title("difference from fp32")
@@ -554,7 +555,7 @@ def main() -> int:
     runs, curves = measured(results)
     arms = summarised(runs)
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
-    experiments.write_runs(runs, output, "model", "batches")
+    experiment_tables.write_tables(results, output, runs, "model", "batches")
     with style.applied():
         drawn = {"loss": loss_figure(runs, curves), "time-bytes": time_figure(runs, arms)}
         if (path := output / "redundancy.csv").exists():

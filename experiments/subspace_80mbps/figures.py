@@ -25,7 +25,7 @@ from testbed.codecs.wrap import capability
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import TargetCrossing, crossing
 from testbed.metrics.verdicts import Judgement
-from testbed.report import canvas, experiments, style
+from testbed.report import canvas, experiment_tables, experiments, style
 from testbed.report.claims import Claim, Verdict, claims_table
 from testbed.report.numbers import percent
 from testbed.results import Run
@@ -281,6 +281,8 @@ def draw(runs: Any, curves: Any, match: Matched | None) -> Any:
     time.xaxis.set_major_formatter(ScalarFormatter())
     time.xaxis.set_minor_formatter(NullFormatter())
     _leave_out(time, steps, runs=shown, curves=curves, looks=looks)
+    for axes in (time, steps):
+        experiments.floor_line(axes, shown)
     time.set_title("Loss against wall-clock time")
     steps.set_title("Loss against steps")
     return figure
@@ -498,7 +500,10 @@ def main() -> None:
     results, output = experiments.folders(NAME, "Figure, CSVs, claims and the generated blocks of the README.")
     runs, curves = experiments.runs_frame(results), experiments.curves(results)
     match = matched(results, runs)
-    experiments.write_runs(runs, output)
+    experiment_tables.write_tables(results, output, runs)
+    # What states its rate is the 2 x 2 of constraint and rate, which comparisons.csv has; here each codec has its own.
+    runs = runs[~runs.stated]
+    curves = curves[curves.cell_id.isin(runs.cell_id)]
     summary(results, runs, curves).to_csv(output / "summary.csv", index=False, float_format="%.6g")
     link = pd.DataFrame([] if match is None else [match._asdict()], columns=list(Matched._fields))
     link.to_csv(output / "link.csv", index=False, float_format="%.6g")

@@ -30,18 +30,16 @@ from testbed.report import blocks as markdown_blocks
 from testbed.report import claims as claim_files
 from testbed.report import settings, style
 from testbed.report.canvas import link_words, render_figure
+from testbed.report.lines import draw_floor
 from testbed.report.numbers import markdown_table, percent
-from testbed.results import Run
+from testbed.results import Run, last_sweep
 
 _LARGEST_SVG = 300_000
 """The largest SVG, in bytes, that is worth its place in a repository."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
-RUNS = "runs.csv"
-_KEPT = (
-    *("codec", "profile", "seed", "run", "optimiser.learning_rate", "certificate", "validation_loss"),
-    *("uncompressed_loss", "step_s", "payload_bytes_per_step", "wire_bytes_per_step", "raw_bytes_per_step"),
-)
+SEEDS = "seeds.csv"
+"""A row for each run, from which every interval can be computed again (`experiment_tables`)."""
 
 
 def folders(name: str, what: str) -> tuple[Path, Path]:
@@ -94,18 +92,23 @@ def runs_frame(folder: str | Path) -> Any:
     """Return a pandas.DataFrame with a row for each run of the last sweep that ended well, by codec, profile, seed and
     run.
 
-    The columns of `testbed.load`, and besides: profile and seed (short for network and training.seed), certified, and
-    in words links, transport, pipeline, compute and machine. ResultsError when no run ended well.
+    The columns of `testbed.load`, and besides: profile and seed (short for network and training.seed), certified,
+    stated (whether its cell states the field that [tune] chose for others), mark (what must be known of that choice),
+    and in words links, transport, pipeline, compute and machine. ResultsError when no run ended well.
     """
     folder = Path(folder)
-    frame = testbed.load(folder)
+    frame, sweep = testbed.load(folder), last_sweep(folder)
     frame = frame[frame.status == "ok"]
     if frame.empty:
         raise ResultsError(
             f"no run of the last sweep in {folder} ended well, so there is nothing to draw; run the sweep again"
         )
     frame = frame.assign(
-        profile=frame.network, seed=frame["training.seed"].astype(int), certified=frame.certificate == "PASS"
+        profile=frame.network,
+        seed=frame["training.seed"].astype(int),
+        certified=frame.certificate == "PASS",
+        stated=frame.cell_id.isin(sweep.stated),
+        mark=[sweep.marks.get(cell_id, "") for cell_id in frame.cell_id],
     )
     words = [_words(Run(folder / run)) for run in frame.folder]
     frame = frame.assign(**{name: [said[name] for said in words] for name in words[0]})
@@ -123,23 +126,20 @@ def _words(run: Run) -> dict[str, str]:
     }
 
 
-def write_runs(runs: Any, folder: Path, *more: str) -> None:
-    """Write runs.csv, a row for each run, from which every interval can be computed again; `more`: further columns."""
-    columns = [*more, *(name for name in _KEPT if name in runs.columns)]
-    runs[columns].to_csv(folder / RUNS, index=False, float_format="%.6g", lineterminator="\n")
-
-
 def judge_loss(
     folder: Path, bound: float, ours: Mapping[str, object], base: Mapping[str, object], column: str
 ) -> Judgement | None:
     """Judge that the validation loss of an arm is at most `bound` nats above another's, from the CSVs of a folder.
 
-    `ours` and `base` are columns and values that choose the runs in runs.csv. Where only summary.csv is there, with the
+    `ours` and `base` are columns and values that choose the runs in seeds.csv; those that state a value which [tune]
+    chose for the others are left out, unless the column is among them. Where only summary.csv is there, with the
     mean, lowest and highest difference of up to three seeds in `column`, these are what is judged. None where the
     runs are not there.
     """
-    if (folder / RUNS).is_file():
-        runs = pandas.read_csv(folder / RUNS)
+    if (folder / SEEDS).is_file():
+        runs = pandas.read_csv(folder / SEEDS)
+        if not {*runs.tuned_field} & {*ours, *base}:
+            runs = runs[~runs.stated]
         a, b = (_matching(runs, arm).groupby("seed").validation_loss.first().to_dict() for arm in (ours, base))
         return judge("loss", a, b, bound) if a.keys() & b.keys() else None
     rows = _matching(pandas.read_csv(folder / "summary.csv"), ours)
@@ -226,6 +226,12 @@ def band(
         raise ValueError(f"{label}: {rows.shape} losses for {len(x)} points; each seed needs one at each point")
     axes.plot(x, rows.mean(axis=0), color=colour, ls=dash, label=label, **line)
     axes.fill_between(x, rows.min(axis=0), rows.max(axis=0), color=colour, alpha=0.18, lw=0)
+
+
+def floor_line(axes: Axes, frame: Any) -> None:
+    """Draw the unigram floors of these runs' texts, where they lie within an axis of losses."""
+    for floor in sorted(frame.unigram_floor.dropna().round(4).unique()):
+        draw_floor(axes, float(floor))
 
 
 def caption(frame: Any) -> str:

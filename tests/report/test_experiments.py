@@ -106,7 +106,7 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     rng = np.random.default_rng(0)
     losses = {codec: 5 + rng.normal(0.2 * (codec == "int2"), 0.01, 3) for codec in ("fp32", "int2")}
     rows = [
-        {"codec": codec, "seed": seed, "validation_loss": loss}
+        {"codec": codec, "seed": seed, "validation_loss": loss, "tuned_field": "", "stated": False}
         for codec, of_codec in losses.items()
         for seed, loss in enumerate(of_codec)
     ]
@@ -115,7 +115,7 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     pd.DataFrame([whole]).to_csv(tmp_path / "summary.csv", index=False)
     arms = {"codec": "int2"}, {"codec": "fp32"}
     from_summary = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
-    pd.DataFrame(rows).to_csv(tmp_path / "runs.csv", index=False)
+    pd.DataFrame(rows).to_csv(tmp_path / "seeds.csv", index=False)
     from_runs = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
     assert from_summary is not None
     assert from_runs is not None

@@ -1,0 +1,182 @@
+"""The CSVs that every experiment commits beside its README, so that a reader can recompute each of its numbers.
+
+seeds.csv         a row for each run: losses, step time, bytes, time to the target
+tuning.csv        a row for each value and seed that [tune] tried; none where nothing was tuned
+certificates.csv  a row for each quantity of each link that was measured
+comparisons.csv   a row for each comparison that [compare] asks for, computed from seeds.csv and nothing else
+
+figures.py calls `write_tables`; `experiment_verdicts` computes comparisons and what a README says of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+
+from testbed import paths, results
+from testbed.codecs.catalogue.placement import canonical_text
+from testbed.metrics import LossPoint
+from testbed.metrics.time_to_loss import crossing
+from testbed.report import experiments
+from testbed.report.experiment_verdicts import compared, flat, settings
+from testbed.results import Run, TriedValue, TuningRecord
+
+_RUN = experiments.RUN
+_NUMBERS = (
+    *("steps", "train_loss", "validation_loss", "uncompressed_loss", "unigram_floor", "step_s"),
+    *("payload_bytes_per_step", "wire_bytes_per_step", "certificate", "bound"),
+)
+
+
+class Tables(NamedTuple):
+    """What was written; every one a pandas.DataFrame."""
+
+    seeds: Any
+    tuning: Any
+    certificates: Any
+    comparisons: Any
+
+
+def write_tables(folder: Path, output: Path, runs: Any = None, *more: str) -> Tables:
+    """Write the CSVs of a sweep's results into an existing folder; one that would have no row is removed.
+
+    `runs`: what `experiments.runs_frame` returns, perhaps with columns of the experiment's own, of which seeds.csv gets
+    those that `more` names.
+    """
+    sweep, tuning = results.last_sweep(folder), results.last_tuning(folder)
+    seeds = seeds_frame(folder, experiments.runs_frame(folder) if runs is None else runs, *more)
+    tables = Tables(
+        seeds,
+        tuning_frame(tuning) if sweep.tuned and tuning is not None else pandas.DataFrame(),
+        certificates_frame(folder, seeds),
+        pandas.DataFrame() if sweep.compare is None else compared(seeds, sweep.compare),
+    )
+    for name, frame in zip(Tables._fields, tables, strict=True):
+        path = output / f"{name}.csv"
+        if frame.empty:
+            path.unlink(missing_ok=True)
+            continue
+        frame.to_csv(path, index=False, lineterminator="\n")
+        paths.give_to_user(path)
+    return tables
+
+
+def read_tables(folder: Path) -> Tables:
+    """Read back what `write_tables` has written; an absent file is an empty frame."""
+    return Tables(
+        *(
+            pandas.read_csv(path) if (path := folder / f"{name}.csv").is_file() else pandas.DataFrame()
+            for name in Tables._fields
+        )
+    )
+
+
+# ---------------------------------------------------------------------- per-seed rows
+def seeds_frame(folder: Path, runs: Any, *more: str) -> Any:
+    """Return a row for each run of the last sweep that ended well; `more`: further columns of `runs`.
+
+    Columns: cell_id, run, codec, profile, seed, every field of a cell in which the runs differ (dotted) or that
+    [compare] names, tuned_field, stated, mark, exact, the numbers of `_NUMBERS`, and target_s, the seconds to the
+    target loss of [compare], missing where the run did not get there.
+    """
+    sweep, tuning = results.last_sweep(folder), results.last_tuning(folder)
+    cells = [Run(folder / run).cell for run in runs.folder]
+    asked = sweep.compare
+    claims = () if asked is None else asked.claims
+    named = {name for claim in claims for side in (claim.ours, claim.baseline) for name in flat(side)}
+    field = tuning.field if sweep.tuned and tuning is not None else ""
+    fields = [
+        name for name in settings(runs.columns) if name in {*named, field} or runs[name].astype(str).nunique() > 1
+    ]
+    frame = runs[[*_RUN, "codec", "profile", "seed", *more, *fields]].assign(
+        tuned_field=field,
+        stated=runs.stated,
+        mark=runs["mark"],
+        exact=[cell.clock == "virtual" and cell.timing == "played" and not cell.by_chance for cell in cells],
+        **{name: runs[name] for name in _NUMBERS},
+    )
+    return frame.assign(target_s=_target_seconds(folder, runs, None if asked is None else asked.target_loss))
+
+
+def _target_seconds(folder: Path, runs: Any, target: float | None) -> list[float | None]:
+    if target is None:
+        return [None] * len(runs)
+    curves = experiments.curves(folder)
+    tested = curves[curves.phase == "evaluation"].sort_values("step")
+    reached = {}
+    for key, points in tested.groupby(_RUN):
+        found = crossing([LossPoint(int(p.step), float(p.end_s), float(p.loss)) for p in points.itertuples()], target)
+        reached[key] = None if found is None else found.seconds
+    return [reached.get((run.cell_id, run.run)) for run in runs.itertuples()]
+
+
+# ---------------------------------------------------------------------- tuning and certificates
+def tuning_frame(record: TuningRecord) -> Any:
+    """Return a row for each value and seed that was tried, and for the full runs that short ones were checked with."""
+    rows = [
+        row
+        for arm in record.arms
+        for tried in arm.tried
+        for row in _tried_rows(record, arm.arm, tried, record.steps, chosen=tried.value == arm.chosen, mark=arm.mark)
+    ]
+    if (check := record.check) is not None:
+        for tried in check.tried:
+            chosen = tried.value == check.chosen
+            rows += _tried_rows(record, check.arm, tried, check.steps, chosen=chosen, mark="", kind="check")
+    return pandas.DataFrame(rows)
+
+
+def _tried_rows(
+    record: TuningRecord,
+    arm: Mapping[str, Any],
+    tried: TriedValue,
+    steps: int | None,
+    *,
+    chosen: bool,
+    mark: str,
+    kind: str = "tuning",
+) -> Iterator[dict[str, Any]]:
+    for seed, loss in zip(record.seeds, tried.losses, strict=True):
+        yield {
+            **arm,
+            **({"codec": canonical_text(arm["codec"])} if "codec" in arm else {}),
+            "field": record.field,
+            "value": tried.value,
+            "seed": seed,
+            "steps": "all" if steps is None else steps,
+            "loss": loss,
+            "mean_loss": tried.mean_loss,
+            "added": tried.added,
+            "chosen": chosen,
+            "mark": mark,
+            "kind": kind,
+        }
+
+
+def certificates_frame(folder: Path, seeds: Any) -> Any:
+    """Return a row for each measured quantity of each link: on the virtual clock a certificate serves many runs, and is
+    listed once for a network, with their number and the worst of their bounds.
+    """
+    rows = []
+    for run in seeds.itertuples():
+        path = folder / run.cell_id / f"run-{run.run}"
+        if not (path / "certificate.json").exists():
+            continue
+        both = Run(path).certificates
+        for certificate in filter(None, (both.before, both.after)):
+            for found in certificate.measurements:
+                row = found.model_dump(exclude={"bound", "fault", "chance"})
+                about = {"profile": run.profile, "clock": certificate.clock, "taken_at": certificate.taken_at}
+                rows.append({**about, **row, "runs": f"{run.cell_id} {run.run}", "bound": found.bound})
+    if not rows:
+        return pandas.DataFrame()
+    frame = pandas.DataFrame(rows)
+    same = [name for name in frame.columns if name not in ("runs", "bound")]
+    return (
+        frame.groupby(same, dropna=False, sort=False)
+        .agg(runs=("runs", "nunique"), bound=("bound", "max"))
+        .reset_index()
+    )
