@@ -13,16 +13,17 @@ from testbed import results
 from testbed.records import StageCosts
 from testbed.spec import Calibrated, Cell, Engine, Measured, Paced, recipe_of
 
-_SHARE_OF_CORES = 0.5
-CHECK_STEPS = 8
+_SHARE_OF_CORES = 2 / 3
+CHECK_STEPS = 6
 """Measured steps of a live check: enough for a median, and soon over."""
+_WARMUP_STEPS = 2
 
 
 def live_twin(cell: Cell, engine: Engine, costs: Sequence[StageCosts] | None = None, cores: int = 1) -> Cell:
     """Return the live cell that a played one stands for: as it is, over real links, with torch and TCP together.
 
     Where the played cell's durations are this machine's (`costs`, by stage), the live one's stages are held to them,
-    and everything takes so many times as long that their maths needs half of the `cores`: what is checked is what
+    and everything takes so many times as long that their maths needs two thirds of the `cores`: what is checked is what
     messages do, and not how stages share processors.
     """
     compute = cell.compute
@@ -67,8 +68,9 @@ def checks(
 
 
 def _shortened(cell: Cell) -> Cell:
-    steps = min(cell.training.steps, cell.training.warmup_steps + CHECK_STEPS)
-    short = {"steps": steps, "evaluate_every": 0, "target_loss": None, "budget_s": None}
+    warmup = min(cell.training.warmup_steps, _WARMUP_STEPS)
+    steps = min(cell.training.steps, warmup + CHECK_STEPS)
+    short = {"steps": steps, "warmup_steps": warmup, "evaluate_every": 0, "target_loss": None, "budget_s": None}
     return cell.model_copy(update={"training": cell.training.model_copy(update=short)})
 
 

@@ -35,7 +35,7 @@ def test_a_twin_differs_in_its_clock_and_is_held_to_the_calibration() -> None:
     assert twin.compute.forward_ns == (1000, 2000, 1000)
     assert twin.compute.backward_ns == (2000, 4000, 2000)
     assert twin.compute.update_ns == 12
-    assert twin.compute.dilation == 2  # two cores' worth of maths on half of two cores
+    assert twin.compute.dilation == 2  # two cores' worth of maths on two thirds of two cores
     assert recipe_of(twin) == recipe_of(cell)
     assert twin.profiles == cell.profiles
 
