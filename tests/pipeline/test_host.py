@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import resource
@@ -21,10 +22,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed.codecs.check.apart import in_child
+from testbed.codecs.check.verdicts import Broken
 from testbed.errors import StageError
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.metrics.steps import align
-from testbed.pipeline.control import EvaluationDone, Host, JobDone, JobFailed, Ready, Start, StepDone
+from testbed.pipeline import train
+from testbed.pipeline.control import EvaluationDone, Host, JobDone, JobFailed, Start, StepDone
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import load_profile
@@ -75,7 +79,7 @@ def a_host(stage: int) -> Host:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[list[Host]]:
-    """Three hosts for every test that leaves them alive: each does one job after another."""
+    """Three hosts for all tests: each does one job after another, and dies in one of the last tests."""
     with ExitStack() as stack:
         hosts = [stack.enter_context(a_host(stage)) for stage in range(3)]
         for host in hosts:
@@ -84,11 +88,9 @@ def shared() -> Iterator[list[Host]]:
 
 
 @pytest.fixture
-def own() -> Iterator[Host]:
-    """One host to be killed."""
-    with a_host(0) as host:
-        host.wait_ready(SOON_S)
-        yield host
+def last(shared: list[Host]) -> Host:
+    """One of the hosts, to be killed: no test after this one may ask for three."""
+    return shared.pop(0)
 
 
 def jobs_of(cell: Cell, folder: Path, tokens: Path, limit_s: float = 30.0) -> tuple[StageJob, ...]:
@@ -164,48 +166,43 @@ def wait_for_step(host: Host) -> None:
 
 
 # ------------------------------------------------------------------ training
-UNSPLIT = """
-import sys, numpy as np, torch
-from testbed.spec import WorkloadSpec
-from testbed.workloads.data import Data
-from testbed.workloads.gpt2 import Gpt2Stage
-from testbed.workloads.models import SIZES
-from transformers import GPT2LMHeadModel
+def train_unsplit(tokens: Path) -> list[tuple[float, float]]:
+    """Train transformers' own GPT2LMHeadModel in a plain loop; (loss, gradient norm) of each step."""
+    import torch
+    from transformers import GPT2LMHeadModel
 
-torch.set_num_threads(1)
-torch.use_deterministic_algorithms(True)
-torch.manual_seed(3)
-model = GPT2LMHeadModel(Gpt2Stage.config(SIZES["gpt2-nano"]))
-adamw = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
-spec = WorkloadSpec(
-    family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
-)
-data = Data(np.load(sys.argv[1]), spec, 3)
-for step in range(int(sys.argv[2])):
-    losses = []
-    for m in range(2):
-        batch = data.train(step, m, 2)
-        logits = model(input_ids=batch.inputs, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), batch.targets.view(-1))
-        losses.append(loss.item())
-        (loss / 2).backward()
-    import math
-    norm = math.sqrt(math.fsum(torch.linalg.vector_norm(p.grad).item() ** 2 for p in model.parameters()))
-    for p in model.parameters():
-        p.grad.mul_(min(1.0, 1.0 / (norm + 1e-6)))
-    adamw.step()
-    adamw.zero_grad()
-    print((math.fsum(losses) / 2).hex(), norm.hex())
-"""
+    from testbed.workloads.data import Data
+    from testbed.workloads.gpt2 import Gpt2Stage
+    from testbed.workloads.models import SIZES
+
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(Gpt2Stage.config(SIZES["gpt2-nano"]))
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.95), weight_decay=0.1, foreach=False)
+    data = Data(np.load(tokens), a_cell(1).workload, 3)
+    steps = []
+    for step in range(STEPS):
+        losses = []
+        for m in range(2):
+            batch = data.train(step, m, 2)
+            logits = model(input_ids=batch.inputs, use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), batch.targets.view(-1))
+            losses.append(loss.item())
+            (loss / 2).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norm = math.sqrt(math.fsum(torch.linalg.vector_norm(gradient).item() ** 2 for gradient in gradients))
+        for gradient in gradients:
+            gradient.mul_(min(1.0, 1.0 / (norm + 1e-6)))
+        adamw.step()
+        adamw.zero_grad()
+        steps.append((math.fsum(losses) / 2, norm))
+    return steps
 
 
 @pytest.fixture(scope="module")
 def unsplit(tokens: Path) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each step of transformers' own GPT2LMHeadModel in a plain training loop."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", UNSPLIT, str(tokens), str(STEPS)]
-    text = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return [(float.fromhex(loss), float.fromhex(norm)) for loss, norm in (line.split() for line in text.splitlines())]
+    """(loss, gradient norm) of each step without stages, computed in a process of its own."""
+    return [(loss, norm) for loss, norm in in_child(partial(train_unsplit, tokens), seconds=SOON_S)]
 
 
 def test_every_cut_and_schedule_is_the_unsplit_model(
@@ -332,21 +329,6 @@ def test_a_paced_stage_says_how_it_was_scheduled(shared: list[Host], tokens: Pat
     assert policies == [os.SCHED_OTHER] * 2, "a job that is not paced runs as usual again"
 
 
-def test_a_stage_without_memory_says_what_to_try(own: Host, tmp_path: Path) -> None:
-    status = Path(f"/proc/{own.process.pid}/status").read_text()
-    has = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmSize"))
-    resource.prlimit(own.process.pid, resource.RLIMIT_AS, (has + (300 << 20), has + (300 << 20)))
-    workload = a_cell(1).workload.model_copy(update={"sequence_length": 128, "batch_size": 64})
-    np.save(tmp_path / "long.npy", np.zeros(400_000, np.uint16))
-    start([own], jobs_of(a_cell(1).model_copy(update={"workload": workload}), tmp_path, tmp_path / "long.npy"))
-    failed = finish([own])[0][-1]
-    assert failed.error == "StageError"
-    assert failed.message.startswith("stage 0: out of memory at train step 0 (")
-    for advice in ("smaller micro-batches", "pipeline.recompute = true", "fewer stages on this machine"):
-        assert advice in failed.message
-    assert children(own.process.pid) == []
-
-
 def test_a_training_that_diverges_says_what_to_try(shared: list[Host], tokens: Path, tmp_path: Path) -> None:
     wild = a_cell(2).optimiser.model_copy(update={"learning_rate": 1e30})
     start(shared[:2], jobs_of(a_cell(2, steps=20).model_copy(update={"optimiser": wild}), tmp_path, tokens))
@@ -359,36 +341,17 @@ def test_a_training_that_diverges_says_what_to_try(shared: list[Host], tokens: P
     assert [children(host.process.pid) for host in shared[:2]] == [[], []]
 
 
-def test_a_host_that_is_killed_takes_its_job_along(own: Host, tokens: Path, tmp_path: Path) -> None:
-    start([own], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
-    wait_for_step(own)
-    (child,) = children(own.process.pid)
-    own.process.kill()
-    assert is_gone(child)
-    with pytest.raises(StageError, match="stage 0: the stage host is gone; it ended with status -9"):
-        list(itertools.chain.from_iterable(own.messages() for _ in itertools.count()))
-
-
-def test_closing_ends_host_and_job(own: Host, tokens: Path, tmp_path: Path) -> None:
-    start([own], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
-    wait_for_step(own)
-    (child,) = children(own.process.pid)
-    own.close()
-    assert own.process.returncode == 0
-    assert is_gone(child)
-    own.close()
-
-
 CONTROLLER = """
 import sys, subprocess, time
 from testbed.pipeline.control import Host
 host = Host(subprocess.Popen, "stage 0")
-print(host.wait_ready(60).pid, flush=True)
+print(host.process.pid, flush=True)
 time.sleep(600)
 """
 
 
 def test_when_the_controller_is_killed_nothing_remains() -> None:
+    """Here while the host loads; sweep/test_sweep.py kills one that trains."""
     command = [sys.executable, "-c", CONTROLLER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}) as controller:
         assert controller.stdout is not None
@@ -422,16 +385,10 @@ def test_a_host_that_cannot_load_says_why() -> None:
         host.wait_ready(SOON_S)
 
 
-def test_one_thread_is_insisted_on(tokens: Path, tmp_path: Path) -> None:
-    def many(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
-        return popen(command, env={**env, "OMP_NUM_THREADS": "2"}, **options)
-
-    with Host(many, "stage 0") as host:
-        assert isinstance(host.wait_ready(SOON_S), Ready)
-        start([host], jobs_of(a_cell(1), tmp_path, tokens))
-        failed = finish([host])[0][-1]
-    assert failed.error == "StageError"
-    assert "OMP_NUM_THREADS=1" in failed.message
+def test_one_thread_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with pytest.raises(Broken, match=r"StageError: .*OMP_NUM_THREADS=1"):
+        in_child(train.set_up_torch, seconds=SOON_S)
 
 
 def test_the_controller_s_end_imports_no_torch() -> None:
@@ -443,3 +400,39 @@ def test_the_controller_s_end_imports_no_torch() -> None:
 def test_a_job_is_told_no_profile() -> None:
     assert not {"profile", "profiles", "network", "topology"} & set(StageJob.model_fields)
     assert set(Start.model_fields) == {"kind", "job"}
+
+
+# ------------------------------------------------------------------ the hosts' ends
+def test_a_stage_without_memory_says_what_to_try(last: Host, tmp_path: Path) -> None:
+    status = Path(f"/proc/{last.process.pid}/status").read_text()
+    has = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmSize"))
+    resource.prlimit(last.process.pid, resource.RLIMIT_AS, (has + (300 << 20), has + (300 << 20)))
+    workload = a_cell(1).workload.model_copy(update={"sequence_length": 128, "batch_size": 64})
+    np.save(tmp_path / "long.npy", np.zeros(400_000, np.uint16))
+    start([last], jobs_of(a_cell(1).model_copy(update={"workload": workload}), tmp_path, tmp_path / "long.npy"))
+    failed = finish([last])[0][-1]
+    assert failed.error == "StageError"
+    assert failed.message.startswith("stage 0: out of memory at train step 0 (")
+    for advice in ("smaller micro-batches", "pipeline.recompute = true", "fewer stages on this machine"):
+        assert advice in failed.message
+    assert children(last.process.pid) == []
+
+
+def test_a_host_that_is_killed_takes_its_job_along(last: Host, tokens: Path, tmp_path: Path) -> None:
+    start([last], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(last)
+    (child,) = children(last.process.pid)
+    last.process.kill()
+    assert is_gone(child)
+    with pytest.raises(StageError, match=f"{last.name}: the stage host is gone; it ended with status -9"):
+        list(itertools.chain.from_iterable(last.messages() for _ in itertools.count()))
+
+
+def test_closing_ends_host_and_job(last: Host, tokens: Path, tmp_path: Path) -> None:
+    start([last], jobs_of(a_cell(1, steps=100_000, evaluate_every=0), tmp_path, tokens))
+    wait_for_step(last)
+    (child,) = children(last.process.pid)
+    last.close()
+    assert last.process.returncode == 0
+    assert is_gone(child)
+    last.close()
