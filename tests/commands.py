@@ -37,12 +37,12 @@ timing = "live"
 workload = {{ model = "gpt2-nano", text = "bundled", sequence_length = 32, batch_size = 8, validation_batches = 1 }}
 pipeline = {{ stages = 3, microbatches = 4, schedule = "1f1b", in_flight = 4 }}
 optimiser = {{ learning_rate = 1e-3, weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999, clip_norm = 1.0 }}
-training = {{ steps = 30, warmup_steps = 1, seed = 0, evaluate_every = 15 }}
+training = {{ steps = 12, warmup_steps = 1, seed = 0, evaluate_every = 6 }}
 
 [axes]
 {axes}
 """
-"""A small sweep, to be filled in. gpt2-nano, 30 steps, 3 stages."""
+"""A small sweep, to be filled in. gpt2-nano, 12 steps, 3 stages."""
 
 PLAYED_EXPERIMENT = """
 question = "Is it played?"

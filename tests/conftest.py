@@ -72,12 +72,29 @@ TOGETHER = {
     "tests/pipeline/test_host.py",
     "tests/report/test_browser.py",
     "tests/report/test_page.py",
+    "tests/sweep/test_killed.py",
     "tests/sweep/test_laws.py",
     "tests/sweep/test_played.py",
     "tests/sweep/test_smollm2.py",
     "tests/test_shell.py",
 }
 """Files whose tests share a set-up that costs more than a second. (xdist_group does not work with pytest 9.2.)"""
+
+FIRST = (
+    "tests/sweep/test_laws.py",
+    "tests/sweep/test_killed.py",
+    "tests/sweep/test_live_virtual.py",
+    "tests/experiments/test_codec_quality.py",
+    "tests/experiments/test_seed_activation_delta.py",
+    "tests/net/test_in_guest.py",
+    "tests/sweep/test_smollm2.py",
+    "tests/sweep/test_played.py",
+    "tests/sweep/test_sweep.py",
+    "tests/pipeline/test_host.py",
+    "tests/experiments/test_subspace_80mbps.py",
+    "tests/report/test_page.py",
+)
+"""Where tests run side by side these files begin, the longest first, so that no worker is left with a long one."""
 
 _NEEDS = {
     "root": _try_root,
@@ -113,13 +130,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest where tests run side by side."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.get_closest_marker("slow"))
+        place = {file: number for number, file in enumerate(FIRST)}
+
+        def turn(item: pytest.Item) -> tuple[bool, int]:
+            return not item.get_closest_marker("slow"), place.get(item.nodeid.partition("::")[0], len(FIRST))
+
+        items.sort(key=turn)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Send the tests of these files to one worker, and each other test to whoever is free."""
+    """Send the tests of some files to one worker, and each other test to whoever is free, in their order."""
     from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    config.option.loadscopereorder = False  # which would begin with the files of most tests
 
     class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import pytest
 
 from testbed import results
@@ -17,16 +14,12 @@ _FIELDS = ("pipeline.stages=2", "training.steps=6", "training.evaluate_every=3")
 _SMALL = [part for field in _FIELDS for part in ("--set", field)]
 
 
-class Played(NamedTuple):
-    """A sweep of two codecs over two networks, made twice."""
-
-    command: Command
-    runs: dict[tuple[str, str], list[Run]]
-    """By codec and network, in the order in which they were made."""
+Played = dict[tuple[str, str], list[Run]]
+"""The runs of a sweep of two codecs over two networks, made twice: by codec and network, in the order of making."""
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     with Command.standing(tmp_path_factory.mktemp("played"), "netem") as command:
         axes = 'codec = ["fp32", "delta-int8"]\nprofile = ["datacenter", "consumer-80mbps"]'
         folder = command.write_experiment("", axes)
@@ -34,24 +27,24 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         sweep += [*_SMALL, "--set", 'codec_cost="zero"']
         command.finish(*sweep)
         command.finish(*sweep, "--again")
-        runs: dict[tuple[str, str], list[Run]] = {}
+        runs: Played = {}
         for cell_id in results.last_sweep(folder).cells:
             made = sorted(results.finished_runs(folder, cell_id), key=lambda run: run.number)
             runs[made[0].cell.codec, made[0].cell.network] = made
         assert (folder / "report.html").stat().st_size > 10_000
-        yield Played(command, runs)
+    return runs
 
 
 def test_losses_are_those_of_the_codec_over_any_network_every_time(played: Played) -> None:
-    curves = {codec: losses(played.runs[codec, "datacenter"][0]) for codec in ("fp32", "delta-int8")}
+    curves = {codec: losses(played[codec, "datacenter"][0]) for codec in ("fp32", "delta-int8")}
     assert curves["fp32"] != curves["delta-int8"]
-    for (codec, _), runs in played.runs.items():
+    for (codec, _), runs in played.items():
         assert None not in curves[codec]
         assert [losses(run) for run in runs] == [curves[codec]] * 2
 
 
 def test_two_boots_give_the_same_nanoseconds(played: Played) -> None:
-    for first, second in played.runs.values():
+    for first, second in played.values():
         for stage in range(2):
             one, other = ([(step.start_ns, step.end_ns) for step in run.steps(stage)] for run in (first, second))
             assert one == other
@@ -60,7 +53,7 @@ def test_two_boots_give_the_same_nanoseconds(played: Played) -> None:
 
 def test_links_are_certified_and_less_takes_less_where_a_link_is_slow(played: Played) -> None:
     step_s = {}
-    for key, (run, _) in played.runs.items():
+    for key, (run, _) in played.items():
         certificate = run.certificates.before
         assert certificate is not None
         assert (certificate.clock, certificate.verdict) == ("virtual", "PASS")
@@ -74,13 +67,3 @@ def test_links_are_certified_and_less_takes_less_where_a_link_is_slow(played: Pl
     assert step_s["fp32", "datacenter"] == pytest.approx(0.030, rel=1e-3)
     assert step_s["delta-int8", "datacenter"] == pytest.approx(0.030, rel=1e-3)
     assert 0.030 < step_s["delta-int8", "consumer-80mbps"] < step_s["fp32", "consumer-80mbps"]
-
-
-@pytest.mark.root
-def test_a_live_run_of_a_cell_has_the_same_losses(played: Played) -> None:
-    words = ["--timing", "live", "--engine", "relay", "--only", "codec=delta-int8", "--only", "profile=consumer-80mbps"]
-    played.command.finish("sweep", "sweep.toml", *words, *_SMALL)
-    (cell_id,) = results.last_sweep(played.command.folder / "results" / played.command.folder.name).cells
-    (run,) = results.finished_runs(played.command.folder / "results" / played.command.folder.name, cell_id)
-    assert (run.cell.timing, run.cell.clock) == ("live", "real")
-    assert losses(run) == losses(played.runs["delta-int8", "consumer-80mbps"][0])

@@ -76,8 +76,8 @@ def losses(folder: Path) -> list[float | None]:
 
 @pytest.mark.slow
 def test_trained_once_kept_and_the_same_however_many_train_at_once(tmp_path: Path) -> None:
-    recipes, texts, heard = [a_recipe(codec) for codec in ("fp32", "int8", "delta-int8")], Texts(tmp_path), Heard()
-    together = train_missing(recipes, tmp_path / "one", prepare=texts, progress=heard, at_once=3)
+    recipes, texts, heard = [a_recipe(codec) for codec in ("fp32", "delta-int8")], Texts(tmp_path), Heard()
+    together = train_missing(recipes, tmp_path / "one", prepare=texts, progress=heard, at_once=2)
     assert not together.failures
     assert texts.asked == 1
     assert heard.ended == {recipe.id: None for recipe in recipes}
