@@ -181,8 +181,8 @@ def main() -> None:
     with style.applied():
         runs = experiments.runs_frame(folder)
         caption = (
-            "live: real clock, relay, torch and TCP together; played: virtual clock, netem; bars: 95 %, from the spread "
-            f"of the steps\n{runs.machine.iloc[0]}; {runs.compute.iloc[0]}; dotted: 2.5 %"
+            "live: real clock, relay, torch and TCP together; played: virtual clock, netem; bars: 95 %, from the "
+            f"spread of the steps\n{runs.machine.iloc[0]}; {runs.compute.iloc[0]}; dotted: 2.5 %"
         )
         experiments.save_figure(draw(frame, title, caption), output, "clocks")
     experiments.publish(output, blocks(output), claims(output))
