@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import readme
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -295,19 +296,30 @@ def by_arm(arms: Any, runs: Any) -> Figure:
     return figure
 
 
+# ------------------------------------------------------------------ from the CSVs alone
+claims = readme.claims
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README, from the CSVs of a folder."""
+    arms = pandas.read_csv(folder / "summary.csv").fillna({"mark": ""})
+    return readme.blocks(folder, experiments.markdown_of(table(arms)))
+
+
 def main() -> int:
-    """Write summary.csv and the figures, print the table."""
+    """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
     folder, output = experiments.folders(HERE.name, "Draw the figures of codec_quality and print its table.")
     runs = measured(folder)
     tuning = results.last_tuning(folder)
     arms = summarised(runs)
-    tables = experiment_tables.write_tables(folder, output)
+    tables = experiment_tables.write_tables(folder, output, runs, "arm")
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     with style.applied():
         drawn = {"quality": against_bits(arms, runs), "arms": by_arm(arms, runs)}
     for name, figure in drawn.items():
         experiments.save_figure(figure, output, name)
-    lines = [experiments.markdown_of(table(arms)), "", *remarks(folder, runs, arms, tuning)]
+    experiments.publish(output, blocks(output), claims(output))
+    lines = [*remarks(folder, runs, arms, tuning)]
     lines += [experiment_verdicts.floor_sentence(tables.seeds), experiment_verdicts.tuning_sentence(tables.tuning)]
     if not tables.comparisons.empty:
         lines += ["", experiments.markdown_of(experiment_verdicts.verdict_table(tables.comparisons))]

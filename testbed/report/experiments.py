@@ -172,11 +172,9 @@ def prose(text: str) -> str:
 
 def interval_words(found: Judgement) -> str:
     """Return the interval of a judgement in the words of a claim."""
-    return (
-        found.interval_words
-        if found.interval is None
-        else f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
-    )
+    if found.interval is None or found.exact:
+        return found.interval_words
+    return f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
 
 
 def shown_words(found: Judgement, loss: float) -> str:
