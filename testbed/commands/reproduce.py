@@ -101,12 +101,12 @@ def _make(experiment: Reproduction, *, quick: bool, again: bool) -> int:
 def _run(command: Sequence[str]) -> int:
     """Run a command to its end and return its exit status. A Ctrl-C reaches it too: it ends by itself, then this does.
 
-    It is interrupted as well when this program is killed.
+    It ends too when this program is killed.
     """
     interrupted = False
     path = os.pathsep.join([str(_PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])  # this same testbed
     environment = {**os.environ, "PYTHONPATH": path}
-    dies = partial(process.die_with_parent, os.getpid(), signal.SIGINT)
+    dies = partial(process.die_with_parent, os.getpid(), signal.SIGTERM)
     with subprocess.Popen(command, env=environment, preexec_fn=dies) as running:
         while True:
             try:

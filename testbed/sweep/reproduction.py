@@ -23,13 +23,14 @@ FILE = "reproduce.toml"
 FIGURES = "figures.py"
 QUICK = "quick"
 """The folder inside the results folder that short forms go to."""
-_PLACES = ("results", "output")
+_PLACES = ("folder", "results", "output")
 
 
 class StepTable(Frozen):
     """[[step]]: a command line. Its first word is a sweep's .toml or a program's .py in the folder, or `testbed`.
 
-    {results} stands for the folder of the experiment's results, {output} for that of CSVs and figures.
+    {folder} stands for the experiment's own folder, {results} for that of its results, {output} for that of CSVs and
+    figures.
     """
 
     run: str
@@ -121,7 +122,7 @@ def load_reproduction(name: str, results: Path, *, quick: bool) -> Reproduction:
     folder, own = known[name], (results / QUICK if quick else results) / name
     output = own / "drawn"
     where = folder / FILE
-    places = {"results": str(own), "output": str(output)}
+    places = {"folder": str(folder), "results": str(own), "output": str(output)}
     steps = tuple(_step(table, folder, places, str(where), quick=quick) for table in _tables(folder))
     return Reproduction(name, folder, own, output, steps)
 
