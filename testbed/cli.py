@@ -15,6 +15,7 @@ from testbed.commands import (
     export,
     lab,
     play,
+    predict,
     profiles,
     rate_traces,
     reproduce,
@@ -52,6 +53,7 @@ app.command("profiles")(profiles.list_profiles)
 app.command("devices")(devices.list_devices)
 app.command()(devices.record)
 app.command()(play.play)
+app.command()(predict.predict)
 app.command("lab")(lab.stand)
 app.command(context_settings={"allow_interspersed_args": False})(lab.shell)
 app.command(context_settings={"allow_interspersed_args": False})(vm.vm)

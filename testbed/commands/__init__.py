@@ -4,6 +4,7 @@ sweep        plan, run, sweep, report
 reproduce    an experiment's sweeps and programs, in order, and a verdict per claim
 lab          doctor, link, lab, shell
 play         play a job over links
+predict      play jobs of models too large to train here, from their shapes
 traces       what a job does: show, draw, export, import, join
 rate_traces  varying rates: generate, convert, show
 profiles     the link profiles

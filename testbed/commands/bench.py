@@ -169,7 +169,8 @@ def play(
                 message_bytes=size,
                 forward_ns=7_000_000,
                 backward_ns=14_000_000,
-                codec_ns=300_000,
+                encode_ns=300_000,
+                decode_ns=300_000,
                 update_ns=3_000_000,
             )
             trace.write(folder / "trace")

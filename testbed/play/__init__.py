@@ -6,10 +6,12 @@ totals    how often, how many bytes, how much work
 chakra    traces to Chakra's execution traces and back: chakra_file.py is their files, rings.py collectives
 recorder  what each rank of a real PyTorch job does; join.py makes the trace
 split     what was played, by step and node
-unlinked  when each of it happens where messages take no time
+unlinked  when each of it happens where messages take no time, or as long as a formula says
+ideal     links as formulas: what their rates and delays leave, without a transport
 played    when each of it happened, and its file
 steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model
+shapes    what a model's shapes, a device and a codec's size make of such a trace
 pipelines a training becomes a trace, and what was played the records of a run
 
 guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:

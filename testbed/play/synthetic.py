@@ -1,12 +1,17 @@
-"""A trace of a pipeline without a model: stated durations and sizes, for `bench play` and for tests."""
+"""A trace of a pipeline without a model: stated durations and sizes. For `predict`, `bench play` and tests."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from testbed.pipeline.schedule import actions
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.spec import ScheduleName
 
 LABELS = ("forward", "backward", "encode", "decode", "update", "activation", "gradient", "barrier")
+_LABEL = {name: number for number, name in enumerate(LABELS)}
+Both = int | tuple[int, int]
+"""A number for activations and gradients alike, or one for each."""
 
 
 def pipeline_trace(
@@ -14,37 +19,95 @@ def pipeline_trace(
     stages: int,
     microbatches: int,
     steps: int,
-    message_bytes: int,
-    forward_ns: int,
-    backward_ns: int,
-    codec_ns: int = 0,
-    update_ns: int = 0,
+    message_bytes: Both,
+    forward_ns: int | Sequence[int],
+    backward_ns: int | Sequence[int],
+    encode_ns: Both = 0,
+    decode_ns: Both = 0,
+    update_ns: int | Sequence[int] = 0,
     schedule: ScheduleName = "1f1b",
     in_flight: int | None = None,
+    blocking: bool = False,
 ) -> Trace:
-    """Return the trace of synchronous pipeline training: one lane per stage, messages of one size both ways; each step
-    ends with an event that all stages signal and wait for, and the update.
+    """Return the trace of synchronous pipeline training; each step ends with an event that all stages signal and wait
+    for, and the update.
+
+    `forward_ns`, `backward_ns`, `update_ns`: of every stage, or one per stage. `in_flight`: see `schedule.depth`; None:
+    as many as there are stages. `blocking`: a stage goes on only when its neighbour has the whole message, as a program
+    does that neither sends nor computes while it does the other; else it goes on at once.
     """
-    label = {name: number for number, name in enumerate(LABELS)}
+    forward, backward, update = (_each(value, stages) for value in (forward_ns, backward_ns, update_ns))
+    sizes, encode, decode = (_each(value, 2) for value in (message_bytes, encode_ns, decode_ns))
+    boxes = _Inboxes(stages) if blocking else None
     lanes = tuple(Lane(stage, "compute") for stage in range(stages))
     for step in range(steps):
         for stage, lane in enumerate(lanes):
             for kind, microbatch in actions(
                 schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight or stages
             ):
-                before, after = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-                what = "activation" if kind == "F" else "gradient"
-                tag = (step * microbatches + microbatch) * 2 + (kind == "B")
+                way = int(kind == "B")
+                before, after = (stage + 1, stage - 1) if way else (stage - 1, stage + 1)
+                what = _LABEL["gradient" if way else "activation"]
+                tag = (step * microbatches + microbatch) * 2 + way
                 if 0 <= before < stages:
-                    lane.add(RECEIVE, label=label[what], peer=before, tag=tag)
-                    lane.add(WORK, label=label["decode"], value=codec_ns)
-                work_ns, name = (forward_ns, "forward") if kind == "F" else (backward_ns, "backward")
-                lane.add(WORK, label=label[name], value=work_ns)
+                    if boxes is None:
+                        lane.add(RECEIVE, label=what, peer=before, tag=tag)
+                    else:
+                        lane.add(WAIT, label=what, tag=boxes.event(before, tag), value=1)
+                    lane.add(WORK, label=_LABEL["decode"], value=decode[way])
+                work_ns, name = (backward[stage], "backward") if way else (forward[stage], "forward")
+                lane.add(WORK, label=_LABEL[name], value=work_ns)
                 if 0 <= after < stages:
-                    lane.add(WORK, label=label["encode"], value=codec_ns)
-                    lane.add(SEND, label=label[what], peer=after, tag=tag, value=message_bytes)
-            lane.add(SIGNAL, label=label["barrier"], tag=step)
-            lane.add(WAIT, label=label["barrier"], tag=step, value=stages)
-            lane.add(WORK, label=label["update"], value=update_ns)
+                    lane.add(WORK, label=_LABEL["encode"], value=encode[way])
+                    lane.add(SEND, label=what, peer=after, tag=tag, value=sizes[way])
+                    if boxes is not None:
+                        lane.add(WAIT, label=what, tag=boxes.receive(stage, after, tag, what), value=1)
+            lane.add(SIGNAL, label=_LABEL["barrier"], tag=step)
+            lane.add(WAIT, label=_LABEL["barrier"], tag=step, value=stages)
+            lane.add(WORK, label=_LABEL["update"], value=update[stage])
             lane.end_step()
-    return Trace(tuple(f"stage {stage}" for stage in range(stages)), LABELS, lanes, {"maker": "synthetic pipeline"})
+        if boxes is not None:
+            boxes.end_step()
+    nodes = tuple(f"stage {stage}" for stage in range(stages))
+    return Trace(nodes, LABELS, lanes + (boxes.lanes if boxes else ()), {"maker": "synthetic pipeline"})
+
+
+class _Inboxes:
+    """Lanes that do nothing but receive, one per stage and neighbour, and signal when a message is there."""
+
+    _FIRST_EVENT = 1 << 24
+    """Beyond the barriers, which are numbered by step."""
+
+    def __init__(self, stages: int) -> None:
+        self._lanes = {
+            (source, stage): Lane(stage, f"from stage {source}")
+            for stage in range(stages)
+            for source in (stage - 1, stage + 1)
+            if 0 <= source < stages
+        }
+        self._stages = stages
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return tuple(self._lanes.values())
+
+    def event(self, source: int, tag: int) -> int:
+        """Return the event of a message's arrival: its sender and its tag, which says the direction, are enough."""
+        return self._FIRST_EVENT + tag * self._stages + source
+
+    def receive(self, source: int, stage: int, tag: int, label: int) -> int:
+        """Let a message be received; return the event of its arrival."""
+        lane, event = self._lanes[source, stage], self.event(source, tag)
+        lane.add(RECEIVE, label=label, peer=source, tag=tag)
+        lane.add(SIGNAL, label=label, tag=event)
+        return event
+
+    def end_step(self) -> None:
+        for lane in self._lanes.values():
+            lane.end_step()
+
+
+def _each(value: int | Sequence[int], count: int) -> Sequence[int]:
+    values = [value] * count if isinstance(value, int) else list(value)
+    assert len(values) == count, f"{len(values)} numbers for {count}"
+    return values

@@ -26,7 +26,7 @@ def play(trace: Trace, *, steps: int | None = None, prove_steady: bool = False) 
 
 def synthetic(steps: int = 4, **changes: int) -> Trace:
     sizes = {"stages": 3, "microbatches": 4, "message_bytes": 5000, "forward_ns": 1000, "backward_ns": 2100}
-    return pipeline_trace(**{**sizes, "codec_ns": 10, "update_ns": 33, "steps": steps, **changes})  # type: ignore[arg-type]
+    return pipeline_trace(**{**sizes, "encode_ns": 10, "decode_ns": 10, "update_ns": 33, "steps": steps, **changes})  # type: ignore[arg-type]
 
 
 def two_nodes(*lanes: Lane) -> Trace:

@@ -1,0 +1,38 @@
+"""The command that plays predicted experiments: jobs from shapes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.commands.console import ResultsFlag, out, table
+from testbed.errors import UserError
+
+
+def predict(
+    name: Annotated[str, typer.Argument(help="Name of an experiment that has a cells.toml, or that file's path.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The experiment's short form.")] = False,
+    results: ResultsFlag = Path("results"),
+) -> None:
+    """Play jobs of models too large to train here, from their shapes, over links on the virtual clock.
+
+    What is there already is kept.
+    """
+    from testbed.sweep import predict as predicting
+    from testbed.vm import find_clock_kernel
+
+    planned = predicting.plan_cells(name, quick=quick)
+    folder = results / (Path(name).resolve().parent.name if name.endswith(".toml") else name)
+    if (kernel := find_clock_kernel()) is None:
+        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    predicting.play_missing(
+        planned, folder, kernel, say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True)
+    )
+    frame = predicting.predictions(planned, folder)
+    rows = table("grid", "cell", "step", "ideal", right=("step", "ideal"))
+    for row in frame.itertuples():
+        step = "not played" if row.step_s != row.step_s else f"{row.step_s:.4g} s"
+        rows.add_row(row.grid, row.cell, step, f"{row.ideal_s:.4g} s")
+    out.print(rows)

@@ -1,0 +1,393 @@
+"""Predicted experiments: jobs from shapes alone (`play.shapes`), played on the virtual clock; nothing is trained.
+
+`cells.toml` lies where a sweep.toml does otherwise; experiments/README.md has the format. A cell is played once, and
+what came of it is kept under its content: a program that was interrupted goes on with what is missing, and a cell that
+stands in two grids is played once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from testbed import paths, units
+from testbed.errors import LabError, SpecError, UnknownNameError
+from testbed.frozen import Frozen, canonical_json, explain, read_toml
+from testbed.metrics.wires import HEADER_BYTES, wire_bytes
+from testbed.net.lab import LabSpec
+from testbed.play.guests import Progress, play_jobs
+from testbed.play.ideal import Duplex, InboundWire, Pipes, ideal_step_ns
+from testbed.play.job import PlayJob
+from testbed.play.played import read_played
+from testbed.play.shapes import PipelineTable, Shape, resolve_shape
+from testbed.play.split import step_split
+from testbed.profiles import LinkProfile, Pipe, load_profile
+from testbed.spec import Topology, link_count
+from testbed.sweep.environment import hold_folder
+from testbed.sweep.fields import flatten, merge
+from testbed.sweep.plan import Choice, Experiment, apply_choice, combinations
+
+if TYPE_CHECKING:
+    import pandas
+
+    from testbed.vm import GuestKernel
+
+FILE = "cells.toml"
+_FOLDER, _ASIDE = "predicted", ".playing-"
+_IDEAL_STEPS = 3
+_MTU = 1500
+
+
+class DrawnLinks(Frozen):
+    """A link for each node of a star, or boundary of a line, whose rate is drawn."""
+
+    rates: tuple[str, str]
+    """The slowest and the fastest; uniform between them."""
+    delay: str
+    buffer: str = "60s"
+    """The time that it takes to drain."""
+    seed: int
+    """Another seed, other rates."""
+
+
+class CellTable(PipelineTable):
+    """A cell as a file states it: a job, its links, and how it is played."""
+
+    links: str | tuple[str, ...] | DrawnLinks
+    """A profile or `link(80Mbit, 10ms)`; one for all, or one per link."""
+    topology: Topology = "line"
+    duplex: Duplex = "full"
+    """inbound: computed, not played; see `play.ideal.InboundWire`, which takes rate and delay of the links' uplinks."""
+    play: bool = True
+    """Else only the ideal is computed."""
+    packets: Annotated[int, Field(ge=1)] | None = None
+    """When the cell is played, rates, buffers and messages are divided by one number, such that the smaller message is
+    about so many packets. That leaves every time as it is but a packet's own, where no packet is lost. None: by 1."""
+    steps: Annotated[int, Field(ge=2)] = 4
+    """To play at most; fewer where they are proved to repeat."""
+    link_seed: Annotated[int, Field(ge=0)] = 0
+    label: dict[str, str | float] = Field(default={})
+    """For people and for figures: what the paper calls it, what it published."""
+
+
+class PredictionCell(Frozen):
+    """One cell with every number resolved: what decides its result, and nothing else."""
+
+    shape: Shape
+    topology: Topology
+    profiles: tuple[LinkProfile, ...]
+    duplex: Duplex
+    play: bool
+    scale: int
+    steps: int
+    link_seed: int
+
+    @property
+    def id(self) -> str:
+        """Return what its result is kept under."""
+        return hashlib.sha256(canonical_json(self).encode()).hexdigest()[:12]
+
+
+class Planned(NamedTuple):
+    """A cell, and where it stands in the file."""
+
+    grid: str
+    stated: dict[str, Any]
+    """What the file says of it, by dotted name."""
+    cell: PredictionCell
+
+
+class PredictionResult(Frozen):
+    """What came of a cell. Times are of a step in the steady state, where one was reached."""
+
+    ideal_ns: int
+    """Over the links as formulas: `play.ideal`."""
+    unlinked_ns: int
+    """Where messages take no time."""
+    step_ns: float | None
+    """Played: the median of the steps that count; None: not played."""
+    steps_ns: tuple[int, ...] = ()
+    """Those that count."""
+    first: int | None = None
+    """The first of them."""
+    repeats: bool = False
+    """They were proved to repeat to the nanosecond."""
+    wire_bytes: float | None = None
+    """IP packets of all nodes in a step, of what was played: `scale` times fewer than the cell's."""
+    retransmitted_bytes: int | None = None
+    """In all steps that were played."""
+    kernel: str | None = None
+
+
+def cell_files() -> dict[str, Path]:
+    """List every predicted experiment by name: `./experiments` before the shipped ones."""
+    folders = reversed(paths.experiment_folders())
+    return {path.parent.name: path for folder in folders for path in sorted(folder.glob(f"*/{FILE}"))}
+
+
+def plan_cells(name: str, *, quick: bool = False) -> list[Planned]:
+    """Return the cells of an experiment, by name or by the path of its cells.toml, in the file's order.
+
+    `quick`: only the grids that have a short form, in that. SpecError or UnknownNameError for what makes no cells.
+    """
+    path = Path(name).resolve() if name.endswith(".toml") else cell_files().get(name)
+    if path is None:
+        raise UnknownNameError("predicted experiment", name, cell_files())
+    content = read_toml(path)
+    if unknown := set(content) - {"question", "cell", "grid"}:
+        raise UnknownNameError(f"key of {path}:", unknown.pop(), ("question", "cell", "grid"))
+    grids = content.get("grid", {})
+    if not isinstance(grids, Mapping) or not grids:
+        raise SpecError(f"{path} has no [grid.NAME] with axes or variants, so it has no cells")
+    planned: list[Planned] = []
+    for grid, table in grids.items():
+        planned += _grid(path, str(grid), content, table, quick)
+    if not planned:
+        raise SpecError(f"{path} has no [grid.NAME.quick], so --quick has no meaning for it")
+    return planned
+
+
+def _grid(path: Path, grid: str, content: Mapping[str, Any], table: Mapping[str, Any], quick: bool) -> list[Planned]:
+    where = f"{path}, grid {grid}"
+    if unknown := set(table) - {"cell", "axes", "variants", "quick"}:
+        raise UnknownNameError(f"key of {where}:", unknown.pop(), ("cell", "axes", "variants", "quick"))
+    if quick and "quick" not in table:
+        return []
+    try:
+        experiment = Experiment(
+            name=grid,
+            path=path,
+            question=str(content.get("question", "")),
+            engine="netem",
+            cell=merge(content.get("cell", {}), table.get("cell", {}), where),
+            axes=table.get("axes", {}),
+            variants=table.get("variants", []),
+            quick=table.get("quick", {}),
+        )
+    except ValidationError as error:
+        raise explain(error, Experiment, where) from None
+    choice = Choice(quick=quick)
+    points = combinations(apply_choice(experiment, choice), choice)
+    load = functools.cache(load_profile)
+    return [
+        Planned(grid, dict(flatten(point.fields)), _resolve(point.fields, f"{where}: {point.label}", load))
+        for point in points
+    ]
+
+
+def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkProfile]) -> PredictionCell:
+    try:
+        table = CellTable.model_validate(fields)
+    except ValidationError as error:
+        raise explain(error, CellTable, where) from None
+    job = {name: value for name, value in fields.items() if name in PipelineTable.model_fields}
+    shape = resolve_shape(job, where)
+    small = max(1, min(shape.message_bytes) // ((table.packets or 1) * (_MTU - HEADER_BYTES)))
+    return PredictionCell(
+        shape=shape,
+        profiles=_profiles(table, shape.stages, load),
+        play=table.play and table.duplex == "full",
+        scale=small if table.packets else 1,
+        **{name: getattr(table, name) for name in ("topology", "duplex", "steps", "link_seed")},
+    )
+
+
+def _profiles(table: CellTable, stages: int, load: Callable[[str], LinkProfile]) -> tuple[LinkProfile, ...]:
+    if isinstance(table.links, DrawnLinks):
+        slow, fast = (units.parse_rate(rate) for rate in table.links.rates)
+        draw = random.Random(table.links.seed)
+        rates = [draw.randint(slow // 8, fast // 8) * 8 for _ in range(link_count(table.topology, stages))]
+        return tuple(load(f"link({rate}bit, {table.links.delay}, buffer={table.links.buffer})") for rate in rates)
+    names = [table.links] if isinstance(table.links, str) else table.links
+    return tuple(load(name) for name in names)
+
+
+# ------------------------------------------------------------------ playing
+def play_missing(
+    planned: Iterable[Planned], folder: Path, kernel: GuestKernel, *, say: Callable[[str], None], guests: int = 1
+) -> None:
+    """Make the results that are missing in `folder`. LabError where a cell cannot be played; the others are kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder):
+        kept = folder / _FOLDER
+        kept.mkdir(exist_ok=True)
+        missing = {p.cell.id: p.cell for p in planned if not _file(folder, p.cell).exists()}
+        say(f"{len(missing)} cells are missing")
+        for cell in missing.values():
+            if not cell.play:
+                _keep(folder, cell, PredictionResult(**_computed(cell), step_ns=None))
+        for left in folder.glob(f"{_ASIDE}*"):  # by a program that was killed: we hold the folder
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
+            _play(folder, [cell for cell in missing.values() if cell.play], Path(aside), kernel, say, guests)
+
+
+def _play(
+    folder: Path,
+    cells: Sequence[PredictionCell],
+    aside: Path,
+    kernel: GuestKernel,
+    say: Callable[[str], None],
+    guests: int,
+) -> None:
+    jobs = []
+    for cell in cells:
+        trace = aside / f"{cell.id}.trace"
+        cell.shape.trace(cell.steps, cell.scale).write(trace)
+        lab = LabSpec(
+            topology=cell.topology,
+            profiles=tuple(_scaled(profile, cell.scale) for profile in cell.profiles),
+            nodes=cell.shape.stages,
+            engine="netem",
+            engine_reason="all that the guest has",
+        )
+        jobs.append(PlayJob(trace=trace, lab=lab, link_seed=cell.link_seed, output=aside / f"{cell.id}.played"))
+    errors = []
+
+    def done(progress: Progress) -> None:
+        if (outcome := progress.outcome) is None:
+            return
+        cell = cells[progress.job]
+        if outcome.output is None:
+            errors.append(f"cell {cell.id}: {outcome.error}")
+            return
+        result = _result(cell, outcome.output, kernel)
+        _keep(folder, cell, result)
+        outcome.output.unlink()
+        assert result.step_ns is not None
+        say(
+            f"{cell.id}: {units.format_time(result.step_ns)}, ideal {units.format_time(result.ideal_ns)}, "
+            f"{outcome.host_seconds:.1f} s here"
+        )
+
+    if jobs:
+        play_jobs(jobs, clock="virtual", folder=aside / "work", kernel=kernel, guests=guests, progress=done)
+    if errors:
+        raise LabError(f"{len(errors)} of {len(jobs)} cells could not be played: {errors[0]}")
+
+
+def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> PredictionResult:
+    trace, played = cell.shape.trace(cell.steps, cell.scale), read_played(output)
+    split = step_split(trace, played)
+    return PredictionResult(
+        **_computed(cell),
+        step_ns=split.step_ns,
+        steps_ns=split.steps_ns,
+        first=split.first,
+        repeats=played.steady is not None,
+        wire_bytes=split.sent_bytes,
+        retransmitted_bytes=sum(state.bytes_retransmitted for state in played.sockets[-1]),
+        kernel=kernel.version,
+    )
+
+
+def _computed(cell: PredictionCell) -> dict[str, int]:
+    trace = cell.shape.trace(_IDEAL_STEPS)
+    if cell.duplex == "inbound":
+        (pipe,) = {profile.up for profile in cell.profiles}
+        if pipe is None:
+            raise SpecError(f"cell {cell.id}: an inbound wire has the rate of the links' uplinks, and they have none")
+        links: InboundWire | Pipes = InboundWire(pipe.rate_bps, pipe.delay_ns)
+    else:
+        links = Pipes(cell.topology, cell.profiles, cell.shape.stages)
+    return {
+        "ideal_ns": ideal_step_ns(trace, links, _IDEAL_STEPS),
+        "unlinked_ns": ideal_step_ns(trace, None, _IDEAL_STEPS),
+    }
+
+
+def _scaled(profile: LinkProfile, scale: int) -> LinkProfile:
+    """Return the link at a fraction of its rate, with a buffer that takes as long to drain."""
+
+    def scaled(pipe: Pipe | None) -> Pipe | None:
+        if pipe is None or scale == 1:
+            return pipe
+        rate_bps = max(8, round(pipe.rate_bps / scale / 8) * 8)
+        return pipe.model_copy(update={"rate_bps": rate_bps, "buffer_bytes": max(2 * 1514, pipe.buffer_bytes // scale)})
+
+    return profile.model_copy(update={"up": scaled(profile.up), "down": scaled(profile.down)})
+
+
+def _file(folder: Path, cell: PredictionCell) -> Path:
+    return folder / _FOLDER / f"{cell.id}.json"
+
+
+def _keep(folder: Path, cell: PredictionCell, result: PredictionResult) -> None:
+    part = _file(folder, cell).with_suffix(".part")
+    part.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf8")
+    part.replace(_file(folder, cell))
+    paths.give_to_user(_file(folder, cell))
+
+
+# ------------------------------------------------------------------ results
+def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
+    """Return a row for each cell that has a result: grid, id, what the file states of it where not all cells agree, and
+    what came of it, in seconds, bytes of the cell as it is (not as scaled), and tokens per second.
+    """
+    import pandas
+
+    names = sorted({name for each in planned for name in each.stated})
+    rows = []
+    for each in planned:
+        file = _file(folder, each.cell)
+        if not file.exists():
+            continue
+        found, shape = PredictionResult.model_validate_json(file.read_text(encoding="utf8")), each.cell.shape
+        step_ns = found.ideal_ns if found.step_ns is None else found.step_ns
+        messages = (shape.stages - 1) * shape.microbatches
+        rows.append(
+            {
+                "grid": each.grid,
+                "cell": each.cell.id,
+                **{name: _plain(each.stated.get(name)) for name in names},
+                "forward_s": max(shape.forward_ns) / 1e9,
+                "backward_s": max(shape.backward_ns) / 1e9,
+                "activation_bytes": shape.message_bytes[0],
+                "gradient_bytes": shape.message_bytes[1],
+                "payload_bytes_per_step": messages * sum(shape.message_bytes),
+                "wire_bytes_per_step": None if found.wire_bytes is None else found.wire_bytes * each.cell.scale,
+                "step_s": None if found.step_ns is None else found.step_ns / 1e9,
+                "ideal_s": found.ideal_ns / 1e9,
+                "no_network_s": found.unlinked_ns / 1e9,
+                "formula_s": closed_form_s(each.cell),
+                "tokens_per_s": shape.tokens * 1e9 / step_ns,
+                "repeats": found.repeats,
+                "steps_counted": len(found.steps_ns),
+                "retransmitted_bytes": found.retransmitted_bytes,
+            }
+        )
+    frame = pandas.DataFrame(rows)
+    agreed = [name for name in names if name in frame and frame[name].nunique(dropna=False) == 1]
+    return frame.drop(columns=agreed)
+
+
+def closed_form_s(cell: PredictionCell) -> float:
+    """Return `(microbatches + stages - 1) (max(f, a) + max(b, g)) + 2 (stages - 1) delay + update`: what one reckons on
+    the back of an envelope, from the slowest stage and the slowest link; a and g are a message's time on that link.
+
+    f and b are added to a and g where sends block. It knows nothing of what a schedule keeps waiting.
+    """
+    shape = cell.shape
+    times, delay_s = [0.0, 0.0], 0.0
+    for profile in cell.profiles:
+        for number, pipe in enumerate((profile.up, profile.down)):
+            if pipe is not None:
+                wire = wire_bytes(shape.message_bytes[number], profile)
+                times[number] = max(times[number], wire * 8 / pipe.rate_bps)
+                delay_s = max(delay_s, pipe.delay_ns / 1e9)
+    works = (max(shape.forward_ns) / 1e9, max(shape.backward_ns) / 1e9)
+    rounds = sum(map(sum if shape.blocking else max, zip(works, times, strict=True)))
+    rest = 2 * (shape.stages - 1) * delay_s + max(shape.update_ns) / 1e9
+    return (shape.microbatches + shape.stages - 1) * rounds + rest
+
+
+def _plain(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,169 @@
+"""Predicted experiments: what their files ask for, what is computed of them, and that they play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.codecs.catalogue.codec_spec import parse_codec
+from testbed.devices import load_device
+from testbed.errors import SpecError, UnknownNameError
+from testbed.play.shapes import resolve_shape
+from testbed.sweep import predict
+from testbed.vm import find_clock_kernel
+
+JOB = {
+    "model": "gpt2",
+    "device": "rtx-3090",
+    "precision": "bf16",
+    "sequence_length": 128,
+    "sequences": 2,
+    "microbatches": 3,
+    "stages": 2,
+    "schedule": "1f1b",
+    "codec": "int8",
+}
+FILE = """
+question = "?"
+[cell]
+model = "gpt2"
+device = "rtx-3090"
+precision = "bf16"
+sequence_length = 128
+sequences = 1
+microbatches = 3
+stages = 3
+schedule = "gpipe"
+codec = "int8"
+[grid.one]
+axes.links = ["link(100Mbit, 1ms, buffer=60s)", "link(1Gbit, 1ms, buffer=60s)"]
+variants = [{ codec = "fp32" }, { sends = "blocking" }]
+[grid.two]
+cell.play = false
+cell.links = { rates = ["60Mbit", "350Mbit"], delay = "5ms", seed = 3 }
+variants = [{ microbatches = 2 }, { microbatches = 4 }]
+quick.cell.stages = 2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine" / predict.FILE
+    path.write_text(FILE)
+    return str(path)
+
+
+def test_a_shape_is_what_flops_bytes_and_the_codec_say() -> None:
+    shape = resolve_shape(JOB, "it")
+    speed = load_device("rtx-3090").speed("bf16")
+    assert speed is not None
+    tokens, width = 2 * 128, 768
+    products = 6 * 12 * width**2 * 2 * tokens + 6 * 4 * 128 * tokens * width
+    head = 2 * width * 50257 * tokens
+    assert shape.forward_ns[0] == pytest.approx(products / speed.effective_flops * 1e9, rel=1e-6)
+    assert shape.forward_ns[1] == pytest.approx((products + head) / speed.effective_flops * 1e9, rel=1e-6)
+    assert all(b == pytest.approx(2 * f, abs=2) for f, b in zip(shape.forward_ns, shape.backward_ns, strict=True))
+    bits = parse_codec("int8").bits("forward", (2, 128, width))
+    assert shape.message_bytes[0] == pytest.approx(bits * tokens * width / 8, abs=1)
+    assert (shape.encode_ns, shape.tokens) == ((0, 0), 3 * tokens)
+    costly = resolve_shape(JOB | {"codec_cost": "device", "compute": 2, "recompute": True}, "it")
+    assert min(costly.encode_ns + costly.decode_ns) > 0
+    assert costly.forward_ns[0] == pytest.approx(2 * shape.forward_ns[0], abs=2)
+    assert costly.backward_ns[0] == pytest.approx(6 * shape.forward_ns[0], abs=4)
+
+
+def test_a_stated_payload_counts_per_token() -> None:
+    job = {name: value for name, value in JOB.items() if name != "codec"}
+    assert resolve_shape(job | {"payload": {"forward": 322, "backward": 0.5}}, "it").message_bytes == (82432, 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"codec": None}, "state either a codec, or the payload"),
+        ({"payload": {"forward": 1, "backward": 1}}, "state either a codec, or the payload"),
+        ({"stages": 13}, "cannot be cut into 13 stages"),
+        ({"device": "rtx-9090"}, "rtx-9090"),
+        ({"schedule": "pipedream"}, "schedule"),
+        ({"codec": "zstd"}, "zstd"),
+        ({"model": {"family": "gpt2"}}, "model"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_what_makes_no_job_is_refused_with_its_place(change: dict[str, object], said: str) -> None:
+    with pytest.raises((SpecError, UnknownNameError), match=said):
+        resolve_shape(JOB | change, "it")
+
+
+def test_a_file_makes_the_cells_of_its_grids(file: str) -> None:
+    planned = predict.plan_cells(file)
+    assert [each.grid for each in planned] == ["one"] * 4 + ["two"] * 2
+    assert len({each.cell.id for each in planned}) == 6
+    fp32, blocking = planned[0].cell.shape, planned[1].cell.shape
+    assert fp32.message_bytes[0] > 3.9 * blocking.message_bytes[0]
+    assert (fp32.blocking, blocking.blocking) == (False, True)
+    drawn = planned[-1].cell.profiles
+    assert len(drawn) == 2
+    assert all(60_000_000 <= profile.up.rate_bps <= 350_000_000 for profile in drawn if profile.up)
+    assert drawn == planned[-2].cell.profiles
+    assert [each.grid for each in predict.plan_cells(file, quick=True)] == ["two"] * 2
+
+
+def test_a_cell_is_the_same_under_another_name_and_another_where_a_number_differs(file: str) -> None:
+    ids = [each.cell.id for each in predict.plan_cells(file)]
+    path = Path(file)
+    path.write_text(FILE.replace("grid.one", "grid.first").replace("microbatches = 4", "microbatches = 5"))
+    again = [each.cell.id for each in predict.plan_cells(file)]
+    assert again[:5] == ids[:5]
+    assert again[5] != ids[5]
+
+
+def test_unknown_keys_are_named(file: str) -> None:
+    path = Path(file)
+    path.write_text(FILE.replace("[grid.two]", "[grids.two]"))
+    with pytest.raises(UnknownNameError, match="grids"):
+        predict.plan_cells(file)
+    path.write_text(FILE.replace("cell.play", "cell.plays"))
+    with pytest.raises(SpecError, match="plays"):
+        predict.plan_cells(file)
+
+
+def test_every_shipped_file_makes_cells() -> None:
+    for name in predict.cell_files():
+        assert predict.plan_cells(name)
+        assert predict.plan_cells(name, quick=True), name
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+def test_what_is_played_is_near_its_ideal_and_is_played_once(file: str, tmp_path: Path) -> None:
+    """Nothing else is on the links: what is left above the ideal is TCP's."""
+    kernel = find_clock_kernel()
+    assert kernel is not None
+    planned, said = predict.plan_cells(file), list[str]()
+    predict.play_missing(planned, tmp_path / "results", kernel, say=said.append)
+    assert said[0] == "6 cells are missing"
+    frame = predict.predictions(planned, tmp_path / "results")
+    played = frame[frame.grid == "one"]
+    assert ((played.step_s / played.ideal_s - 1).abs() < 0.03).all()
+    assert (played.step_s > played.no_network_s).all()
+    assert frame[frame.grid == "two"].step_s.isna().all()
+    assert (played.wire_bytes_per_step > played.payload_bytes_per_step).all()
+    predict.play_missing(planned, tmp_path / "results", kernel, say=said.append)
+    assert said[-1] == "0 cells are missing"
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+@pytest.mark.parametrize("name", sorted(predict.cell_files()))
+def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: Path) -> None:
+    kernel = find_clock_kernel()
+    assert kernel is not None
+    planned = predict.plan_cells(name, quick=True)
+    predict.play_missing(planned, tmp_path, kernel, say=lambda text: None)
+    frame = predict.predictions(planned, tmp_path)
+    assert len(frame) == len(planned)
+    # With so few packets in a message one packet counts.
+    assert ((frame.step_s / frame.ideal_s - 1).abs() < 0.1).all()
