@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from testbed import paths
 from testbed.commands.console import ResultsFlag, out, table
 from testbed.errors import UserError
 
@@ -18,7 +19,7 @@ def predict(
 ) -> None:
     """Play jobs of models too large to train here, from their shapes, over links on the virtual clock.
 
-    What is there already is kept.
+    What is there already is kept. cells.csv in the results has a row for each cell.
     """
     from testbed.sweep import predict as predicting
     from testbed.vm import find_clock_kernel
@@ -31,6 +32,8 @@ def predict(
         planned, folder, kernel, say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True)
     )
     frame = predicting.predictions(planned, folder)
+    frame.to_csv(folder / "cells.csv", index=False, float_format="%.6g")
+    paths.give_to_user(folder / "cells.csv")
     rows = table("grid", "cell", "step", "ideal", right=("step", "ideal"))
     for row in frame.itertuples():
         step = "not played" if row.step_s != row.step_s else f"{row.step_s:.4g} s"

@@ -182,6 +182,8 @@ def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -
     from testbed.sweep import conduct
     from testbed.sweep.plan import Choice, load_experiment
 
+    if step.predicts:
+        return _missing(experiment, step, quick=quick), step.takes_s or 0.0
     if step.sweep is None:
         done = step.keeps and any(experiment.output.glob(".step-*"))
         return ("", 0.0) if done else ("", step.takes_s or 0.0)
@@ -192,6 +194,16 @@ def _outlook(experiment: Reproduction, step: Step, host: Host, *, quick: bool) -
     except TestbedError as error:
         return str(error), 0.0
     return (f"{runs} runs" if runs else ""), seconds
+
+
+def _missing(experiment: Reproduction, step: Step, *, quick: bool) -> str:
+    from testbed.sweep import predict
+
+    try:
+        missing = predict.count_missing(predict.plan_cells(str(step.sweep), quick=quick), experiment.results)
+    except TestbedError as error:
+        return str(error)
+    return f"{missing} cells" if missing else ""
 
 
 def _counted(claims: Sequence[Claim]) -> str:

@@ -328,6 +328,11 @@ def _keep(folder: Path, cell: PredictionCell, result: PredictionResult) -> None:
 
 
 # ------------------------------------------------------------------ results
+def count_missing(planned: Iterable[Planned], folder: Path) -> int:
+    """Return how many cells have no result in `folder`."""
+    return len({each.cell.id for each in planned if not _file(folder, each.cell).exists()})
+
+
 def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
     """Return a row for each cell that has a result: grid, id, what the file states of it where not all cells agree, and
     what came of it, in seconds, bytes of the cell as it is (not as scaled), and tokens per second.

@@ -1,7 +1,7 @@
 """What it takes to make an experiment's numbers again: its sweeps and programs, in order.
 
 `reproduce.toml` in the experiment's folder has a table [[step]] for each; experiments/README.md has the format. Without
-that file the steps are sweep.toml, where there is one, and then figures.py.
+that file the steps are sweep.toml or cells.toml, where there is one, and then figures.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from testbed.units import parse_time
 
 FILE = "reproduce.toml"
 FIGURES = "figures.py"
+CELLS = "cells.toml"
+"""Of a predicted experiment: `sweep.predict`."""
 QUICK = "quick"
 """The folder inside the results folder that short forms go to."""
 _PLACES = ("folder", "results", "output")
 
 
 class StepTable(Frozen):
-    """[[step]]: a command line. Its first word is a sweep's .toml or a program's .py in the folder, or `testbed`.
+    """[[step]]: a command line. Its first word is a sweep's .toml, cells.toml or a program's .py in the folder, or
+    `testbed`.
 
     {folder} stands for the experiment's own folder, {results} for that of its results, {output} for that of CSVs and
     figures.
@@ -60,16 +63,24 @@ class Step(NamedTuple):
     words: tuple[str, ...]
     """As it stands in the file, with its places filled in."""
     sweep: Path | None
-    """The sweep's file, if it is one."""
+    """The sweep's file, if it is one; or that of predicted cells."""
     program: Path | None
     """The program's file, if it is one."""
     keeps: bool
     """Whether what it makes does not depend on the results, so that it need not run again."""
     takes_s: float | None
 
+    @property
+    def predicts(self) -> bool:
+        """Whether its file is one of predicted cells."""
+        return self.sweep is not None and self.sweep.name == CELLS
+
     def command(self, results: Path, *, quick: bool) -> list[str]:
         """Return the command that does it. `results` holds the results of all experiments."""
         testbed = [sys.executable, "-m", "testbed"]
+        if self.predicts:
+            short = ["--quick"] if quick else []
+            return [*testbed, "predict", str(self.sweep), "--results", str(results), *short, *self.words[1:]]
         if self.sweep is not None:
             short = ["--quick", "--live-checks", "0"] if quick else []
             return [*testbed, "sweep", str(self.sweep), "--results", str(results), *short, *self.words[1:]]
@@ -107,7 +118,7 @@ def reproducible() -> dict[str, Path]:
         folder.name: folder
         for above in reversed(paths.experiment_folders())
         for folder in sorted(above.iterdir())
-        if any((folder / name).is_file() for name in (FILE, FIGURES, "sweep.toml"))
+        if any((folder / name).is_file() for name in (FILE, FIGURES, "sweep.toml", CELLS))
     }
 
 
@@ -131,7 +142,7 @@ def _tables(folder: Path) -> tuple[StepTable, ...]:
     path = folder / FILE
     if not path.is_file():
         figures = f"{FIGURES} --results {{results}} --output {{output}}"
-        texts = {"sweep.toml": "sweep.toml", FIGURES: figures}
+        texts = {"sweep.toml": "sweep.toml", CELLS: CELLS, FIGURES: figures}
         return tuple(StepTable(run=text) for name, text in texts.items() if (folder / name).is_file())
     content: dict[str, Any] = read_toml(path)
     try:

@@ -166,4 +166,6 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
     frame = predict.predictions(planned, tmp_path)
     assert len(frame) == len(planned)
     # With so few packets in a message one packet counts.
-    assert ((frame.step_s / frame.ideal_s - 1).abs() < 0.1).all()
+    played = frame[frame.step_s.notna()]
+    assert len(played)
+    assert ((played.step_s / played.ideal_s - 1).abs() < 0.1).all()
