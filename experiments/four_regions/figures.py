@@ -95,7 +95,8 @@ def claims(folder: Path) -> list[Claim]:
             interval=f"{closeness.min():.2f} to {closeness.max():.2f} over {len(usual)} draws of the rates",
             verdict="not comparable",
             why="64 stages are 126 hops in a row: with 1 ms of delay it is "
-            f"{every[every['links.delay'] == '1ms'].compressed.min() / datacenter_s(folder):.2f} times; the source speaks "
+            f"{every[every['links.delay'] == '1ms'].compressed.min() / datacenter_s(folder):.2f} "
+            f"times; the source speaks "
             "of convergence, this row of time per step",
             command=COMMAND,
         ),

@@ -117,7 +117,8 @@ def blocks(folder: Path) -> dict[str, str]:
     ours = played(folder).gpipe
     theirs = PUBLISHED["mask(0.05)"] / PUBLISHED["bf16"]
     answer = (
-        f"Twenty times fewer bytes make the pipeline {ours['mask(0.05)'] / ours['bf16']:.1f} times as fast at 200 Mbit/s "
+        f"Twenty times fewer bytes make the pipeline {ours['mask(0.05)'] / ours['bf16']:.1f} times "
+        f"as fast at 200 Mbit/s "
         f"(published {theirs:.1f}), because the GPUs then\nlimit it: without a network they reach "
         f"{compute_bound(folder):.0f} tokens per second, and with 19 of 20 values masked "
         f"{ours['mask(0.05)']:.0f}. Tenfold less gives {ours['mask(0.1)'] / ours['bf16']:.1f} times\n(published "

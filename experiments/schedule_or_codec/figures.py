@@ -109,10 +109,12 @@ def blocks(folder: Path) -> dict[str, str]:
     times = steps(folder)
     base = times[8]["bf16"]
     answer = (
-        f"At 200 Mbit/s and 50 ms the subspace's 322 bytes per token earn {base / times[8]['322']:.2f}x in classic 1F1B, "
+        f"At 200 Mbit/s and 50 ms the subspace's 322 bytes per token earn "
+        f"{base / times[8]['322']:.2f}x in classic 1F1B, "
         f"and twice as many micro-batches in\nflight earn {base / times[16]['bf16']:.2f}x with no codec at all; both "
         f"together {base / times[16]['322']:.2f}x. At a hundredfold less the schedule decides: "
-        f"{base / times[8]['21']:.0f}x with\n8 in flight, {base / times[32]['21']:.0f}x with 32. Played steps are within "
+        f"{base / times[8]['21']:.0f}x with\n8 in flight, {base / times[32]['21']:.0f}x with 32. "
+        f"Played steps are within "
         f"{departure(folder):.2%} of bytes, delay and schedule."
     ).replace("%", " %")
     return {"answer": answer, "steps": experiments.markdown_of(table(folder)), "claims": claims_table(claims(folder))}
