@@ -29,6 +29,7 @@ from testbed.report.live import live_sentences
 from testbed.report.settings import flat, settings_words
 from testbed.report.templates import write_page
 from testbed.report.utilisation import utilisation
+from testbed.results import CompareSpec
 
 _MOST_NETWORKS = 9
 """Networks that the figures of a group show; the table has all."""
@@ -84,6 +85,7 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
         command=sweep.command,
         index="" if index is None else os.path.relpath(index, page.parent),
         sections=sections,
+        verdicts=_verdicts(experiment, sweep.compare) if any(result.ok for result in runs_read) else [],
         columns=shown[0].columns,
         labelled=len(groups) > 1,
         pages=cell_pages(groups),
@@ -100,6 +102,24 @@ def write_report(experiment: Path, page: Path, index: Path | None = None) -> Pat
         taken=_taken(runs_read),
         version=__version__,
     )
+
+
+def _verdicts(experiment: Path, asked: CompareSpec | None) -> list[list[str]]:
+    """Return the comparisons that the file asks for as rows of text, the headings first; the same numbers as in an
+    experiment's comparisons.csv. Empty where nothing is asked for or can be compared.
+    """
+    if asked is None:
+        return []
+    # pandas takes half a second, which only a sweep that asks should wait
+    from testbed.report import experiment_tables, experiment_verdicts, experiments
+
+    seeds = experiment_tables.seeds_frame(experiment, experiments.runs_frame(experiment))
+    compared = experiment_verdicts.compared(seeds, asked)
+    if compared.empty:
+        return []
+    shown = experiment_verdicts.verdict_table(compared)
+    rows = [["" if value != value else str(value) for value in row] for row in shown.itertuples(index=False)]
+    return [list(map(str, shown.columns)), *rows]
 
 
 def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:

@@ -11,7 +11,7 @@ import pytest
 from testbed import results
 from testbed.metrics.statistics import difference
 from testbed.records import Summary
-from testbed.report import experiment_tables, experiment_verdicts
+from testbed.report import experiment_tables, experiment_verdicts, write_report
 from testbed.results import ClaimSpec, CompareSpec, RankCheck, TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
@@ -182,3 +182,11 @@ def test_a_sweep_without_tuning_or_comparisons_leaves_no_empty_files(folder: Pat
         assert sorted(path.name for path in tmp_path.iterdir()) == ["certificates.csv", "seeds.csv"]
     finally:
         results.write_json(folder / "sweep.json", record)
+
+
+def test_the_report_has_the_same_verdicts(folder: Path, tables: experiment_tables.Tables, tmp_path: Path) -> None:
+    text = write_report(folder, tmp_path / "report.html").read_text(encoding="utf8")
+    table = text[text.index('id="verdicts"') : text.index('id="figures"')]
+    assert table.count("<tr>") == 1 + len(tables.comparisons)
+    for words in set(tables.comparisons.words.dropna()):
+        assert words in table
