@@ -1,0 +1,202 @@
+"""Draw the figure of byte_split and make its tables: `python experiments/byte_split/figures.py`.
+
+This reads codecs.csv from the output folder, which measure.py writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pandas
+from matplotlib.figure import Figure
+
+from testbed.report import experiments, style
+from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import markdown_table
+
+HERE = Path(__file__).resolve().parent
+COMMAND = "python experiments/byte_split/measure.py"
+PUBLISHED = 0.46
+"""35.2 of 76.5 MiB: BloomBee (arXiv 2604.21072), fp16 activations of inference; second-hand."""
+PUBLISHED_GAIN = 0.33
+"""How much shorter that is than zstd without byte planes."""
+PLANES, WHOLE = "zstd({}, 3)", "zstd({}, 3, whole)"
+NAMES = {
+    "gpt2-nano": "GPT-2 nano, random",
+    "gpt2-mini": "GPT-2 mini, random",
+    "gpt2-mini-trained": "GPT-2 mini, trained",
+    "smollm2-135m": "SmolLM2-135M",
+}
+RANDOM = ("gpt2-nano", "gpt2-mini")
+"""Models that no claim is about."""
+TEXTS = {"bundled": "a text", "repeated": "one sentence repeated"}
+WAYS = {"forward": "activations X", "backward": "gradients G"}
+LOOKS = {
+    ("bundled", PLANES): ("#d55e00", "D", "-"),
+    ("bundled", WHOLE): ("#e69f00", "D", "--"),
+    ("repeated", PLANES): ("#0072b2", "o", "-"),
+    ("repeated", WHOLE): ("#56b4e9", "o", "--"),
+}
+
+
+def measured(folder: Path) -> Any:
+    """Return codecs.csv, with the share of 16 bits that is left."""
+    codecs = pandas.read_csv(folder / "codecs.csv")
+    return codecs.assign(share=codecs.bits / 16)
+
+
+def models_of(codecs: Any) -> list[str]:
+    """Return the models that were measured, the random one first."""
+    return [name for name in NAMES if name in set(codecs.model)]
+
+
+def shares(codecs: Any, model: str, text: str, way: str, codec: str) -> Any:
+    """Return the rows of one line, by boundary."""
+    same = (codecs.model == model) & (codecs.text == text) & (codecs.direction == way) & (codecs.codec == codec)
+    return codecs[same].sort_values("boundary")
+
+
+def span(values: Any) -> str:
+    """Write the range of shares."""
+    low, high = (f"{100 * value:.0f}" for value in (min(values), max(values)))
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def draw(codecs: Any) -> Figure:
+    """Draw what is left of fp16 at each boundary: a column per model, activations above gradients."""
+    names = models_of(codecs)
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    panels = figure.subplots(2, len(names), sharex="col", sharey=True, squeeze=False)
+    for row, way in zip(panels, WAYS, strict=True):
+        for panel, model in zip(row, names, strict=True):
+            for (text, codec), (colour, marker, dash) in LOOKS.items():
+                line = shares(codecs, model, text, way, codec.format("fp16"))
+                label = f"{TEXTS[text]}, {'byte planes' if codec == PLANES else 'as it is'}"
+                panel.plot(line.boundary, 100 * line.share, color=colour, marker=marker, ls=dash, label=label)
+            if way == "forward":
+                panel.axhline(100 * PUBLISHED, color=style.MUTED, lw=1)
+                panel.annotate(
+                    "published: 46 %", (0.98, 100 * PUBLISHED), xycoords=("axes fraction", "data"), ha="right",
+                    xytext=(0, 3), textcoords="offset points", color=style.MUTED, size=8,
+                )  # fmt: skip
+            panel.set_ylim(0, 105)
+            panel.set_xticks(sorted(set(codecs[codecs.model == model].boundary)))
+            panel.set_title(f"{NAMES[model]}: {WAYS[way]}")
+        row[0].set_ylabel("bytes left of fp16, %")
+    for panel in panels[-1]:
+        panel.set_xlabel("layers before the boundary")
+    most = names[-1]
+    figure.suptitle(
+        f"Byte planes leave {span(left(codecs, most, 'bundled', PLANES.format('fp16')))} of {NAMES[most]}'s fp16 "
+        f"activations, not {100 * PUBLISHED:.0f} %",
+        x=0.01, ha="left", weight="bold", size=12,
+    )  # fmt: skip
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
+    return figure
+
+
+# ------------------------------------------------------------------ tables
+def table(codecs: Any) -> str:
+    """Return what every codec leaves, over the boundaries."""
+    names = models_of(codecs)
+    headings = ["text", "of", "codec", *(NAMES[model] for model in names)]
+    rows = [
+        [TEXTS[text], "X" if way == "forward" else "G", codec,
+         *(span(shares(codecs, model, text, way, codec).share) for model in names)]
+        for text in TEXTS
+        for way in WAYS
+        for codec in dict.fromkeys(codecs.codec)
+    ]  # fmt: skip
+    return markdown_table(headings, rows, right=headings[3:])
+
+
+def left(codecs: Any, model: str, text: str, codec: str, way: str = "forward") -> Any:
+    """Return the shares of 16 bits that a codec leaves, by boundary."""
+    return shares(codecs, model, text, way, codec).share.to_numpy()
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return the claims, from the CSVs in the folder alone."""
+    codecs = measured(folder)
+    source = "BloomBee (arXiv 2604.21072), inference; second-hand"
+    found = []
+    for model in models_of(codecs):
+        planes, whole = (left(codecs, model, "bundled", codec.format("fp16")) for codec in (PLANES, WHOLE))
+        repeated = left(codecs, model, "repeated", PLANES.format("fp16"))
+        rows = [
+            (
+                "byte planes and zstd leave 46 % of fp16 activations",
+                f"{100 * PUBLISHED:.0f} %",
+                planes,
+                "",
+                planes.max() <= PUBLISHED,
+                "the low byte of fp16 is noise, so half of the bytes stay whatever becomes of the others",
+            ),
+            (
+                "byte planes make fp16 activations a third shorter than zstd alone does",
+                f"{100 * PUBLISHED_GAIN:.0f} % shorter",
+                1 - planes / whole,
+                " shorter",
+                (1 - planes / whole).min() >= PUBLISHED_GAIN,
+                "zstd alone finds nothing in them",
+            ),
+            (
+                "byte planes and zstd leave 46 % of fp16 activations where one sentence is repeated",
+                f"{100 * PUBLISHED:.0f} %",
+                repeated,
+                "",
+                repeated.max() <= PUBLISHED,
+                "tokens of the same words are alike, and seldom the same to the last bit",
+            ),
+        ]
+        found += [
+            Claim(
+                claim=f"{claim} ({NAMES[model]})",
+                source=source,
+                published=published,
+                ours=f"{100 * values.mean():.0f} %{unit}",
+                interval=f"{span(values)} over {len(values)} boundaries",
+                verdict="holds" if holds else "fails",
+                why="as published" if holds else why,
+                command=COMMAND,
+            )
+            for claim, published, values, unit, holds, why in rows
+            if model not in RANDOM
+        ]
+    return found
+
+
+def answer(codecs: Any) -> str:
+    """Return the answer in a few lines."""
+    fp16, bf16 = PLANES.format("fp16"), PLANES.format("bf16")
+    lines = [
+        f"- {NAMES[model]}: {span(left(codecs, model, 'bundled', fp16))} of fp16 activations are left, "
+        f"{span(left(codecs, model, 'bundled', bf16))} of bf16 ones "
+        f"({span(left(codecs, model, 'bundled', 'zstd(bf16)'))} at level 1); where one sentence is repeated, "
+        f"{span(left(codecs, model, 'repeated', fp16))} of fp16."
+        for model in models_of(codecs)
+    ]
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the README's blocks, from the CSVs in the folder alone."""
+    codecs = measured(folder)
+    return {"answer": answer(codecs), "claims": claims_table(claims(folder)), "bytes": table(codecs)}
+
+
+def main() -> int:
+    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
+    _, output = experiments.folders(HERE.name, "Draw the figure of byte_split and make its tables.")
+    with style.applied():
+        figure = draw(measured(output))
+    experiments.save_figure(figure, output, "bytes")
+    experiments.publish(output, blocks(output), claims(output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

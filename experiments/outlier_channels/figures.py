@@ -1,0 +1,220 @@
+"""Draw the figure of outlier_channels and make its tables: `python experiments/outlier_channels/figures.py`.
+
+This reads tensors.csv and codecs.csv from the output folder, which measure.py writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+
+from testbed.report import experiments, style
+from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import markdown_table, three
+
+HERE = Path(__file__).resolve().parent
+COMMAND = "python experiments/outlier_channels/measure.py"
+NAMES = {
+    "gpt2-nano": "GPT-2 nano, random",
+    "gpt2-mini": "GPT-2 mini, random",
+    "gpt2-mini-trained": "GPT-2 mini, trained",
+    "smollm2-135m": "SmolLM2-135M",
+}
+WAYS = {"forward": "activations X", "backward": "gradients G"}
+_GROUPED = [f"int{bits}(group=64)" for bits in (2, 3, 4, 6, 8)]
+SERIES: dict[str, tuple[list[str], str, str]] = {
+    "int4, int8: a step per token": (["int4", "int8"], "#d55e00", "D"),
+    "the same, rotated": (["hadamard(int4)", "hadamard(int8)"], "#e69f00", "D"),
+    "int2 to int8: a step per 64 channels": (_GROUPED, "#0072b2", "o"),
+    "the same, rotated ": ([f"hadamard({codec})" for codec in _GROUPED], "#56b4e9", "o"),
+    "tah": (["tah"], "#009e73", "P"),
+    "fp8": (["fp8"], "#767d86", "s"),
+    "blockwise-8": (["blockwise-8"], "#8c5a2b", "X"),
+    "top-k, 2 and 10 %": (["topk(0.02)", "topk(0.1)"], "#cc79a7", "^"),
+    "PowerSGD, rank 8 and 32": (["powersgd(8)", "powersgd(32)"], "#7b4fa3", "v"),
+}
+"""Lines of the figure: codecs by bits, colour, marker."""
+PAIRS = [
+    ("int8", "hadamard(int8)"),
+    ("int4", "hadamard(int4)"),
+    ("int8(group=64)", "hadamard(int8(group=64))"),
+    ("int4(group=64)", "hadamard(int4(group=64))"),
+    ("int4(group=64)", "tah"),
+]
+"""A codec, and the one whose error is divided by its."""
+
+
+def measured(folder: Path) -> tuple[Any, Any]:
+    """Return tensors.csv and codecs.csv."""
+    return pandas.read_csv(folder / "tensors.csv"), pandas.read_csv(folder / "codecs.csv")
+
+
+def models_of(codecs: Any) -> list[str]:
+    """Return the models that were measured, the random one first."""
+    return [name for name in NAMES if name in set(codecs.model)]
+
+
+def of_codec(codecs: Any, model: str, way: str, codec: str, column: str = "token_error") -> Any:
+    """Return one number per boundary, in their order."""
+    rows = codecs[(codecs.model == model) & (codecs.direction == way) & (codecs.codec == codec)]
+    return rows.sort_values("boundary")[column].to_numpy()
+
+
+def ratios(codecs: Any, model: str, way: str, plain: str, other: str, column: str = "token_error") -> Any:
+    """Return by which factor `other` errs less than `plain`, one number per boundary."""
+    return of_codec(codecs, model, way, plain, column) / of_codec(codecs, model, way, other, column)
+
+
+# ------------------------------------------------------------------ figure
+def draw(codecs: Any) -> Figure:
+    """Draw bits against error: a column per model, activations above gradients; the geometric mean over boundaries."""
+    names = models_of(codecs)
+    figure = Figure(figsize=(10, 7.0), layout="constrained")
+    panels = figure.subplots(2, len(names), sharex=True, sharey=True, squeeze=False)
+    for row, way in zip(panels, WAYS, strict=True):
+        for panel, model in zip(row, names, strict=True):
+            for label, (texts, colour, marker) in SERIES.items():
+                bits = [of_codec(codecs, model, way, text, "bits").mean() for text in texts]
+                errors = [np.exp(np.log(of_codec(codecs, model, way, text)).mean()) for text in texts]
+                panel.plot(bits, errors, color=colour, marker=marker, ms=5, lw=1.3, label=label)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
+            panel.set_title(f"{NAMES[model]}: {WAYS[way]}")
+        row[0].set_ylabel("median relative error of a token")
+    for panel in panels[-1]:
+        panel.set_xlabel("bits per value on the wire")
+    figure.suptitle(
+        "A rotation pays on activations that have outlier channels, and nowhere else",
+        x=0.01, ha="left", weight="bold", size=12,
+    )  # fmt: skip
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", ncols=3)
+    return figure
+
+
+# ------------------------------------------------------------------ tables
+def span(values: Any) -> str:
+    """Write the range of numbers, one per boundary."""
+    low, high = three(float(min(values))), three(float(max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def outliers_table(tensors: Any) -> str:
+    """Return how uneven what is sent is: a row per model, boundary and direction."""
+    headings = [
+        "model", "after layer", "of", "kurtosis", "largest channel", "share of the top 1 %", "largest token"
+    ]  # fmt: skip
+    rows = [
+        [
+            NAMES[row.model],
+            str(row.boundary),
+            "X" if row.direction == "forward" else "G",
+            three(row.kurtosis),
+            three(row.channel_ratio),
+            f"{100 * row.top_channels:.0f} %",
+            three(row.token_ratio),
+        ]
+        for model in models_of(tensors)
+        for row in tensors[tensors.model == model].itertuples()
+    ]
+    return markdown_table(headings, rows, right=headings[3:])
+
+
+def gains_table(codecs: Any) -> str:
+    """Return by which factor each pair's second errs less, over the boundaries."""
+    names = models_of(codecs)
+    headings = ["of", "codec", "against", *(NAMES[model] for model in names)]
+    rows = [
+        ["X" if way == "forward" else "G", other, plain, *(span(ratios(codecs, m, way, plain, other)) for m in names)]
+        for way in WAYS
+        for plain, other in PAIRS
+        if (way, other) != ("backward", "tah")  # its gradients have 6 bits
+    ]
+    return markdown_table(headings, rows, right=headings[3:])
+
+
+def errors_table(codecs: Any) -> str:
+    """Return bits and errors of activations, all codecs: the median token's, and of all values together."""
+    names = models_of(codecs)
+    headings = ["codec", "bits", *(f"{NAMES[m]}: token" for m in names), *(f"{NAMES[m]}: all" for m in names)]
+    rows = []
+    for codec in dict.fromkeys(codecs.codec):
+        bits = span([of_codec(codecs, model, "forward", codec, "bits").mean() for model in names])
+        cells = [
+            f"{np.exp(np.log(of_codec(codecs, model, 'forward', codec, column)).mean()):.1e}"
+            for column in ("token_error", "error")
+            for model in names
+        ]
+        rows.append([codec, bits, *cells])
+    return markdown_table(headings, rows, right=headings[1:])
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return the claims, from the CSVs in the folder alone."""
+    _, codecs = measured(folder)
+    found = []
+    for model in models_of(codecs):
+        for plain, other in (PAIRS[1], PAIRS[-1]):
+            values = ratios(codecs, model, "forward", plain, other)
+            works = bool(values.min() >= 2)
+            found.append(
+                Claim(
+                    claim=f"{other} errs at most half as much as {plain} on activations ({NAMES[model]})",
+                    source="ours, after QuaRot (NeurIPS 2024) and TAH-Quant (arXiv 2506.01352)",
+                    ours=f"{three(float(np.median(values)))} times less",
+                    interval=f"{span(values)} over {len(values)} boundaries",
+                    verdict="holds" if works else "fails",
+                    why="outliers are spread over their tile" if works else "there is little to spread",
+                    command=COMMAND,
+                )
+            )
+    return found
+
+
+def answer(tensors: Any, codecs: Any) -> str:
+    """Return the answer in a few lines."""
+    lines = []
+    for model in models_of(codecs):
+        here = tensors[tensors.model == model]
+        largest = {way: span(here[here.direction == way].channel_ratio) for way in WAYS}
+        gain = {way: span(ratios(codecs, model, way, "int4", "hadamard(int4)")) for way in WAYS}
+        eight = span(ratios(codecs, model, "forward", "int8", "hadamard(int8)"))
+        lines.append(
+            f"- {NAMES[model]}: the largest channel of activations is {largest['forward']} times the median one, and a "
+            f"rotation divides int4's error by {gain['forward']}, int8's by {eight}. Gradients: {largest['backward']} "
+            f"times; int4's error by {gain['backward']}."
+        )
+    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the README's blocks, from the CSVs in the folder alone."""
+    tensors, codecs = measured(folder)
+    return {
+        "answer": answer(tensors, codecs),
+        "claims": claims_table(claims(folder)),
+        "outliers": outliers_table(tensors),
+        "gains": gains_table(codecs),
+        "errors": errors_table(codecs),
+    }
+
+
+def main() -> int:
+    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
+    _, output = experiments.folders(HERE.name, "Draw the figure of outlier_channels and make its tables.")
+    with style.applied():
+        figure = draw(measured(output)[1])
+    experiments.save_figure(figure, output, "errors")
+    experiments.publish(output, blocks(output), claims(output))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""byte_split and outlier_channels: their quick forms, and what their claims rest on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+
+from testbed.report import claims, experiments
+from tests.commands import Command
+
+NAMES = ("byte_split", "outlier_channels")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_quick_form_measures_draws_and_goes_on(name: str, tmp_path: Path) -> None:
+    folder = Command.shipped / name
+    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
+    said = []
+    for arguments in (["measure.py", "--quick"], ["measure.py", "--quick"], ["figures.py"]):
+        command = [sys.executable, str(folder / arguments[0]), *arguments[1:], "--output", str(tmp_path)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+        codecs = pandas.read_csv(tmp_path / "codecs.csv")
+        assert not codecs.duplicated(["model", "text", "boundary", "direction", "codec"]).any()
+    assert codecs[["bits", "error", "token_error"]].gt(0).all(axis=None)
+    assert "GPT-2 nano, random" in said[-1]
+    assert list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_full_form_has_every_model_at_every_boundary(name: str) -> None:
+    folder = Command.shipped / name
+    codecs = pandas.read_csv(folder / "codecs.csv")
+    assert set(codecs.model) == {"gpt2-mini", "gpt2-mini-trained", "smollm2-135m"}
+    rows = codecs.groupby(["model", "text"]).size()
+    boundaries = codecs.groupby("model").boundary.nunique()
+    for (model, _), count in rows.items():
+        assert count == 2 * boundaries[model] * codecs.codec.nunique()
+    with experiments.figures_program(folder) as figures:
+        made = figures.claims(folder)
+    assert made == claims.read_claims(folder / claims.FILE)
+    assert all(claim.interval for claim in made)
