@@ -61,11 +61,19 @@ def costs_page(benchmark: CodecBenchmark, figure: str | None) -> str:
         parts.append(f"![Bits per value against error]({figure})\n")
     parts += [
         markdown_table(HEADINGS, cost_rows(benchmark), right=NUMBERS),
+        _ELSEWHERE,
         "## How it was measured\n",
         textwrap.fill(costs_legend(benchmark), 120) + "\n",
         "Drawn by `python -m testbed bench codecs --page docs/codecs.md --figure docs/images/rate-distortion`.\n",
     ]
     return "\n".join(parts)
+
+
+_ELSEWHERE = """\
+A model that has learned may have outlier channels, where errors are others:
+[outlier_channels](../experiments/outlier_channels/README.md) has them, at each boundary of three models. `--model NAME`
+makes this page of one model's tensors.
+"""
 
 
 def _verdict(benchmark: CodecBenchmark) -> str:
