@@ -274,7 +274,7 @@ def by_arm(arms: Any, runs: Any) -> Figure:
         ),
     ]
     words, height = settings(arms, runs), 0.17 * len(arms) + 0.1
-    figure, (axes,) = canvas("Codecs by bits per value", height, legend, words, 1, columns=1, left=3.1)
+    figure, (axes,) = canvas("Codecs by bits per value", height, legend, words, 1, columns=1)
     for arm in arms.itertuples():
         look, place = looks[arm.codec], arm.Index
         axes.plot([arm.loss_less_fp32_low, arm.loss_less_fp32_high], [place] * 2, color=look.colour, lw=1.4)

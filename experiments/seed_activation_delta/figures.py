@@ -276,7 +276,7 @@ def time_figure(runs: Any, arms: Any) -> Figure:
         f"Time and bytes: {ours.model.iloc[0]}, {ours.steps.iloc[0]} steps on new batches",
         0.23 * (len(ours) + 2),
     )
-    figure, (left, right) = canvas(title, height, legend, words, 2, columns=2, left=1.45)
+    figure, (left, right) = canvas(title, height, legend, words, 2, columns=2)
     names: list[str] = []
     hatched: dict[str, Any] = {"color": style.RULE, "hatch": "///", "edgecolor": style.MUTED}
     for row in pandas.read_csv(HERE / "published.csv").itertuples():

@@ -5,6 +5,7 @@ entry          the runs of one codec over one network, and their numbers togethe
 comparison     each codec compared with fp32 and bf16, with intervals
 tables         the table of results, one row of COLUMNS for each number
 conclusions    sentences computed from the numbers
+findings       titles of figures, computed from the numbers
 settings       what the runs were made with, for the foot of every figure
 live           how far played and live steps are apart here
 remarks        what must be known about a codec wherever its name stands

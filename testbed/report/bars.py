@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from testbed.report import numbers, tables
 from testbed.report.canvas import (
+    APART,
     HOLLOW_DASH,
     Drawing,
     Handle,
@@ -24,10 +25,20 @@ from testbed.report.canvas import (
 )
 from testbed.report.collect import Group
 from testbed.report.entry import OVERRUNS, Entry
+from testbed.report.findings import bytes_finding, efficiency_finding, step_finding
 from testbed.report.style import INK, MUTED, PAPER, Look
 
 _PARTS = (("compute", 1.0), ("encode and decode", 0.62), ("wire", 0.36), ("wait", 0.14))
 """Name and opacity in the codec's colour, in the order of Split's fields."""
+_MEANT = {
+    "compute": "compute",
+    "encode and decode": "encode, decode",
+    "wire": "wire: input on its way",
+    "wait": "wait: for another stage",
+}
+"""What a part of a step means, for the legend."""
+_SLIVER = 0.02
+"""Encoding and decoding that are a smaller share of the axis than this are too thin to see, so they are written."""
 _LONGEST_NAME = 20
 _ROOM_FOR_NUMBERS = 1.5
 """The length of an axis relative to its longest bar."""
@@ -35,10 +46,6 @@ _ROOM_FOR_NUMBERS = 1.5
 
 def _panel_height(group: Group) -> float:
     return 0.35 + 0.34 * len(group.codecs)
-
-
-def _room_for_names(group: Group) -> float:
-    return 0.2 + 0.078 * min(_LONGEST_NAME, max(len(codec) for codec in group.codecs))
 
 
 def _rows(group: Group, panels: Mapping[str, Axes]) -> Iterator[tuple[Axes, str, list[Entry | None]]]:
@@ -80,9 +87,12 @@ def _bar(
             axes.plot([end, end], [y - 0.31, y + 0.31], color=PAPER, lw=0.8, solid_capstyle="butt")
 
 
-def _number(axes: Axes, y: int, x: float, text: str) -> None:
-    note = axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", size=8.5)
-    note.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 1.0})
+def _number(axes: Axes, y: int, x: float, text: str, small: str = "") -> None:
+    """Write words behind a bar, and smaller ones below them."""
+    how: dict[str, Any] = {"textcoords": "offset points", "bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.6}}
+    axes.annotate(text, (x, y), xytext=(6, 4 if small else 0), va="center", size=8.5, **how)
+    if small:
+        axes.annotate(small, (x, y), xytext=(6, -6), va="center", size=6.8, color=MUTED, **how)
 
 
 def _no_run(axes: Axes, y: int) -> None:
@@ -102,53 +112,80 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}".replace("%", " %")
 
 
-def step_time(group: Group, settings: str) -> Drawing:
+def _longest(row: Sequence[Entry | None]) -> float:
+    """Return the longest step, ideal ones and intervals too, in seconds; 0 where there is none."""
+    return max(
+        (
+            max(
+                entry.measured.step_s or 0.0,
+                entry.measured.ideal_step_s or 0.0,
+                *(entry.measured.step_interval_s or ()),
+            )
+            for entry in row
+            if entry
+        ),
+        default=0.0,
+    )
+
+
+def step_time(group: Group, foot: str) -> Drawing:
     """Draw where the time of a step goes, one panel per network."""
-    looks, title = group_looks(group), "Where the time of a step goes"
-    legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=name) for name, opacity in _PARTS]
+    looks, title = group_looks(group), step_finding(group)
+    legend: list[Handle] = [Patch(facecolor=INK, alpha=opacity, label=_MEANT[name]) for name, opacity in _PARTS]
     legend.append(Line2D([], [], color=INK, marker="|", ls="none", ms=11, mew=2, label="ideal step"))
     legend += hollow_patches(group)
-    figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    rows = {network: group.row(network) for network in group.networks}
+    longest = {name: _longest([entry for entry in row if entry.ok]) for name, row in rows.items()}
+    most, least = max(longest.values()), min((each for each in longest.values() if each), default=0.0)
+    unit, name = (1.0, "s") if most >= 10 else (1e3, "ms")
+    shared = most <= APART * least
+    if not shared:
+        foot = f"Each panel has a time axis of its own, from 0. {foot}"
+    figure, panels = network_panels(group, title, _panel_height(group), legend, foot)
     for axes, network, row in _rows(group, panels):
-        longest = max((entry.measured.step_s or 0.0 for entry in row if entry), default=0.0) or 1.0
-        unit, name = (1.0, "s") if longest >= 1 else (1e3, "ms")
+        end = _ROOM_FOR_NUMBERS * ((most if shared else longest[network]) or 1.0) * unit
         for y, entry in enumerate(row):
             if entry is None or entry.measured.step_s is None:
                 _no_run(axes, y)
-                continue
-            summary, split = entry.measured, entry.measured.split
-            parts = (
-                (split.compute_s, split.codec_s, split.wire_s, split.wait_s)
-                if split
-                else (0.0, 0.0, 0.0, entry.measured.step_s)
-            )
-            ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
-            words = [
-                f"{entry.cell.codec} over {network}, {part}: {numbers.seconds(value)}, {_share(value, sum(parts))} of "
-                f"the step of {numbers.seconds(entry.measured.step_s)}"
-                for (part, _), value in zip(_PARTS, parts, strict=True)
-            ]
-            opacities = [opacity for _, opacity in _PARTS]
-            _bar(axes, y, ends, opacities, looks[entry.cell.codec], words, hollow=not entry.sound)
-            if summary.ideal_step_s is not None:
-                axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
-            if (interval := summary.step_interval_s) is not None:
-                axes.plot([end * unit for end in interval], [y, y], color=INK, lw=1.1, marker="|", ms=4, mew=1.1)
-            gain = tables.gain(group, network, entry)
-            text = numbers.three(ends[-1]) + ("" if gain == numbers.MISSING else f"  ({gain})")
-            text += f" {tables.NOTED}" if entry.overruns > OVERRUNS else ""
-            right = (summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
-            _number(axes, y, max(ends[-1], *(end * unit for end in right)), text)
-        axes.set_xlim(0, longest * unit * _ROOM_FOR_NUMBERS)
-        axes.set_xlabel(f"step, {name}")
+            else:
+                _step_bar(axes, y, group, network, entry, looks[entry.cell.codec], unit, name, end)
+        axes.set_xlim(0, end)
+        axes.set_xlabel(f"median step, {name}")
     caption = (
         "Bar: the median step with its 95 % interval, and in brackets the speed-up over fp32 (~: not separable); its "
         "parts are the shares of all measured steps, averaged over the stages. Wire: an input was waited for while it "
         "was on its way. Wait: the input had not been sent yet, or other stages had not reached the end of the step. "
-        "Upright line: the ideal step, which the same compute and bytes would take if the links did exactly what the "
-        f"profile says. Each panel has its own time axis, from 0.{_overruns(group)}"
+        "Small print behind a bar: what encoding and decoding take where that is too thin to see. Upright line: the "
+        "ideal step, which the same compute and bytes would take if the links did exactly what the profile says."
+        f"{_overruns(group)}"
     )
     return Drawing("step-time", title, caption, figure)
+
+
+def _step_bar(
+    axes: Axes, y: int, group: Group, network: str, entry: Entry, look: Look, unit: float, name: str, end: float
+) -> None:
+    """Draw the step of an entry: its parts, its ideal, its interval and its number."""
+    summary, split = entry.measured, entry.measured.split
+    step_s = summary.step_s or 0.0
+    parts = (split.compute_s, split.codec_s, split.wire_s, split.wait_s) if split else (0.0, 0.0, 0.0, step_s)
+    ends = [sum(parts[: i + 1]) * unit for i in range(len(parts))]
+    words = [
+        f"{entry.cell.codec} over {network}, {part}: {numbers.seconds(value)}, {_share(value, sum(parts))} of the step "
+        f"of {numbers.seconds(step_s)}"
+        for (part, _), value in zip(_PARTS, parts, strict=True)
+    ]
+    _bar(axes, y, ends, [opacity for _, opacity in _PARTS], look, words, hollow=not entry.sound)
+    if summary.ideal_step_s is not None:
+        axes.plot([summary.ideal_step_s * unit] * 2, [y - 0.4, y + 0.4], color=INK, lw=2, solid_capstyle="butt")
+    if (interval := summary.step_interval_s) is not None:
+        axes.plot([each * unit for each in interval], [y, y], color=INK, lw=1.1, marker="|", ms=4, mew=1.1)
+    gain = tables.gain(group, network, entry)
+    text = f"{numbers.three(ends[-1])} {name}" + ("" if gain == numbers.MISSING else f"  ({gain})")
+    text += f" {tables.NOTED}" if entry.overruns > OVERRUNS else ""
+    small = f"of which codec {numbers.seconds(parts[1])}" if 0 < parts[1] * unit < _SLIVER * end else ""
+    right = (summary.ideal_step_s or 0.0, *(summary.step_interval_s or ()))
+    _number(axes, y, max(ends[-1], *(each * unit for each in right)), text, small)
 
 
 def _overruns(group: Group) -> str:
@@ -161,16 +198,16 @@ def _overruns(group: Group) -> str:
     return f" {tables.NOTED} Actions that overran the emulated device: {', '.join(late)}." if late else ""
 
 
-def bytes_per_step(group: Group, settings: str) -> Drawing:
+def bytes_per_step(group: Group, foot: str) -> Drawing:
     """Draw payload and wire bytes per step against the raw tensors, one panel per network."""
-    looks, title = group_looks(group), "Bytes moved in a step"
+    looks, title = group_looks(group), bytes_finding(group)
     legend: list[Handle] = [
         Patch(facecolor=INK, label="payload"),
         Patch(facecolor=INK, alpha=0.36, label="added on the wire (headers, ACKs, resent)"),
         Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="raw fp32 tensors"),
     ]
     legend += hollow_patches(group)
-    figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    figure, panels = network_panels(group, title, _panel_height(group), legend, foot)
     done = [entry.measured for entry in group.entries if entry.ok]
     moved = [
         v
@@ -201,7 +238,12 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
             )
             _bar(axes, y, ends, (1.0, 0.36), looks[entry.cell.codec], words, hollow=not entry.sound)
             ratio = "" if summary.compression_ratio is None else f"  ({numbers.three(summary.compression_ratio)}x)"
-            _number(axes, y, max(ends), ("wire not counted" if wire is None else numbers.three(wire / unit)) + ratio)
+            _number(
+                axes,
+                y,
+                max(ends),
+                ("wire not counted" if wire is None else f"{numbers.three(wire / unit)} {name}") + ratio,
+            )
         axes.set_xlim(0, largest / unit * _ROOM_FOR_NUMBERS)
         axes.set_xlabel(f"{name} per step, all stages")
     caption = (
@@ -211,12 +253,12 @@ def bytes_per_step(group: Group, settings: str) -> Drawing:
     return Drawing("bytes", title, caption, figure)
 
 
-def efficiency(group: Group, settings: str) -> Drawing:
+def efficiency(group: Group, foot: str) -> Drawing:
     """Draw how near each median step is to what physics allows, one panel per network."""
-    looks, title = group_looks(group), "Efficiency: ideal step / measured step"
+    looks, title = group_looks(group), efficiency_finding(group)
     legend: list[Handle] = [Line2D([], [], color=INK, ls=(0, (2, 2)), lw=1.2, label="the ideal")]
     legend += hollow_patches(group)
-    figure, panels = network_panels(group, title, _panel_height(group), legend, settings, left=_room_for_names(group))
+    figure, panels = network_panels(group, title, _panel_height(group), legend, foot)
     for axes, network, row in _rows(group, panels):
         axes.axvline(1.0, color=INK, ls=(0, (2, 2)), lw=1.2)
         for y, entry in enumerate(row):

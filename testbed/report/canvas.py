@@ -1,11 +1,12 @@
-"""The frame of every figure: title and legend on top, panels in a grid, the settings below.
+"""The frame of every figure: the finding and the legend on top, panels in a grid, a line or two of small print below.
 
-Sizes are inches, whatever the number of panels, so that nothing collides.
+Matplotlib's constrained layout gives labels and titles the room that they need, so that nothing collides.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import textwrap
@@ -30,13 +31,19 @@ Handle = Line2D | Patch
 WIDTH = 10.0
 _LEGEND_CHARACTERS = 125
 """Characters of the legend that fit side by side above the panels."""
-_SETTINGS_CHARACTERS = 160
-"""Characters of the settings that fit side by side below the panels."""
+_FINDING_CHARACTERS = 100
+_FOOT_CHARACTERS = 160
+"""Characters of the finding, and of the small print, that fit on a line."""
 _PANEL_CHARACTERS = 156
 """Small characters that fit above all panels of a row."""
 _TITLE_CHARACTERS = 114
 """Title characters that fit above all panels of a row."""
-_BETWEEN_ROWS = 0.95
+_FINDING_LINE, _LEGEND_LINE, _FOOT_LINE = 0.24, 0.22, 0.14
+"""Heights of lines, in inches."""
+_ROW_EXTRA = 0.78
+"""What stands above and below a panel: its title, ticks and the name of its axis, in inches."""
+APART = 8
+"""Panels share a time axis where what the longest shows lasts at most this many times what the shortest does."""
 HOLLOW_DASH = (0, (3, 2))
 _HOVER = "hover: "
 _HOVERED = re.compile(rb'<g id="hover: ([^"]*)">')
@@ -44,12 +51,14 @@ _NO_DATE: Any = {"svg": {"Date": None, "Creator": None}, "png": {"Software": Non
 
 
 class Drawing(NamedTuple):
-    """A figure and its caption."""
+    """A figure, and what is said about it."""
 
     name: str
     """The stem of its files."""
     title: str
+    """What it shows, in a sentence."""
     caption: str
+    """How to read it."""
     figure: Figure
 
 
@@ -124,40 +133,53 @@ def shortened(name: str, characters: int) -> str:
 
 
 def canvas(
-    title: str,
-    panel_height: float,
-    legend: Sequence[Handle],
-    settings: str,
-    panels: int,
-    *,
-    columns: int,
-    left: float = 0.7,
-    between: float = _BETWEEN_ROWS,
+    title: str, panel_height: float, legend: Sequence[Handle], foot: str, panels: int, *, columns: int, extra: float = 0
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with empty panels, row by row.
 
-    `left` is the room for the labels of the first column, `between` the room between rows, for what stands below the
-    one and above the other.
+    `title` is what the figure shows, `foot` the small print. `panel_height` is about that of a panel's axes, in inches;
+    `extra` is the height of what stands above or below each and is not usual.
     """
     rows = math.ceil(panels / columns)
-    foot = [line for text in settings.splitlines() for line in textwrap.wrap(text, _SETTINGS_CHARACTERS)]
-    widths = [len(str(handle.get_label())) + 7 for handle in legend]
-    per_line = len(legend) if sum(widths) <= _LEGEND_CHARACTERS else max(1, _LEGEND_CHARACTERS // max(widths))
-    top = 0.88 + 0.22 * math.ceil(len(legend) / per_line) + max(0.0, between - _BETWEEN_ROWS)
-    bottom = 0.62 + 0.14 * len(foot)
-    height = top + bottom + rows * panel_height + (rows - 1) * between
+    finding = textwrap.wrap(title, _FINDING_CHARACTERS)
+    small = [line for text in foot.splitlines() for line in textwrap.wrap(text, _FOOT_CHARACTERS)]
+    per_line = _legend_columns([len(str(handle.get_label())) + 7 for handle in legend])
+    head = 0.13 + _FINDING_LINE * len(finding)
+    top = head + 0.06 + _LEGEND_LINE * math.ceil(len(legend) / max(1, per_line))
+    bottom = 0.12 + _FOOT_LINE * len(small)
+    height = top + bottom + rows * (panel_height + _ROW_EXTRA + extra)
     figure = Figure(figsize=(WIDTH, height))
-    figure.text(0.12 / WIDTH, 1 - 0.1 / height, title, size=12, weight="bold", va="top")
-    figure.text(0.12 / WIDTH, 0.1 / height, "\n".join(foot), size=7.2, color=MUTED, va="bottom", linespacing=1.35)
-    figure.legend(
-        handles=list(legend), ncols=per_line, loc="upper left", bbox_to_anchor=(0.08 / WIDTH, 1 - 0.37 / height),
-        columnspacing=1.6, handlelength=2.6, borderaxespad=0.0,
-    )  # fmt: skip
-    grid = figure.add_gridspec(
-        rows, columns, left=left / WIDTH, right=1 - 0.15 / WIDTH, top=1 - top / height, bottom=bottom / height,
-        wspace=0.24 if columns == 2 else 0.16, hspace=between / panel_height,
-    )  # fmt: skip
+    figure.set_layout_engine(
+        "constrained", rect=(0, bottom / height, 1, 1 - (top + bottom) / height), w_pad=0.09, h_pad=0.06
+    )
+    for y, lines, how in (
+        (1 - 0.1 / height, finding, {"size": 12, "weight": "bold", "va": "top", "linespacing": 1.25}),
+        (0.09 / height, small, {"size": 7.2, "color": MUTED, "va": "bottom", "linespacing": 1.35}),
+    ):
+        figure.text(0.12 / WIDTH, y, "\n".join(lines), **how).set_in_layout(False)
+    if legend:
+        figure.legend(
+            handles=list(legend), ncols=per_line, loc="upper left", bbox_to_anchor=(0.08 / WIDTH, 1 - head / height),
+            columnspacing=1.6, handlelength=2.6, borderaxespad=0.0,
+        ).set_in_layout(False)  # fmt: skip
+    grid = figure.add_gridspec(rows, columns)
     return figure, [figure.add_subplot(grid[i // columns, i % columns]) for i in range(panels)]
+
+
+def _legend_columns(widths: Sequence[int]) -> int:
+    """Return how many columns of a legend fit side by side; entries fill the first column, then the next."""
+    for columns in range(len(widths), 1, -1):
+        long, short = divmod(len(widths), columns)
+        sizes = [long + 1] * short + [long] * (columns - short)
+        ends = list(itertools.accumulate(sizes))
+        if sum(max(widths[end - size : end]) for size, end in zip(sizes, ends, strict=True)) <= _LEGEND_CHARACTERS:
+            return columns
+    return 1
+
+
+def laid_out(figure: Figure) -> None:
+    """Lay a figure out now, for what must know where its panels are."""
+    figure.draw_without_rendering()
 
 
 def _wrapped(words: str, characters: int) -> list[str]:
@@ -166,23 +188,14 @@ def _wrapped(words: str, characters: int) -> list[str]:
 
 
 def network_panels(
-    group: Group, title: str, panel_height: float, legend: Sequence[Handle], settings: str, *, left: float = 0.7
+    group: Group, title: str, panel_height: float, legend: Sequence[Handle], foot: str
 ) -> tuple[Figure, dict[str, Axes]]:
     """Make one panel per network, with its name and numbers above it."""
     names = list(group.networks)
     columns = columns_for(len(names))
     words = [_wrapped(link_words(group.networks[name]), _PANEL_CHARACTERS // columns) for name in names]
     more = max(map(len, words)) - 1
-    figure, axes = canvas(
-        title,
-        panel_height,
-        legend,
-        settings,
-        len(names),
-        columns=columns,
-        left=left,
-        between=_BETWEEN_ROWS + 0.14 * more,
-    )
+    figure, axes = canvas(title, panel_height, legend, foot, len(names), columns=columns, extra=0.14 * (more + 1))
     for name, lines, panel in zip(names, words, axes, strict=True):
         panel.set_title(shortened(name, _TITLE_CHARACTERS // columns), pad=18 + 10 * more)
         panel.annotate(

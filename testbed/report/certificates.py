@@ -119,6 +119,17 @@ def _legend(group: Group, ratios: Sequence[LinkRatio], looks: Mapping[str, Look]
     return legend
 
 
+def _finding(ratios: Sequence[LinkRatio]) -> str:
+    """Say how true the links were."""
+    failed = [point for point in ratios if not point.passed]
+    if failed:
+        networks = ", ".join(shortened(name, 20) for name in dict.fromkeys(point.network for point in failed))
+        return f"{len(failed)} of {len(ratios)} measured quantities of links are not what was asked ({networks})"
+    furthest = max(ratios, key=lambda point: abs(point.ratio - 1))
+    where, off = f"{furthest.quantity}, {shortened(furthest.network, 20)}", 100 * abs(furthest.ratio - 1)
+    return f"Links are what was asked: the furthest of {len(ratios)} quantities is {off:.2g} % off ({where})"
+
+
 def asked_against_measured(group: Group, settings: str) -> Drawing | None:
     """Draw one panel per kind of quantity, one row per shaped network; None where no certificate asked for anything."""
     every = list(link_ratios(group))
@@ -131,9 +142,9 @@ def asked_against_measured(group: Group, settings: str) -> Drawing | None:
     looks = group_looks(group)
     legend = _legend(group, [point for ratios in panels.values() for point in ratios], looks)
     columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
-    title, left = "Links: asked against measured", 0.3 + 0.075 * min(20, max(map(len, networks)))
+    title = _finding([point for ratios in panels.values() for point in ratios])
     height = _ROOM + _ROW * len(networks)
-    figure, axes = canvas(title, height, legend, settings, len(panels), columns=columns, left=left, between=0.75)
+    figure, axes = canvas(title, height, legend, settings, len(panels), columns=columns)
     for number, (panel, (kind, ratios)) in enumerate(zip(axes, panels.items(), strict=True)):
         _panel(panel, networks, ratios, looks)
         panel.set_title(kind, size=9)

@@ -47,8 +47,10 @@ def conclusions(group: Group) -> list[str]:
     return answer + times + [sentence for make in more if (sentence := make(group))]
 
 
-def _answer(group: Group) -> str | None:
-    """Name the codec that is fastest over each network, or over how many networks one is faster at all."""
+def fastest(group: Group) -> tuple[list[str], dict[str, tuple[float, str]]]:
+    """Return the networks over which codecs were compared with fp32, and for those where one is clearly faster the
+    largest speed-up and its codec.
+    """
     best: dict[str, tuple[float, str]] = {}
     asked = [network for network in group.networks if group.baseline(network) and len(group.finished(network)) > 1]
     for network in asked:
@@ -58,6 +60,12 @@ def _answer(group: Group) -> str | None:
                 continue
             if (ratio := compared.speed_up.value) > best.get(network, (_FASTER, ""))[0]:
                 best[network] = ratio, entry.cell.codec
+    return asked, best
+
+
+def _answer(group: Group) -> str | None:
+    """Name the codec that is fastest over each network, or over how many networks one is faster at all."""
+    asked, best = fastest(group)
     if not asked:
         return None
     if len(asked) > _NAMED:
@@ -113,7 +121,7 @@ def _doubt(entry: Entry, marked: bool) -> str:
     return f" ({entry.doubt})" if entry.doubt and marked else ""
 
 
-def _payloads(group: Group) -> dict[str, float]:
+def payloads(group: Group) -> dict[str, float]:
     """Return codec -> payload per step over the first network that has it."""
     payloads: dict[str, float] = {}
     for entry in group.entries:
@@ -123,21 +131,21 @@ def _payloads(group: Group) -> dict[str, float]:
 
 
 def _bytes(group: Group) -> str | None:
-    payloads = _payloads(group)
-    base = payloads.pop(BASELINE, None)
-    if not base or not payloads:
+    sent = payloads(group)
+    base = sent.pop(BASELINE, None)
+    if not base or not sent:
         return None
-    parts = [f"{codec} {numbers.three(base / payload)} times fewer" for codec, payload in payloads.items()]
+    parts = [f"{codec} {numbers.three(base / payload)} times fewer" for codec, payload in sent.items()]
     return f"Payload of a step: fp32 {numbers.size(base)}; {_join(parts)}."
 
 
 def _twins(group: Group) -> str | None:
     """Name the codecs that move as many bytes as one that they wrap."""
-    payloads = _payloads(group)
+    sent = payloads(group)
     twins: dict[str, list[str]] = {}
-    for codec, payload in payloads.items():
-        for other in sorted(remarks.wrapped_codecs(codec) & payloads.keys()):
-            if abs(payload - payloads[other]) <= _SAME_BYTES * payloads[other]:
+    for codec, payload in sent.items():
+        for other in sorted(remarks.wrapped_codecs(codec) & sent.keys()):
+            if abs(payload - sent[other]) <= _SAME_BYTES * sent[other]:
                 twins.setdefault(other, []).append(codec)
     sentences = [
         f"{_join(codecs)} {'moves' if len(codecs) == 1 else 'move'} as many bytes as {other}: the difference is in "

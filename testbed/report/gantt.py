@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from testbed.errors import ResultsError
 from testbed.metrics import PipelineStep, align, steady
 from testbed.metrics.spans import Activity, flights, spans
-from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover
+from testbed.records import Split
+from testbed.report.canvas import Drawing, Handle, canvas, group_looks, hover, shortened
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Result
 from testbed.report.numbers import seconds
@@ -183,9 +184,9 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
         Patch(facecolor=fills["wire"], label="waits: input under way"),
         Line2D([], [], color=fills["wait"], lw=3, label="waits for another stage"),
     ]
-    title = f"Step {step.number} of {cell.codec} over {cell.network}"
+    title = f"{cell.codec} over {shortened(cell.network, 40)}: {_finding(result, step)}"
     inches = 0.1 + _ROW * (len(row_names(stages)))
-    figure, (axes,) = canvas(title, inches, legend, settings, 1, columns=1, left=1.0)
+    figure, (axes,) = canvas(title, inches, legend, settings, 1, columns=1)
     chart = _Chart(axes, step, cell.compute.dilation)
     for bar in bars(step, cell.compute.dilation):
         if bar.kind == "queued":
@@ -197,6 +198,16 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     axes.set_xlabel("time since the step began, ms")
     axes.xaxis.set_major_locator(MaxNLocator(10))
     return Drawing(name, title, step_words(result, step), figure)
+
+
+def _finding(result: Result, step: PipelineStep) -> str:
+    """Say how much of a step stages compute and wait for what is on its way."""
+    split, lasts = result.measured.split, seconds(step.seconds / result.cell.compute.dilation)
+    total = sum(getattr(split, name) for name in Split.model_fields) if split else 0.0
+    if split is None or not total:
+        return f"step {step.number}, {lasts}"
+    compute, wire, wait = (100 * part / total for part in (split.compute_s, split.wire_s, split.wait_s))
+    return f"of {lasts} stages compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
 
 
 def step_words(result: Result, step: PipelineStep) -> str:

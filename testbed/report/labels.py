@@ -55,6 +55,7 @@ class _Spot(NamedTuple):
 
 def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
     """Label the marks of a panel whose scales and limits are set. Marks that cover each other share a label."""
+    panel.figure.draw_without_rendering()  # lays it out: where a mark is decides which place beside it is free
     spots: list[_Spot] = []
     for mark in marks:
         across, up = (float(value) for value in panel.transData.transform((mark.x, mark.y)) * 72 / panel.figure.dpi)
@@ -73,7 +74,7 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
             max(abs(box.left + box.width / 2 - spot.x) - box.width / 2, abs(box.bottom + box.height / 2 - spot.y))
             > 3 * _MARK
         )
-        panel.annotate(
+        note = panel.annotate(
             text,
             (first.x, first.y),
             xytext=(box.left - spot.x, box.bottom - spot.y + 1),
@@ -82,6 +83,7 @@ def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
             color=first.colour if len({mark.colour for mark in spot.marks}) == 1 else style.INK,
             arrowprops={"arrowstyle": "-", "color": style.MUTED, "lw": 0.5} if far else None,
         )
+        note.set_in_layout(False)
 
 
 def _free(spot: _Spot, width: float, taken: list[_Box]) -> _Box:

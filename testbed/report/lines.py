@@ -7,12 +7,25 @@ from statistics import median
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from testbed.metrics import LossPoint, RunSteps, bands
-from testbed.report.canvas import Drawing, canvas, codec_legend, columns_for, group_looks, hover, network_panels
+from testbed.report.canvas import (
+    APART,
+    Drawing,
+    Handle,
+    canvas,
+    codec_legend,
+    columns_for,
+    group_looks,
+    hover,
+    network_panels,
+)
 from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Entry
+from testbed.report.findings import loss_finding, time_finding
 from testbed.report.style import MUTED, PAPER, Look
 
 
@@ -104,17 +117,21 @@ def floor_words(floors: Sequence[float]) -> str:
     )
 
 
-def _words(group: Group) -> str:
+def _key(group: Group) -> list[Handle]:
+    """Return what the legend says about lines, pale lines, bands and markers."""
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     widths = sorted({window(run.train) for run in runs})
     seeds = max((len({run.seed for run in entry.steps}) for entry in group.entries if entry.ok), default=1)
-    band = (
-        f" Bands: from the lowest to the highest of up to {seeds} seeds, the line is their median." if seeds > 1 else ""
-    )
-    if not widths or widths == [1]:
-        return f"Lines: training loss of each step.{band}"
-    each = "" if seeds > 1 else " (pale: each step)"
-    return f"Lines: training loss, mean of {' or '.join(map(str, widths))} steps{each}.{band}"
+    mean = "" if not widths or widths == [1] else f", mean of {' or '.join(map(str, widths))} steps"
+    key: list[Handle] = [Line2D([], [], color=MUTED, label=f"training loss{mean}")]
+    if seeds > 1:
+        key.append(
+            Patch(facecolor=MUTED, alpha=0.3, label=f"lowest to highest of {seeds} seeds; the line is the median")
+        )
+    elif mean:
+        key.append(Line2D([], [], color=MUTED, alpha=0.45, lw=0.8, label="each step"))
+    key.append(Line2D([], [], color=MUTED, ls="none", marker="o", label="validation loss"))
+    return key
 
 
 def _plot(axes: Axes, entry: Entry, look: Look, *, time: bool) -> None:
@@ -141,17 +158,28 @@ def _mark(axes: Axes, line: CombinedCurve, entry: Entry, look: Look, *, time: bo
         hover(mark, f"{entry.cell.codec} over {entry.cell.network}, after {step} steps, {moment:.2f} s: {loss:.4f}")
 
 
-def loss_against_time(group: Group, settings: str) -> Drawing:
+def loss_against_time(group: Group, foot: str) -> Drawing:
     """Draw the loss against training time, one panel per network."""
-    looks, title = group_looks(group), "Loss against training time"
-    figure, panels = network_panels(group, title, 2.45, codec_legend(group), settings)
+    looks, title = group_looks(group), time_finding(group)
     runs = [run for entry in group.entries if entry.ok for run in entry.steps]
     losses = [point.loss for run in runs for point in (*run.train, *run.validation)]
+    spans = {
+        network: max(
+            (run.train[-1].seconds for entry in group.finished(network) for run in entry.steps if run.train),
+            default=0.0,
+        )
+        for network in group.networks
+    }
+    most, least = max(spans.values()), min((span for span in spans.values() if span), default=0.0)
+    shared = most <= APART * least
+    if not shared:
+        foot = f"Each panel has a time axis of its own. {foot}"
+    figure, panels = network_panels(group, title, 2.2, [*codec_legend(group), *_key(group)], foot)
     for index, (network, axes) in enumerate(panels.items()):
         for entry in group.finished(network):
             _plot(axes, entry, looks[entry.cell.codec], time=True)
         axes.set_xlabel("training time, s")
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, 1.03 * (most if shared else spans[network]) or None)
         axes.xaxis.set_major_locator(MaxNLocator(6))
         if losses:
             margin = 0.04 * (max(losses) - min(losses)) or 0.5
@@ -160,21 +188,23 @@ def loss_against_time(group: Group, settings: str) -> Drawing:
             draw_floor(axes, floor)
         if index % columns_for(len(panels)) == 0:
             axes.set_ylabel("loss, nats per token")
+        else:
+            axes.tick_params(labelleft=False)
     caption = (
-        f"{_words(group)} Markers: validation loss, with the codec in place. Time is the sum of the training steps, "
-        "without evaluations. The panels share the loss axis; their time axes differ." + floor_words(floors(group))
+        "Validation is made with the codec in place. Time is the sum of the training steps, without evaluations. "
+        f"The panels share the loss axis{' and the time axis' if shared else ''}.{floor_words(floors(group))}"
     )
     return Drawing("loss-time", title, caption, figure)
 
 
-def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Drawing:
+def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
     """Draw the loss against steps, and its difference from fp32, seed by seed.
 
     With `same_maths` (each codec's losses are the same over every network) a codec is drawn once, else every entry is
     drawn.
     """
-    looks, title = group_looks(group), "Loss against steps"
-    figure, (left, right) = canvas(title, 2.75, codec_legend(group), settings, 2, columns=2)
+    looks, title = group_looks(group), loss_finding(group)
+    figure, (left, right) = canvas(title, 2.75, [*codec_legend(group), *_key(group)], foot, 2, columns=2)
     finished = [entry for entry in group.entries if entry.ok]
     first: dict[str, Entry] = {}
     for entry in finished:
@@ -208,5 +238,5 @@ def loss_against_steps(group: Group, settings: str, *, same_maths: bool) -> Draw
         networks = " The losses of a codec differ between networks, so every run is drawn."
     elif len(group.networks) > 1:
         networks = " The losses of a codec are bit for bit the same over every network, so each codec is drawn once."
-    words = f"{_words(group)} Markers: validation loss.{networks}{floor_words(floors(group))}"
+    words = f"Validation is made with the codec in place.{networks}{floor_words(floors(group))}"
     return Drawing("loss-steps", title, words, figure)

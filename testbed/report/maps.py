@@ -199,7 +199,7 @@ def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
         )
         for codec in codecs
     ]
-    figure, panels = canvas.canvas(title, 2.7, legend, settings, len(made), columns=min(3, len(made)), left=1.0)
+    figure, panels = canvas.canvas(title, 2.7, legend, settings, len(made), columns=min(3, len(made)))
     limits = {
         (grid.device, codec): [stops_paying_bps(grid.rates_bps, row) for row in grid.speed_up(codec)]
         for grid in made
@@ -270,7 +270,7 @@ def _readable_on(colour: str) -> str:
 
 def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings: str) -> tuple[Figure, list[Axes]]:
     """Make a panel for each device whose cells are as large as one another, whatever their rates and delays."""
-    figure, panels = canvas.canvas(title, 2.6, legend, settings, len(made), columns=min(3, len(made)), left=0.7)
+    figure, panels = canvas.canvas(title, 2.6, legend, settings, len(made), columns=min(3, len(made)))
     for number, (grid, axes) in enumerate(zip(made, panels, strict=True)):
         axes.grid(visible=False)
         axes.set_title(grid.device)
@@ -281,6 +281,7 @@ def _panels(made: Sequence[Grid], title: str, legend: Sequence[Handle], settings
         axes.set_xlabel("rate of a link, Mbit/s (G: Gbit/s)")
         if number % 3 == 0:
             axes.set_ylabel("delay of a link, one way, ms")
+    canvas.laid_out(figure)
     return figure, panels
 
 

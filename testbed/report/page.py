@@ -26,7 +26,7 @@ from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.entry import Result
 from testbed.report.lines import loss_against_steps, loss_against_time
 from testbed.report.live import live_sentences
-from testbed.report.settings import flat, settings_words
+from testbed.report.settings import flat, settings_line, settings_words
 from testbed.report.templates import write_page
 from testbed.report.utilisation import utilisation
 from testbed.results import CompareSpec
@@ -39,7 +39,6 @@ _INSIDE = 700_000
 
 class _Figure(NamedTuple):
     stem: str
-    title: str
     caption: str
     details: tuple[str, ...]
     picture: Markup
@@ -135,7 +134,7 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
             if chosen is not None:
                 with style.applied():
                     look = group_looks(group)[chosen.cell.codec]
-                    drawing = gantt.gantt(chosen.typical, look, settings_words(group), f"gantt-{cell_id}")
+                    drawing = gantt.gantt(chosen.typical, look, settings_line(group), f"gantt-{cell_id}")
                 save_drawing(drawing, results.make_folder(folder), drawing.name)
                 return folder / f"{drawing.name}.png"
     raise UnknownNameError(
@@ -143,21 +142,21 @@ def draw_gantt(experiment: Path, cell_id: str, folder: Path) -> Path:
     )
 
 
-def draw_figures(group: Group, settings: str, *, same_maths: bool) -> list[Drawing]:
+def draw_figures(group: Group, foot: str, *, same_maths: bool) -> list[Drawing]:
     """Draw all figures of a group, in the order in which they are read.
 
-    `settings` stands below each picture. `same_maths`: each codec's losses are the same over every network.
+    `foot` is the small print of each. `same_maths`: each codec's losses are the same over every network.
     """
     with style.applied():
-        links = asked_against_measured(group, settings)
+        links = asked_against_measured(group, foot)
         return [
-            step_time(group, settings),
-            loss_against_time(group, settings),
-            loss_against_steps(group, settings, same_maths=same_maths),
-            bytes_per_step(group, settings),
-            efficiency(group, settings),
-            *gantt.usual(group, settings),
-            *utilisation(group, settings),
+            step_time(group, foot),
+            loss_against_time(group, foot),
+            loss_against_steps(group, foot, same_maths=same_maths),
+            bytes_per_step(group, foot),
+            efficiency(group, foot),
+            *gantt.usual(group, foot),
+            *utilisation(group, foot),
             *([] if links is None else [links]),
         ]
 
@@ -166,16 +165,16 @@ def _section(group: Group, table: tables.ResultTable, folder: Path, prefix: str,
     """Draw a group; its figures' files begin with `prefix`, and as many stand in the page as fit into `room`."""
     drawn: list[_Figure] = []
     few, left_out = group.at_most(_MOST_NETWORKS)
-    words = f" Shown are {len(few.networks)} of {len(group.networks)} networks; the table has all." if left_out else ""
+    words = f"{len(few.networks)} of {len(group.networks)} networks; the table has all." if left_out else ""
     if any(entry.ok for entry in few.entries):
-        for drawing in draw_figures(few, settings_words(group), same_maths=same_maths(group)):
+        for drawing in draw_figures(few, settings_line(group), same_maths=same_maths(group)):
             stem = prefix + drawing.name
             svg = save_drawing(drawing, folder, stem)
             picture = Markup(inline_svg(svg, stem, drawing.title))
             if len(picture) > room:
                 picture = Markup('<img loading="lazy" src="figures/{}.svg" alt="{}">').format(stem, drawing.title)
             room -= len(picture)
-            drawn.append(_Figure(stem, drawing.title, drawing.caption + words, (), picture))
+            drawn.append(_Figure(stem, words, (drawing.caption, *settings_words(group).splitlines()), picture))
     return _Section(group, conclusions(group), table, comparison_table(group), drawn)
 
 

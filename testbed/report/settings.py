@@ -60,6 +60,20 @@ def settings_words(group: Group) -> str:
     return "\n".join(lines)
 
 
+def settings_line(group: Group) -> str:
+    """Describe a group in a line, for the small print of a figure."""
+    cell = group.entries[0].cell
+    counts = _distinct(entry.count for entry in group.entries if entry.ok)
+    dilated = f", {cell.compute.dilation} times slower than reported" if cell.compute.dilation > 1 else ""
+    words = [
+        pipeline_words(cell),
+        f"compute {cell.compute.mode}{dilated}",
+        f"{cell.timing} on the {cell.clock} clock",
+        f"{_join(counts)} of each codec" if counts else "no run",
+    ]
+    return "; ".join(words)
+
+
 def _codec_cost_words(cell: Cell) -> str:
     rates = cell.codec_rates
     return CODEC_COSTS[cell.codec_cost].format(source=rates.source if rates else "")

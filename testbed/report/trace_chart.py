@@ -93,8 +93,8 @@ def trace_chart(trace: Trace, lanes: Sequence[PlayedLane], first: int, last: int
     steps = f"Step {first} takes" if last == first + 1 else f"Steps {first} to {last - 1} take"
     title = f"{steps} {units.format_time(shapes.span_ns)} {how}"
     names = _row_names(trace)
-    height, left = min(_ROW, _TALLEST / len(names)), 0.3 + 0.075 * max(map(len, names))
-    figure, (axes,) = canvas(title, 0.1 + height * len(names), legend, settings, 1, columns=1, left=left)
+    height = min(_ROW, _TALLEST / len(names))
+    figure, (axes,) = canvas(title, 0.1 + height * len(names), legend, settings, 1, columns=1)
     thickness = 72 * height * _BAR
     axes.add_collection(LineCollection(shapes.waits, colors=MUTED, linewidths=thickness / 6))
     for (label, row), bars in shapes.work.items():

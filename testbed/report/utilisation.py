@@ -29,7 +29,6 @@ _MOST_POINTS = 400
 """How many points a panel can show; longer runs are averaged over more samples."""
 _MOST_LINKS = 8
 _PANEL_HEIGHT = 0.95
-_BETWEEN = 0.6
 
 
 class Series(NamedTuple):
@@ -175,8 +174,8 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
             Line2D([], [], color=INK, lw=1.0, ls=(0, (4, 1.5)), label="rate asked"),
             Line2D([], [], color=INK, ls="none", marker="|", ms=7, mew=1.0, label="packets dropped"),
         ]
-        title = f"What the links carried over {shortened(network, 60)}, with {result.cell.codec}"
-        figure, panels = canvas(title, _PANEL_HEIGHT, legend, settings, len(shown), columns=2, between=_BETWEEN)
+        title = f"{result.cell.codec} over {shortened(network, 40)}: {_finding(everything)}"
+        figure, panels = canvas(title, _PANEL_HEIGHT, legend, settings, len(shown), columns=2)
         for axes, panel_series in zip(panels, shown, strict=True):
             _panel(axes, panel_series, look, hollow=hollow)
             if panel_series.way == "up":
@@ -186,6 +185,16 @@ def utilisation(group: Group, settings: str) -> Iterator[Drawing]:
         yield Drawing(
             f"utilisation-{number}", title, _caption(result, len(everything) // 2, len(shown) // 2, shown), figure
         )
+
+
+def _finding(every: Sequence[Series]) -> str:
+    """Say which direction of which link is the fullest."""
+    shares = [(one.share, one) for one in every if one.share is not None]
+    if not shares:
+        fullest = max(every, key=lambda one: one.mean_bps)
+        return f"{fullest.link} {fullest.way} carries most, {fullest.mean_bps / 1e6:.3g} Mbit/s"
+    share, fullest = max(shares, key=lambda pair: pair[0])
+    return f"the fullest link is {fullest.link} {fullest.way}, {100 * share:.0f} % of its rate on average"
 
 
 def _caption(result: Result, links: int, shown: int, shown_series: Sequence[Series]) -> str:

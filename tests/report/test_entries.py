@@ -13,8 +13,9 @@ from testbed import results
 from testbed.errors import ResultsError, UnknownNameError
 from testbed.metrics import compare
 from testbed.records import Summary
-from testbed.report import collect, draw_gantt, latest, terminal_table, write_report
+from testbed.report import collect, draw_gantt, latest, numbers, terminal_table, write_report
 from testbed.report.bars import step_time
+from testbed.report.canvas import Drawing
 from testbed.report.certificates import link_ratios
 from testbed.report.comparison import comparison_table
 from testbed.report.gantt import median_step
@@ -136,9 +137,41 @@ def test_bands_hold_every_seed(seeds: Path) -> None:
     drawing = loss_against_time(group, "")
     (axes,) = drawing.figure.axes
     assert len(axes.collections) >= 2 * len(group.codecs)  # a band and the validations' spread, for each codec
-    assert "up to 2 seeds" in drawing.caption
+    assert any("of 2 seeds" in label for label in legend_of(drawing))
     drawing = loss_against_time(one_group_of_one_seed(seeds), "")
-    assert "seeds" not in drawing.caption
+    assert not any("seeds" in label for label in legend_of(drawing))
+
+
+def legend_of(drawing: Drawing) -> list[str]:
+    (legend,) = drawing.figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_a_legend_explains_lines_and_titles_say_what_was_found(tmp_path: Path) -> None:
+    for codec, payload in {"fp32": 400_000, "int8": 100_000}.items():
+        write_run(tmp_path, cell(codec, HOME, steps=40), Pipeline(HOME, payload_bytes=payload))
+    group = one_group(tmp_path)
+    times, steps = loss_against_time(group, ""), step_time(group, "")
+    assert {"validation loss", "each step", "training loss, mean of 3 steps"} <= set(legend_of(times))
+    fp32, int8 = (group.cells["home", codec].measured.step_s or 0.0 for codec in ("fp32", "int8"))
+    assert steps.title == f"int8 makes a step {fp32 / int8:.2f} times as fast over home"
+    assert times.title.startswith("Over home 40 steps take")
+    (axes,) = steps.figure.axes
+    said = [text.get_text() for text in axes.texts]
+    assert any(text.startswith(f"{numbers.three(1e3 * int8)} ms") for text in said), "a bar's number has its unit"
+    assert any(text.startswith("of which codec") for text in said), "encoding is too thin to see, so it is written"
+
+
+def test_panels_share_their_time_axis_unless_one_would_vanish(tmp_path: Path) -> None:
+    for speed, shared in ((20_000_000, True), (200_000, False)):
+        folder = tmp_path / str(speed)
+        for link in (HOME, profile("slow", pipe(speed, 0), pipe(speed, 0))):
+            write_run(folder, cell("fp32", link), Pipeline(link))
+        group = one_group(folder)
+        for drawing in (step_time(group, ""), loss_against_time(group, "")):
+            left, right = (axes.get_xlim() for axes in drawing.figure.axes)
+            assert (left == right) is shared
+            assert any("axis of its own" in text.get_text() for text in drawing.figure.texts) is not shared
 
 
 def one_group_of_one_seed(folder: Path) -> collect.Group:
