@@ -100,12 +100,16 @@ _FLOOR = 1e-5
 """The relative error at which a codec without any error is drawn."""
 
 
-def _family(cost: CodecCost) -> tuple[str, str, str]:
-    name = cost.codec.partition("(")[0]
+def codec_family(name: str) -> tuple[str, str, str]:
+    """Return the title, colour and marker of the family of one of our codecs; those of strangers where it is none."""
     for title, (rows, colour, marker) in _FAMILIES.items():
-        if not cost.package and any(row.name == name for row in rows):
+        if any(row.name == name for row in rows):
             return title, colour, marker
     return _OTHER
+
+
+def _family(cost: CodecCost) -> tuple[str, str, str]:
+    return _OTHER if cost.package else codec_family(cost.codec.partition("(")[0])
 
 
 def _label(cost: CodecCost) -> str:

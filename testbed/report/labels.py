@@ -55,7 +55,9 @@ class _Spot(NamedTuple):
 
 def label_marks(panel: Axes, marks: Sequence[Mark]) -> None:
     """Label the marks of a panel whose scales and limits are set. Marks that cover each other share a label."""
-    panel.figure.draw_without_rendering()  # lays it out: where a mark is decides which place beside it is free
+    figure = panel.get_figure(root=True)
+    assert figure is not None  # `canvas` made the panel
+    figure.draw_without_rendering()  # lays it out: where a mark is decides which place beside it is free
     spots: list[_Spot] = []
     for mark in marks:
         across, up = (float(value) for value in panel.transData.transform((mark.x, mark.y)) * 72 / panel.figure.dpi)
