@@ -1,4 +1,4 @@
-"""Make the maps, summary.csv and the README's tables of networks_x_codecs from the results of its sweep.
+"""Make the maps, summary.csv, the claims and the README's blocks of networks_x_codecs from its sweep's results.
 
 python experiments/networks_x_codecs/figures.py [--results results/networks_x_codecs] [--output
 experiments/networks_x_codecs]
@@ -7,8 +7,9 @@ experiments/networks_x_codecs]
 from __future__ import annotations
 
 import math
-import sys
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ import pandas as pd
 
 from testbed import units
 from testbed.report import experiments, maps, style
+from testbed.report.claims import EXACT, Claim
 from testbed.report.maps import BASELINE, MILDEST_WITHIN, PAYS, Grid, stops_paying_bps
 
 NAME = "networks_x_codecs"
 WANTED_DELAY_S = 0.01
 """The delay of the table of limits."""
-_COLUMNS = ["compute.source", "network", "codec", "step_s", "ideal_step_s", "payload_bytes_per_step", "certified"]
+_COLUMNS = [
+    *("compute.source", "network", "up_rate_bps", "down_rate_bps", "round_trip_s", "codec"),
+    *("step_s", "ideal_step_s", "payload_bytes_per_step", "certified"),
+]
 
 
 def limits_table(made: Sequence[Grid]) -> Any:
@@ -110,19 +115,59 @@ def baseline_enough_bps(grid: Grid) -> int | None:
     return held[0] if held else None
 
 
+def blocks(folder: Path) -> dict[str, str]:
+    """Return what the README says of summary.csv."""
+    runs = pd.read_csv(folder / "summary.csv")
+    made = maps.grids(runs)
+    choice, speed_up, _ = titles(made)
+    networks, cells = runs.network.nunique(), len(runs.groupby(["compute.source", "network", "codec"]))
+    near = float((runs.ideal_step_s / runs.step_s).median())
+    answer = (
+        f"{networks} networks, {runs.codec.nunique()} codecs, {len(made)} devices: {cells} cells, "
+        f"{int(runs.certified.sum())} of {len(runs)} runs certified, {100 * near:.1f} % of the ideal in the median. "
+        f"{choice}. {speed_up}."
+    )
+    return {
+        "answer": "\n".join(textwrap.wrap(answer, 118)),
+        "limits": experiments.markdown_of(limits_table(made)),
+        "shipped": experiments.markdown_of(shipped_table(runs)),
+    }
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return, for each device, up to which rate codecs are worth their place."""
+    made = maps.grids(pd.read_csv(folder / "summary.csv"))
+    rows = []
+    for grid in made:
+        rate, last = baseline_enough_bps(grid), units.format_rate(grid.rates_bps[-1])
+        gain = float(np.nanmax(grid.step_s[BASELINE] / grid.best_s))
+        rows.append(
+            Claim(
+                claim=f"on {grid.device} there is a rate up to {last} from which no codec makes a step 5 % faster",
+                source="ours",
+                ours="none" if rate is None else units.format_rate(rate),
+                interval=EXACT,
+                verdict="fails" if rate is None else "holds",
+                why=f"against fp32, at every delay from {1e3 * grid.delays_s[0]:g} to {1e3 * grid.delays_s[-1]:g} ms; "
+                f"below it the fastest codec is up to {gain:.3g} times as fast",
+                command=f"python -m testbed reproduce {NAME}",
+            )
+        )
+    return rows
+
+
 def main() -> None:
-    """Write the figures and summary.csv, print the tables."""
-    results, output = experiments.folders(NAME, "Maps, summary.csv and the tables of the README.")
+    """Write the figures, summary.csv, claims.csv and the README's blocks."""
+    results, output = experiments.folders(NAME, "Maps, summary.csv, the claims and the README's blocks.")
     runs = experiments.runs_frame(results)
     made = maps.grids(runs)
-    runs[_COLUMNS].to_csv(output / "summary.csv", index=False, float_format="%.6g")
+    runs[_COLUMNS].to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
     choice, speed_up, limits = titles(made)
     with style.applied():
         experiments.save_figure(maps.draw_choice(made, choice, settings(runs)), output, "choice")
         experiments.save_figure(maps.draw_speed_up(made, speed_up, settings(runs)), output, "speed-up")
         experiments.save_figure(maps.draw_limits(made, limits, settings(runs)), output, "limits")
-    tables = [experiments.markdown_of(limits_table(made)), experiments.markdown_of(shipped_table(runs)), settings(runs)]
-    sys.stdout.write("\n\n".join(tables) + "\n")
+    experiments.publish(output, blocks(output), claims(output))
 
 
 if __name__ == "__main__":
