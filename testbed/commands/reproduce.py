@@ -156,7 +156,8 @@ def _list(experiments: Sequence[Reproduction], *, quick: bool) -> None:
     from testbed import devices
     from testbed.report.claims import FILE
 
-    rows = table("experiment", "steps", "to do", "takes", "claims committed", "verdicts here")
+    rows = table("experiment", "to do", "takes", "claims committed", "verdicts here")
+    rows.columns[-2].no_wrap = False  # both may be long, and are read together
     host = cache(devices.host)
     for experiment in experiments:
         left, seconds = [], 0.0
@@ -166,7 +167,6 @@ def _list(experiments: Sequence[Reproduction], *, quick: bool) -> None:
             seconds += takes_s
         rows.add_row(
             experiment.name,
-            ", ".join(step.words[0] for step in experiment.steps),
             ", ".join(left) or "nothing",
             _duration(seconds),
             _counted(_claims(experiment.folder / FILE)),
