@@ -8,6 +8,7 @@ No test is decided by a time on the real clock, which says how busy the machine 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -18,7 +19,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from testbed import paths
+from testbed import forks, paths
 from testbed.errors import TestbedError
 from testbed.vm.build import BUILD_COMMAND
 from testbed.vm.guest import GUEST_VARIABLE
@@ -154,13 +155,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _children() -> set[int]:
+    """Return our children but for the one that programs are forked from, whose children count instead."""
+    server = forks.server()
     children: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            children |= {int(pid) for pid in (task / "children").read_text().split()}
-        except OSError:
-            continue
-    return children
+    for pid in (os.getpid(), *([] if server is None else [server])):
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children |= {int(child) for child in tasks.read_text().split()}
+    return children - {server}
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -70,7 +70,7 @@ class Node:
 class Lab:
     """Links that stand until it is closed; a context manager.
 
-    It is used from the main thread only, like `Relay` and `Namespace.popen`; `counters` from any one thread.
+    It is used from the main thread only, like `Relay`; `counters` from any one thread.
     """
 
     nodes: tuple[Node, ...]

@@ -122,7 +122,7 @@ class Host:
     def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
         """Start the program; `popen`, called like subprocess.Popen, decides where and as whom. `name` is for messages.
 
-        For a lab: `functools.partial(node.namespace.popen, user=paths.invoking_user())`.
+        For a lab: `functools.partial(forks.popen, namespace=node.namespace.fd)`.
         """
         self.name = name
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -228,4 +228,5 @@ def host_environment() -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # else glibc hands the memory of each tensor back and has it zeroed again: thousands of page faults a micro-batch
     memory = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+    memory["MALLOC_ARENA_MAX"] = "1"  # threads take turns, and what one frees another can use
     return {**os.environ, **threads, **memory, "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}

@@ -72,8 +72,8 @@ def execute(
 
     `at_once`: how many at most; None: one per core that this process may use. Fewer run where predicted memory does
     not fit into what is available, which `note` is told once. `heard` is told each line that a task prints. `options`
-    go to subprocess.Popen. A task that dies costs its own result only. All end when the iterator is closed, by Ctrl-C
-    for instance, and when the thread that runs it ends, however that happens.
+    go to `process.start_program`. A task that dies costs its own result only. All end when the iterator is closed, by
+    Ctrl-C for instance, and when the thread that runs it ends, however that happens.
     """
     limit = at_once or len(os.sched_getaffinity(0))
     memory_bytes = int((available_bytes or available_memory)() * _SHARE)

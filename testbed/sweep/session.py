@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import secrets
 import selectors
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,9 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from testbed import paths
+from testbed import forks, paths
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
-from testbed.net.kernel.namespace import Namespace
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
@@ -41,15 +39,6 @@ _MOMENTS = 1000
 _GRACE_S = 2.0
 """After the first failure the other stages get this long to say theirs: a lost neighbour is often heard of before its
 cause."""
-
-
-Popen = Callable[..., "subprocess.Popen[bytes]"]
-StartIn = Callable[[Namespace], Popen]
-
-
-def start_in(namespace: Namespace) -> Popen:
-    """Return what starts programs in a namespace, as the invoking user; called like subprocess.Popen."""
-    return functools.partial(namespace.popen, user=paths.invoking_user())
 
 
 class Observer(Protocol):
@@ -78,9 +67,10 @@ class Session:
     during: DuringRecord | None = None
     """How late the machine made the links in the last run that ended well."""
 
-    def __init__(self, cell: Cell, engine_reason: str, *, link_seed: int = 0, start: StartIn = start_in) -> None:
-        """`link_seed` is added to the seed of every pipe. `start` says how a stage host is started in a namespace."""
+    def __init__(self, cell: Cell, engine_reason: str, *, link_seed: int = 0) -> None:
+        """`link_seed` is added to the seed of every pipe."""
         self.network = network_of(cell)
+        self.hosts: list[Host] = []
         with ExitStack() as stack:
             spec = LabSpec(
                 topology=cell.topology,
@@ -90,9 +80,9 @@ class Session:
                 engine_reason=engine_reason,
             )
             self.lab = stack.enter_context(Lab(spec))
-            self.hosts = [
-                stack.enter_context(Host(start(node.namespace), name=f"stage {node.index}")) for node in self.lab.nodes
-            ]
+            for node in self.lab.nodes:
+                start = functools.partial(forks.popen, namespace=node.namespace.fd, **paths.as_invoking_user())
+                self.hosts.append(stack.enter_context(Host(start, name=f"stage {node.index}")))
             for host in self.hosts:
                 host.wait_ready(_LOADING_S)
             self._stack = stack.pop_all()

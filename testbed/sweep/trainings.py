@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter
 
-from testbed import paths, results
+from testbed import forks, paths, results
 from testbed.codecs.catalogue import placement
 from testbed.errors import TestbedError, UserError
 from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
@@ -169,8 +169,7 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], 
 
 def host_options() -> dict[str, Any]:
     """Return what `executor.execute` starts programs with that train in one process."""
-    # One arena: the stages' threads take turns, and what one frees another can use.
-    return {"env": {**host_environment(), "MALLOC_ARENA_MAX": "1"}, **paths.as_invoking_user()}
+    return {"popen": forks.popen, "env": host_environment(), **paths.as_invoking_user()}
 
 
 def _sweep_up(home: Path) -> None:

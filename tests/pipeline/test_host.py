@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed import forks
 from testbed.codecs.check.apart import in_child
 from testbed.codecs.check.verdicts import Broken
 from testbed.errors import StageError
@@ -68,13 +69,8 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def popen(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    return subprocess.Popen(command, env={**env, "PYTHONPATH": path}, **options)
-
-
 def a_host(stage: int) -> Host:
-    return Host(popen, f"stage {stage}")
+    return Host(forks.popen, f"stage {stage}")
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +372,7 @@ def test_ctrl_c_is_the_controller_s_business_and_privileges_are_gone(
 
 def test_a_host_that_cannot_load_says_why() -> None:
     def broken(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
-        return popen([command[0], "-c", "raise SystemExit('no torch on this machine')"], env=env, **options)
+        return subprocess.Popen([command[0], "-c", "raise SystemExit('no torch on this machine')"], env=env, **options)
 
     with (
         Host(broken, "stage 3") as host,

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 from testbed.errors import CapabilityError, LabError
 
@@ -80,24 +77,6 @@ class Namespace:
                 enter(home)
         finally:
             os.close(home)
-
-    def popen(
-        self,
-        command: Sequence[str],
-        *,
-        user: tuple[int, int] | None = None,
-        pass_fds: Sequence[int] = (),
-        **options: Any,
-    ) -> subprocess.Popen[bytes]:
-        """Start a program inside, as `user` (uid, gid) if given; called like subprocess.Popen.
-
-        From the main thread only: the program asks the kernel to be killed when the thread that started it ends.
-        """
-        assert threading.current_thread() is threading.main_thread()
-        if user is not None:
-            options |= {"user": user[0], "group": user[1], "extra_groups": []}
-        with self.entered():
-            return subprocess.Popen(command, pass_fds=pass_fds, **options)
 
     def close(self) -> None:
         """Let go; the namespace ends with the last process or socket inside it."""
