@@ -317,7 +317,7 @@ def report(
         if not named.is_dir():
             raise UserError(f"there is no result folder {named}; run a sweep first, or name another folder")
     if gantt is not None:
-        from testbed.report import draw_gantt
+        from testbed.report.page import draw_gantt
 
         out.print(f"gantt: {draw_gantt(folder, gantt, folder / 'figures')}", highlight=False, soft_wrap=True)
     elif against is not None:
@@ -333,6 +333,6 @@ def report(
 
 
 def _report(folder: Path, page: Path, index: Path | None) -> None:
-    from testbed.report import write_report
+    from testbed.report.page import write_report
 
     out.print(f"report: {write_report(folder, page, index)}", highlight=False, soft_wrap=True)

@@ -36,10 +36,3 @@ experiment_verdicts  comparisons and verdicts from those rows, and what a README
 claims         published claims, what was measured, and the verdict
 blocks         generated blocks of Markdown pages
 """
-
-from testbed.report.certificates import certificate_table
-from testbed.report.collect import latest
-from testbed.report.page import draw_gantt, write_report
-from testbed.report.tables import terminal_table
-
-__all__ = ["certificate_table", "draw_gantt", "latest", "terminal_table", "write_report"]

@@ -1,4 +1,4 @@
-"""A lab with a stage host in every node. Live cells that share a network share a session, so torch is imported once."""
+"""A lab with a stage host in every node. Live cells that share a network share a session."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_verdicts_are_those_of_the_results_and_finished_programs_are_kept(comman
     assert [read_claims(folder / "claims.csv")[0].verdict for folder in drawn] == ["holds", "fails"]
     assert _files(counting) == before
 
-    listed = command.finish("reproduce", "--list")
+    listed = command.finish("reproduce", "--list", "counting")
     (line,) = [line for line in listed.splitlines() if line.startswith("counting")]
     assert "1 fails" in line
     assert "1 holds" in line

@@ -11,8 +11,8 @@ import pytest
 from matplotlib.image import imread
 
 from testbed import results
-from testbed.report import write_report
 from testbed.report.index import write_index
+from testbed.report.page import write_report
 from testbed.spec import Cell
 from tests.browser import Browser, browsing
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run

@@ -13,17 +13,18 @@ from testbed import results
 from testbed.errors import ResultsError, UnknownNameError
 from testbed.metrics import compare
 from testbed.records import Summary
-from testbed.report import collect, draw_gantt, latest, numbers, terminal_table, write_report
+from testbed.report import collect, numbers
 from testbed.report.bars import step_time
 from testbed.report.canvas import Drawing
 from testbed.report.certificates import link_ratios
+from testbed.report.collect import latest
 from testbed.report.comparison import comparison_table
 from testbed.report.gantt import median_step
 from testbed.report.lines import loss_against_time
-from testbed.report.page import draw_figures
+from testbed.report.page import draw_figures, draw_gantt, write_report
 from testbed.report.settings import settings_words
 from testbed.report.style import looks
-from testbed.report.tables import result_tables
+from testbed.report.tables import result_tables, terminal_table
 from testbed.results import Run
 from testbed.spec import Calibrated, Cell, Measured, Paced
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run

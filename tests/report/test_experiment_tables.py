@@ -11,7 +11,8 @@ import pytest
 from testbed import results
 from testbed.metrics.statistics import difference
 from testbed.records import Summary
-from testbed.report import experiment_tables, experiment_verdicts, write_report
+from testbed.report import experiment_tables, experiment_verdicts
+from testbed.report.page import write_report
 from testbed.results import ClaimSpec, CompareSpec, RankCheck, TriedValue, TunedArm, TuningRecord
 from testbed.spec import Cell
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run

@@ -12,9 +12,11 @@ import pytest
 from testbed.codecs.catalogue import table
 from testbed.errors import ResultsError
 from testbed.profiles import LinkProfile
-from testbed.report import collect, latest, write_report
+from testbed.report import collect
 from testbed.report.canvas import shortened
+from testbed.report.collect import latest
 from testbed.report.conclusions import conclusions, same_maths
+from testbed.report.page import write_report
 from testbed.report.settings import settings_words
 from testbed.results import last_sweep
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run

@@ -9,11 +9,13 @@ from test_tables import printed
 
 from testbed import results
 from testbed.records import StepRecord
-from testbed.report import collect, latest, terminal_table
+from testbed.report import collect
 from testbed.report.bars import bytes_per_step
+from testbed.report.collect import latest
 from testbed.report.conclusions import conclusions
 from testbed.report.lines import loss_against_steps
 from testbed.report.remarks import CONTROL, MEASURES, labelled, remark, taken, wrapped_codecs
+from testbed.report.tables import terminal_table
 from testbed.results import Run
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 

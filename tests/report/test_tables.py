@@ -11,8 +11,12 @@ from rich.console import Console
 
 from testbed import results
 from testbed.export import columns as export_columns
-from testbed.report import certificate_table, collect, latest, numbers, tables, terminal_table, write_report
+from testbed.report import collect, numbers, tables
+from testbed.report.certificates import certificate_table
+from testbed.report.collect import latest
+from testbed.report.page import write_report
 from testbed.report.style import looks
+from testbed.report.tables import terminal_table
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 
