@@ -32,7 +32,7 @@ MILDEST_WITHIN = 0.05
 """A codec this close to the fastest is as good as that: of those, a map takes the one that sends most bits."""
 PAYS = 1.05
 """The speed-up below which a codec no longer pays."""
-_CONTOURS = (PAYS, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
+_LEVELS = (PAYS, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0)
 _SHADES = LinearSegmentedColormap.from_list("speed-up", ["#f7f9fb", "#9ecae1", "#3182bd", "#08306b"])
 
 Matrix = npt.NDArray[np.float64]
@@ -110,20 +110,20 @@ def _grid(device: str, cells: Any) -> Grid:
 
 
 def stops_paying_bps(rates_bps: Sequence[float], speed_ups: Sequence[float]) -> float:
-    """Return the rate above which a codec's speed-up stays under PAYS, on a line of log rate between two points.
+    """Return the rate at which a codec's speed-up first falls under PAYS, on a line of log rate between two points.
 
-    0 where it nowhere pays, infinity where it still pays at the fastest rate; points that are NaN are left out.
+    0 where it does not pay at the slowest rate, infinity where it pays at all; points that are NaN are left out.
     """
     known = [(rate, gain) for rate, gain in zip(rates_bps, speed_ups, strict=True) if not math.isnan(gain)]
     if not known:
         return math.nan
-    if known[-1][1] >= PAYS:
-        return math.inf
-    for (slow, more), (fast, less) in reversed(list(pairwise(known))):
-        if more >= PAYS > less:
+    if known[0][1] < PAYS:
+        return 0.0
+    for (slow, more), (fast, less) in pairwise(known):
+        if less < PAYS:
             share = (more - PAYS) / (more - less)
             return math.exp(math.log(slow) + share * (math.log(fast) - math.log(slow)))
-    return 0.0
+    return math.inf
 
 
 # ---------------------------------------------------------------------- figures
@@ -162,9 +162,9 @@ def draw_choice(made: Sequence[Grid], title: str, settings: str) -> Figure:
 
 
 def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
-    """Draw how much faster than the baseline the fastest codec is over each link, with contours."""
+    """Draw how much faster than the baseline the fastest codec is over each link."""
     most = max(np.nanmax(grid.speed_up(BASELINE) * grid.step_s[BASELINE] / grid.best_s) for grid in made)
-    levels = [1.0, *(level for level in _CONTOURS if level < most), max(float(most), PAYS)]
+    levels = [1.0, *(level for level in _LEVELS if level < most), max(float(most), PAYS)]
     norm = BoundaryNorm(levels, 256)
     legend: list[Handle] = [
         Patch(facecolor=_SHADES(norm(low)), edgecolor=MUTED, lw=0.4, label=f"{low:g} to {high:.3g}x")
@@ -173,16 +173,10 @@ def draw_speed_up(made: Sequence[Grid], title: str, settings: str) -> Figure:
     figure, panels = _panels(made, title, legend, settings)
     for grid, axes in zip(made, panels, strict=True):
         gains = grid.step_s[BASELINE] / grid.best_s
-        middles = np.arange(gains.shape[1]) + 0.5, np.arange(gains.shape[0]) + 0.5
         axes.pcolormesh(np.ma.masked_invalid(gains), cmap=_SHADES, norm=norm, edgecolors=PAPER, lw=0.4)
         for row, column in np.ndindex(gains.shape):
             if math.isnan(gains[row, column]):
                 axes.add_patch(Rectangle((column, row), 1, 1, fc="none", ec=MUTED, hatch="///", lw=0))
-        if min(gains.shape) > 1:
-            lines = axes.contour(
-                *middles, np.ma.masked_invalid(gains), levels=levels[1:-1], colors="#d55e00", linewidths=1.1
-            )
-            axes.clabel(lines, fmt=lambda level: f"{level:g}x", fontsize=7, inline_spacing=3)
     return figure
 
 
@@ -217,7 +211,8 @@ def draw_limits(made: Sequence[Grid], title: str, settings: str) -> Figure:
             axes.plot(x, inside, color=look.colour, ls=look.dash, marker=look.marker, ms=4)
             for marker, edge, at in (("^", always, math.inf), ("v", never, 0.0)):
                 beyond = [each for each, limit in zip(x, own, strict=True) if limit == at]
-                axes.plot(beyond, [edge] * len(beyond), ls="none", marker=marker, color=look.colour, clip_on=False)
+                if beyond:  # one without points would take room at the figure's corner
+                    axes.plot(beyond, [edge] * len(beyond), ls="none", marker=marker, color=look.colour, clip_on=False)
         axes.set(xscale="log", yscale="log", ylim=(never / 1.15, always * 1.15))
         axes.set_title(grid.device)
         axes.set_xlabel("delay of a link, one way, ms")

@@ -64,16 +64,16 @@ def test_without_the_baseline_there_is_no_speed_up() -> None:
 
 
 @given(st.lists(st.floats(0.5, 20), min_size=2, max_size=10))
-def test_above_the_limit_it_never_pays(gains: list[float]) -> None:
+def test_up_to_the_limit_it_pays_and_beyond_it_no_longer(gains: list[float]) -> None:
     rates = [10.0**at for at in range(len(gains))]
     limit = stops_paying_bps(rates, gains)
-    above = [gain for rate, gain in zip(rates, gains, strict=True) if rate > limit]
-    assert all(gain < PAYS for gain in above)
+    assert all(gain >= PAYS for rate, gain in zip(rates, gains, strict=True) if rate < limit)
     if 0 < limit < math.inf:
+        beyond = [gain for rate, gain in zip(rates, gains, strict=True) if rate > limit]
         assert any(low <= limit <= high for low, high in pairwise(rates))
-        assert max(gain for rate, gain in zip(rates, gains, strict=True) if rate <= limit) >= PAYS
-    assert (limit == math.inf) == (gains[-1] >= PAYS)
-    assert (limit == 0) == all(gain < PAYS for gain in gains)
+        assert not beyond or beyond[0] < PAYS
+    assert (limit == math.inf) == all(gain >= PAYS for gain in gains)
+    assert (limit == 0) == (gains[0] < PAYS)
 
 
 def test_what_is_missing_is_left_out_of_a_limit() -> None:
