@@ -82,6 +82,7 @@ def popen(
     `namespace`: the descriptor of a network namespace to run in. StageError when the server is gone.
     """
     assert stdin == subprocess.DEVNULL
+    start(env)
     module, *arguments = command[command.index("testbed.process") + 2 :]
     reads: IO[bytes] | None = None
     with contextlib.ExitStack() as stack:
@@ -101,7 +102,7 @@ def popen(
             inside=namespace is not None,
             numbers=tuple(given),
         )
-        forked = _server(env).fork(request, [*given.values(), *([] if namespace is None else [namespace])])
+        forked = _servers[0].fork(request, [*given.values(), *([] if namespace is None else [namespace])])
     forked.stdout = reads
     return forked  # type: ignore[return-value]  # a Popen as far as those who start programs here need one
 
@@ -214,15 +215,14 @@ _servers: list[_Server] = []
 """The one of this process, if it has any."""
 
 
-def _server(env: Mapping[str, str]) -> _Server:
-    """Return the server, and start it where there is none that runs and imports from the same places."""
+def start(env: Mapping[str, str]) -> None:
+    """Start the server where there is none that runs and imports from the same places; it loads meanwhile."""
     assert threading.current_thread() is threading.main_thread()  # it dies with the thread that started it
     if _servers and (not _servers[0].runs() or _servers[0].circumstances != _circumstances(env)):
         close()
     if not _servers:
         _servers.append(_Server(env))
         atexit.register(close)
-    return _servers[0]
 
 
 def _circumstances(env: Mapping[str, str]) -> tuple[object, ...]:

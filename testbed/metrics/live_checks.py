@@ -14,7 +14,7 @@ from testbed.records import StageCosts
 from testbed.spec import Calibrated, Cell, Engine, Measured, Paced, recipe_of
 
 _SHARE_OF_CORES = 2 / 3
-CHECK_STEPS = 6
+CHECK_STEPS = 4
 """Measured steps of a live check: enough for a median, and soon over."""
 _WARMUP_STEPS = 2
 

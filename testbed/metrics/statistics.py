@@ -86,9 +86,8 @@ def autocorrelation(values: Sequence[float]) -> float:
     It is the correlation of their ranks (of von Neumann's ratio test, after Bartels 1982), so that single outliers do
     not hide it.
     """
-    from scipy.stats import rankdata  # takes half a second, which only commands that compute should wait
-
-    ranks = rankdata(values)
+    _, places, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]  # equal values have the mean of their ranks
     ranks -= ranks.mean()
     total = float(ranks @ ranks)
     return float(ranks[1:] @ ranks[:-1]) / total if total else 0.0
@@ -218,9 +217,9 @@ def _of_samples(ours: Sequence[float], base: Sequence[float], what: str) -> Diff
 @functools.lru_cache(maxsize=1024)
 def quantile_of_t(freedom: float) -> float:
     """Return how many standard errors a 95 % interval reaches to either side."""
-    from scipy.stats import t
+    from scipy.special import stdtrit  # scipy.stats has it too, and takes a second to import
 
-    return float(t.ppf((1 + CONFIDENCE) / 2, freedom))
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def detectable(error: float, freedom: float) -> float:
@@ -235,16 +234,16 @@ def detectable(error: float, freedom: float) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _shift(freedom: float) -> float:
-    from scipy.stats import chi2, norm
+    from scipy.special import gammaincinv, ndtr
 
     # The noncentral t is (Z + shift) / S, S the root of chi2 / freedom: the mean over S of a normal's two tails.
     # scipy's own nct is NaN where few degrees of freedom put its quantiles far out.
     middles = (np.arange(_PARTS) + 0.5) / _PARTS
-    limits = quantile_of_t(freedom) * np.sqrt(chi2.ppf(middles, freedom) / freedom)
+    limits = quantile_of_t(freedom) * np.sqrt(2 * gammaincinv(freedom / 2, middles) / freedom)
     low, high = 0.0, 4 * quantile_of_t(freedom)
     while high - low > 1e-6 * high:
         shift = (low + high) / 2
-        found = float(np.mean(norm.cdf(shift - limits) + norm.cdf(-shift - limits)))
+        found = float(np.mean(ndtr(shift - limits) + ndtr(-shift - limits)))
         low, high = (shift, high) if found < POWER else (low, shift)
     return high
 

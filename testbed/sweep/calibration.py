@@ -39,7 +39,7 @@ from testbed.sweep.session import Tokens
 from testbed.sweep.trainings import check_trainable, host_options
 from testbed.vm.launch import choose_processor, idlest_first
 
-BUDGET_S = 20.0
+BUDGET_S = 10.0
 _SOURCES = ("codecs", "workloads", "pipeline")
 _LOOK_S = 0.1
 _SHARE = 0.8

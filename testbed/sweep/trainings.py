@@ -86,6 +86,7 @@ def train_missing(
     failures: dict[str, TestbedError] = {}
     if missing:
         results.make_folder(home)
+        forks.start(host_environment())  # it loads while texts are prepared
         try:
             by_name = {recipe.id: recipe for recipe in missing}
             tasks = _tasks(missing, home, prepare)
