@@ -66,10 +66,11 @@ PACED = '{ mode = "paced", forward = "2ms", backward = "4ms" }'
 """Stated durations, so that nothing is calibrated."""
 
 STATED = [
-    *("--live-checks", "0", "--set", "codec_cost=zero"),
+    *("--no-report", "--live-checks", "0", "--set", "codec_cost=zero"),
     *("--set", "compute.mode=paced", "--set", "compute.forward=2ms", "--set", "compute.backward=4ms"),
 ]
-"""Flags of a played sweep whose durations do not matter: nothing is calibrated, and nothing run live beside it."""
+"""Flags of a played sweep whose durations do not matter: nothing is calibrated, nothing run live beside it, and no
+report drawn."""
 
 
 class Command:

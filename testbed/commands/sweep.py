@@ -175,6 +175,9 @@ def sweep(
         int | None,
         typer.Option(min=0, help="Played cells that are run live too; the experiment's number if not given."),
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="Whether to write the report; 'report FOLDER' does it later.")
+    ] = True,
     overrides: SetFlag = [],  # noqa: B006
     only: OnlyFlag = [],  # noqa: B006
     exclude: ExcludeFlag = [],  # noqa: B006
@@ -198,7 +201,7 @@ def sweep(
         raise UserError(f"there is no file {calibration}; a sweep keeps its durations in results/NAME/calibration.json")
     given = None if calibration is None else stored.read_json(calibration, Calibration)
     durations = {"calibration": given, "recalibrate": recalibrate}
-    _sweep(loaded, loaded.name, engine, clock, choice, results, again=again, report=True, durations=durations)
+    _sweep(loaded, loaded.name, engine, clock, choice, results, again=again, report=page, durations=durations)
 
 
 def _sweep(

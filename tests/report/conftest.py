@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed import results
+from testbed.report import page
 from tests.synthetic import Pipeline, cell, pipe, profile, write_run
 
 CODECS = {"fp32": (65_536, 0.0), "bf16": (32_768, 0.001), "int8": (16_640, 0.02), "delta-int8": (16_640, 0.01)}
@@ -15,6 +16,12 @@ LINKS = (
     profile("home", pipe(80_000_000, 10_000_000), pipe(80_000_000, 10_000_000)),
     profile("unshaped"),
 )
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave figures out of reports, for tests that look at something else: a report's take five to ten seconds."""
+    monkeypatch.setattr(page, "draw_figures", lambda *_, **__: [])
 
 
 @pytest.fixture(scope="session")

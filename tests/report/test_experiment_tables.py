@@ -185,6 +185,7 @@ def test_a_sweep_without_tuning_or_comparisons_leaves_no_empty_files(folder: Pat
         results.write_json(folder / "sweep.json", record)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_has_the_same_verdicts(folder: Path, tables: experiment_tables.Tables, tmp_path: Path) -> None:
     text = write_report(folder, tmp_path / "report.html").read_text(encoding="utf8")
     table = text[text.index('id="verdicts"') : text.index('id="figures"')]

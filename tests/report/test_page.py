@@ -149,6 +149,7 @@ def test_nothing_to_report_is_an_error(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "report.html")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_cell_is_a_report(tmp_path: Path) -> None:
     what = cell("acme.codecs:VeryLongNameOfACodec", stages=1)
     write_run(tmp_path, what, Pipeline(what.profiles[0], stages=1))
@@ -165,6 +166,7 @@ def test_settings_name_the_transport_of_each_network(tmp_path: Path) -> None:
     assert "Example CPU" in foot
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_networks_of_several_profiles_read_well(tmp_path: Path) -> None:
     slow = profile("cable", pipe(20_000_000, 7_000_000), pipe(200_000_000, 7_000_000))
     fast = profile("ftth", pipe(300_000_000, 2_000_000), None, congestion_control="bbr")

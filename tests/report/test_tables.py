@@ -119,6 +119,7 @@ def test_a_certificate_is_shown_with_its_units(runs: list[results.Run]) -> None:
     assert all(word in text for word in ("Mbit/s", "rtt, idle", "PASS", "moves a step"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_metric_is_shown_by_its_row_alone(
     monkeypatch: pytest.MonkeyPatch, runs: list[results.Run], experiment: Path, tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def test_a_killed_controller_leaves_nothing(command: Command) -> None:
 def test_ctrl_c_once_ends_the_step_and_what_is_missing_is_made_then(command: Command) -> None:
     """A sweep of two cells is interrupted in its first run."""
     small = ["--set", "pipeline.stages=2", "--set", "training.steps=40"]
-    sweep = ["sweep", "sweep.toml", "--engine", command.engine, *small]
+    sweep = ["sweep", "sweep.toml", "--no-report", "--engine", command.engine, *small]
     folder = command.write_experiment("", 'codec = ["fp32", "delta-int8"]\nprofile = ["consumer-80mbps"]')
     process = command.start(*sweep)
     _wait_for_steps(command, process, folder)
@@ -106,7 +106,7 @@ def test_a_learning_rate_is_chosen_before_the_sweep(command: Command) -> None:
     before = command.finish("plan", *flags)
     assert "1 arms x 2 values x 1 seeds = 2 runs of 6 steps" in before
     assert "as chosen after tuning" in before
-    output = command.finish("sweep", *flags)
+    output = command.finish("sweep", "--no-report", *flags)
     assert "tuned: int8: optimiser.learning_rate = 0.003" in output
     (cell_id,) = results.last_sweep(folder).cells
     cell = results.finished_runs(folder, cell_id)[0].cell

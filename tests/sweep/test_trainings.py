@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from testbed import forks
 from testbed.errors import StageError, TestbedError, UserError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.memory import predict_memory
@@ -103,8 +104,9 @@ def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path
         def training(self, recipe: Recipe, message: StepDone | EvaluationDone) -> None:
             super().training(recipe, message)
             if recipe == long and short.id in self.ended and message.step:
-                children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-                os.kill(int(children[-1]), signal.SIGKILL)
+                server = forks.server()
+                trained = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+                os.kill(int(trained[-1]), signal.SIGKILL)
 
     found = train_missing([long, short], tmp_path, prepare=Texts(tmp_path), progress=Kills(), at_once=2)
     assert list(found.folders) == [short.id]
