@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from testbed import forks
+
 
 def guest_of(runner: int) -> set[int]:
     """Return the guest of a runner: the process group of its child."""
     groups = {int(pid) for pid in Path(f"/proc/{runner}/task/{runner}/children").read_text().split()}
+    groups -= {forks.server()}  # it forks programs, no guest
     found = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
