@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from testbed.records import Calibration
 from testbed.spec import Clock, Engine
+from testbed.sweep.calibration import BUDGET_S
 
 
 class Means(NamedTuple):
@@ -19,7 +20,7 @@ class Means(NamedTuple):
     clock_reason: str
     calibration: Calibration | None = None
     """Durations that were given, in place of this machine's."""
-    calibration_s: float = 30.0
+    calibration_s: float = BUDGET_S
     """The longest that durations are measured before cells are played."""
     recalibrate: bool = False
     """Whether durations are measured anew."""
