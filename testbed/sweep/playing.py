@@ -67,10 +67,10 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
             return failures
         training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
         floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
+        guest_kernel = kernel()  # before anything is measured: a build beside it would slow it down
         costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, means.calibration_s)
         cores = len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
-            guest_kernel = kernel()
             links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)
             player = _Player(runs, numbers, folder, Path(aside), training, floors, costs, links, progress)
             jobs = [player.job(number) for number in range(len(runs))]
