@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,12 @@ def missing(need: str) -> str | None:
 
 def required() -> set[str]:
     return {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",") if name.strip()}
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C as a person's terminal gives it: a shell's background job, and its children, ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
