@@ -155,7 +155,9 @@ class Entry:
             marks.append(said)
         marks += dict.fromkeys(result.tuning for result in self.good if result.tuning)
         if any(result.measured.at_floor for result in self.good):
-            marks.append(f"within {NEAR_FLOOR:g} of the unigram floor, {self.good[0].measured.unigram_floor:.2f}")
+            marks.append(
+                f"within {NEAR_FLOOR:g} of the unigram floor or above, {self.good[0].measured.unigram_floor:.2f}"
+            )
         ended = {result.measured.ended for result in self.good}
         marks += [f"ended by {why}" for why in ("target", "budget") if why in ended]
         return tuple(marks)
