@@ -12,11 +12,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, style
+from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
 
 NAME = "protocol_nanogpt"
-HERE = Path(__file__).parent
 COMMAND = f"python -m testbed predict {NAME}"
 RECORDS = "ProtocolNanoGPT at 0551bc3, records/ (checked)"
 RUNS = {"dense": "dense, 2,048 B per token", "subspace": "subspace, 322 B per token"}
@@ -25,11 +24,12 @@ _BUFFER = {
     "link(200Mbit, 50ms, congestion_control=bbr)": "bbr, a buffer of one round trip",
     "link(200Mbit, 50ms, buffer=60s)": "cubic, buffers in which nothing is lost",
 }
+TCP = "the critical path over the pipe formula, with headers; the rest is TCP (acknowledgements, windows)"
 
 
 def cells(folder: Path) -> Any:
     """Return the rows of cells.csv; `run` is what the figure calls the record."""
-    frame = pd.read_csv(folder / "cells.csv")
+    frame = predicted.cells(folder)
     return frame.assign(run=frame["label.run"])
 
 
@@ -49,10 +49,8 @@ def step_times(folder: Path) -> Any:
     return pd.DataFrame(rows).T[list(RUNS)]
 
 
-def departure(frame: Any) -> float:
-    """Return by how much the lossless played step that is farthest from its ideal departs from it, as a share."""
-    played = frame[frame.grid.isin(["links", "shared"])]
-    return float((played.step_s / played.ideal_s - 1).abs().max())
+def _lossless(frame: Any) -> Any:
+    return frame[frame.grid.isin(["links", "shared"])]
 
 
 def buffers(folder: Path) -> Any:
@@ -118,15 +116,7 @@ def claims(folder: Path) -> list[Claim]:
             why=f"{steps.subspace} steps instead of {steps.dense}, taken from the records: only the time is ours",
             command=COMMAND,
         ),
-        Claim(
-            claim="A played step is explained to within 3 % by bytes, rate, delay and schedule",
-            source="ours",
-            ours=f"{departure(frame):.2%} at most where no packet is lost".replace("%", " %"),
-            interval="exact",
-            verdict="holds" if departure(frame) < 0.03 else "fails",
-            why="the critical path over the pipe formula, with headers; the rest is TCP (acknowledgements, windows)",
-            command=COMMAND,
-        ),
+        predicted.explained(_lossless(frame), COMMAND, over=" where no packet is lost", why=TCP),
     ]
     lossy = times.subspace["played, a buffer of one round trip"] / times.subspace["links both ways, ideal"] - 1
     rows.append(
@@ -151,7 +141,7 @@ def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
     frame, times = cells(folder), step_times(folder)
     meter, links = times.loc["their meter, computed"], times.loc["links both ways, played"]
-    worst = (meter / times.loc["published"] - 1).abs().max()
+    off, worst = predicted.departure(_lossless(frame)), (meter / times.loc["published"] - 1).abs().max()
     table = times.assign(ratio=times.dense / times.subspace).reset_index(names="seconds per step")
     for column in ("dense", "subspace"):
         table[column] = table[column].map("{:.2f}".format, na_action="ignore")
@@ -162,7 +152,7 @@ def blocks(folder: Path) -> dict[str, str]:
         f"{meter.subspace:.2f} s per step,\npublished {said.dense:.2f} and {said.subspace:.2f}. Over TCP links of the "
         f"same rate and delay a step takes {links.dense:.1f} and {links.subspace:.1f} s, because\nboth directions are "
         f"carried at once: {links.dense / links.subspace:.2f} times as fast with 322 bytes per token, published "
-        f"{said.dense / said.subspace:.2f}. Played steps\nare within {departure(frame):.2%} of what bytes, delay and "
+        f"{said.dense / said.subspace:.2f}. Played steps\nare within {off:.2%} of what bytes, delay and "
         "schedule say where no packet is lost."
     ).replace("%", " %")
     return {
@@ -208,15 +198,5 @@ def draw(folder: Path) -> Any:
     return figure
 
 
-def main() -> None:
-    """Write cells.csv, the figure, claims.csv and the README's blocks."""
-    results, output = experiments.folders(NAME, "Figure, CSVs and the README's blocks.")
-    (output / "cells.csv").write_bytes((results / "cells.csv").read_bytes())
-    (output / "published.csv").write_bytes((HERE / "published.csv").read_bytes())
-    with style.applied():
-        experiments.save_figure(draw(output), output, "step-time")
-    experiments.publish(output, blocks(output), claims(output))
-
-
 if __name__ == "__main__":
-    main()
+    predicted.make(Path(__file__).parent, "step-time", draw, blocks, claims)

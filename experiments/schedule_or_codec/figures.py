@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, style
+from testbed.report import experiments, predicted
 from testbed.report.claims import Claim, claims_table
 
 NAME = "schedule_or_codec"
@@ -25,7 +25,7 @@ DELAY = "50ms"
 
 def cells(folder: Path) -> Any:
     """Return the rows of cells.csv with one name for what is sent, and the links' delay."""
-    frame = pd.read_csv(folder / "cells.csv")
+    frame = predicted.cells(folder)
     stated = frame["payload.forward"].map("{:.0f}".format)
     return frame.assign(sent=frame.codec.fillna(stated), delay=frame.links.str.extract(r", ([\d.]+ms)")[0])
 
@@ -35,13 +35,6 @@ def steps(folder: Path, delay: str = DELAY) -> Any:
     frame = cells(folder)
     part = frame[(frame.grid == "depth") & (frame.delay == delay)]
     return part.pivot_table(index="sent", columns="in_flight", values="ideal_s").reindex(list(CODECS))
-
-
-def departure(folder: Path) -> float:
-    """Return by how much the played step that is farthest from its ideal departs from it, as a share."""
-    frame = cells(folder)
-    played = frame[frame.step_s.notna()]
-    return float((played.step_s / played.ideal_s - 1).abs().max())
 
 
 def table(folder: Path) -> Any:
@@ -58,7 +51,7 @@ def table(folder: Path) -> Any:
 
 def claims(folder: Path) -> list[Claim]:
     """Return what was claimed and what became of it."""
-    times, off = steps(folder), departure(folder)
+    times = steps(folder)
     base = times[8]["bf16"]
     depth, codec, both = (base / t for t in (times[16]["bf16"], times[8]["322"], times[16]["322"]))
     alone = base / times[8]["21"]
@@ -92,15 +85,7 @@ def claims(folder: Path) -> list[Claim]:
             "of the step",
             command=COMMAND,
         ),
-        Claim(
-            claim="A played step is explained to within 3 % by bytes, rate, delay and schedule",
-            source="ours",
-            ours=f"{off:.2%} at most".replace("%", " %"),
-            interval="exact",
-            verdict="holds" if off < 0.03 else "fails",
-            why="the critical path over the pipe formula, with headers; the rest is TCP",
-            command=COMMAND,
-        ),
+        predicted.explained(cells(folder), COMMAND),
     ]
 
 
@@ -115,7 +100,7 @@ def blocks(folder: Path) -> dict[str, str]:
         f"together {base / times[16]['322']:.2f}x. At a hundredfold less the schedule decides: "
         f"{base / times[8]['21']:.0f}x with\n8 in flight, {base / times[32]['21']:.0f}x with 32. "
         f"Played steps are within "
-        f"{departure(folder):.2%} of bytes, delay and schedule."
+        f"{predicted.departure(cells(folder)):.2%} of bytes, delay and schedule."
     ).replace("%", " %")
     return {"answer": answer, "steps": experiments.markdown_of(table(folder)), "claims": claims_table(claims(folder))}
 
@@ -150,14 +135,5 @@ def draw(folder: Path) -> Any:
     return figure
 
 
-def main() -> None:
-    """Write cells.csv, the figure, claims.csv and the README's blocks."""
-    results, output = experiments.folders(NAME, "Figure, CSVs and the README's blocks.")
-    (output / "cells.csv").write_bytes((results / "cells.csv").read_bytes())
-    with style.applied():
-        experiments.save_figure(draw(output), output, FIGURE)
-    experiments.publish(output, blocks(output), claims(output))
-
-
 if __name__ == "__main__":
-    main()
+    predicted.make(Path(__file__).parent, FIGURE, draw, blocks, claims)

@@ -33,6 +33,7 @@ maps           which codec to take over which link, over a grid of rate and dela
 experiments    what the figure programs of experiments/ share
 experiment_tables    the CSVs that every experiment commits: seeds, tuning, certificates, comparisons
 experiment_verdicts  comparisons and verdicts from those rows, and what a README says of them
+predicted      what the figure programs of predicted experiments share
 claims         published claims, what was measured, and the verdict
 blocks         generated blocks of Markdown pages
 """
