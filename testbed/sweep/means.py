@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from testbed.records import Calibration
 from testbed.spec import Clock, Engine
-from testbed.sweep.calibration import BUDGET_S
 
 
 class Means(NamedTuple):
@@ -20,7 +19,5 @@ class Means(NamedTuple):
     clock_reason: str
     calibration: Calibration | None = None
     """Durations that were given, in place of this machine's."""
-    calibration_s: float = BUDGET_S
-    """The longest that durations are measured before cells are played."""
     recalibrate: bool = False
     """Whether durations are measured anew."""

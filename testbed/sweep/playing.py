@@ -35,7 +35,7 @@ from testbed.profiles import LinkProfile
 from testbed.records import Calibration, Certificate, LabRecord, RunCertificates, StageCosts, StepRecord, Summary
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
-from testbed.sweep.calibration import calibrate
+from testbed.sweep.calibration import BUDGET_S, calibrate
 from testbed.sweep.controller import prepare_text
 from testbed.sweep.environment import describe_machine, hold_folder, hold_machine
 from testbed.sweep.means import Means
@@ -68,7 +68,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
         floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
         guest_kernel = kernel()  # before anything is measured: a build beside it would slow it down
-        costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, means.calibration_s)
+        costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, BUDGET_S)
         cores = len(os.sched_getaffinity(0))
         with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
             links = {} if guest_kernel is None else certified(runs, guest_kernel, cores)

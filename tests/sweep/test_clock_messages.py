@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed import paths, vm
-from tests.commands import PLAYED_EXPERIMENT, Command
+from testbed import vm
+from tests.commands import PLAYED_EXPERIMENT, Command, keep_speed
 from tests.vm.test_virtual_clock import FORBID, PTRACE, SECCOMP
 
 COMMAND = ("sweep", "sweep.toml", "--clock")
@@ -20,10 +20,7 @@ WITHOUT_COMPILER = ("sh", "ip", "tar", "xz", "apt-get", "apt-cache", "dpkg-deb",
 def bare(tmp_path: Path) -> Command:
     """A machine without a compiler, and with an empty cache."""
     (tmp_path / "sweep.toml").write_text(PLAYED_EXPERIMENT, encoding="utf8")
-    kept = tmp_path / "cache" / "testbed"
-    kept.mkdir(parents=True)
-    for speed in paths.cache_folder().glob("host-*.toml"):  # else it is measured again, for ten seconds
-        shutil.copy(speed, kept)
+    keep_speed(tmp_path / "cache")
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in WITHOUT_COMPILER:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from testbed import paths, results, vm
-from tests.commands import PLAYED_EXPERIMENT, Command, outside
+from testbed import results, vm
+from tests.commands import PLAYED_EXPERIMENT, Command, keep_speed, outside
 
 MOMENTS = int(os.environ.get("TESTBED_KILLS", "3"))
 """How many moments are tried: each takes a minute."""
@@ -64,8 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     cache, folder = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("sweep")
     (cache / "testbed").mkdir()
     (cache / "testbed" / kernel.folder.name).symlink_to(kernel.folder)
-    for speed in paths.cache_folder().glob("host-*.toml"):  # else it is measured again, for ten seconds
-        shutil.copy(speed, cache / "testbed")
+    keep_speed(cache)
     began = time.monotonic()
     with start(folder, cache) as process:
         said, _ = process.communicate(timeout=200)
