@@ -21,7 +21,8 @@ AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE
   CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
 CACHES := $(if $(SUDO),-p no:cacheprovider)
 TEST := $(AS_ROOT) .venv/bin/python -m pytest $(CACHES)
-WORKERS := --numprocesses=logical --maxprocesses=4
+# One more than there are processors: some tests wait.
+WORKERS := --numprocesses=$(shell echo $$(($$(nproc) + 1))) --maxprocesses=4
 # The tests' tensors are small and their processes run side by side: one thread each.
 export OMP_NUM_THREADS ?= 1
 CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12)

@@ -15,6 +15,8 @@ from pathlib import Path
 from testbed import paths, results
 from testbed.records import Summary
 from testbed.results import Run
+from tests import forked
+from tests.forked import Program
 
 SMALL = [
     "workload.model=gpt2-nano",
@@ -82,22 +84,15 @@ class Command:
     def __init__(self, folder: Path, engine: str) -> None:
         self.folder, self.engine, self.mark = folder, engine, f"TESTBED_TEST_MARK={uuid.uuid4().hex}"
 
-    def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
-        """Start it, by the program `before` if there is one."""
+    def start(self, *arguments: str, **environment: str) -> Program:
+        """Start it, as a fork."""
+        return Program(["-m", "testbed", *arguments], cwd=self.folder, env=self.environment(**environment), merged=True)
+
+    def environment(self, **more: str) -> dict[str, str]:
         name, _, value = self.mark.partition("=")
         # This checkout, not an installed package.
         path = os.pathsep.join([str(self.folder), str(self.shipped.parent), *sys.path[:1]])
-        return subprocess.Popen(
-            [*before, sys.executable, "-m", "testbed", *arguments],
-            cwd=self.folder,
-            env={**os.environ, **environment, name: value, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            # A shell starts background jobs with SIGINT ignored, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        return {**os.environ, **more, name: value, "PYTHONPATH": path}
 
     @classmethod
     @contextlib.contextmanager
@@ -121,10 +116,29 @@ class Command:
     def finish(
         self, *arguments: str, status: int = 0, before: Sequence[str] = (), within_s: float = 280, **environment: str
     ) -> str:
-        """Run it to its end, which must have this status, and must leave nothing behind; what it said."""
-        process = self.start(*arguments, before=before, **environment)
-        output, _ = process.communicate(timeout=within_s)
-        assert process.returncode == status, output
+        """Run it to its end, which must have this status, and must leave nothing behind; what it said.
+
+        It is a fork, unless it is started by a program `before`.
+        """
+        if before:
+            command = [*before, sys.executable, "-m", "testbed", *arguments]
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=self.environment(**environment),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=within_s,
+                check=False,
+                start_new_session=True,
+            )
+            output = done.stdout
+            assert done.returncode == status, output
+        else:
+            process = self.start(*arguments, **environment)
+            output, _ = process.communicate(within_s)
+            assert process.returncode == status, output
         assert self.left() == {}
         return output
 
@@ -140,7 +154,8 @@ class Command:
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if self.mark.encode() in (process / "environ").read_bytes():
+                marked = self.mark.encode() in (process / "environ").read_bytes()
+                if marked or (process / "cwd").readlink().is_relative_to(self.folder):
                     found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
@@ -154,6 +169,14 @@ class Command:
         summary = run.summary
         assert summary is not None
         return run, summary
+
+
+def program(path: Path, *arguments: str) -> str:
+    """Run one of the experiments' programs with this checkout's package; what it said."""
+    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
+    done = forked.run([str(path), *arguments], env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def losses(run: Run) -> list[float | None]:

@@ -24,6 +24,7 @@ from testbed import forks, paths
 from testbed.errors import TestbedError
 from testbed.vm.build import BUILD_COMMAND
 from testbed.vm.guest import GUEST_VARIABLE
+from tests import forked
 from tests.commands import Command
 
 
@@ -163,13 +164,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _children() -> set[int]:
     """Return our children but for the one that programs are forked from, whose children count instead."""
-    server = forks.server()
+    servers = forked.servers() | {server for server in [forks.server()] if server is not None}
     children: set[int] = set()
-    for pid in (os.getpid(), *([] if server is None else [server])):
+    for pid in (os.getpid(), *servers):
         for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
                 children |= {int(child) for child in tasks.read_text().split()}
-    return children - {server}
+    return children - servers
 
 
 @pytest.fixture(autouse=True, scope="session")

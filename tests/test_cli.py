@@ -14,18 +14,11 @@ from testbed import profiles
 from testbed.cli import app
 from testbed.codecs.catalogue.table import CODECS
 from testbed.commands.lab import readiness
+from tests import forked
 
 
 def _testbed(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "testbed", *arguments],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return forked.run(["-m", "testbed", *arguments], cwd=folder, env={**os.environ, **environment})
 
 
 def _refused(folder: Path, *arguments: str, **environment: str) -> str:

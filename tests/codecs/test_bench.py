@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +20,7 @@ from testbed.codecs.check.subject import subject_of
 from testbed.codecs.wire.header import header_bytes
 from testbed.report import codec_costs
 from testbed.results import read_json
+from tests import forked
 
 SHAPE = (2, 16, 64)
 
@@ -107,21 +106,10 @@ def test_peers_are_those_that_work_here() -> None:
 def test_the_command(saved: Path, tmp_path: Path) -> None:
     target = tmp_path / "found.json"
     page = tmp_path / "pages" / "codecs.md"
-    command = [
-        sys.executable,
-        "-m",
-        "testbed",
-        "bench",
-        "codecs",
-        "int8",
-        "-o",
-        str(target),
-        "--figure",
-        str(tmp_path / "drawn"),
-    ]
-    command += ["--page", str(page)]
+    command = ["-m", "testbed", "bench", "codecs", "int8", "-o", str(target), "--page", str(page)]
+    command += ["--figure", str(tmp_path / "drawn")]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170)
+    done = forked.run(command, env=environment)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "int8" in done.stdout
     assert "a model" in done.stdout

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from testbed.codecs.catalogue import formula
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check_codec
 from testbed.codecs.check.verdicts import CheckResult, same
+from tests import forked
 
 BROKEN = {
     "LiesAboutItsBytes": "bytes as the formula says",
@@ -119,17 +118,14 @@ def test_messages_say_what_was_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("Good", 0), ("SwallowsNan", 1), ("Missing", 2)])
 def test_the_program(name: str, status: int) -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "testbed.codecs.check", f"strangers:{name}"],
+    found = forked.run(
+        ["-m", "testbed.codecs.check", f"strangers:{name}"],
         cwd=Path(__file__).parent,
         env={
             "PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}",
             "OMP_NUM_THREADS": "1",
             "PATH": "/usr/bin:/bin",
         },
-        capture_output=True,
-        text=True,
-        timeout=170,
     )
     assert found.returncode == status, found.stdout + found.stderr
     if status == 0:

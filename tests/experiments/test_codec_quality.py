@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.table import CODECS
 from testbed.spec import Cell
 from testbed.sweep import plan
-from tests.commands import STATED, Command
+from tests.commands import STATED, Command, program
 
 NAME = "codec_quality"
 FOLDER = Command.shipped / NAME
@@ -30,11 +27,7 @@ def _parts(cell: Cell) -> set[str]:
 
 def _figures(home: Path, output: Path) -> str:
     """Run the program that draws, with this checkout's package."""
-    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(home), "--output", str(output)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return program(FOLDER / "figures.py", "--results", str(home), "--output", str(output))
 
 
 def test_the_full_form_trains_every_codec_of_the_table_with_five_paired_seeds_over_a_shaped_link() -> None:

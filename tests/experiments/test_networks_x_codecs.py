@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from testbed import profiles
 from testbed.codecs.catalogue import placement
 from testbed.devices import device_codec_ns, load_device, rates_of
 from testbed.sweep import plan
-from tests.commands import Command
+from tests.commands import Command, program
 from tests.synthetic_grid import write_grid
 
 NAME = "networks_x_codecs"
@@ -54,12 +51,9 @@ def test_every_codec_has_a_cost_on_every_device(cells) -> None:  # type: ignore[
 
 def test_the_maps_are_drawn(tmp_path: Path) -> None:
     results, output = write_grid(tmp_path / "results"), tmp_path / "drawn"
-    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(results), "--output", str(output)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
+    said = program(FOLDER / "figures.py", "--results", str(results), "--output", str(output))
     for name in ("choice", "speed-up", "limits"):
         assert matplotlib.image.imread(output / f"{name}.png").std() > 0
     assert len(pandas.read_csv(output / "summary.csv")) == 42
     for part in ("| codec |", "| int8 |", "slow", "quick", "1 of 42 runs"):
-        assert part in done.stdout
+        assert part in said

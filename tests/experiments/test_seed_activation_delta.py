@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -16,7 +13,7 @@ from testbed.report import experiments
 from testbed.results import Run
 from testbed.spec import Cell
 from testbed.sweep import plan
-from tests.commands import STATED, Command
+from tests.commands import STATED, Command, program
 
 NAME = "seed_activation_delta"
 FOLDER = Command.shipped / NAME
@@ -24,11 +21,7 @@ FOLDER = Command.shipped / NAME
 
 def _program(name: str, *arguments: str) -> str:
     """Run one of the experiment's programs, with this checkout's package."""
-    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(FOLDER / name), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return program(FOLDER / name, *arguments)
 
 
 def _repeated(cell: Cell) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import pytest
 from testbed.codecs.catalogue import placement
 from testbed.report import experiments
 from testbed.sweep import plan
-from tests.commands import STATED, Command
+from tests.commands import STATED, Command, program
 
 NAME = "subspace_80mbps"
 FOLDER = Command.shipped / NAME
@@ -24,11 +21,7 @@ FOLDER = Command.shipped / NAME
 
 def _figures(results: Path, output: Path) -> str:
     """Run the program that draws, with this checkout's package."""
-    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(FOLDER / "figures.py"), "--results", str(results), "--output", str(output)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return program(FOLDER / "figures.py", "--results", str(results), "--output", str(output))
 
 
 def test_the_full_form_differs_in_codec_network_and_seed_alone() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas
 import pytest
 
 from testbed.report import claims, experiments
-from tests.commands import Command
+from tests.commands import Command, program
 
 NAMES = ("byte_split", "outlier_channels")
 
@@ -20,13 +17,9 @@ NAMES = ("byte_split", "outlier_channels")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_quick_form_measures_draws_and_goes_on(name: str, tmp_path: Path) -> None:
     folder = Command.shipped / name
-    environment = {**os.environ, "PYTHONPATH": str(Command.shipped.parent), "OMP_NUM_THREADS": "1"}
     said = []
     for arguments in (["measure.py", "--quick"], ["measure.py", "--quick"], ["figures.py"]):
-        command = [sys.executable, str(folder / arguments[0]), *arguments[1:], "--output", str(tmp_path)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
+        said.append(program(folder / arguments[0], *arguments[1:], "--output", str(tmp_path)))
         codecs = pandas.read_csv(tmp_path / "codecs.csv")
         assert not codecs.duplicated(["model", "text", "boundary", "direction", "codec"]).any()
     assert codecs[["bits", "error", "token_error"]].gt(0).all(axis=None)

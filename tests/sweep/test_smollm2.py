@@ -6,7 +6,6 @@ import lzma
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.prepare import prepare_tokens
 from testbed.workloads.sources import ASSETS
+from tests import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -42,8 +42,7 @@ _FIELDS = {
 
 
 def fetch(**environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "testbed.workloads.smollm2"]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    return forked.run(["-m", "testbed.workloads.smollm2"], env={**os.environ, **environment})
 
 
 @pytest.fixture(scope="module")
@@ -94,22 +93,9 @@ def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("folder")
 def test_fine_tuning_over_a_home_line(tmp_path: Path) -> None:
     sets = [part for name, value in _FIELDS.items() for part in ("--set", f"{name}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "testbed",
-        "run",
-        "--model",
-        MODEL,
-        "--stages",
-        "2",
-        "--codec",
-        "int8",
-        "--steps",
-        "3",
-    ]
+    command = ["-m", "testbed", "run", "--model", MODEL, "--stages", "2", "--codec", "int8", "--steps", "3"]
     command += ["--profile", "consumer-80mbps", "--results", str(tmp_path), *sets]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forked.run(command, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = results.runs(tmp_path / "run")
     summary = run.summary

@@ -16,6 +16,7 @@ import pytest
 from testbed import vm
 from testbed.errors import CapabilityError, GuestKernelError
 from testbed.vm import build
+from tests import forked
 
 ROOT = Path(vm.__file__).parents[2]
 HEADER = """
@@ -202,13 +203,8 @@ Vm = Callable[..., tuple[int, str]]
 @pytest.fixture
 def command(cache: Path) -> Vm:
     def run(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "testbed", "vm", *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)},
-            cwd=cache.parent,
-            capture_output=True,
-            text=True,
-        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+        done = forked.run(["-m", "testbed", "vm", *arguments], env=environment, cwd=cache.parent)
         return done.returncode, " ".join(done.stderr.split())
 
     return run
