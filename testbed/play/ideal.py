@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 from testbed.directions import LinkDirection
@@ -80,13 +81,18 @@ class InboundWire:
         return self._free[node]
 
 
-def ideal_step_ns(trace: Trace, links: Links | None, steps: int = 3) -> int:
-    """Return how long the last of the first `steps` steps takes over these links; None: where messages take no time.
+def ideal_steps_ns(trace: Trace, links: Links | None, steps: int = 3) -> list[int]:
+    """Return how long each of the first `steps` steps takes over these links; None: where messages take no time.
 
     SpecError as from `unlinked.in_order`.
     """
     ends = step_ends(trace, play_unlinked(trace, steps, links), steps)
-    return ends[-1] - (ends[-2] if steps > 1 else 0)
+    return [after - before for before, after in pairwise([0, *ends])]
+
+
+def ideal_step_ns(trace: Trace, links: Links | None, steps: int = 3) -> int:
+    """Return how long the last of the first `steps` steps takes, see `ideal_steps_ns`."""
+    return ideal_steps_ns(trace, links, steps)[-1]
 
 
 def _ns(count: int, rate_bps: int) -> int:

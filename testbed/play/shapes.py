@@ -8,7 +8,8 @@ from what a paper states.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
@@ -21,9 +22,11 @@ from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError
 from testbed.frozen import Frozen, explain
 from testbed.message_key import Direction
+from testbed.metrics.wires import wire_bytes
 from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import Trace
-from testbed.spec import ScheduleName
+from testbed.profiles import LinkProfile
+from testbed.spec import ScheduleName, Topology
 from testbed.workloads.models import FAMILIES, ModelSize, model_size, split_layers
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
@@ -41,6 +44,7 @@ class PayloadPerToken(Frozen):
 class PipelineTable(Frozen):
     """A job as a file states it."""
 
+    parallelism: Literal["pipeline"] = "pipeline"
     model: str | dict[str, Any]
     """The name of a model whose shapes are known here, or a table with the fields of `ModelSize`."""
     device: str
@@ -85,6 +89,57 @@ class Shape(Frozen):
     tokens: int
     """In a step."""
 
+    @property
+    def nodes(self) -> int:
+        return self.stages
+
+    @property
+    def least_steps(self) -> int:
+        """Fewer tell nothing of the steady state."""
+        return 2
+
+    @property
+    def barrier(self) -> bool:
+        """Whether all nodes wait for each other at the end of a step, so that it tells nothing of the steps before."""
+        return True
+
+    def steady_ns(self, steps_ns: Sequence[int]) -> float:
+        """Return the time of a step in the steady state."""
+        return float(median(steps_ns))
+
+    @property
+    def payload_bytes(self) -> int:
+        """What all nodes send in a step."""
+        return (self.stages - 1) * self.microbatches * sum(self.message_bytes)
+
+    def columns(self) -> dict[str, float]:
+        """Return what is known of a step before it is played, in seconds and bytes, by its name in a table."""
+        return {
+            "forward_s": max(self.forward_ns) / 1e9,
+            "backward_s": max(self.backward_ns) / 1e9,
+            "activation_bytes": self.message_bytes[0],
+            "gradient_bytes": self.message_bytes[1],
+        }
+
+    def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float:
+        """Return `(microbatches + stages - 1) (max(f, a) + max(b, g)) + 2 (stages - 1) delay + update`: what one
+        reckons on the back of an envelope, from the slowest stage and the slowest link; a and g are a message's time on
+        that link.
+
+        f and b are added to a and g where sends block. It knows nothing of what a schedule keeps waiting.
+        """
+        times, delay_s = [0.0, 0.0], 0.0
+        for profile in profiles:
+            for number, pipe in enumerate((profile.up, profile.down)):
+                if pipe is not None:
+                    wire = wire_bytes(self.message_bytes[number], profile)
+                    times[number] = max(times[number], wire * 8 / pipe.rate_bps)
+                    delay_s = max(delay_s, pipe.delay_ns / 1e9)
+        works = (max(self.forward_ns) / 1e9, max(self.backward_ns) / 1e9)
+        rounds = sum(map(sum if self.blocking else max, zip(works, times, strict=True)))
+        rest = 2 * (self.stages - 1) * delay_s + max(self.update_ns) / 1e9
+        return (self.microbatches + self.stages - 1) * rounds + rest
+
     def trace(self, steps: int, scale: int = 1) -> Trace:
         """Return the trace of so many steps; messages are divided by `scale`."""
         numbers = self.model_dump(exclude={"tokens", "message_bytes"})
@@ -103,7 +158,7 @@ def resolve_shape(table: Mapping[str, Any], where: str) -> Shape:
 
 
 def _shape(asked: PipelineTable) -> Shape:
-    size = model_size(asked.model) if isinstance(asked.model, str) else _stated_size(asked.model)
+    size = model_size(asked.model) if isinstance(asked.model, str) else stated_size(asked.model)
     device = load_device(asked.device)
     if (speed := device.speed(asked.precision)) is None:
         raise SpecError(f"device {device.name} has no speed in {asked.precision}")
@@ -159,7 +214,8 @@ def _messages(
     return (first, second), (e1, e2), (d1, d2)
 
 
-def _stated_size(table: Mapping[str, Any]) -> ModelSize:
+def stated_size(table: Mapping[str, Any]) -> ModelSize:
+    """Return the size that a table with the fields of `ModelSize` states. SpecError for any other table."""
     try:
         size = ModelSize(**table)
     except TypeError as error:

@@ -21,10 +21,11 @@ from pydantic import Field, ValidationError
 from testbed import paths, units
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen, canonical_json, explain, read_toml
-from testbed.metrics.wires import HEADER_BYTES, wire_bytes
+from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.lab import LabSpec
+from testbed.play.data_parallel import DataParallelShape, DataParallelTable, resolve_data_parallel
 from testbed.play.guests import Progress, play_jobs
-from testbed.play.ideal import Duplex, InboundWire, Pipes, ideal_step_ns
+from testbed.play.ideal import Duplex, InboundWire, Pipes, ideal_steps_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.shapes import PipelineTable, Shape, resolve_shape
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 FILE = "cells.toml"
 _FOLDER, _ASIDE = "predicted", ".playing-"
-_IDEAL_STEPS = 3
 _MTU = 1500
+_IDEAL_STEPS = 3
 
 
 class DrawnLinks(Frozen):
@@ -58,8 +59,8 @@ class DrawnLinks(Frozen):
     """Another seed, other rates."""
 
 
-class CellTable(PipelineTable):
-    """A cell as a file states it: a job, its links, and how it is played."""
+class PlayTable(Frozen):
+    """What a file states of a cell beside its job: its links, and how it is played."""
 
     links: str | tuple[str, ...] | DrawnLinks
     """A profile or `link(80Mbit, 10ms)`; one for all, or one per link."""
@@ -78,10 +79,24 @@ class CellTable(PipelineTable):
     """For people and for figures: what the paper calls it, what it published."""
 
 
+class PipelineCellTable(PipelineTable, PlayTable):
+    """A cell that is a pipeline."""
+
+
+class DataParallelCellTable(DataParallelTable, PlayTable):
+    """A cell that is data parallel training: `parallelism = "data"`."""
+
+
+_KINDS: Mapping[str, tuple[type[PlayTable], Callable[[Mapping[str, Any], str], Shape | DataParallelShape]]] = {
+    "pipeline": (PipelineCellTable, resolve_shape),
+    "data": (DataParallelCellTable, resolve_data_parallel),
+}
+
+
 class PredictionCell(Frozen):
     """One cell with every number resolved: what decides its result, and nothing else."""
 
-    shape: Shape
+    shape: Shape | DataParallelShape
     topology: Topology
     profiles: tuple[LinkProfile, ...]
     duplex: Duplex
@@ -184,27 +199,33 @@ def _grid(path: Path, grid: str, content: Mapping[str, Any], table: Mapping[str,
 
 
 def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkProfile]) -> PredictionCell:
+    parallelism = str(fields.get("parallelism", "pipeline"))
+    if parallelism not in _KINDS:
+        raise UnknownNameError(f"{where}: parallelism", parallelism, _KINDS)
+    kind, resolve_job = _KINDS[parallelism]
     try:
-        table = CellTable.model_validate(fields)
+        table = kind.model_validate(fields)
     except ValidationError as error:
-        raise explain(error, CellTable, where) from None
-    job = {name: value for name, value in fields.items() if name in PipelineTable.model_fields}
-    shape = resolve_shape(job, where)
+        raise explain(error, kind, where) from None
+    job = {name: value for name, value in fields.items() if name not in PlayTable.model_fields}
+    shape = resolve_job(job, where)
+    if table.steps < (least := shape.least_steps):
+        raise SpecError(f"{where}: steps is {table.steps}; its steady cycle shows in no fewer than {least}")
     small = max(1, min(shape.message_bytes) // ((table.packets or 1) * (_MTU - HEADER_BYTES)))
     return PredictionCell(
         shape=shape,
-        profiles=_profiles(table, shape.stages, load),
+        profiles=_profiles(table, shape.nodes, load),
         play=table.play and table.duplex == "full",
         scale=small if table.packets else 1,
         **{name: getattr(table, name) for name in ("topology", "duplex", "steps", "link_seed")},
     )
 
 
-def _profiles(table: CellTable, stages: int, load: Callable[[str], LinkProfile]) -> tuple[LinkProfile, ...]:
+def _profiles(table: PlayTable, nodes: int, load: Callable[[str], LinkProfile]) -> tuple[LinkProfile, ...]:
     if isinstance(table.links, DrawnLinks):
         slow, fast = (units.parse_rate(rate) for rate in table.links.rates)
         draw = random.Random(table.links.seed)
-        rates = [draw.randint(slow // 8, fast // 8) * 8 for _ in range(link_count(table.topology, stages))]
+        rates = [draw.randint(slow // 8, fast // 8) * 8 for _ in range(link_count(table.topology, nodes))]
         return tuple(load(f"link({rate}bit, {table.links.delay}, buffer={table.links.buffer})") for rate in rates)
     names = [table.links] if isinstance(table.links, str) else table.links
     return tuple(load(name) for name in names)
@@ -245,7 +266,7 @@ def _play(
         lab = LabSpec(
             topology=cell.topology,
             profiles=tuple(_scaled(profile, cell.scale) for profile in cell.profiles),
-            nodes=cell.shape.stages,
+            nodes=cell.shape.nodes,
             engine="netem",
             engine_reason="all that the guest has",
         )
@@ -279,7 +300,7 @@ def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> Predicti
     split = step_split(trace, played)
     return PredictionResult(
         **_computed(cell),
-        step_ns=split.step_ns,
+        step_ns=cell.shape.steady_ns(split.steps_ns),
         steps_ns=split.steps_ns,
         first=split.first,
         repeats=played.steady is not None,
@@ -290,18 +311,20 @@ def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> Predicti
 
 
 def _computed(cell: PredictionCell) -> dict[str, int]:
-    trace = cell.shape.trace(_IDEAL_STEPS)
+    steps = _IDEAL_STEPS if cell.shape.barrier else cell.steps
+    trace = cell.shape.trace(steps)
     if cell.duplex == "inbound":
         (pipe,) = {profile.up for profile in cell.profiles}
         if pipe is None:
             raise SpecError(f"cell {cell.id}: an inbound wire has the rate of the links' uplinks, and they have none")
         links: InboundWire | Pipes = InboundWire(pipe.rate_bps, pipe.delay_ns)
     else:
-        links = Pipes(cell.topology, cell.profiles, cell.shape.stages)
-    return {
-        "ideal_ns": ideal_step_ns(trace, links, _IDEAL_STEPS),
-        "unlinked_ns": ideal_step_ns(trace, None, _IDEAL_STEPS),
-    }
+        links = Pipes(cell.topology, cell.profiles, cell.shape.nodes)
+    ideal, unlinked = (
+        cell.shape.steady_ns(spans[-1:] if cell.shape.barrier else spans)
+        for spans in (ideal_steps_ns(trace, over, steps) for over in (links, None))
+    )
+    return {"ideal_ns": round(ideal), "unlinked_ns": round(unlinked)}
 
 
 def _scaled(profile: LinkProfile, scale: int) -> LinkProfile:
@@ -347,22 +370,18 @@ def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
             continue
         found, shape = PredictionResult.model_validate_json(file.read_text(encoding="utf8")), each.cell.shape
         step_ns = found.ideal_ns if found.step_ns is None else found.step_ns
-        messages = (shape.stages - 1) * shape.microbatches
         rows.append(
             {
                 "grid": each.grid,
                 "cell": each.cell.id,
                 **{name: _plain(each.stated.get(name)) for name in names},
-                "forward_s": max(shape.forward_ns) / 1e9,
-                "backward_s": max(shape.backward_ns) / 1e9,
-                "activation_bytes": shape.message_bytes[0],
-                "gradient_bytes": shape.message_bytes[1],
-                "payload_bytes_per_step": messages * sum(shape.message_bytes),
+                **shape.columns(),
+                "payload_bytes_per_step": shape.payload_bytes,
                 "wire_bytes_per_step": None if found.wire_bytes is None else found.wire_bytes * each.cell.scale,
                 "step_s": None if found.step_ns is None else found.step_ns / 1e9,
                 "ideal_s": found.ideal_ns / 1e9,
                 "no_network_s": found.unlinked_ns / 1e9,
-                "formula_s": closed_form_s(each.cell),
+                "formula_s": shape.formula_s(each.cell.topology, each.cell.profiles),
                 "tokens_per_s": shape.tokens * 1e9 / step_ns,
                 "repeats": found.repeats,
                 "steps_counted": len(found.steps_ns),
@@ -372,26 +391,6 @@ def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
     frame = pandas.DataFrame(rows)
     agreed = [name for name in names if name in frame and frame[name].nunique(dropna=False) == 1]
     return frame.drop(columns=agreed)
-
-
-def closed_form_s(cell: PredictionCell) -> float:
-    """Return `(microbatches + stages - 1) (max(f, a) + max(b, g)) + 2 (stages - 1) delay + update`: what one reckons on
-    the back of an envelope, from the slowest stage and the slowest link; a and g are a message's time on that link.
-
-    f and b are added to a and g where sends block. It knows nothing of what a schedule keeps waiting.
-    """
-    shape = cell.shape
-    times, delay_s = [0.0, 0.0], 0.0
-    for profile in cell.profiles:
-        for number, pipe in enumerate((profile.up, profile.down)):
-            if pipe is not None:
-                wire = wire_bytes(shape.message_bytes[number], profile)
-                times[number] = max(times[number], wire * 8 / pipe.rate_bps)
-                delay_s = max(delay_s, pipe.delay_ns / 1e9)
-    works = (max(shape.forward_ns) / 1e9, max(shape.backward_ns) / 1e9)
-    rounds = sum(map(sum if shape.blocking else max, zip(works, times, strict=True)))
-    rest = 2 * (shape.stages - 1) * delay_s + max(shape.update_ns) / 1e9
-    return (shape.microbatches + shape.stages - 1) * rounds + rest
 
 
 def _plain(value: Any) -> Any:

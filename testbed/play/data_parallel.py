@@ -1,0 +1,290 @@
+"""Data parallel training from shapes alone: workers that hold whole models and exchange what they computed.
+
+Before iteration t a worker has the aggregate of iteration t - 1 - staleness, as in delayed aggregation (DeCo-SGD, arXiv
+2507.17346); staleness 0 is synchronous SGD. It computes, and hands its message over.
+
+all-to-all   every worker sends its message to every other
+star         every worker sends its message to a server, which sends each the aggregate when it has all
+all-reduce   a ring adds up parts of dense messages and passes the sums on
+all-gather   a ring passes on every message as it is: of sparse ones, which have no parts in common
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, ValidationError
+
+from testbed.devices.device import Precision, load_device
+from testbed.devices.flops import ADAMW_BYTES, parameters, stage
+from testbed.errors import SpecError
+from testbed.frozen import Frozen, explain
+from testbed.metrics.wires import HEADER_BYTES, wire_bytes
+from testbed.play.rings import ring_rounds
+from testbed.play.shapes import stated_size
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.profiles import LinkProfile
+from testbed.spec import Topology
+from testbed.workloads.models import model_size
+
+Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
+LABELS = ("compute", "gradient", "aggregate")
+_COMPUTE, _GRADIENT, _AGGREGATE = range(len(LABELS))
+_Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class DataParallelTable(Frozen):
+    """A job as a file states it."""
+
+    parallelism: Literal["data"]
+    model: str | dict[str, Any]
+    """The name of a model whose shapes are known here, or a table with the fields of `ModelSize`."""
+    device: str
+    precision: Precision
+    compute: Annotated[float, Field(gt=0)] = 1.0
+    """An iteration takes so many times as long as the device file says."""
+    sequence_length: _Count
+    sequences: _Count
+    """Of one worker, in one iteration."""
+    workers: Annotated[int, Field(ge=2, strict=True)]
+    exchange: Exchange
+    staleness: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Iterations that a worker may be ahead of the aggregate."""
+    local_iterations: _Count = 1
+    """Iterations between two exchanges. A step is all of these."""
+    bits: Annotated[float, Field(gt=0)]
+    """Of a message, per parameter of the model."""
+    answer_bits: Annotated[float, Field(gt=0)] | None = None
+    """Of the star's aggregate; None: as many."""
+
+
+class DataParallelShape(Frozen):
+    """An iteration in numbers. A trace follows from it."""
+
+    workers: int
+    exchange: Exchange
+    staleness: int
+    compute_ns: int
+    """Of all iterations between two exchanges."""
+    message_bytes: tuple[int, int]
+    """Of a worker's message, and of the server's answer."""
+    tokens: int
+    """In a step, of all workers."""
+
+    @property
+    def nodes(self) -> int:
+        return self.workers + (self.exchange == "star")
+
+    @property
+    def least_steps(self) -> int:
+        """Fewer tell nothing of the steady state."""
+        return 4 * (self.staleness + 1)
+
+    @property
+    def barrier(self) -> bool:
+        """Whether all nodes wait for each other at the end of a step: no, a worker runs ahead, and then waits."""
+        return False
+
+    def steady_ns(self, steps_ns: Sequence[int]) -> float:
+        """Return the time of a step in the steady state: the mean over whole cycles of `staleness + 1` steps, half of
+        all steps at most. The last step is left out, for it receives what is still under way.
+        """
+        period = self.staleness + 1
+        cycles = max(1, (len(steps_ns) - 1) // 2 // period)
+        return float(mean(steps_ns[:-1][-cycles * period :]))
+
+    @property
+    def payload_bytes(self) -> int:
+        """What all nodes send in a step."""
+        up, down = self.message_bytes
+        others = self.workers - 1
+        if self.exchange == "star":
+            return self.workers * (up + down)
+        if self.exchange == "all-reduce":
+            return self.workers * 2 * others * max(1, -(-up // self.workers))
+        return self.workers * others * up
+
+    def columns(self) -> dict[str, float]:
+        """Return what is known of a step before it is played, in seconds and bytes, by its name in a table."""
+        up, down = self.message_bytes
+        return {"compute_s": self.compute_ns / 1e9, "message_bytes": up, "answer_bytes": down}
+
+    def trace(self, steps: int, scale: int = 1) -> Trace:
+        """Return the trace of so many steps; messages are divided by `scale`. In its last step every worker receives
+        what is still under way.
+        """
+        sizes = [-(-size // scale) for size in self.message_bytes]
+        kind = _Member if self.exchange in _COLLECTIVES else _Worker
+        workers = [kind(self, worker, sizes) for worker in range(self.workers)]
+        for worker in workers:
+            for step in range(steps):
+                if step > self.staleness:
+                    worker.have(step - 1 - self.staleness)
+                worker.lane.add(WORK, label=_COMPUTE, value=self.compute_ns)
+                worker.give(step)
+                if step == steps - 1:
+                    for left in range(max(0, step - self.staleness), steps):
+                        worker.have(left)
+                worker.end_step()
+        lanes = [lane for worker in workers for lane in worker.lanes()]
+        nodes = [f"worker {worker}" for worker in range(self.workers)]
+        if self.exchange == "star":
+            lanes.append(_server(self, steps, sizes[1]))
+            nodes.append("server")
+        return Trace(tuple(nodes), LABELS, tuple(lanes), {"maker": "synthetic data parallel"})
+
+    def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float | None:
+        """Return the steady cycle in seconds, `max(Tc, S, (Tc + E) / (staleness + 1))`: S is for how long an exchange
+        keeps its slowest direction of a link busy, E how long one takes from its first byte to the last worker's
+        aggregate.
+
+        Over the link between two workers of a line, or the links of all in a star, where a message begins to leave the
+        receiver's link when its first packet is there. The workers' links are alike; a star's server may have another.
+        None for other links.
+        """
+        own, server = profiles[0], profiles[-1]
+        if len(set(profiles[: self.workers])) > 1 or (topology == "line" and self.nodes > 2):
+            return None
+        if own.up is None or own.down is None or server.up is None or server.down is None:
+            return None
+        packet = own.mtu + own.overhead_bytes
+        slowest = min(own.up.rate_bps, own.down.rate_bps)
+        hop_s = max(own.up.delay_ns, own.down.delay_ns) / 1e9
+        if topology == "star":
+            hop_s = (own.up.delay_ns + own.down.delay_ns) / 1e9 + packet * 8 / own.down.rate_bps
+        first, answer = (wire_bytes(size, own) * 8 for size in self.message_bytes)
+        more = self.workers - 1
+        if self.exchange == "star":
+            to, back = min(own.up.rate_bps, server.down.rate_bps), min(server.up.rate_bps, own.down.rate_bps)
+            delays_ns = own.up.delay_ns + own.down.delay_ns + server.up.delay_ns + server.down.delay_ns
+            packets_s = packet * 8 / server.down.rate_bps + packet * 8 / own.down.rate_bps
+            one_s = first / to + answer / back + delays_ns / 1e9 + packets_s
+            # Who has the aggregate first sends first: one direction's turns hide the other's.
+            whole_s = one_s + more * max(first / server.down.rate_bps, answer / server.up.rate_bps)
+            busy_s = max(
+                first / own.up.rate_bps,
+                answer / own.down.rate_bps,
+                self.workers * first / server.down.rate_bps,
+                self.workers * answer / server.up.rate_bps,
+            )
+        elif self.exchange == "all-to-all":
+            busy_s = more * first / slowest
+            whole_s = busy_s + hop_s
+        else:
+            rounds = ring_rounds(_COLLECTIVES[self.exchange], 0, self.workers, self.message_bytes[0])
+            # What a member sends shares its uplink with acknowledgements of what another sends it, one in two packets.
+            acknowledged = 1 + (HEADER_BYTES + own.overhead_bytes) / (2 * packet)
+            whole_s = sum(wire_bytes(one.message_bytes, own) * 8 * acknowledged / slowest + hop_s for one in rounds)
+            busy_s = whole_s  # a member goes round once more when it has been round
+        compute_s = self.compute_ns / 1e9
+        return max(compute_s, busy_s, (compute_s + whole_s) / (self.staleness + 1))
+
+
+_COLLECTIVES: Final = {"all-reduce": "all_reduce", "all-gather": "all_gather"}
+
+
+def resolve_data_parallel(table: Mapping[str, Any], where: str) -> DataParallelShape:
+    """Return the numbers of a job. SpecError, which starts with `where`, for what cannot be resolved."""
+    try:
+        return _shape(DataParallelTable.model_validate(table))
+    except ValidationError as error:
+        raise explain(error, DataParallelTable, where) from None
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
+
+
+def _shape(asked: DataParallelTable) -> DataParallelShape:
+    size = model_size(asked.model) if isinstance(asked.model, str) else stated_size(asked.model)
+    device = load_device(asked.device)
+    if (speed := device.speed(asked.precision)) is None:
+        raise SpecError(f"device {device.name} has no speed in {asked.precision}")
+    whole = range(size.layers)
+    forward = stage(size, whole, sequence_length=asked.sequence_length, sequences=asked.sequences)
+    count = parameters(size, whole)
+    update_s = ADAMW_BYTES * count / device.bandwidth_bytes_per_s
+    compute_s = (3 * forward / speed.effective_flops * asked.compute + update_s) * asked.local_iterations
+    bits = (asked.bits, asked.answer_bits or asked.bits)
+    up, down = (max(1, math.ceil(count * each / 8)) for each in bits)
+    return DataParallelShape(
+        workers=asked.workers,
+        exchange=asked.exchange,
+        staleness=asked.staleness,
+        compute_ns=math.ceil(compute_s * 1e9),
+        message_bytes=(up, down),
+        tokens=asked.workers * asked.sequences * asked.sequence_length * asked.local_iterations,
+    )
+
+
+# ------------------------------------------------------------------ traces
+class _Worker:
+    """What a worker does with its messages, one way of exchange or another."""
+
+    def __init__(self, shape: DataParallelShape, worker: int, sizes: Sequence[int]) -> None:
+        self.lane = Lane(worker, "compute")
+        self._shape, self._size = shape, sizes[0]
+        self._others = [(worker + further) % shape.workers for further in range(1, shape.workers)]
+        if shape.exchange == "star":
+            self._others = [shape.workers]
+
+    def have(self, step: int) -> None:
+        """Wait for the aggregate of a step, or for what it is made of."""
+        for other in self._others:
+            self.lane.add(RECEIVE, label=_AGGREGATE, peer=other, tag=step)
+
+    def give(self, step: int) -> None:
+        """Hand over what was computed in a step."""
+        for other in self._others:
+            self.lane.add(SEND, label=_GRADIENT, peer=other, tag=step, value=self._size)
+
+    def end_step(self) -> None:
+        self.lane.end_step()
+
+    def lanes(self) -> list[Lane]:
+        return [self.lane]
+
+
+class _Member(_Worker):
+    """A worker of a ring, whose other lane goes round it while the worker computes."""
+
+    def __init__(self, shape: DataParallelShape, worker: int, sizes: Sequence[int]) -> None:
+        super().__init__(shape, worker, sizes)
+        self._ring = Lane(worker, "ring")
+        self._rounds = ring_rounds(_COLLECTIVES[shape.exchange], worker, shape.workers, sizes[0])
+
+    def _event(self, step: int, *, over: bool) -> int:
+        return (step * self._shape.workers + self.lane.node) * 2 + over
+
+    def have(self, step: int) -> None:
+        self.lane.add(WAIT, label=_AGGREGATE, tag=self._event(step, over=True), value=1)
+
+    def give(self, step: int) -> None:
+        self.lane.add(SIGNAL, label=_GRADIENT, tag=self._event(step, over=False))
+        self._ring.add(WAIT, label=_GRADIENT, tag=self._event(step, over=False), value=1)
+        for number, one in enumerate(self._rounds):
+            tag = step * len(self._rounds) + number
+            assert one.sends_to is not None
+            assert one.receives_from is not None
+            self._ring.add(SEND, label=_GRADIENT, peer=one.sends_to, tag=tag, value=one.message_bytes)
+            self._ring.add(RECEIVE, label=_GRADIENT, peer=one.receives_from, tag=tag)
+        self._ring.add(SIGNAL, label=_AGGREGATE, tag=self._event(step, over=True))
+
+    def end_step(self) -> None:
+        super().end_step()
+        self._ring.end_step()
+
+    def lanes(self) -> list[Lane]:
+        return [self.lane, self._ring]
+
+
+def _server(shape: DataParallelShape, steps: int, answer_bytes: int) -> Lane:
+    lane = Lane(shape.workers, "server")
+    for step in range(steps):
+        for worker in range(shape.workers):
+            lane.add(RECEIVE, label=_GRADIENT, peer=worker, tag=step)
+        for worker in range(shape.workers):
+            lane.add(SEND, label=_AGGREGATE, peer=worker, tag=step, value=answer_bytes)
+        lane.end_step()
+    return lane

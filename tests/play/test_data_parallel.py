@@ -1,0 +1,111 @@
+"""Data parallel jobs from shapes: their traces make sense, and their steady cycle is what arithmetic says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError, UnknownNameError
+from testbed.play.check import check_trace
+from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
+from testbed.play.ideal import Pipes, ideal_steps_ns
+from testbed.play.trace import SEND
+from testbed.profiles import load_profile
+
+JOB = {
+    "parallelism": "data",
+    "model": "gpt2",
+    "device": "rtx-3090",
+    "precision": "bf16",
+    "sequence_length": 128,
+    "sequences": 4,
+    "workers": 4,
+    "exchange": "star",
+    "bits": 16,
+}
+SHAPES = st.builds(
+    DataParallelShape,
+    workers=st.integers(2, 5),
+    exchange=st.sampled_from(["all-to-all", "star", "all-reduce", "all-gather"]),
+    staleness=st.integers(0, 4),
+    compute_ns=st.integers(1_000_000, 2_000_000_000),
+    message_bytes=st.tuples(st.integers(100_000, 10_000_000), st.integers(100_000, 10_000_000)),
+    tokens=st.just(1),
+)
+
+
+@settings(max_examples=40)
+@given(shape=SHAPES, steps=st.integers(1, 12))
+def test_every_message_is_received_once_and_counted(shape: DataParallelShape, steps: int) -> None:
+    trace = shape.trace(steps)
+    check_trace(trace, "it")
+    assert len(trace.nodes) == shape.nodes
+    sent = sum(value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND)
+    assert sent == shape.payload_bytes * steps
+
+
+@settings(max_examples=150)
+@given(shape=SHAPES, delay_ms=st.integers(0, 200), rate_mbit=st.sampled_from([20, 100, 1000]))
+def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: int, rate_mbit: int) -> None:
+    profile = load_profile(f"link({rate_mbit}Mbit, {delay_ms}ms, buffer=60s)")
+    steps = 3 * shape.least_steps
+    spans = ideal_steps_ns(shape.trace(steps), Pipes("star", (profile,), shape.nodes), steps)
+    cycle_s = shape.steady_ns(spans) / 1e9
+    formula_s = shape.formula_s("star", [profile])
+    assert formula_s is not None
+    if shape.exchange == "all-to-all" and shape.workers > 2:
+        # Pipes let messages of several senders to one receiver follow each other as they were handed over, which no
+        # network does: some links idle meanwhile.
+        assert formula_s * 0.99 < cycle_s < formula_s * 2
+    else:
+        ring = shape.exchange in (
+            "all-reduce",
+            "all-gather",
+        )  # its formula counts acknowledgements, which pipes have not
+        assert cycle_s == pytest.approx(formula_s, rel=0.02 if ring else 0.01)
+
+
+@settings(max_examples=100)
+@given(shape=SHAPES, delay_ms=st.integers(0, 200))
+def test_two_workers_over_one_link_are_delayed_aggregation(shape: DataParallelShape, delay_ms: int) -> None:
+    """max{Tc, P/B, (Tc + P/B + b) / (staleness + 1)}."""
+    shape = shape.model_copy(update={"workers": 2, "exchange": "all-to-all"})
+    profile = load_profile(f"link(100Mbit, {delay_ms}ms, buffer=60s)")
+    steps = 3 * shape.least_steps
+    spans = ideal_steps_ns(shape.trace(steps), Pipes("line", (profile,), 2), steps)
+    cycle_s = shape.steady_ns(spans) / 1e9
+    assert cycle_s == pytest.approx(shape.formula_s("line", [profile]), rel=1e-3)  # the first steps are not quite gone
+
+
+def test_a_shape_is_what_the_model_and_the_bits_say() -> None:
+    shape = resolve_data_parallel(JOB, "it")
+    assert shape.message_bytes == (2 * 163_037_184, 2 * 163_037_184)
+    assert (shape.nodes, shape.least_steps, shape.tokens) == (5, 4, 4 * 4 * 128)
+    local = resolve_data_parallel(JOB | {"local_iterations": 10, "staleness": 1, "answer_bits": 32}, "it")
+    assert local.compute_ns == pytest.approx(10 * shape.compute_ns, rel=1e-6)
+    assert local.message_bytes[1] == 2 * shape.message_bytes[1]
+    assert (local.least_steps, local.tokens) == (8, 10 * shape.tokens)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"workers": 1}, "workers"),
+        ({"exchange": "gossip"}, "exchange"),
+        ({"bits": 0}, "bits"),
+        ({"device": "rtx-9090"}, "rtx-9090"),
+        ({"stages": 2}, "stages"),
+    ],
+)
+def test_what_makes_no_job_is_refused_with_its_place(change: dict[str, object], said: str) -> None:
+    with pytest.raises((SpecError, UnknownNameError), match=said):
+        resolve_data_parallel(JOB | change, "it")
+
+
+def test_links_that_differ_have_no_formula() -> None:
+    shape = resolve_data_parallel(JOB, "it")
+    slow, fast = load_profile("link(10Mbit, 1ms)"), load_profile("link(100Mbit, 1ms)")
+    assert shape.formula_s("star", [slow, fast, fast, fast, fast]) is None
+    assert shape.formula_s("line", [fast]) is None
+    assert shape.formula_s("star", [fast] * 4 + [slow]) is not None
