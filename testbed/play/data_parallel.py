@@ -151,33 +151,33 @@ class DataParallelShape(Frozen):
         if own.up is None or own.down is None or server.up is None or server.down is None:
             return None
         packet = own.mtu + own.overhead_bytes
+        first, answer = (wire_bytes(size, own) * 8 for size in self.message_bytes)
+        # Every second packet is acknowledged, over the direction in which others send.
+        acknowledged = (HEADER_BYTES + own.overhead_bytes) / (2 * packet)
         slowest = min(own.up.rate_bps, own.down.rate_bps)
         hop_s = max(own.up.delay_ns, own.down.delay_ns) / 1e9
         if topology == "star":
             hop_s = (own.up.delay_ns + own.down.delay_ns) / 1e9 + packet * 8 / own.down.rate_bps
-        first, answer = (wire_bytes(size, own) * 8 for size in self.message_bytes)
-        more = self.workers - 1
+        n = self.workers
         if self.exchange == "star":
-            to, back = min(own.up.rate_bps, server.down.rate_bps), min(server.up.rate_bps, own.down.rate_bps)
+            to_server, to_workers = first + acknowledged * answer, answer + acknowledged * first
             delays_ns = own.up.delay_ns + own.down.delay_ns + server.up.delay_ns + server.down.delay_ns
             packets_s = packet * 8 / server.down.rate_bps + packet * 8 / own.down.rate_bps
-            one_s = first / to + answer / back + delays_ns / 1e9 + packets_s
-            # Who has the aggregate first sends first: one direction's turns hide the other's.
-            whole_s = one_s + more * max(first / server.down.rate_bps, answer / server.up.rate_bps)
+            # All workers at once: who has a link to itself takes what is left of the server's.
+            there_s = max(first / own.up.rate_bps, n * first / server.down.rate_bps)
+            back_s = max(answer / own.down.rate_bps, n * answer / server.up.rate_bps)
+            whole_s = there_s + back_s + delays_ns / 1e9 + packets_s
             busy_s = max(
-                first / own.up.rate_bps,
-                answer / own.down.rate_bps,
-                self.workers * first / server.down.rate_bps,
-                self.workers * answer / server.up.rate_bps,
+                max(to_server / own.up.rate_bps, to_workers / own.down.rate_bps),
+                n * max(to_server / server.down.rate_bps, to_workers / server.up.rate_bps),
             )
         elif self.exchange == "all-to-all":
-            busy_s = more * first / slowest
-            whole_s = busy_s + hop_s
+            whole_s = (n - 1) * first / slowest + hop_s
+            busy_s = (n - 1) * first * (1 + acknowledged) / slowest
         else:
-            rounds = ring_rounds(_COLLECTIVES[self.exchange], 0, self.workers, self.message_bytes[0])
-            # What a member sends shares its uplink with acknowledgements of what another sends it, one in two packets.
-            acknowledged = 1 + (HEADER_BYTES + own.overhead_bytes) / (2 * packet)
-            whole_s = sum(wire_bytes(one.message_bytes, own) * 8 * acknowledged / slowest + hop_s for one in rounds)
+            rounds = ring_rounds(_COLLECTIVES[self.exchange], 0, n, self.message_bytes[0])
+            bits = sum(wire_bytes(one.message_bytes, own) * 8 for one in rounds)
+            whole_s = bits * (1 + acknowledged) / slowest + len(rounds) * hop_s
             busy_s = whole_s  # a member goes round once more when it has been round
         compute_s = self.compute_ns / 1e9
         return max(compute_s, busy_s, (compute_s + whole_s) / (self.staleness + 1))
