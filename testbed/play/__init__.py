@@ -12,6 +12,7 @@ played    when each of it happened, and its file
 steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model
 shapes    what a model's shapes, a device and a codec's size make of such a trace
+data_parallel  the same of workers that hold whole models: a server, rings, delayed aggregation
 pipelines a training becomes a trace, and what was played the records of a run
 
 guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:
