@@ -163,10 +163,11 @@ class DataParallelShape(Frozen):
             to_server, to_workers = first + acknowledged * answer, answer + acknowledged * first
             delays_ns = own.up.delay_ns + own.down.delay_ns + server.up.delay_ns + server.down.delay_ns
             packets_s = packet * 8 / server.down.rate_bps + packet * 8 / own.down.rate_bps
-            # All workers at once: who has a link to itself takes what is left of the server's.
-            there_s = max(first / own.up.rate_bps, n * first / server.down.rate_bps)
-            back_s = max(answer / own.down.rate_bps, n * answer / server.up.rate_bps)
-            whole_s = there_s + back_s + delays_ns / 1e9 + packets_s
+            there_s = first / min(own.up.rate_bps, server.down.rate_bps)
+            back_s = answer / min(own.down.rate_bps, server.up.rate_bps)
+            # Who has the aggregate first sends first: turns at one direction of the server's link hide the other's.
+            turns_s = (n - 1) * max(first / server.down.rate_bps, answer / server.up.rate_bps)
+            whole_s = there_s + back_s + turns_s + delays_ns / 1e9 + packets_s
             busy_s = max(
                 max(to_server / own.up.rate_bps, to_workers / own.down.rate_bps),
                 n * max(to_server / server.down.rate_bps, to_workers / server.up.rate_bps),

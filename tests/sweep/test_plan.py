@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import SpecError, UnknownNameError, UserError
+from testbed.spec import Engine
 from testbed.sweep import plan
 
 
@@ -16,9 +17,11 @@ def default() -> plan.Experiment:
 def test_every_shipped_experiment_resolves() -> None:
     for name in plan.experiment_files():
         experiment = plan.load_experiment(name)
-        assert plan.cells(experiment, "relay")
+        clock = "real" if experiment.clock == "auto" else experiment.clock
+        engine: Engine = "relay" if clock == "real" else "netem"
+        assert plan.cells(experiment, engine, clock=clock)
         if experiment.quick:
-            assert plan.cells(experiment, "relay", quick=True)
+            assert plan.cells(experiment, engine, quick=True, clock=clock)
 
 
 def test_cells_are_the_product_of_the_axes_first_axis_slowest(default: plan.Experiment) -> None:

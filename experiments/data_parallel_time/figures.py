@@ -1,0 +1,148 @@
+"""Make the figure, cells.csv, claims.csv and the README's blocks of data_parallel_time from what was played.
+
+python -m testbed predict data_parallel_time
+python experiments/data_parallel_time/figures.py [--results results/data_parallel_time] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from testbed.report import experiments, predicted, style
+from testbed.report.claims import Claim, claims_table
+
+NAME = "data_parallel_time"
+COMMAND = f"python -m testbed predict {NAME}"
+SOURCE = "time model of delayed aggregation (DeCo-SGD, arXiv 2507.17346; derived)"
+NEAR = {"pair": 0.01, "server": 0.02, "ring": 0.02, "shared": 0.02, "paced": 0.02, "peers": 0.02}
+"""How far a played cycle may be from its formula, by grid."""
+TITLES = {
+    "pair": "delayed aggregation between two workers",
+    "server": "a server on a fast link",
+    "ring": "rings",
+    "shared": "a server whose link the workers share",
+    "paced": "such a server with bbr",
+    "peers": "four workers, each of which sends to every other",
+}
+
+
+def cells(folder: Path) -> Any:
+    """Return the rows of cells.csv with the links' delay in ms and how far a played cycle is from its formula."""
+    frame = predicted.cells(folder)
+    return frame.assign(
+        delay=frame.links.str.extract(r", (\d+)ms")[0].astype(int), off=frame.step_s / frame.formula_s - 1
+    )
+
+
+def table(folder: Path) -> Any:
+    """Return every cell but those of two workers: played, formula, and the event simulation."""
+    frame = cells(folder)
+    rows = frame[frame.grid != "pair"]
+    return pd.DataFrame(
+        {
+            "exchange": rows.exchange.fillna("star"),
+            "bits, answer": [
+                f"{row.bits:g}" + ("" if pd.isna(row.answer_bits) else f", {row.answer_bits:g}")
+                for row in rows.itertuples()
+            ],
+            "delay": rows.delay.map("{} ms".format),
+            "server's link": ["10 times" if "1Gbit" in row.links else "as the workers'" for row in rows.itertuples()],
+            "TCP": ["bbr" if "bbr" in row.links else "cubic" for row in rows.itertuples()],
+            "staleness": rows.staleness,
+            "played": rows.step_s.map("{:.3f} s".format),
+            "formula": rows.formula_s.map("{:.3f} s".format),
+            "apart": [_percent(off, "+.1%") for off in rows.off],
+        }
+    )
+
+
+def regimes(folder: Path) -> Any:
+    """Return, for each staleness, the cells of two workers and how far played cycles are from the formula."""
+    frame = cells(folder)
+    rows = []
+    for staleness, part in frame[frame.grid == "pair"].groupby("staleness"):
+        rows.append(
+            {
+                "staleness": int(staleness),
+                "settings": len(part),
+                "median": _percent(part.off.abs().median(), ".2%"),
+                "worst": _percent(part.off.abs().max(), ".2%"),
+                "step, fastest to slowest": f"{part.step_s.min():.2f} to {part.step_s.max():.2f} s",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return what arithmetic claims and what became of it."""
+    frame, rows = cells(folder), []
+    for grid, part in frame.groupby("grid", sort=False):
+        near, off = NEAR[str(grid)], part.off.abs()
+        rows.append(
+            Claim(
+                claim=f"The formula gives the steady cycle of {TITLES[str(grid)]} to within {_percent(near, '.0%')}",
+                source=SOURCE if grid == "pair" else "ours",
+                published="max{Tc, P/B, (Tc + P/B + b)/(staleness + 1)}" if grid == "pair" else "",
+                ours=f"{_percent(off.max())} at most, {_percent(off.median())} in the median of {len(part)} settings",
+                interval="exact",
+                verdict="holds" if off.max() <= near else "fails",
+                why=f"{int((off <= near).sum())} of {len(part)} are; the worst: {_worst(part)}",
+                command=COMMAND,
+            )
+        )
+    return rows
+
+
+def _worst(part: Any) -> str:
+    row = part.loc[part.off.abs().idxmax()]
+    exchange = "star" if pd.isna(row.exchange) else row.exchange
+    return f"{exchange}, {row.bits:g} bits, {row.delay} ms, staleness {int(row.staleness)}"
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README."""
+    frame, said = cells(folder), []
+    for grid, part in frame.groupby("grid", sort=False):
+        off = part.off.abs()
+        said.append(f"{TITLES[str(grid)]}: {_percent(off.max(), '.2%')} at worst of {len(part)} settings")
+    answer = f"How far played cycles are from arithmetic: {'; '.join(said)}."
+    return {
+        "answer": experiments.prose(answer),
+        "regimes": experiments.markdown_of(regimes(folder)),
+        "others": experiments.markdown_of(table(folder)),
+        "claims": claims_table(claims(folder)),
+    }
+
+
+def _percent(share: float, form: str = ".1%") -> str:
+    return f"{share:{form}}".replace("%", " %")
+
+
+def draw(folder: Path) -> Any:
+    """Draw the cycle of two workers against the delay: formulas as lines, played as markers."""
+    frame = cells(folder)
+    pair = frame[frame.grid == "pair"]
+    sizes = sorted(pair.bits.unique())
+    figure, row = plt.subplots(1, len(sizes), figsize=(9.2, 3.2), layout="constrained", squeeze=False)
+    colours = ("#767d86", "#0072b2", "#d55e00", "#009e73")
+    for axes, bits in zip(row[0], sizes, strict=True):
+        for colour, (staleness, part) in zip(colours, pair[pair.bits == bits].groupby("staleness"), strict=False):
+            part = part.sort_values("delay")
+            axes.plot(part.delay, part.formula_s, color=colour, lw=1.2)
+            size = 10 - 2 * staleness  # where they are as fast, each is seen inside the one before
+            axes.plot(part.delay, part.step_s, "o", color=colour, mfc="none", ms=size, label=f"staleness {staleness:g}")
+        axes.axhline(float(pair.compute_s.iloc[0]), color=style.MUTED, lw=0.8, ls=":")
+        axes.set(xlabel="one-way delay, ms", ylim=(0, None), xlim=(0, None))
+        megabytes = pair[pair.bits == bits].message_bytes.iloc[0] / 1e6
+        axes.set_title(f"{bits:g} bits a parameter, {megabytes:.0f} MB")
+    row[0][0].set_ylabel("seconds per step")
+    figure.legend(*row[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+if __name__ == "__main__":
+    predicted.make(Path(__file__).parent, "cycle", draw, blocks, claims)

@@ -1,0 +1,205 @@
+"""Make the figure, summary.csv, steps.csv, claims.csv and the README's blocks of varying_links.
+
+python -m testbed sweep varying_links
+python experiments/varying_links/figures.py [--results results/varying_links] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+import testbed
+from testbed import results
+from testbed.metrics.statistics import IntervalEstimate, of_ratios
+from testbed.report import experiments, style
+from testbed.report.claims import Claim, Verdict, claims_table
+
+NAME = "varying_links"
+COMMAND = f"python -m testbed sweep {NAME}"
+SUMMARY, STEPS = "summary.csv", "steps.csv"
+CHOICES = ("mild", "middle", "strong")
+BASELINE = "bf16"
+ADAPTIVE = "adaptive"
+PAYS = 1.1
+
+
+def runs(home: Path) -> Any:
+    """Return a row for each run: the mean of its steps in seconds, its loss, and which share of its messages went
+    through which of the codecs that it chooses from.
+    """
+    frame = experiments.runs_frame(home)
+    trained = experiments.curves(home)
+    ends = (
+        trained[trained.phase == "train"]
+        .groupby(experiments.RUN)
+        .agg(trained_s=("end_s", "max"), trained_steps=("step", "size"))
+    )
+    frame = frame.merge(ends.reset_index(), on=experiments.RUN)
+    rows = []
+    for row in frame.itertuples():
+        sent = [message for step in results.Run(home / row.folder).steps(0) for message in step.sent]
+        chosen, bits = Counter(message.choice for message in sent), [0, 0]
+        for message in sent:
+            bits[0] += message.payload_bytes
+            bits[1] += message.raw_bytes
+        rows.append(
+            {
+                "network": row.network,
+                "codec": row.codec,
+                "timing": row.timing,
+                "run": row.run,
+                "steps": row.trained_steps,
+                "mean_step_s": row.trained_s / row.trained_steps,
+                "validation_loss": row.validation_loss,
+                "bits_per_value": 32 * bits[0] / bits[1] if bits[1] else None,
+                **{name: chosen[name] / len(sent) if chosen[name] else 0.0 for name in CHOICES},
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["network", "codec", "run"])
+
+
+def first_steps(home: Path) -> Any:
+    """Return the steps of each cell's first run: when they ended and how long they took, in seconds."""
+    frame = experiments.runs_frame(home)
+    steps = testbed.steps(home).sort_values([*experiments.RUN, "begin_s"])
+    steps = steps[steps.phase == "train"]
+    steps = steps.assign(end_s=steps.groupby(experiments.RUN).step_s.cumsum())
+    first = frame[frame.run == frame.groupby("cell_id").run.transform("min")]
+    columns = ["network", "codec", "step", "end_s", "step_s"]
+    return first[[*experiments.RUN, "network", "codec"]].merge(steps, on=experiments.RUN)[columns]
+
+
+def ratio(frame: Any, network: str, ours: str, base: str) -> IntervalEstimate:
+    """Return how many times as long `base` trains as `ours` over a network, paired by the links' seed."""
+    part = frame[frame.network == network].pivot_table(index="run", columns="codec", values="mean_step_s")
+    pairs = part[[ours, base]].dropna()
+    return of_ratios(list(pairs[base] / pairs[ours]), "link seed")
+
+
+def arms(frame: Any, network: str) -> tuple[str, str]:
+    """Return the fastest codec that chooses, and the fastest that does not."""
+    means = frame[frame.network == network].groupby("codec").mean_step_s.mean()
+    chooses = means.index.str.startswith(ADAPTIVE)
+    return str(means[chooses].idxmin()), str(means[~chooses].idxmin())
+
+
+def table(folder: Path) -> Any:
+    """Return a row for each network and codec."""
+    frame, rows = pd.read_csv(folder / SUMMARY), []
+    for (network, codec), part in frame.groupby(["network", "codec"]):
+        speed = None if codec == BASELINE else ratio(frame, network, codec, BASELINE)
+        rows.append(
+            {
+                "links": network,
+                "codec": codec,
+                "mean step": f"{part.mean_step_s.mean():.3f} s",
+                f"speed-up over {BASELINE}": None if speed is None else _words(speed),
+                "bits per value": f"{part.bits_per_value.mean():.1f}",
+                "bf16, int8, int4": ", ".join(f"{100 * part[name].mean():.0f} %" for name in CHOICES)
+                if codec.startswith(ADAPTIVE)
+                else None,
+                "loss": f"{part.validation_loss.mean():.3f}" if part.validation_loss.notna().all() else None,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _words(found: IntervalEstimate) -> str:
+    if found.interval is None:
+        return f"{found.value:.2f}x"
+    return f"{found.value:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f})"
+
+
+def _claim(claim: str, found: IntervalEstimate, least: float, why: str, published: str = "") -> Claim:
+    low, high = found.interval or (found.value, found.value)
+    verdict: Verdict = "holds" if low >= least else "fails" if high < least else "not resolved"
+    return Claim(
+        claim=claim,
+        source="ours",
+        published=published,
+        ours=f"{found.value:.2f}x",
+        interval=f"{low:.2f} to {high:.2f}, 95 %, {found.n} seeds of the links",
+        verdict=verdict,
+        why=why,
+        command=COMMAND,
+    )
+
+
+def claims(folder: Path) -> list[Claim]:
+    """Return what is claimed here and what became of it."""
+    frame, rows = pd.read_csv(folder / SUMMARY), []
+    for network in frame.network.unique():
+        follows, stays = arms(frame, network)
+        bits = frame[frame.network == network].groupby("codec").bits_per_value.mean()
+        sent = f"it sends {bits[follows]:.1f} bits per value, {stays} {bits[stays]:.1f}"
+        rows += [
+            _claim(
+                f"Over {network}, {follows} trains at least {PAYS} times as fast as {BASELINE}",
+                ratio(frame, network, follows, BASELINE),
+                PAYS,
+                sent,
+            ),
+            _claim(
+                f"Over {network}, {follows} trains as fast as the fastest codec that does not choose, {stays}",
+                ratio(frame, network, follows, stays),
+                1.0,
+                sent,
+            ),
+        ]
+    return rows
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README."""
+    frame, said = pd.read_csv(folder / SUMMARY), []
+    for network in frame.network.unique():
+        follows, stays = arms(frame, network)
+        bits = frame[frame.network == network].groupby("codec").bits_per_value.mean()
+        said.append(
+            f"Over {network}, {follows} is {ratio(frame, network, follows, BASELINE).value:.2f} times as fast as "
+            f"{BASELINE} and {ratio(frame, network, follows, stays).value:.2f} times as fast as {stays}, the fastest "
+            f"that does not choose, with {bits[follows]:.1f} bits per value instead of {bits[stays]:.1f}."
+        )
+    return {
+        "answer": experiments.prose(" ".join(said)),
+        "runs": experiments.markdown_of(table(folder)),
+        "claims": claims_table(claims(folder)),
+    }
+
+
+def draw(folder: Path) -> Any:
+    """Draw how long each step took, over time, on each network."""
+    frame = pd.read_csv(folder / STEPS)
+    networks = list(frame.network.unique())
+    looks = style.looks(frame.codec.unique())
+    figure, rows = plt.subplots(
+        len(networks), 1, figsize=(8.2, 2.5 * len(networks)), layout="constrained", squeeze=False
+    )
+    for axes, network in zip(rows[:, 0], networks, strict=True):
+        for codec, part in frame[frame.network == network].groupby("codec"):
+            look = looks[str(codec)]
+            axes.step(part.end_s, part.step_s, where="pre", color=look.colour, ls=look.dash, lw=1.2, label=str(codec))
+        axes.set_title(network)
+        axes.set(ylabel="step, s", ylim=(0, None), xlim=(0, None))
+    rows[-1, 0].set_xlabel("seconds of training")
+    figure.legend(*rows[0, 0].get_legend_handles_labels(), loc="outside upper left", ncols=5)
+    return figure
+
+
+def main() -> None:
+    """Read the results and write everything."""
+    home, output = experiments.folders(NAME, "Figure, CSVs, claims and the README's blocks.")
+    runs(home).to_csv(output / SUMMARY, index=False, float_format="%.6g")
+    first_steps(home).to_csv(output / STEPS, index=False, float_format="%.6g")
+    with style.applied():
+        experiments.save_figure(draw(output), output, "steps")
+    experiments.publish(output, blocks(output), claims(output))
+
+
+if __name__ == "__main__":
+    main()
