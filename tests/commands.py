@@ -15,8 +15,9 @@ from pathlib import Path
 from testbed import paths, results
 from testbed.records import Summary
 from testbed.results import Run
+from testbed.vm.guest import GUEST_VARIABLE
 from tests import forked
-from tests.forked import Program
+from tests.forked import Program, Started
 
 SMALL = [
     "workload.model=gpt2-nano",
@@ -84,8 +85,20 @@ class Command:
     def __init__(self, folder: Path, engine: str) -> None:
         self.folder, self.engine, self.mark = folder, engine, f"TESTBED_TEST_MARK={uuid.uuid4().hex}"
 
-    def start(self, *arguments: str, **environment: str) -> Program:
-        """Start it, as a fork."""
+    def start(self, *arguments: str, before: Sequence[str] = (), **environment: str) -> Started:
+        """Start it as a fork; by the program `before` if there is one, or in a guest, where a process with all that
+        forks need loaded would hold more memory mappings than the host allows, as a program of its own.
+        """
+        if before or os.environ.get(GUEST_VARIABLE):
+            return subprocess.Popen(
+                [*before, sys.executable, "-m", "testbed", *arguments],
+                cwd=self.folder,
+                env=self.environment(**environment),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
         return Program(["-m", "testbed", *arguments], cwd=self.folder, env=self.environment(**environment), merged=True)
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -116,29 +129,10 @@ class Command:
     def finish(
         self, *arguments: str, status: int = 0, before: Sequence[str] = (), within_s: float = 280, **environment: str
     ) -> str:
-        """Run it to its end, which must have this status, and must leave nothing behind; what it said.
-
-        It is a fork, unless it is started by a program `before`.
-        """
-        if before:
-            command = [*before, sys.executable, "-m", "testbed", *arguments]
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=self.environment(**environment),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=within_s,
-                check=False,
-                start_new_session=True,
-            )
-            output = done.stdout
-            assert done.returncode == status, output
-        else:
-            process = self.start(*arguments, **environment)
-            output, _ = process.communicate(within_s)
-            assert process.returncode == status, output
+        """Run it to its end, which must have this status, and must leave nothing behind; what it said."""
+        process = self.start(*arguments, before=before, **environment)
+        output, _ = process.communicate(timeout=within_s)
+        assert process.returncode == status, output
         assert self.left() == {}
         return output
 

@@ -78,6 +78,9 @@ class Program:
         self.communicate()
 
 
+Started = Program | subprocess.Popen[str]
+
+
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -81,11 +81,11 @@ def words(found: IntervalEstimate) -> str:
     return f"{found.value:.2f}x ({found.interval.low:.2f} to {found.interval.high:.2f})"
 
 
-def table(folder: Path, ours: Callable[[Any, dict[str, Any]], dict[str, str]]) -> Any:
-    """Return a row for each delay and loss: what `ours` makes of the rows of such links and of these two numbers."""
+def table(folder: Path, ours: Callable[[Any], dict[str, str]]) -> Any:
+    """Return a row for each delay and loss: what `ours` makes of the rows of such links."""
     frame, rows = steps(folder), []
     for (loss, delay), part in frame.groupby(["loss", "delay"]):
-        row = ours(part, {"loss": loss, "delay": delay})
+        row = ours(part)
         if row:
             rows.append({"loss": f"{loss:g} %", "delay": f"{delay} ms", **row})
     return pd.DataFrame(rows)
@@ -94,7 +94,7 @@ def table(folder: Path, ours: Callable[[Any, dict[str, Any]], dict[str, str]]) -
 def by_codec(folder: Path) -> Any:
     """Return the baseline's step and each codec's speed-up, with cubic and no restarts."""
 
-    def row(part: Any, _: dict[str, Any]) -> dict[str, str]:
+    def row(part: Any) -> dict[str, str]:
         usual = {"control": "cubic", "restarts": False}
         base = _chosen(part, {**usual, "codec": BASELINE})
         if base.empty:
@@ -108,30 +108,14 @@ def by_codec(folder: Path) -> Any:
     return table(folder, row)
 
 
-def by_control(folder: Path) -> Any:
-    """Return, for each codec, how many times as long a step takes with cubic as with bbr; no restarts."""
+def compared(folder: Path, ours: dict[str, Any], base: dict[str, Any]) -> Any:
+    """Return, for each codec, how many times as long a step of `base` takes as one of `ours`."""
 
-    def row(part: Any, _: dict[str, Any]) -> dict[str, str]:
-        said = {}
-        for codec in part.codec.unique():
-            usual = {"codec": codec, "restarts": False}
-            if found := ratio(part, {**usual, "control": "bbr"}, {**usual, "control": "cubic"}):
-                said[codec] = words(found)
-        return said
-
-    return table(folder, row)
-
-
-def by_restart(folder: Path) -> Any:
-    """Return, for each codec, how many times as long a step takes where TCP begins anew after a pause; cubic."""
-
-    def row(part: Any, _: dict[str, Any]) -> dict[str, str]:
-        said = {}
-        for codec in part.codec.unique():
-            usual = {"codec": codec, "control": "cubic"}
-            if found := ratio(part, {**usual, "restarts": False}, {**usual, "restarts": True}):
-                said[codec] = words(found)
-        return said
+    def row(part: Any) -> dict[str, str]:
+        found = {
+            codec: ratio(part, {**ours, "codec": codec}, {**base, "codec": codec}) for codec in part.codec.unique()
+        }
+        return {codec: words(one) for codec, one in found.items() if one is not None}
 
     return table(folder, row)
 
@@ -240,8 +224,8 @@ def blocks(folder: Path) -> dict[str, str]:
     return {
         "answer": experiments.prose(answer),
         "codecs": experiments.markdown_of(by_codec(folder)),
-        "control": experiments.markdown_of(by_control(folder)),
-        "restarts": experiments.markdown_of(by_restart(folder)),
+        "control": experiments.markdown_of(compared(folder, {**usual, "control": "bbr"}, usual)),
+        "restarts": experiments.markdown_of(compared(folder, usual, {**usual, "restarts": True})),
         "claims": claims_table(claims(folder)),
     }
 

@@ -16,19 +16,17 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from testbed.devices.device import Precision, load_device
+from testbed.devices.device import Precision
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
-from testbed.errors import SpecError
-from testbed.frozen import Frozen, explain
+from testbed.frozen import Frozen
 from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.play.rings import ring_rounds
-from testbed.play.shapes import stated_size
+from testbed.play.shapes import model_on_device, resolve
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.profiles import LinkProfile
 from testbed.spec import Topology
-from testbed.workloads.models import model_size
 
 Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
 LABELS = ("compute", "gradient", "aggregate")
@@ -189,24 +187,16 @@ _COLLECTIVES: Final = {"all-reduce": "all_reduce", "all-gather": "all_gather"}
 
 def resolve_data_parallel(table: Mapping[str, Any], where: str) -> DataParallelShape:
     """Return the numbers of a job. SpecError, which starts with `where`, for what cannot be resolved."""
-    try:
-        return _shape(DataParallelTable.model_validate(table))
-    except ValidationError as error:
-        raise explain(error, DataParallelTable, where) from None
-    except SpecError as error:
-        raise SpecError(f"{where}: {error}") from None
+    return resolve(DataParallelTable, _shape, table, where)
 
 
 def _shape(asked: DataParallelTable) -> DataParallelShape:
-    size = model_size(asked.model) if isinstance(asked.model, str) else stated_size(asked.model)
-    device = load_device(asked.device)
-    if (speed := device.speed(asked.precision)) is None:
-        raise SpecError(f"device {device.name} has no speed in {asked.precision}")
+    size, device, flops = model_on_device(asked.model, asked.device, asked.precision)
     whole = range(size.layers)
     forward = stage(size, whole, sequence_length=asked.sequence_length, sequences=asked.sequences)
     count = parameters(size, whole)
     update_s = ADAMW_BYTES * count / device.bandwidth_bytes_per_s
-    compute_s = (3 * forward / speed.effective_flops * asked.compute + update_s) * asked.local_iterations
+    compute_s = (3 * forward / flops * asked.compute + update_s) * asked.local_iterations
     bits = (asked.bits, asked.answer_bits or asked.bits)
     up, down = (max(1, math.ceil(count * each / 8)) for each in bits)
     return DataParallelShape(

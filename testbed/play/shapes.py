@@ -8,9 +8,9 @@ from what a paper states.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -30,6 +30,8 @@ from testbed.spec import ScheduleName, Topology
 from testbed.workloads.models import FAMILIES, ModelSize, model_size, split_layers
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
+Table = TypeVar("Table", bound=Frozen)
+Made = TypeVar("Made")
 _Count = Annotated[int, Field(ge=1, strict=True)]
 
 
@@ -149,22 +151,35 @@ class Shape(Frozen):
 
 def resolve_shape(table: Mapping[str, Any], where: str) -> Shape:
     """Return the numbers of a job. SpecError, which starts with `where`, for what cannot be resolved."""
+    return resolve(PipelineTable, _shape, table, where)
+
+
+def resolve(kind: type[Table], make: Callable[[Table], Made], table: Mapping[str, Any], where: str) -> Made:
+    """Return what `make` makes of a table of this kind. SpecError as from `resolve_shape`."""
     try:
-        return _shape(PipelineTable.model_validate(table))
+        return make(kind.model_validate(table))
     except ValidationError as error:
-        raise explain(error, PipelineTable, where) from None
+        raise explain(error, kind, where) from None
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
 
 
+def model_on_device(
+    model: str | Mapping[str, Any], device: str, precision: Precision
+) -> tuple[ModelSize, ComputeDevice, float]:
+    """Return a model's size, the device, and its FLOP/s in this precision. SpecError or UnknownNameError without."""
+    size = model_size(model) if isinstance(model, str) else _stated_size(model)
+    found = load_device(device)
+    if (speed := found.speed(precision)) is None:
+        raise SpecError(f"device {found.name} has no speed in {precision}")
+    return size, found, speed.effective_flops
+
+
 def _shape(asked: PipelineTable) -> Shape:
-    size = model_size(asked.model) if isinstance(asked.model, str) else stated_size(asked.model)
-    device = load_device(asked.device)
-    if (speed := device.speed(asked.precision)) is None:
-        raise SpecError(f"device {device.name} has no speed in {asked.precision}")
+    size, device, flops = model_on_device(asked.model, asked.device, asked.precision)
     parts = split_layers(size.layers, asked.stages, asked.layers)
     counts = [stage(size, own, sequence_length=asked.sequence_length, sequences=asked.sequences) for own in parts]
-    forward = [count / speed.effective_flops * asked.compute for count in counts]
+    forward = [count / flops * asked.compute for count in counts]
     backward = [(3 if asked.recompute else 2) * seconds for seconds in forward]
     if asked.update is None:
         update = [ADAMW_BYTES * parameters(size, own) / device.bandwidth_bytes_per_s for own in parts]
@@ -214,8 +229,7 @@ def _messages(
     return (first, second), (e1, e2), (d1, d2)
 
 
-def stated_size(table: Mapping[str, Any]) -> ModelSize:
-    """Return the size that a table with the fields of `ModelSize` states. SpecError for any other table."""
+def _stated_size(table: Mapping[str, Any]) -> ModelSize:
     try:
         size = ModelSize(**table)
     except TypeError as error:

@@ -60,7 +60,7 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
         # they share the link.
         assert formula_s / 2 < cycle_s < formula_s * 2
     else:
-        assert cycle_s == pytest.approx(formula_s, rel=0.02)  # it counts acknowledgements, which pipes have not
+        assert cycle_s == pytest.approx(formula_s, rel=0.03)  # it counts acknowledgements, which pipes have not
 
 
 @settings(max_examples=100)

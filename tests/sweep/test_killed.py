@@ -17,7 +17,7 @@ import pytest
 
 from testbed import results, vm
 from tests.commands import PLAYED_EXPERIMENT, Command, keep_speed, outside
-from tests.forked import Program
+from tests.forked import Started
 
 MOMENTS = int(os.environ.get("TESTBED_KILLS", "3"))
 """How many moments are tried: each takes a minute."""
@@ -37,7 +37,7 @@ class Undisturbed(NamedTuple):
     steps: dict[str, str]
 
 
-def start(folder: Path, cache: Path) -> Program:
+def start(folder: Path, cache: Path) -> Started:
     (folder / "sweep.toml").write_text(PLAYED_EXPERIMENT, encoding="utf8")
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ def temporary_names(folder: Path) -> list[str]:
     return [str(name) for name in names if name.suffix == ".part" or any(part.startswith(".") for part in name.parts)]
 
 
-def kill_at(process: Program, moment_s: float, victim: str, chance: random.Random) -> int | None:
+def kill_at(process: Started, moment_s: float, victim: str, chance: random.Random) -> int | None:
     """Kill a victim of this kind `moment_s` from now, or as soon as there is one; returns its pid, or None."""
     time.sleep(moment_s)
     while process.poll() is None:

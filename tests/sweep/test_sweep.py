@@ -13,12 +13,12 @@ import pytest
 from testbed import results
 from testbed.sweep.interrupt import MESSAGE
 from tests.commands import Command, losses
-from tests.forked import Program
+from tests.forked import Started
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def _wait_for_steps(command: Command, process: Program, folder: Path | None = None) -> None:
+def _wait_for_steps(command: Command, process: Started, folder: Path | None = None) -> None:
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and process.poll() is None:
         if any(run.steps(0) for run in results.runs(folder or command.folder / "results" / "run")):
