@@ -107,7 +107,7 @@ def _become(arguments: list[str], folder: Path, env: dict[str, str], files: list
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    forks.start_program = _fork_the_server  # type: ignore[assignment]
+    forks.start_program = _fork_the_server  # type: ignore[attr-defined, assignment]
     warnings.filterwarnings("ignore", "'.*' found in sys.modules after import", RuntimeWarning)
     try:
         if arguments[0] == "-m":
