@@ -78,8 +78,8 @@ class PipelineSpec(Frozen):
 
 
 def _listed(value: object) -> object:
-    """Take one number for a list of one."""
-    return (value,) if isinstance(value, int) else value
+    """Take one number for a list of one. What was a list in JSON must be a tuple here."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
 def _is_adamw(value: object) -> bool:
@@ -156,6 +156,11 @@ class DataParallelSpec(Frozen):
     def parts(self) -> tuple[int, ...]:
         """By worker: how many equal parts of a batch it reads, of as many as there are in all."""
         return self.shares or (1,) * self.workers
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """By worker: its share of the data, and of the aggregate."""
+        return tuple(part / sum(self.parts) for part in self.parts)
 
 
 class OptimiserSpec(Frozen):
@@ -385,6 +390,14 @@ class Cell(Frozen):
     def nodes(self) -> int:
         """Nodes of the lab, each of which has records: stages, or workers and a server."""
         return _nodes(self)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes for people: 'stage 0', or 'worker 0' and 'server'."""
+        if self.data is None:
+            return tuple(f"stage {stage}" for stage in range(self.nodes))
+        workers = [f"worker {worker}" for worker in range(self.data.workers)]
+        return (*workers, "server")[: self.nodes]
 
     @property
     def cycle(self) -> int:
