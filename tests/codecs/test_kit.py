@@ -26,6 +26,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "tah": ("tah", "tah(tile=128, share=0.5)", "tah(sample)"),
     "acsgd": ("acsgd", "acsgd(2)"),
     "topk": ("topk(0.1)", "topk(0.1, sample)", "topk(0.1, tensor)", "topk(0.02, index, fp32)", "topk(0.25, bitmap)"),
+    "ht": ("ht(0.01)", "ef(ht(0.5, fp32))"),
     "topk-shared": ("topk-shared(0.1)", "fwd=topk-shared(0.1), bwd=ef(topk-shared(0.1))"),
     "columns": ("columns(0.1)",),
     "randk": ("randk(0.1)", "randk(0.1, channels)", "randk(0.1, none)", "randk(0.1, rms)"),

@@ -396,3 +396,34 @@ def test_buffers_are_used_again_without_a_trace() -> None:
     codec.encode(normal(8, 32, seed=5), key_at(1))
     codec.encode(normal(3, 7, seed=5), key_at(1))
     assert bytes(codec.encode(normal(8, 32), key_at(0))) == first
+
+
+# ------------------------------------------------------------------ a threshold
+@given(
+    size=st.integers(1, 3000), threshold=st.sampled_from([0.01, 0.5, 1.5, 9.0]), most=st.sampled_from([0.01, 0.3, 1])
+)
+@settings(max_examples=40, deadline=None)
+def test_a_threshold_sends_what_reaches_it_but_no_more_than_allowed(size: int, threshold: float, most: float) -> None:
+    x = normal(size, seed=size)
+    text = f"ht({threshold}, {most}, fp32)"
+    payload = memoryview(make(text, FORWARD).encode(x, FIRST))
+    decoded = make(text, FORWARD).decode(payload, FIRST)
+    reach, allowed = x.abs() >= threshold, kept_of(most, size)
+    kept = int(min(reach.sum(), allowed))
+    assert torch.equal(decoded[decoded != 0], x[decoded != 0])
+    assert int((decoded != 0).sum()) == kept
+    if kept < allowed:
+        assert torch.equal(decoded != 0, reach)
+    content = 4 + 4 * kept + PositionCoding(1, size, kept).coded_bytes
+    assert payload.nbytes == header_bytes(1) + max(content, -(-size // 256))
+    # another threshold at the receiver is nothing to it
+    assert torch.equal(make("ht(7.0, 1.0, fp32)", FORWARD).decode(payload, FIRST), decoded)
+
+
+def test_with_error_feedback_a_threshold_owes_no_more_than_itself_and_a_spike_drains() -> None:
+    sender = cast(Any, make("ef(ht(0.5, 0.1, fp32))", FORWARD))
+    sender.encode(100 * normal(400), key_at(0))
+    assert float(sender.residual(key_at(0)).abs().max()) > 0.5
+    for step in range(1, 12):
+        sender.encode(torch.zeros(400), key_at(step))
+    assert float(sender.residual(key_at(11)).abs().max()) < 0.5

@@ -49,6 +49,25 @@ ROWS: tuple[CodecRow, ...] = (
         law="support",
     ),
     CodecRow(
+        name="ht",
+        forward="testbed.codecs.sparse.threshold:HardThreshold",
+        backward="testbed.codecs.sparse.threshold:HardThreshold",
+        parameters=(
+            Parameter("threshold", "float", REQUIRED, "the smallest magnitude that is sent", least=1e-12),
+            Parameter("most", "float", 0.25, "the largest share of a tensor that is sent", least=1e-4, most=1.0),
+            _VALUES,
+        ),
+        summary="the values of at least a fixed magnitude, at most a share of them, and their positions",
+        example="ht(0.01)",
+        bits="most*values + min(1, 32*most)",
+        size_note="at most: it depends on the values",
+        state="none",
+        source="hard threshold: Sahu et al., NeurIPS 2021; with a threshold that follows the stepsize: gamma-FedHT, "
+        "arXiv 2505.12479",
+        work=Work(Counts("8", "payload", "5"), Counts("payload", "4", "3")),
+        law="bounded",
+    ),
+    CodecRow(
         name="topk-shared",
         forward="testbed.codecs.sparse.shared_mask:SharedTopK",
         backward="testbed.codecs.sparse.shared_mask:ForwardMask",
