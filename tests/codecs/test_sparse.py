@@ -23,7 +23,7 @@ from testbed.errors import CodecError, SpecError
 from testbed.pipeline.boundary import Boundary
 
 FORWARD, BACKWARD = Context(7, 0, "forward"), Context(7, 0, "backward")
-FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index")
+FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index", "packed")
 
 
 def key_at(step: int, microbatch: int = 0) -> MessageKey:
@@ -65,10 +65,11 @@ def test_positions_come_back_from_their_code(data: st.DataObject, rows: int, wid
 def test_the_smaller_form_is_the_smaller(rows: int, width: int, share: float) -> None:
     kept = kept_of(share, width)
     sizes = {form: PositionCoding(rows, width, kept, form).coded_bytes for form in FORMS}
-    assert sizes["smaller"] == min(sizes.values())
+    assert sizes["smaller"] == min(sizes["bitmap"], sizes["index"])
+    assert sizes["packed"] <= sizes["index"]
     assert 1 <= kept <= width
     if kept == width:
-        assert sizes["index"] == sizes["bitmap"] == 0
+        assert set(sizes.values()) == {0}
     else:
         assert sizes["index"] == rows * kept * (1 if width <= 256 else 2 if width <= 65536 else 4)
         assert sizes["bitmap"] == (rows * width + 7) // 8
@@ -427,3 +428,32 @@ def test_with_error_feedback_a_threshold_owes_no_more_than_itself_and_a_spike_dr
     for step in range(1, 12):
         sender.encode(torch.zeros(400), key_at(step))
     assert float(sender.residual(key_at(11)).abs().max()) < 0.5
+
+
+# ------------------------------------------------------------------ few bits per kept value
+def test_what_sparse_loco_and_cocktail_take_is_what_they_say() -> None:
+    x = normal(16 * 4096)
+    assert body_bits("topk-chunk(0.015625)", x) == pytest.approx(14 * 64 / 4096 + 128 / x.numel())
+    assert body_bits("cocktail(0.25, 8)", x) == pytest.approx((1 + 0.25 * (4 + 16 / 128)) / 8)
+
+
+@given(size=st.integers(1, 9000), chunk=st.sampled_from([16, 256, 4096]), share=st.sampled_from([0.02, 0.3]))
+@settings(max_examples=30, deadline=None)
+def test_each_chunk_keeps_its_largest_with_sign_and_the_sum(size: int, chunk: int, share: float) -> None:
+    x = normal(size, seed=size)
+    decoded = through(f"topk-chunk({share}, {chunk})", x)
+    kept = decoded != 0
+    assert torch.equal(decoded[kept].sign(), x[kept].sign())
+    assert float(decoded.double().sum()) == pytest.approx(float(x[kept].double().sum()), rel=1e-4, abs=1e-4)
+    for part, sent in zip(x.split(chunk), kept.split(chunk), strict=True):
+        assert int(sent.sum()) == kept_of(share, len(part))
+        assert sent.all() or part[~sent].abs().max() <= part[sent].abs().min()
+
+
+def test_a_cocktail_is_the_largest_of_one_of_each_so_many_neighbours() -> None:
+    x = normal(1003)
+    one, other = through("cocktail(0.2, 10)", x), through("cocktail(0.2, 10)", x, key_at(1))
+    assert int((one != 0).sum()) == int((other != 0).sum()) == kept_of(0.2, 101)
+    assert not torch.equal(one != 0, other != 0)
+    assert max((part != 0).sum() for part in one.split(10)) == 1
+    assert float((one - x)[one != 0].abs().max()) <= 0.55 * float(x.abs().max()) / 7
