@@ -21,7 +21,7 @@ def refused() -> BaseException:
 @pytest.mark.parametrize("error", [refused(), MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_every_kind_of_refused_memory_is_known_and_explained_in_one_line(error: BaseException) -> None:
     assert faults.is_out_of_memory(error)
-    message = str(faults.out_of_memory(3, "at train step 7", error))
+    message = str(faults.out_of_memory("stage 3", "at train step 7", error))
     assert message.startswith("stage 3: out of memory at train step 7")
     assert "smaller micro-batches" in message
     assert "\n" not in message
