@@ -25,6 +25,7 @@ from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.play.rings import ring_rounds
 from testbed.play.shapes import model_on_device, resolve
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.policies.cycle import steady_cycle_s
 from testbed.profiles import LinkProfile
 from testbed.spec import Exchange, Topology
 
@@ -185,7 +186,7 @@ class DataParallelShape(Frozen):
             whole_s = bits * (1 + acknowledged) / slowest + len(rounds) * hop_s
             busy_s = whole_s  # a member goes round once more when it has been round
         compute_s = self.compute_ns / 1e9
-        return max(compute_s, busy_s, (compute_s + whole_s) / (self.staleness + 1))
+        return steady_cycle_s(compute_s, busy_s, whole_s, self.staleness)
 
 
 _COLLECTIVES: Final = {"all-reduce": "all_reduce", "all-gather": "all_gather"}

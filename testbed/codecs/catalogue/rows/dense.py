@@ -156,6 +156,25 @@ ROWS: tuple[CodecRow, ...] = (
         law="bounded",
     ),
     CodecRow(
+        name="dct",
+        forward="testbed.codecs.dense.cosine:Cosine",
+        backward="testbed.codecs.dense.cosine:Cosine",
+        parameters=(
+            Parameter("inner", "codec", REQUIRED, "the codec that sends the coefficients"),
+            Parameter("size", "int", 32, "rows and columns of a block", least=1, most=256),
+        ),
+        summary="the cosine transform of each block of 32 x 32, then any other codec; for gradients",
+        example="dct(topk-chunk(0.0078, 1024))",
+        bits="inner",
+        state="the inner codec's",
+        source="DeMo: Peng et al., arXiv 2411.19870",
+        work=Work(
+            Counts("8 + inner.encode", "8 + inner.encode", "4*size + inner.encode"),
+            Counts("8 + inner.decode", "8 + inner.decode", "4*size + inner.decode"),
+        ),
+        law="none",
+    ),
+    CodecRow(
         name="tah",
         forward="testbed.codecs.dense.tah:Tah",
         backward="testbed.codecs.dense.tah:TahGradients",
