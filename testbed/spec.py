@@ -100,6 +100,17 @@ class OuterSpec(Frozen):
         return self
 
 
+class DecoSpec(Frozen):
+    """DeCo-SGD chooses ratio and staleness by what it measures of the links (`replicas.leader`)."""
+
+    every: int = Field(ge=1)
+    """Steps between choices."""
+    noise: Literal["exp", "printed", "additive"]
+    """By which formula a ratio and a staleness slow convergence down (`policies.deco`)."""
+    noise_weight: float = Field(gt=0)
+    """How much, where nothing hides behind computing."""
+
+
 class DataParallelSpec(Frozen):
     """How workers that each train the whole model exchange what they learn. A step is one exchange."""
 
@@ -118,6 +129,8 @@ class DataParallelSpec(Frozen):
     steps, workers send what these changed, and this is applied to that."""
     answer: str | None = None
     """Codec of the aggregate that a star's server sends."""
+    deco: DecoSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: ratio and staleness stay as stated. Else they are what training begins with: live only."""
     shares: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     """Parts of each batch that a worker reads, and its weight in the aggregate; None: all workers alike."""
 

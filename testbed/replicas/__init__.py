@@ -10,6 +10,7 @@ decision  what may change while training lasts: staleness, local steps, codecs
 learners  what workers learn: a language model on a text
 worker    one replica: what it computes, and what it does with an aggregate
 pace      when a worker's emulated device is done with what
+leader    who chooses while training lasts, by what links carry
 live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
 """

@@ -73,6 +73,11 @@ class Sums:
         self._weights = weights
         self.buckets = [Bucket(shapes, codec, seed=seed, sender=sender) for sender, codec in enumerate(codecs)]
 
+    def change(self, codecs: Sequence[str]) -> None:
+        """Go on with other codecs, one per worker."""
+        for bucket, codec in zip(self.buckets, codecs, strict=True):
+            bucket.change(codec)
+
     def of(self, payloads: Sequence[Payload], step: int) -> Tensors:
         """Return the weighted sum, which begins with the first worker's tensors."""
         total: Tensors = []
@@ -115,7 +120,7 @@ class _Star:
 
     def change(self, codecs: Sequence[str]) -> None:
         _change(self._senders.buckets, codecs)
-        _change(self._server.buckets, codecs)
+        self._server.change(codecs)
 
 
 class _Everyone:
@@ -147,7 +152,7 @@ class _Everyone:
     def change(self, codecs: Sequence[str]) -> None:
         _change(self._senders.buckets, codecs)
         for sums in self._sums:
-            _change(sums.buckets, codecs)
+            sums.change(codecs)
 
 
 class _Ring:

@@ -19,6 +19,7 @@ from testbed.counters import DeviceCounters
 from testbed.devices import flops
 from testbed.errors import TransportError
 from testbed.message_key import MessageKey, Side
+from testbed.pipeline.carried import least_round_trip_ns
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather
@@ -31,6 +32,7 @@ from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import as_stated
 from testbed.replicas.exchange import Sums
+from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
 from testbed.replicas.learners import text_learner
 from testbed.replicas.pace import Line, worker_times
 from testbed.replicas.worker import Learner, Worker
@@ -64,11 +66,43 @@ class Node:
     ) -> None:
         self.job, self.connections, self._steps, self._report = job, connections, steps, report
         self._counters, self.line = counters, Line()
+        self.decisions = Decisions(as_stated(job.recipe))
+        shown = job.data.workers if job.data.exchange == "star" else 0
+        self.leader_is = None if job.data.deco is None else shown
+        """The node that chooses; None: nobody does."""
         self._began_ns = self.line.at_ns
+        self._leader: Leader | None = None
 
     def take(self, peer: int, step: int) -> Arrival:
-        """Wait for a peer's message of a step. TransportError where it does not come."""
-        return self.connections[peer].take(_key(step), self.job.limits.message_s)
+        """Wait for a peer's message of a step, and learn what its head says. TransportError where it does not come."""
+        arrival = self.connections[peer].take(_key(step), self.job.limits.message_s)
+        if peer == self.leader_is:
+            decision, payload = without_head(arrival.payload)
+            self.decisions.add(decision)
+            return arrival._replace(payload=payload)
+        if self._leader is not None:
+            self._leader.heard(
+                peer,
+                arrival.payload.nbytes,
+                first_ns=arrival.first_byte_ns,
+                last_ns=arrival.last_byte_ns,
+                round_trip_ns=least_round_trip_ns(self.connections[peer].socket),
+                ratio=ratio_of(self.decisions.at(step).codecs[peer]),
+            )
+        return arrival
+
+    def lead(self, raw_bytes: int) -> None:
+        """Choose for all from now on, where this node is the leader; `raw_bytes` are of all tensors as fp32."""
+        if self.leader_is == self.job.stage:
+            self._leader = Leader(self.job, raw_bytes)
+
+    def headed(self, step: int, payload: bytes) -> bytes:
+        """Return a step's message as it goes out: a leader's with what it has chosen."""
+        if self._leader is None:
+            return payload
+        decision = self._leader.decide(step)
+        self.decisions.add(decision)
+        return with_head(decision, payload)
 
     def send(self, peer: int, step: int, payload: bytes, raw_bytes: int) -> None:
         """Hand a message over, to leave when the device has made it."""
@@ -161,11 +195,12 @@ class WorkerNode(Node):
         job, number = self.job, self.job.stage
         worker = Worker(number, learner, optimiser=job.optimiser, outer=job.data.outer, steps=job.training.steps)
         shapes = [tuple(parameter.shape) for parameter in worker.parameters]
-        now, seed = as_stated(job.recipe), job.training.seed
-        bucket = Bucket(shapes, now.codecs[number], seed=seed, sender=number)
+        codecs, seed = self.decisions.at(0).codecs, job.training.seed
+        bucket = Bucket(shapes, codecs[number], seed=seed, sender=number)
+        self.lead(bucket.raw_bytes)
         star = job.data.exchange == "star"
         answer = Bucket(shapes, job.data.answer or "fp32", seed=seed, sender=job.data.workers)
-        sums = Sums(shapes, now.codecs, job.data.weights, seed)
+        sums = Sums(shapes, codecs, job.data.weights, seed)
         own: dict[int, bytes] = {}
         assert isinstance(job.compute, Paced)
         times = worker_times(job.compute, job.data, job.pipeline, number)
@@ -174,11 +209,13 @@ class WorkerNode(Node):
             if star:
                 worker.receive(answer.decode(payloads[job.data.workers].payload, step))
             else:
+                sums.change(self.decisions.at(step).codecs)
                 every = [own.pop(step) if w == number else payloads[w].payload for w in range(job.data.workers)]
                 worker.receive(sums.of(every, step))
             worker.apply_until(step + 1)
 
         for step in range(job.training.steps):
+            now = self.decisions.at(step)
             stale, batches = now.staleness[number], now.local_steps[number]
             computed, action = self.line.work(
                 "L",
@@ -186,10 +223,13 @@ class WorkerNode(Node):
                 times.local_ns * batches,
                 partial(worker.compute, step, staleness=stale, local_steps=batches),
             )
-            payload = own[step] = bucket.encode(computed.tensors, step)
+            bucket.change(now.codecs[number])
+            own[step] = bucket.encode(computed.tensors, step)
+            message = self.headed(step, own[step])
             for peer in self.connections:
-                self.send(peer, step, payload, bucket.raw_bytes)
+                self.send(peer, step, message, bucket.raw_bytes)
             actions, last = [action], step + 1 == job.training.steps
+            stale = self.decisions.at(step + 1).staleness[number]
             while worker.applied < (step + 1 if last else step + 1 - stale):
                 due = worker.applied
                 came = {peer: self.take(peer, due) for peer in self.connections}
@@ -209,18 +249,22 @@ class ServerNode(Node):
         """Answer every step's messages. TransportError, CodecError as they come."""
         job, workers = self.job, self.job.data.workers
         assert job.data.answer is not None
-        sums = Sums(shapes, as_stated(job.recipe).codecs, job.data.weights, job.training.seed)
+        sums = Sums(shapes, self.decisions.at(0).codecs, job.data.weights, job.training.seed)
         answer = Bucket(shapes, job.data.answer, seed=job.training.seed, sender=workers)
 
+        self.lead(answer.raw_bytes)
+
         def made(step: int, came: Sequence[Arrival]) -> bytes:
+            sums.change(self.decisions.at(step).codecs)
             return answer.encode(sums.of([arrival.payload for arrival in came], step), step)
 
         for step in range(job.training.steps):
             came = [self.take(worker, step) for worker in range(workers)]
             arrived_ns = max(arrival.last_byte_ns for arrival in came)
             payload, action = self.line.work("A", step, 0, partial(made, step, came), arrived_ns)
+            message = self.headed(step, payload)
             for worker in range(workers):
-                self.send(worker, step, payload, answer.raw_bytes)
+                self.send(worker, step, message, answer.raw_bytes)
             self.write(step, [action])
             if self.evaluates_after(step):
                 self.write(step + 1, (), evaluated=True)

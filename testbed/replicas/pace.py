@@ -42,7 +42,9 @@ class Line:
     def work(
         self, kind: ActionKind, step: int, duration_ns: int, maths: Callable[[], _Result], arrived_ns: int = 0
     ) -> tuple[_Result, ActionRecord]:
-        """Do the maths, and return when the device would have, with what came of it."""
+        """Do the maths, and return when the device would have, with what came of it. What is to take no time is not
+        held to it: no overrun is noted.
+        """
         asked_ns = self.at_ns
         input_ns = max(asked_ns, arrived_ns)
         began_ns = time.monotonic_ns()
@@ -51,6 +53,7 @@ class Line:
         due_ns = self.at_ns = input_ns + duration_ns
         wait_until(due_ns)
         computed_ns = max(maths_ns, due_ns)
+        paced = {"began_ns": began_ns, "maths_ns": maths_ns, "due_ns": due_ns} if duration_ns else {}
         return result, ActionRecord(
             kind=kind,
             microbatch=step,
@@ -58,8 +61,6 @@ class Line:
             input_ns=input_ns,
             decoded_ns=input_ns,
             computed_ns=computed_ns,
-            began_ns=began_ns,
-            maths_ns=maths_ns,
-            due_ns=due_ns,
             encoded_ns=computed_ns,
+            **paced,
         )

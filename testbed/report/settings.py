@@ -102,6 +102,7 @@ def _data_words(cell: Cell, data: DataParallelSpec) -> str:
         return "/".join(map(str, numbers))
 
     words = [f"{data.workers} workers, {data.exchange}", f"staleness {listed(data.staleness)}"]
+    words += [f"chosen by DeCo-SGD every {data.deco.every} steps"] if data.deco is not None else []
     words += [f"answers in {data.answer}"] if data.answer is not None else []
     words += [f"batches shared {listed(data.shares)}"] if data.shares is not None else []
     if data.outer is not None:

@@ -148,6 +148,11 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
             f"{where}: data parallel training is played, or run live, with stated durations: leave played_steps out, "
             "and say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'"
         )
+    if data.deco is not None and cell.timing == "played":
+        raise SpecError(
+            f"{where}: data.deco goes by what links carry, so over each link it trains otherwise and cannot be played; "
+            'set timing = "live"'
+        )
     if cell.timing == "live" and (
         changes["clock"] == "real" or data.exchange in ("all-reduce", "all-gather") or cell.training.target_loss
     ):

@@ -12,13 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from testbed.errors import TestbedError
+from testbed.errors import CodecError, SpecError, TestbedError
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Endpoint, Limits, NodeJob
+from testbed.policies.cycle import Exchanged
+from testbed.policies.deco import choose
+from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
+from testbed.replicas.decision import Decision
+from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
 from testbed.replicas.live import Links, ServerNode, WorkerNode, peers_of
-from testbed.spec import Exchange, Paced, Recipe
+from testbed.spec import DecoSpec, Exchange, Paced, Recipe
 from tests.small_replicas import SPARSE, Learner, Net, a_recipe, same, trained
+
+CHOICES = ((2, 1, 3, "ef(topk(0.2))"), (6, 3, 0, "ef(topk(0.4, values=fp32))"))
+"""(step at which it is told, staleness until then, staleness, codec)"""
 
 
 def free_ports(count: int) -> list[int]:
@@ -129,6 +137,66 @@ def test_over_links_as_in_one_process(exchange: Exchange, codec: str, staleness:
         assert steps[0] == steps[1]
         assert sent[0] == sent[1]
         assert had[0] == had[1]
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
+    exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {
+        step: Decision(step + stale + 2, (later,) * 2, (1, 1), (codec,) * 2) for step, stale, later, codec in CHOICES
+    }
+    monkeypatch.setattr(Leader, "decide", lambda leader, step: chosen.get(step))
+    deco = DecoSpec(every=1, noise="exp", noise_weight=1.0)
+    recipe = a_recipe(exchange, SPARSE, workers=2, staleness=1, steps=14, deco=deco)
+    live = over_loopback(recipe, tmp_path)
+    by_step = {decision.effective_from: decision for decision in chosen.values()}
+    alone = trained(recipe, by_step.get)
+    assert live.errors == [None] * recipe.nodes
+    assert same(live.weights[0], alone.weights(0))
+    assert same(live.weights[1], alone.weights(1))
+    had = [
+        [[a.microbatch for a in r.actions if a.kind == "A"] for r in node]
+        for node in (live.records[0], alone.records[0])
+    ]
+    assert had[0] == had[1]
+
+
+def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
+    """Two links of 80 and 40 Mbit/s, 20 ms each way, and a dense message of 1 MB: the slower one decides."""
+    deco = DecoSpec(every=4, noise="exp", noise_weight=1.0)
+    recipe = a_recipe("star", "ef(topk(0.5))", workers=2, staleness=1, deco=deco)
+    job = jobs_of(recipe, tmp_path)[2]
+    paced = Paced(forward_ns=(30_000_000,), backward_ns=(60_000_000,), update_ns=10_000_000, source="stated")
+    leader = Leader(job.model_copy(update={"compute": paced}), 1_000_000)
+    assert leader.decide(3) is None  # nobody has been heard
+    for worker, rate_bps in ((0, 80e6), (1, 40e6)):
+        size = 300_000
+        took_ns = 20_000_000 + round(size * 8e9 / rate_bps)
+        leader.heard(worker, size, first_ns=1000, last_ns=1000 + took_ns, round_trip_ns=40_000_000, ratio=0.5)
+    assert leader.decide(4) is None  # it is not the time
+    decision = leader.decide(7)
+    link = LinkEstimate(40e6, 20_000_000)
+    wanted = choose(link, Exchanged(1_000_000, 0.6), 100_000_000, noise_weight=1.0)
+    assert decision is not None
+    assert decision.staleness == (wanted.staleness,) * 2
+    assert ratio_of(decision.codecs[0]) == pytest.approx(wanted.ratio, rel=1e-6)
+    assert decision.effective_from == 7 + 1 + 2
+    assert leader.decide(8) is None
+
+
+def test_a_decision_crosses_at_the_head_of_a_message() -> None:
+    decision = Decision(7, (1, 2), (1, 1), ("ef(topk(0.1))", "fp32"))
+    for told in (decision, None):
+        found, payload = without_head(with_head(told, b"payload"))
+        assert found == told
+        assert bytes(payload) == b"payload"
+    for wrong in (b"", b"\x05\0\0\0{}", b"\x02\0\0\0[]", b"\xff" * 9):
+        with pytest.raises(CodecError, match="does not begin with a decision"):
+            without_head(wrong)
+    assert with_ratio("ef(topk(0.1, values=fp32))", 0.25) == "ef(topk(0.25, fp32))"
+    with pytest.raises(SpecError, match="keeps no stated share"):
+        ratio_of("ef(int8)")
 
 
 def test_a_lost_worker_ends_all_and_none_waits_for_ever(tmp_path: Path) -> None:
