@@ -92,7 +92,8 @@ class ReceivedRecord(Frozen):
 class SocketRecord(Frozen):
     """TCP_INFO of one data-plane socket, counted from its start."""
 
-    peer: Side
+    peer: Side | int
+    """Where the neighbour is; in data parallel training which node it is."""
     congestion_control: str
     """Read back from the socket."""
     rtt_us: int

@@ -78,8 +78,8 @@ class PipelineSpec(Frozen):
 
 
 def _listed(value: object) -> object:
-    """Take one number for a list of one."""
-    return (value,) if isinstance(value, int) else value
+    """Take one number for a list of one. What was a list in JSON must be a tuple here."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
 
 def _is_adamw(value: object) -> bool:
@@ -100,6 +100,17 @@ class OuterSpec(Frozen):
         return self
 
 
+class DecoSpec(Frozen):
+    """DeCo-SGD chooses ratio and staleness by what it measures of the links (`replicas.leader`)."""
+
+    every: int = Field(ge=1)
+    """Steps between choices."""
+    noise: Literal["exp", "printed", "additive"]
+    """By which formula a ratio and a staleness slow convergence down (`policies.deco`)."""
+    noise_weight: float = Field(gt=0)
+    """How much, where nothing hides behind computing."""
+
+
 class DataParallelSpec(Frozen):
     """How workers that each train the whole model exchange what they learn. A step is one exchange."""
 
@@ -118,6 +129,8 @@ class DataParallelSpec(Frozen):
     steps, workers send what these changed, and this is applied to that."""
     answer: str | None = None
     """Codec of the aggregate that a star's server sends."""
+    deco: DecoSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: ratio and staleness stay as stated. Else they are what training begins with: live only."""
     shares: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     """Parts of each batch that a worker reads, and its weight in the aggregate; None: all workers alike."""
 
@@ -156,6 +169,11 @@ class DataParallelSpec(Frozen):
     def parts(self) -> tuple[int, ...]:
         """By worker: how many equal parts of a batch it reads, of as many as there are in all."""
         return self.shares or (1,) * self.workers
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """By worker: its share of the data, and of the aggregate."""
+        return tuple(part / sum(self.parts) for part in self.parts)
 
 
 class OptimiserSpec(Frozen):
@@ -385,6 +403,14 @@ class Cell(Frozen):
     def nodes(self) -> int:
         """Nodes of the lab, each of which has records: stages, or workers and a server."""
         return _nodes(self)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes for people: 'stage 0', or 'worker 0' and 'server'."""
+        if self.data is None:
+            return tuple(f"stage {stage}" for stage in range(self.nodes))
+        workers = [f"worker {worker}" for worker in range(self.data.workers)]
+        return (*workers, "server")[: self.nodes]
 
     @property
     def cycle(self) -> int:

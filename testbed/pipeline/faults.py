@@ -41,14 +41,14 @@ def out_of_memory(who: str, where: str, error: BaseException) -> StageError:
     return StageError(f"{who}: out of memory {where}{said}; {_MEMORY}")
 
 
-def killed(stage: int, how: str, where: str, *, by_kernel: bool) -> StageError:
-    """Return the error for a stage's process that was ended by something else.
+def killed(who: str, how: str, where: str, *, by_kernel: bool) -> StageError:
+    """Return the error for a process that was ended by something else; `who` as for `diverged`.
 
     `by_kernel`: it was, while the kernel was ending processes for want of memory.
     """
     if by_kernel:
-        return StageError(f"stage {stage}: out of memory {where}: the kernel killed its process; {_MEMORY}")
-    return StageError(f"the process of stage {stage} {how} {where}")
+        return StageError(f"{who}: out of memory {where}: the kernel killed its process; {_MEMORY}")
+    return StageError(f"the process of {who} {how} {where}")
 
 
 def oom_kills() -> int:

@@ -7,6 +7,10 @@ staleness tau that of tau steps ago. Everyone applies the same aggregates in the
 bucket    all tensors of a worker as one message: codecs for the large ones, the small ones dense
 exchange  how messages become aggregates: a server, every worker for itself, a ring
 decision  what may change while training lasts: staleness, local steps, codecs
+learners  what workers learn: a language model on a text
 worker    one replica: what it computes, and what it does with an aggregate
+pace      when a worker's emulated device is done with what
+leader    who chooses while training lasts, by what links carry
+live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
 """

@@ -51,7 +51,7 @@ class Replicas:
             )
             for number in range(self._data.workers)
         ]
-        self._weights = [part / sum(self._data.parts) for part in self._data.parts]
+        self._weights = self._data.weights
         self._now, self._policy = as_stated(recipe), policy
         shapes = [tuple(parameter.shape) for parameter in self.workers[0].parameters]
         self._exchange = make_exchange(recipe, shapes, self._now.codecs)
@@ -244,5 +244,10 @@ def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
     return alone.write_training(job, train)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Train what the file says, and print each step's message as a line of JSON."""
     alone.main(train_alone)
+
+
+if __name__ == "__main__":
+    main()

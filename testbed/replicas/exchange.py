@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from testbed.codecs.contract import Payload
 from testbed.replicas.bucket import Bucket
 from testbed.spec import Recipe
 
@@ -54,7 +55,7 @@ def make_exchange(recipe: Recipe, shapes: Sequence[Sequence[int]], codecs: Seque
     """Make a recipe's exchange of tensors of these shapes, which begins with these codecs, one per worker."""
     data = recipe.data
     assert data is not None
-    weights = [part / sum(data.parts) for part in data.parts]
+    weights = data.weights
     if data.exchange == "all-reduce":
         return _Ring(shapes, codecs, weights, recipe.training.seed)
     if data.exchange == "star":
@@ -63,7 +64,7 @@ def make_exchange(recipe: Recipe, shapes: Sequence[Sequence[int]], codecs: Seque
     return _Everyone(shapes, codecs, weights, recipe.training.seed, relayed=data.exchange == "all-gather")
 
 
-class _Sums:
+class Sums:
     """A node that has all workers' messages: decodes and sums them."""
 
     def __init__(
@@ -72,7 +73,12 @@ class _Sums:
         self._weights = weights
         self.buckets = [Bucket(shapes, codec, seed=seed, sender=sender) for sender, codec in enumerate(codecs)]
 
-    def of(self, payloads: Sequence[bytes], step: int) -> Tensors:
+    def change(self, codecs: Sequence[str]) -> None:
+        """Go on with other codecs, one per worker."""
+        for bucket, codec in zip(self.buckets, codecs, strict=True):
+            bucket.change(codec)
+
+    def of(self, payloads: Sequence[Payload], step: int) -> Tensors:
         """Return the weighted sum, which begins with the first worker's tensors."""
         total: Tensors = []
         for bucket, payload, weight in zip(self.buckets, payloads, self._weights, strict=True):
@@ -100,7 +106,7 @@ class _Star:
     def __init__(
         self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], weights: Sequence[float], seed: int, answer: str
     ) -> None:
-        self._senders, self._server = _Senders(shapes, codecs, seed), _Sums(shapes, codecs, weights, seed)
+        self._senders, self._server = _Senders(shapes, codecs, seed), Sums(shapes, codecs, weights, seed)
         ends = [Bucket(shapes, answer, seed=seed, sender=len(weights)) for _ in range(1 + len(weights))]
         self._answer, self._answered = ends[0], ends[1:]
 
@@ -114,7 +120,7 @@ class _Star:
 
     def change(self, codecs: Sequence[str]) -> None:
         _change(self._senders.buckets, codecs)
-        _change(self._server.buckets, codecs)
+        self._server.change(codecs)
 
 
 class _Everyone:
@@ -130,7 +136,7 @@ class _Everyone:
         relayed: bool,
     ) -> None:
         self._senders, self._relayed = _Senders(shapes, codecs, seed), relayed
-        self._sums = [_Sums(shapes, codecs, weights, seed) for _ in weights]
+        self._sums = [Sums(shapes, codecs, weights, seed) for _ in weights]
 
     def step(self, step: int, tensors: Sequence[Tensors]) -> Exchanged:
         payloads, workers = self._senders.encode(tensors, step), len(tensors)
@@ -146,7 +152,7 @@ class _Everyone:
     def change(self, codecs: Sequence[str]) -> None:
         _change(self._senders.buckets, codecs)
         for sums in self._sums:
-            _change(sums.buckets, codecs)
+            sums.change(codecs)
 
 
 class _Ring:

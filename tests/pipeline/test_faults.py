@@ -36,7 +36,9 @@ def test_other_errors_are_not_taken_for_it(error: BaseException) -> None:
 
 def test_a_kill_is_a_want_of_memory_only_where_the_kernel_says_so() -> None:
     at = "after 3 recorded steps"
-    plain, ours = (str(faults.killed(1, "was killed by SIGKILL", at, by_kernel=found)) for found in (False, True))
+    plain, ours = (
+        str(faults.killed("stage 1", "was killed by SIGKILL", at, by_kernel=found)) for found in (False, True)
+    )
     assert plain == f"the process of stage 1 was killed by SIGKILL {at}"
     assert re.match(f"stage 1: out of memory {at}: the kernel .* fewer stages", ours)
     assert faults.oom_kills() >= 0

@@ -57,6 +57,7 @@ ROWS: tuple[CodecRow, ...] = (
         state=_NONE,
         source="IEEE 754 binary32",
         work=Work(Counts("4", "payload", "0"), Counts("payload", "4", "0")),
+        linear=True,
         law="identity",
     ),
     CodecRow(
@@ -68,6 +69,7 @@ ROWS: tuple[CodecRow, ...] = (
         state=_NONE,
         source="torch.bfloat16, round to nearest even",
         work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
+        linear=True,
         law="bounded",
     ),
     CodecRow(
@@ -79,6 +81,7 @@ ROWS: tuple[CodecRow, ...] = (
         state=_NONE,
         source="IEEE 754 binary16, round to nearest even",
         work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
+        linear=True,
         law="bounded",
     ),
     CodecRow(
