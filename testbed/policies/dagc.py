@@ -11,6 +11,7 @@ Source: DAGC, INFOCOM 2023 and IEEE TMC 2024, arXiv 2311.07324; github.com/Jiang
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -59,7 +60,7 @@ def released_ratios(shares: Sequence[float], mean: float) -> tuple[float, ...]:
     1. SpecError for shares that do not descend, or are not positive.
     """
     weights, count = _weights(shares), len(shares)
-    if count < 2 or any(later > earlier for earlier, later in zip(shares, shares[1:], strict=False)):
+    if count < 2 or any(later > earlier for earlier, later in itertools.pairwise(shares)):
         raise SpecError(f"the released search takes two shares or more that descend, not {list(shares)}")
     total = math.fsum(shares)
     best, chosen = math.inf, [0.0] * count

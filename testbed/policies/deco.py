@@ -1,13 +1,13 @@
-"""DeCo-SGD: ratio and staleness chosen together, so that communication hides behind computing and costs the least noise.
+"""DeCo-SGD: ratio and staleness chosen together, so that communication hides behind computing at the least noise.
 
 Of the pairs whose iteration takes no longer than computing does, take the one with the smallest noise factor phi; where
 compression would have to be stronger than allowed, take the pair with the least expected time instead. With staleness
 tau the largest ratio that hides is `min(B Tc, B (tau Tc - b)) / (expansion S)` for rate B, delay b, computing time Tc
 and dense message S; it stops growing at tau = b/Tc + 1, so two candidates matter.
 
-Source: Lu et al., arXiv 2507.17346: the joint choice and its building blocks. The paper's theorem constants and its exact
-optimisation were not at hand; the choice above is derived from its abstract and the time model. Its noise factor is
-known second-hand; as printed it grows without bound where nothing is compressed, so the factor can be replaced.
+Source: Lu et al., arXiv 2507.17346: the joint choice and its building blocks. The paper's theorem constants and its
+exact optimisation were not at hand; the choice above is derived from its abstract and the time model. Its noise factor
+is known second-hand; as printed it grows without bound where nothing is compressed, so the factor can be replaced.
 """
 
 from __future__ import annotations

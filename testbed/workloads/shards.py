@@ -108,12 +108,9 @@ class ShardBatches:
     def batch(self, step: int) -> Indices:
         """Return the examples of a step, (batch_size,): any step at any time, always the same."""
         epochs, places = np.divmod(np.arange(step * self._size, (step + 1) * self._size), len(self._shard))
-        wanted = {epoch: self._orders.get(epoch) for epoch in np.unique(epochs).tolist()}
-        self._orders = {
-            epoch: self._shard[shuffled(len(self._shard), f"{self._purpose} {epoch}")] if order is None else order
-            for epoch, order in wanted.items()
-        }
-        return np.array(
-            [self._orders[epoch][place] for epoch, place in zip(epochs.tolist(), places.tolist(), strict=True)],
-            np.int64,
-        )
+        wanted = range(int(epochs[0]), int(epochs[-1]) + 1)
+        self._orders = {epoch: self._orders[epoch] if epoch in self._orders else self._order(epoch) for epoch in wanted}
+        return np.concatenate([self._orders[epoch][places[epochs == epoch]] for epoch in wanted])
+
+    def _order(self, epoch: int) -> Indices:
+        return self._shard[shuffled(len(self._shard), f"{self._purpose} {epoch}")]

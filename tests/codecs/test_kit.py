@@ -33,7 +33,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "mask": ("mask(0.05)", "mask(0.1, channels)", "mask(0.1, rms)"),
     "powersgd": ("powersgd(8)", "powersgd(4, cold)"),
     "ef-decay": ("ef-decay(topk-chunk(0.0156))",),
-    "dct": ("dct(topk-chunk(0.0078, 1024))", "ef-decay(dct(topk-chunk(0.0078), 64), 0.999)"),
+    "dct": ("dct(topk-chunk(0.0078, 1024))", "dct(int8, size=8)"),
     "cocktail": ("cocktail", "ef(cocktail(0.1, 5, 2))"),
     "ef": ("ef(topk(0.1))", "ef(int2(group=64))", "ef(powersgd(4))"),
     "lazy": ("lazy(powersgd(4))",),
