@@ -15,8 +15,15 @@ from testbed.message_key import Direction, Phase, Side
 from testbed.spec import Engine, Recipe, Timing, Topology
 
 Verdict = Literal["PASS", "FAIL"]
-ActionKind = Literal["F", "B"]
-"""A forward or a backward pass of one micro-batch."""
+ActionKind = Literal["F", "B", "L", "A"]
+"""A forward or a backward pass of one micro-batch. In data parallel training: local steps, all of one step; and what is
+done with one step's messages or aggregate, that is wait, decode, and sum or update.
+"""
+
+
+def _is_none(value: object) -> bool:
+    """Say whether a field is left out of a record's text, which is then that of one made before it."""
+    return value is None
 
 
 # ------------------------------------------------------------------ steps-<stage>.jsonl
@@ -25,6 +32,7 @@ class ActionRecord(Frozen):
 
     kind: ActionKind
     microbatch: int
+    """In data parallel training the step that it is about."""
     asked_ns: int
     """When the stage began the action, that is, asked for its input."""
     input_ns: int
@@ -48,6 +56,9 @@ class SentRecord(Frozen):
 
     direction: Direction
     microbatch: int
+    """In data parallel training the step whose message it is."""
+    peer: int | None = Field(default=None, exclude_if=_is_none)
+    """The receiving node; None: the neighbour in that direction."""
     raw_bytes: int
     """The tensor as fp32, the reference type of every ratio."""
     payload_bytes: int
@@ -68,6 +79,9 @@ class ReceivedRecord(Frozen):
 
     direction: Direction
     microbatch: int
+    """As of what was sent."""
+    peer: int | None = Field(default=None, exclude_if=_is_none)
+    """The sending node; None: the neighbour from that direction."""
     payload_bytes: int
     first_byte_ns: int
     """When the sender handed over the first byte (one host, one clock)."""
@@ -78,7 +92,8 @@ class ReceivedRecord(Frozen):
 class SocketRecord(Frozen):
     """TCP_INFO of one data-plane socket, counted from its start."""
 
-    peer: Side
+    peer: Side | int
+    """Where the neighbour is; in data parallel training which node it is."""
     congestion_control: str
     """Read back from the socket."""
     rtt_us: int
@@ -115,8 +130,9 @@ class StepRecord(Frozen):
     synchronised_ns: int | None
     """When the gradient norm of all stages was known."""
     loss: float | None
-    """Mean over the step's tokens; None except at the last stage."""
+    """Mean over the step's tokens; None except at the last stage, or the last node of data parallel training."""
     gradient_norm: float | None
+    """In data parallel training of the worker's own message, before it is coded."""
     learning_rate: float | None = None
     """Rate that the step was made with; None in an evaluation."""
     tokens: int

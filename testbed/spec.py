@@ -10,13 +10,14 @@ import itertools
 import re
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from testbed.directions import LinkDirection
 from testbed.frozen import Frozen, canonical_json
 from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
+Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
 Topology = Literal["star", "line"]
 Timing = Literal["live", "played"]
 Clock = Literal["virtual", "real"]
@@ -76,9 +77,110 @@ class PipelineSpec(Frozen):
     time."""
 
 
-class OptimiserSpec(Frozen):
-    """AdamW."""
+def _listed(value: object) -> object:
+    """Take one number for a list of one. What was a list in JSON must be a tuple here."""
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, int) else value
 
+
+def _is_adamw(value: object) -> bool:
+    return value == "adamw"
+
+
+class OuterSpec(Frozen):
+    """SGD on what the workers' local steps have changed (DiLoCo, arXiv 2311.08105)."""
+
+    learning_rate: float = Field(gt=0)
+    momentum: float = Field(ge=0, lt=1)
+    nesterov: bool
+
+    @model_validator(mode="after")
+    def _has_a_momentum(self) -> OuterSpec:
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov is true, and momentum 0; there is nothing to look ahead along")
+        return self
+
+
+class DecoSpec(Frozen):
+    """DeCo-SGD chooses ratio and staleness by what it measures of the links (`replicas.leader`)."""
+
+    every: int = Field(ge=1)
+    """Steps between choices."""
+    noise: Literal["exp", "printed", "additive"]
+    """By which formula a ratio and a staleness slow convergence down (`policies.deco`)."""
+    noise_weight: float = Field(gt=0)
+    """How much, where nothing hides behind computing."""
+
+
+class DataParallelSpec(Frozen):
+    """How workers that each train the whole model exchange what they learn. A step is one exchange."""
+
+    workers: int = Field(ge=2, le=64)
+    exchange: Exchange
+    """all-to-all: every worker sends its message to every other. star: to a server, the last node, which sends each the
+    aggregate. all-reduce: a ring adds up parts of dense messages and passes the sums on. all-gather: a ring passes
+    every message on."""
+    staleness: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_listed)] = Field(min_length=1)
+    """Steps that a worker may be ahead of the aggregate that it has; 0 is synchronous. One number for all workers, or
+    one per worker."""
+    local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
+    """Batches that a worker learns from between two exchanges. One number for all workers, or one per worker."""
+    outer: OuterSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: workers send gradients, and the optimiser is applied to their aggregate. Else the optimiser makes the local
+    steps, workers send what these changed, and this is applied to that."""
+    answer: str | None = None
+    """Codec of the aggregate that a star's server sends."""
+    deco: DecoSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: ratio and staleness stay as stated. Else they are what training begins with: live only."""
+    shares: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    """Parts of each batch that a worker reads, and its weight in the aggregate; None: all workers alike."""
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> DataParallelSpec:
+        for name in ("staleness", "local_steps", "shares"):
+            count = len(getattr(self, name) or (0,))
+            if count not in (1, self.workers) or (name == "shares" and self.shares and count == 1):
+                raise ValueError(f"{name} has {count} numbers for {self.workers} workers; state one per worker")
+        if (self.exchange == "star") != (self.answer is not None):
+            raise ValueError(
+                f"exchange is {self.exchange!r}; a star, and nothing else, needs the codec of its server's `answer`, "
+                "for example 'fp32'"
+            )
+        if self.outer is None and max(self.local_steps) > 1:
+            raise ValueError(
+                "local_steps are more than 1, so workers send what they have changed; state what is done with that, "
+                "for example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
+            )
+        return self
+
+    @property
+    def nodes(self) -> int:
+        """Workers, and a star's server."""
+        return self.workers + (self.exchange == "star")
+
+    def staleness_of(self, worker: int) -> int:
+        """Return the staleness of one worker."""
+        return (self.staleness * self.workers)[worker]
+
+    def local_steps_of(self, worker: int) -> int:
+        """Return the local steps of one worker."""
+        return (self.local_steps * self.workers)[worker]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """By worker: how many equal parts of a batch it reads, of as many as there are in all."""
+        return self.shares or (1,) * self.workers
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """By worker: its share of the data, and of the aggregate."""
+        return tuple(part / sum(self.parts) for part in self.parts)
+
+
+class OptimiserSpec(Frozen):
+    """AdamW, or SGD."""
+
+    algorithm: Literal["adamw", "sgd"] = Field(default="adamw", exclude_if=_is_adamw)
+    """sgd: `beta1` is its momentum, and `beta2` is 0."""
     learning_rate: float = Field(gt=0)
     weight_decay: float = Field(ge=0)
     beta1: float = Field(ge=0, lt=1)
@@ -91,6 +193,12 @@ class OptimiserSpec(Frozen):
     """From there to the last step."""
     learning_rate_floor: float = Field(default=0.0, ge=0, le=1)
     """What remains of it at the last step, as a share."""
+
+    @model_validator(mode="after")
+    def _has_its_momenta(self) -> OptimiserSpec:
+        if self.algorithm == "sgd" and self.beta2:
+            raise ValueError(f"beta2 is {self.beta2}; sgd has no second moment: state beta2 = 0")
+        return self
 
 
 class TrainingSpec(Frozen):
@@ -203,14 +311,35 @@ class Cell(Frozen):
     """Of the device, where codec_cost is `device`."""
     workload: WorkloadSpec
     pipeline: PipelineSpec
+    """In data parallel training: how one worker works, which is a pipeline of one stage."""
+    data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: one pipeline, and nothing else, trains the model."""
     optimiser: OptimiserSpec
     training: TrainingSpec
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Cell:
         batch, parts = self.workload.batch_size, self.pipeline.microbatches * self.pipeline.accumulation
+        if self.data is not None:
+            parts *= sum(self.data.parts)
         if batch % parts:
             raise ValueError(f"workload.batch_size {batch} cannot be cut into {parts} equal micro-batches")
+        return self
+
+    @model_validator(mode="after")
+    def _parallelism_fits(self) -> Cell:
+        if self.data is None:
+            return self
+        if self.pipeline.stages > 1 or self.pipeline.recompute:
+            raise ValueError(
+                "a worker of data parallel training holds the whole model and keeps what it computes: "
+                "pipeline.stages is 1 and pipeline.recompute false there; leave the pipeline table out"
+            )
+        if self.training.evaluate_uncompressed or self.training.budget_s is not None:
+            raise ValueError(
+                "in data parallel training nothing is coded in an evaluation, and steps do not end together: leave "
+                "training.evaluate_uncompressed and training.budget_s out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -248,30 +377,52 @@ class Cell(Frozen):
 
     @model_validator(mode="after")
     def _durations_fit(self) -> Cell:
+        count, who = (self.pipeline.stages, "stage") if self.data is None else (self.data.workers, "worker")
         for name in ("forward_ns", "backward_ns") if isinstance(self.compute, Paced) else ():
-            if len(getattr(self.compute, name)) not in (1, self.pipeline.stages):
+            if len(getattr(self.compute, name)) not in (1, count):
                 raise ValueError(
                     f"compute.{name.removesuffix('_ns')} has {len(getattr(self.compute, name))} durations for "
-                    f"{self.pipeline.stages} stages; state one for all of them, or one per stage"
+                    f"{count} {who}s; state one for all of them, or one per {who}"
                 )
         return self
 
     @model_validator(mode="after")
     def _links_fit(self) -> Cell:
-        count = link_count(self.topology, self.pipeline.stages)
+        count = link_count(self.topology, self.nodes)
         if len(self.profiles) not in (1, count):
             raise ValueError(
-                f"{len(self.profiles)} profiles for a {self.topology} of {self.pipeline.stages} stages, which has "
-                f"{count} links; state one for all of them, or one per link"
+                f"{len(self.profiles)} profiles for a {self.topology} of {self.nodes} "
+                f"{'stages' if self.data is None else 'nodes'}, which has {count} links; state one for all of them, or "
+                "one per link"
             )
+        if self.data is not None and self.topology == "line" and self.nodes > 2:
+            raise ValueError("topology is 'line', whose nodes have links to their neighbours only; state 'star'")
         return self
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the lab, each of which has records: stages, or workers and a server."""
+        return _nodes(self)
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes for people: 'stage 0', or 'worker 0' and 'server'."""
+        if self.data is None:
+            return tuple(f"stage {stage}" for stage in range(self.nodes))
+        workers = [f"worker {worker}" for worker in range(self.data.workers)]
+        return (*workers, "server")[: self.nodes]
+
+    @property
+    def cycle(self) -> int:
+        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps."""
+        return 1 if self.data is None else max(self.data.staleness) + 1
 
     @property
     def links(self) -> tuple[LinkProfile, ...]:
         """What the lab is asked for, dilation included: the profile of each link, by stage in a star, by boundary in a
         line.
         """
-        count = link_count(self.topology, self.pipeline.stages)
+        count = link_count(self.topology, self.nodes)
         dilated = {profile: profile.dilated(self.compute.dilation) for profile in dict.fromkeys(self.profiles)}
         asked = self.profiles if len(self.profiles) == count else self.profiles * count
         return tuple(dilated[profile] for profile in asked)
@@ -314,9 +465,15 @@ class Recipe(Frozen):
     codec: str
     workload: WorkloadSpec
     pipeline: PipelineSpec
+    data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
     optimiser: OptimiserSpec
     training: TrainingSpec
     """Without a time budget: how many steps fit into one depends on the links."""
+
+    @property
+    def nodes(self) -> int:
+        """Who trains, each with records of its own: stages, or workers and a server."""
+        return _nodes(self)
 
     @property
     def id(self) -> str:
@@ -330,9 +487,14 @@ def recipe_of(cell: Cell) -> Recipe:
         codec=cell.codec,
         workload=cell.workload,
         pipeline=cell.pipeline,
+        data=cell.data,
         optimiser=cell.optimiser,
         training=cell.training.model_copy(update={"budget_s": None}),
     )
+
+
+def _nodes(of: Cell | Recipe) -> int:
+    return of.pipeline.stages if of.data is None else of.data.nodes
 
 
 def _digest(record: Frozen) -> str:

@@ -64,11 +64,14 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             made = int(cell.id not in untrained) if kind else max(0, asked - left[cell.id])
             if kind and cell.timing == "played":
                 estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
+            works, order = str(p.stages), f"{p.schedule}, {p.in_flight} in flight"
+            if cell.data is not None:
+                works, order = f"{cell.data.workers} workers", f"{cell.data.exchange}, {cell.cycle - 1} ahead"
             rows.add_row(
                 kind
                 + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),
-                str(p.stages),
-                f"{p.schedule}, {p.in_flight} in flight",
+                works,
+                order,
                 f"{p.accumulation} x {p.microbatches}" if p.accumulation > 1 else str(p.microbatches),
                 str(cell.training.steps),
                 f"{made} of {asked} done",

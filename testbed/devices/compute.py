@@ -30,19 +30,28 @@ _OWN_PACE = ("measured", "calibrated")
 
 
 def compute_of(
-    asked: Mapping[str, Any] | str, workload: WorkloadSpec, pipeline: PipelineSpec, where: str
+    asked: Mapping[str, Any] | str,
+    workload: WorkloadSpec,
+    pipeline: PipelineSpec,
+    where: str,
+    *,
+    workers: int | None = None,
 ) -> Measured | Calibrated | Paced:
     """Return the compute that a table asks for; the text "measured" or "calibrated" stands for a table with that mode.
+
+    `workers`: how many of them work, each with the whole model; None: as many stages as the pipeline has.
 
     SpecError, which starts with `where`, names the key and what is wrong with it.
     """
     try:
-        return _compute_of({"mode": asked} if asked in _OWN_PACE else asked, workload, pipeline)
+        return _compute_of({"mode": asked} if asked in _OWN_PACE else asked, workload, pipeline, workers)
     except (SpecError, UnknownNameError) as error:
         raise SpecError(f"{where}: compute: {error}") from None
 
 
-def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -> Measured | Calibrated | Paced:
+def _compute_of(
+    asked: object, workload: WorkloadSpec, pipeline: PipelineSpec, workers: int | None
+) -> Measured | Calibrated | Paced:
     if not isinstance(asked, Mapping):
         raise SpecError(f"it must be 'calibrated', 'measured' or a table with a mode, found {asked!r}")
     for key in asked:
@@ -66,7 +75,7 @@ def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -
     if stated:
         if len(stated) < len(_STATED):
             raise SpecError(f"{stated[0]} is stated without {(set(_STATED) - set(stated)).pop()}; state both")
-        forward_ns, backward_ns = (_times(key, asked[key], pipeline.stages) for key in _STATED)
+        forward_ns, backward_ns = (_times(key, asked[key], pipeline.stages, workers) for key in _STATED)
         source, own_update_ns = "stated", 0
     else:
         name = asked["device"]
@@ -85,11 +94,12 @@ def _compute_of(asked: object, workload: WorkloadSpec, pipeline: PipelineSpec) -
     )
 
 
-def _times(key: str, asked: object, stages: int) -> tuple[int, ...]:
+def _times(key: str, asked: object, stages: int, workers: int | None) -> tuple[int, ...]:
     listed = asked if isinstance(asked, list | tuple) else [asked]
-    if len(listed) not in (1, stages):
+    count, who = (stages, "stage") if workers is None else (workers, "worker")
+    if len(listed) not in (1, count):
         raise SpecError(
-            f"{key} has {len(listed)} durations for {stages} stages; state one for all of them, or one per stage"
+            f"{key} has {len(listed)} durations for {count} {who}s; state one for all of them, or one per {who}"
         )
     return tuple(_time(key, duration, least=1) for duration in listed)
 

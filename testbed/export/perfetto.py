@@ -8,7 +8,7 @@ are microseconds of the emulated world since the first step began.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,14 @@ def _slice(
     return event | ({"args": args} if args else {})
 
 
-def _names(stages: int, boundaries: Mapping[tuple[int, int], int]) -> Iterator[Event]:
+def _names(nodes: Sequence[str], boundaries: Mapping[tuple[int, int], int]) -> Iterator[Event]:
     def named(kind: str, pid: int, tid: int, name: str) -> Event:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}}
 
     yield from (named("process_name", pid, 0, name) for pid, name in _GROUPS.items())
-    yield from (named("thread_name", STAGES, stage, f"stage {stage}") for stage in range(stages))
+    yield from (named("thread_name", STAGES, node, name) for node, name in enumerate(nodes))
     yield from (
-        named("thread_name", BOUNDARIES, thread, f"stage {sender} to {receiver}")
+        named("thread_name", BOUNDARIES, thread, f"{nodes[sender]} to {receiver}")
         for (sender, receiver), thread in boundaries.items()
     )
 
@@ -104,8 +104,10 @@ def _counters(recorded: RecordedRun) -> Iterator[Event]:
 
 def events(recorded: RecordedRun) -> list[Event]:
     """Return all events of a run: names first, then by time."""
-    stages = recorded.cell.pipeline.stages
-    pairs = [pair for left in range(stages - 1) for pair in ((left, left + 1), (left + 1, left))]
+    lefts = range(recorded.cell.pipeline.stages - 1)
+    pairs = [pair for left in lefts for pair in ((left, left + 1), (left + 1, left))]
+    if recorded.cell.data is not None:
+        pairs = sorted({(each.sender, each.receiver) for step in recorded.steps for each in flights(step.records)})
     threads = {pair: number for number, pair in enumerate(pairs)}
     timed: list[Event] = []
     frames = 0
@@ -116,7 +118,7 @@ def events(recorded: RecordedRun) -> list[Event]:
     timed += _counters(recorded)
     # Longer slices come first, so that an inner slice follows the one around it.
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    return [*_names(stages, threads), *timed]
+    return [*_names(recorded.cell.node_names, threads), *timed]
 
 
 def write_timelines(runs: Iterable[Run], folder: Path) -> list[Path]:

@@ -30,7 +30,7 @@ class RecordedRun:
     @cached_property
     def stages(self) -> list[list[StepRecord]]:
         """The records of each stage, first stage first."""
-        return [self.run.steps(stage) for stage in range(self.cell.pipeline.stages)]
+        return [self.run.steps(stage) for stage in range(self.cell.nodes)]
 
     @cached_property
     def steps(self) -> list[PipelineStep]:

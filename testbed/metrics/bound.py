@@ -115,7 +115,11 @@ class BoundedStep:
 
 
 def run_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return up to three of a run's steps that count (one where they are large); None where there are none."""
+    """Return up to three of a run's steps that count (one where they are large); None where there are none, and for
+    data parallel training, whose steps are not simulated: its links are judged by their own tolerances.
+    """
+    if cell.data is not None:
+        return None
     chosen = steady(align(stages))
     if not chosen:
         return None

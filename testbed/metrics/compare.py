@@ -20,7 +20,7 @@ import numpy as np
 from testbed.metrics import statistics
 from testbed.metrics.curves import LossPoint, loss_curve, validation_curve
 from testbed.metrics.statistics import IntervalEstimate
-from testbed.metrics.steps import align, counted
+from testbed.metrics.steps import align, counted, durations_s
 from testbed.records import StepRecord
 from testbed.spec import Cell
 
@@ -50,7 +50,7 @@ def run_steps(
     `summarise`.
     """
     chosen = counted(align(stages), steady_from)
-    seconds = tuple(step.seconds / cell.compute.dilation for step in chosen)
+    seconds = tuple(seconds / cell.compute.dilation for seconds in durations_s(chosen, cell.cycle))
     train, validation = tuple(loss_curve(cell, stages)), tuple(validation_curve(cell, stages))
     return RunSteps(cell.training.seed, number, seconds, train, validation, exact=cell.clock == "virtual")
 

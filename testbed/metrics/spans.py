@@ -13,17 +13,19 @@ wait     the rest: the input's sender was not ready, the other stages had not re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from testbed.message_key import Direction
 from testbed.metrics.steps import PipelineStep
-from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
+from testbed.records import ActionKind, ActionRecord, ReceivedRecord, SentRecord, StepRecord
 
-Activity = Literal["wait", "wire", "decode", "forward", "backward", "encode", "synchronise", "update"]
+Activity = Literal["wait", "wire", "decode", "forward", "backward", "local", "encode", "synchronise", "update"]
 """wait: for an input that had not been sent yet; wire: for an input in flight; synchronise: until the gradient norm of
-all stages is known; update: clipping and the optimiser."""
+all stages is known; update: clipping and the optimiser. In data parallel training local: a local step, forward and
+backward; update: an aggregate is applied, or made."""
+_COMPUTES: Final[dict[ActionKind, Activity]] = {"F": "forward", "B": "backward", "L": "local", "A": "update"}
 
 
 class ActivitySpan(NamedTuple):
@@ -69,7 +71,7 @@ def spans(record: StepRecord) -> Iterator[ActivitySpan]:
             ("wire", sent, there),
             ("wait", max(sent, there), ready),
             ("decode", ready, action.decoded_ns),
-            (direction, action.decoded_ns, action.computed_ns),
+            (_COMPUTES[action.kind], action.decoded_ns, action.computed_ns),
             ("encode", action.computed_ns, action.encoded_ns),
         )
         yield from (
@@ -90,6 +92,9 @@ def flights(records: Sequence[StepRecord]) -> Iterator[Flight]:
     arrivals = [{(got.direction, got.microbatch): got for got in record.received} for record in records]
     for sender, record in enumerate(records):
         for sent in record.sent:
+            if sent.peer is not None:  # what is received may be in the record of another step
+                yield Flight(sender, sent.peer, sent, None)
+                continue
             receiver = sender + 1 if sent.direction == "forward" else sender - 1
             yield Flight(sender, receiver, sent, arrivals[receiver].get((sent.direction, sent.microbatch)))
 
@@ -98,6 +103,7 @@ _COMPUTE, _CODEC, _WIRE = range(3)
 _PARTS: dict[Activity, int] = {
     "forward": _COMPUTE,
     "backward": _COMPUTE,
+    "local": _COMPUTE,
     "update": _COMPUTE,
     "encode": _CODEC,
     "decode": _CODEC,

@@ -74,8 +74,9 @@ class PipelineStep(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """The last stage's loss; None where it has none."""
-        return self.records[-1].loss
+        """The last stage's loss, or the mean over nodes that know one each; None where nobody does."""
+        known = [record.loss for record in self.records if record.loss is not None]
+        return math.fsum(known) / len(known) if known else None
 
     @property
     def tokens(self) -> int:
@@ -132,6 +133,24 @@ def steady(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
     """Return the steps of a run that count for its times."""
     chosen = measured(steps)
     return chosen[first_steady([step.seconds for step in chosen]) :]
+
+
+def over_cycles(values: Sequence[float], cycle: int) -> list[float]:
+    """Return each value's mean over its cycle of so many steps; what is left of a last cycle counts with the one
+    before it.
+
+    Where workers are ahead of what they wait for they may wait once in a cycle, so no single step is typical.
+    """
+    if cycle == 1:
+        return list(values)
+    begins = list(range(0, max(1, len(values) - cycle + 1), cycle))
+    parts = [values[begin:end] for begin, end in zip(begins, [*begins[1:], len(values)], strict=True)]
+    return [math.fsum(part) / len(part) for part in parts for _ in part]
+
+
+def durations_s(steps: Iterable[PipelineStep], cycle: int) -> list[float]:
+    """Return the duration of each step in seconds of the lab, where they come in cycles its mean over the cycle."""
+    return over_cycles([step.seconds for step in steps], cycle)
 
 
 def counted(steps: Sequence[PipelineStep], steady_from: int | None) -> list[PipelineStep]:

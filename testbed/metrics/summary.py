@@ -12,7 +12,7 @@ from testbed.metrics import statistics
 from testbed.metrics.contention import stray_share
 from testbed.metrics.ideal import ideal_step_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
-from testbed.metrics.steps import PipelineStep, align, counted
+from testbed.metrics.steps import PipelineStep, align, counted, durations_s, over_cycles
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
@@ -54,6 +54,7 @@ def summarise(
     costs: Sequence[StageCosts] | None = None,
     steady: tuple[int, int] | None = None,
     floor: float | None = None,
+    ideals_s: Sequence[float] | None = None,
 ) -> Summary:
     """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
@@ -61,16 +62,22 @@ def summarise(
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
     those of the cell's recipe in the sweep's calibration, by stage; `steady` is what a player proved, first step and
-    period; `floor` is the unigram floor of the text. ResultsError when the records do not belong together.
+    period; `floor` is the unigram floor of the text. `ideals_s`: the ideal durations of all training steps of data
+    parallel training, in seconds of the lab; None: they are not known there. ResultsError when the records do not
+    belong together.
     """
     steps = align(stages)
     train = [step for step in steps if step.phase == "train"]
     chosen = counted(steps, None if steady is None else steady[0])
     moved = traffic(chosen)
     dilation = cell.compute.dilation
-    seconds = np.array([step.seconds for step in chosen]) / dilation
-    wires = Wires(cell, None if lab is None else lab.played_at_ns)
-    ideals = np.array([ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]) / dilation
+    seconds = np.array(durations_s(chosen, cell.cycle)) / dilation
+    if cell.data is None:
+        wires = Wires(cell, None if lab is None else lab.played_at_ns)
+        ideals_s = [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]
+    elif ideals_s is not None:
+        ideals_s = over_cycles([ideals_s[step.number] for step in chosen], cell.cycle)
+    ideals = None if ideals_s is None else np.array(ideals_s) / dilation
     step_s = float(np.median(seconds)) if chosen else None
     low_high = np.quantile(seconds, [0.25, 0.75]) if chosen else None
     return Summary(
@@ -92,8 +99,8 @@ def summarise(
         steady_from=None if steady is None else steady[0],
         steady_period=None if steady is None else steady[1],
         step_interval_s=statistics.of_steps(seconds.tolist()).interval if chosen else None,
-        ideal_step_s=float(np.median(ideals)) if chosen else None,
-        efficiency=float(np.median(ideals / seconds)) if chosen and seconds.min() > 0 else None,
+        ideal_step_s=float(np.median(ideals)) if chosen and ideals is not None else None,
+        efficiency=float(np.median(ideals / seconds)) if chosen and ideals is not None and seconds.min() > 0 else None,
         tokens_per_s=chosen[-1].tokens / step_s if chosen and step_s else None,
         raw_bytes_per_step=moved.raw,
         payload_bytes_per_step=moved.payload,

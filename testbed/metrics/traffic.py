@@ -39,10 +39,12 @@ def _wire(record: StepRecord, before: StepRecord) -> int | None:
     return record.counters.sent_bytes - before.counters.sent_bytes
 
 
-def _sockets(record: StepRecord, before: StepRecord, neighbours: int) -> tuple[int, int] | None:
-    """Return (segments sent, bytes retransmitted) by all sockets of a stage that has `neighbours`."""
+def _sockets(record: StepRecord, before: StepRecord, neighbours: int | None) -> tuple[int, int] | None:
+    """Return (segments sent, bytes retransmitted) by all sockets of a stage that has `neighbours`, or of a node that
+    has at least one.
+    """
     old, new = ({socket.peer: socket for socket in sample.sockets} for sample in (before, record))
-    if len(new) != neighbours or old.keys() != new.keys():
+    if len(new) != (len(new) or 1 if neighbours is None else neighbours) or old.keys() != new.keys():
         return None
     segments = sum(new[peer].segments_out - old[peer].segments_out for peer in new)
     return segments, sum(new[peer].bytes_retransmitted - old[peer].bytes_retransmitted for peer in new)
@@ -63,7 +65,11 @@ def traffic(steps: Sequence[PipelineStep]) -> Traffic:
         last = len(step.records) - 1
         pairs = list(zip(step.records, step.before, strict=True))
         wire.append(_sum(_wire(record, before) for record, before in pairs))
-        counts = [_sockets(new, old, (stage > 0) + (stage < last)) for stage, (new, old) in enumerate(pairs)]
+        workers = any(frame.peer is not None for record in step.records for frame in record.sent)
+        counts = [
+            _sockets(new, old, None if workers else (stage > 0) + (stage < last))
+            for stage, (new, old) in enumerate(pairs)
+        ]
         segments = _sum(None if count is None else count[0] for count in counts)
         header.append(None if segments is None else segments * HEADER_BYTES)
         again.append(_sum(None if count is None else count[1] for count in counts))

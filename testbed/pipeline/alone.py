@@ -49,6 +49,7 @@ from testbed.workloads.build import build_stage
 from testbed.workloads.data import Data
 from testbed.workloads.floor import unigram_floor
 
+Report = Callable[[StepDone | EvaluationDone], None]
 _FOR_EVER_S = 7 * 24 * 3600.0
 """Nothing is lost in memory: a stage that waits, waits while another one computes, however long that takes."""
 
@@ -247,7 +248,7 @@ class Stages:
         works: Sequence[StageWork],
         outputs: Sequence[IO[str]],
         *,
-        report: Callable[[StepDone | EvaluationDone], None] = lambda message: None,
+        report: Report = lambda message: None,
         watch: Callable[[Baton, int], Stopwatch] = lambda baton, stage: Stopwatch(),
         model: Callable[[StageWork], Any] | None = None,
         data: Callable[[StageWork], Any] | None = None,
@@ -370,23 +371,35 @@ def _open_data(work: StageWork) -> Data:
 
 
 # ---------------------------------------------------------------------- a training from end to end
-def train_alone(job: AloneJob, report: Callable[[StepDone | EvaluationDone], None]) -> TrainingRecord:
+def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
     """Train a recipe and write its folder, whole or not at all. StageError, CodecError, UserError as they come."""
+
+    def train(outputs: Sequence[IO[str]]) -> Ended:
+        works = works_of(job.recipe, vocabulary=job.vocabulary, tokens=job.tokens, folder=job.folder)
+        with Stages(works, outputs, report=report) as stages:
+            stages.start()
+            return stages.join()
+
+    return write_training(job, train)
+
+
+def write_training(job: AloneJob, train: Callable[[Sequence[IO[str]]], Ended]) -> TrainingRecord:
+    """Have a recipe trained by `train`, which is given a file for each node's records, and write its folder, whole or
+    not at all.
+    """
     set_up_torch()
     folder = Path(job.folder)
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)  # one that was killed left it
     draft.mkdir(parents=True)
-    works = works_of(job.recipe, vocabulary=job.vocabulary, tokens=job.tokens, folder=str(draft))
     began = time.monotonic()
     try:
         with ExitStack() as stack:
             outputs = [
-                stack.enter_context((draft / f"steps-{work.stage}.jsonl").open("x", encoding="utf8")) for work in works
+                stack.enter_context((draft / f"steps-{node}.jsonl").open("x", encoding="utf8"))
+                for node in range(job.recipe.nodes)
             ]
-            stages = stack.enter_context(Stages(works, outputs, report=report))
-            stages.start()
-            ended = stages.join()
+            ended = train(outputs)
         record = TrainingRecord(
             recipe=job.recipe,
             ended=_without_budget(ended),
@@ -418,7 +431,7 @@ def _without_budget(ended: Ended) -> Literal["steps", "target"]:
     return ended
 
 
-def main() -> None:
+def main(train: Callable[[AloneJob, Report], TrainingRecord] = train_alone) -> None:
     """Train what the file says, and print each step's message as a line of JSON."""
     parser = argparse.ArgumentParser(description="Trains one recipe; started by a sweep, not by hand.")
     parser.add_argument("job", type=Path)
@@ -429,7 +442,7 @@ def main() -> None:
         sys.stdout.flush()
 
     try:
-        train_alone(job, say)
+        train(job, say)
     except TestbedError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()

@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.message_key import Phase
-from testbed.pipeline.job import StageJob
+from testbed.pipeline.job import NodeJob, StageJob
 from testbed.pipeline.pacing import prefer
 from testbed.process import start_program
 
@@ -36,7 +36,7 @@ class Start(Frozen):
     """Run a job; the sockets of its `Gather` come with the message."""
 
     kind: Literal["start"] = "start"
-    job: StageJob
+    job: StageJob | NodeJob
 
 
 class Finish(Frozen):
@@ -158,7 +158,7 @@ class Host:
             raise StageError(f"{self.name}: not ready within {timeout_s:g} s: found {message}; {self._words()}")
         return message
 
-    def start(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
+    def start(self, job: StageJob | NodeJob, sockets: Sequence[socket.socket]) -> None:
         """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host
         is gone.
         """

@@ -15,10 +15,12 @@ _MEMORY = (
 )
 
 
-def diverged(stage: int, what: str, value: float, where: str) -> StageError:
-    """Return the error for a loss or a gradient that is NaN or infinite; `where` is, for example, `at train step 3`."""
+def diverged(who: str, what: str, value: float, where: str) -> StageError:
+    """Return the error for a loss or a gradient that is NaN or infinite; `who` is, for example, `stage 2`, and `where`
+    `at train step 3`.
+    """
     return StageError(
-        f"stage {stage}: the {what} is {value} {where}: training has diverged; try a lower optimiser.learning_rate, "
+        f"{who}: the {what} is {value} {where}: training has diverged; try a lower optimiser.learning_rate, "
         f"a longer learning_rate_warmup or a smaller clip_norm, and if only this codec does it, a milder one"
     )
 
@@ -32,21 +34,21 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(stage: int, where: str, error: BaseException) -> StageError:
-    """Return the error for memory that was refused to a stage."""
+def out_of_memory(who: str, where: str, error: BaseException) -> StageError:
+    """Return the error for memory that was refused to somebody; the words as for `diverged`."""
     lines = str(error).strip().splitlines()
     said = f" ({lines[0]})" if lines else ""
-    return StageError(f"stage {stage}: out of memory {where}{said}; {_MEMORY}")
+    return StageError(f"{who}: out of memory {where}{said}; {_MEMORY}")
 
 
-def killed(stage: int, how: str, where: str, *, by_kernel: bool) -> StageError:
-    """Return the error for a stage's process that was ended by something else.
+def killed(who: str, how: str, where: str, *, by_kernel: bool) -> StageError:
+    """Return the error for a process that was ended by something else; `who` as for `diverged`.
 
     `by_kernel`: it was, while the kernel was ending processes for want of memory.
     """
     if by_kernel:
-        return StageError(f"stage {stage}: out of memory {where}: the kernel killed its process; {_MEMORY}")
-    return StageError(f"the process of stage {stage} {how} {where}")
+        return StageError(f"{who}: out of memory {where}: the kernel killed its process; {_MEMORY}")
+    return StageError(f"the process of {who} {how} {where}")
 
 
 def oom_kills() -> int:

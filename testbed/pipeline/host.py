@@ -26,18 +26,18 @@ from testbed.codecs.catalogue import table
 from testbed.errors import StageError
 from testbed.pipeline import faults
 from testbed.pipeline.control import JobDone, JobFailed, Ready, Start, receive_order, send
-from testbed.pipeline.job import StageJob
+from testbed.pipeline.job import Job
 from testbed.process import die_with_parent, drop_capabilities
 from testbed.workloads import models
 
-_PRELOADED = ("testbed.pipeline.train", *models.family_modules(), *table.codec_modules())
+_PRELOADED = ("testbed.pipeline.train", "testbed.replicas.live", *models.family_modules(), *table.codec_modules())
 _LONGEST_TEXT = 8_000
 
 
 class _Child:
     """A forked job. A pipe to the host says how it ended, and a flag from the host asks it to finish."""
 
-    def __init__(self, job: StageJob, sockets: list[socket.socket], channel: socket.socket) -> None:
+    def __init__(self, job: Job, sockets: list[socket.socket], channel: socket.socket) -> None:
         host = os.getpid()
         self._job = job
         self._kills = faults.oom_kills()
@@ -62,7 +62,7 @@ class _Child:
             return JobFailed.model_validate_json(self._text)
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         by_kernel = status == -signal.SIGKILL and faults.oom_kills() > self._kills
-        error = faults.killed(self._job.stage, how, f"after {self._recorded()} recorded steps", by_kernel=by_kernel)
+        error = faults.killed(self._job.name, how, f"after {self._recorded()} recorded steps", by_kernel=by_kernel)
         return JobFailed(error=type(error).__name__, message=str(error), traceback="")
 
     def finish(self) -> None:
@@ -87,9 +87,7 @@ class _Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _work(
-    job: StageJob, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int
-) -> NoReturn:
+def _work(job: Job, sockets: list[socket.socket], channel: socket.socket, pipe: int, asked: int, host: int) -> NoReturn:
     """Do the job in the child, say on the pipe how it ended, and never return into the host's code."""
     status = 1
     try:
@@ -97,9 +95,8 @@ def _work(
         log = os.open(Path(job.folder) / f"stage-{job.stage}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, sys.stdout.fileno())
         os.dup2(log, sys.stderr.fileno())
-        from testbed.pipeline.train import train_job
-
-        ended = train_job(
+        module, _, name = job.program.partition(":")
+        ended = getattr(importlib.import_module(module), name)(
             job, sockets, lambda message: send(channel, message), lambda: bool(select.select([asked], [], [], 0)[0])
         )
         os.write(pipe, JobDone(ended=ended).model_dump_json().encode())
@@ -133,7 +130,7 @@ def serve(channel: socket.socket) -> None:
         order, sockets = received
         if isinstance(order, Start):
             if child is not None:
-                raise StageError(f"stage {order.job.stage}: asked to start a job while another one runs")
+                raise StageError(f"{order.job.name}: asked to start a job while another one runs")
             child = _Child(order.job, sockets, channel)
             for sock in sockets:
                 sock.close()

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from testbed.frozen import Frozen
-from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import (
+    Cell,
+    DataParallelSpec,
+    Measured,
+    OptimiserSpec,
+    Paced,
+    PipelineSpec,
+    Recipe,
+    TrainingSpec,
+    WorkloadSpec,
+)
 
 
 class Endpoint(Frozen):
@@ -48,6 +60,11 @@ class StageWork(Frozen):
     limits: Limits
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"stage {self.stage}"
+
+    @property
     def microbatches(self) -> int:
         """Micro-batches in a step: those of every round of the schedule."""
         return self.pipeline.microbatches * self.pipeline.accumulation
@@ -56,6 +73,8 @@ class StageWork(Frozen):
 class StageJob(StageWork):
     """One stage of one run over links."""
 
+    program: Literal["testbed.pipeline.train:train_job"] = "testbed.pipeline.train:train_job"
+    """What a host calls with the job."""
     listen: Endpoint | None
     """Where the stage before this one will connect; None for the first stage."""
     downstream: Endpoint | None
@@ -85,6 +104,44 @@ class StageJob(StageWork):
         return self
 
 
+class NodeJob(StageWork):
+    """One node of one run of data parallel training over links: a worker, or a star's server, which is the last."""
+
+    program: Literal["testbed.replicas.live:train_node"] = "testbed.replicas.live:train_node"
+    data: DataParallelSpec
+    endpoints: tuple[Endpoint, ...]
+    """Where each node listens for those before it."""
+    token: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """As of a `StageJob`, and so are the next two."""
+    devices: tuple[str, ...]
+    overhead_bytes: int = Field(ge=0)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"worker {self.stage}" if self.stage < self.data.workers else "server"
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is trained."""
+        return Recipe(
+            codec=self.codec,
+            workload=self.workload,
+            pipeline=self.pipeline,
+            data=self.data,
+            optimiser=self.optimiser,
+            training=self.training,
+        )
+
+    @property
+    def prompt(self) -> bool:
+        """As of a `StageJob`."""
+        return isinstance(self.compute, Paced)
+
+
+Job = StageJob | NodeJob
+
+
 def jobs(
     cell: Cell,
     *,
@@ -97,10 +154,32 @@ def jobs(
     devices: tuple[tuple[str, ...], ...],
     overhead_bytes: int,
     limits: Limits,
-) -> tuple[StageJob, ...]:
-    """Make one job per stage of `cell`; `addresses` (where the stage before connects to) and `devices` by stage."""
-    stages = cell.pipeline.stages
+) -> tuple[Job, ...]:
+    """Make one job per node of `cell`; `addresses` (where those before it connect to) and `devices` by node."""
+    stages = cell.nodes
     assert len(addresses) == len(devices) == stages
+    if cell.data is not None:
+        return tuple(
+            NodeJob(
+                stage=node,
+                codec=cell.codec,
+                compute=cell.compute,
+                workload=cell.workload,
+                pipeline=cell.pipeline,
+                data=cell.data,
+                optimiser=cell.optimiser,
+                training=cell.training,
+                vocabulary=vocabulary,
+                tokens=tokens,
+                endpoints=tuple(Endpoint(address=address, port=port) for address in addresses),
+                token=token,
+                devices=devices[node],
+                overhead_bytes=overhead_bytes,
+                folder=folder,
+                limits=limits,
+            )
+            for node in range(stages)
+        )
     ends = (None, *(Endpoint(address=address, port=port) for address in addresses[1:]), None)
     return tuple(
         StageJob(

@@ -32,11 +32,14 @@ def predict_memory(recipe: Recipe) -> int:
     came in, and one micro-batch in full). What codecs remember is not in it. Seen against getrusage: see
     tests/sweep/test_trainings.py.
     """
-    spec, pipeline = recipe.workload, recipe.pipeline
+    spec, pipeline, data = recipe.workload, recipe.pipeline, recipe.data
     size = workloads.workload_size(spec)
-    tokens = spec.batch_size // (pipeline.microbatches * pipeline.accumulation) * spec.sequence_length
+    parts = pipeline.microbatches * pipeline.accumulation * (1 if data is None else sum(data.parts))
+    tokens = spec.batch_size // parts * spec.sequence_length
     model = flops.parameters(size, range(size.layers))
-    total = _IMPORTS_BYTES + (4 * 4 + 4) * model
+    # A replica has in addition what it sends, what its codec remembers, and the aggregates that are under way.
+    copies = 4 if data is None else (4 + 2 + 2 + max(data.staleness)) * data.workers
+    total = _IMPORTS_BYTES + 4 * (copies + 1) * model
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
         scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention that drops out keeps its weights
         kept = len(layers) * (_LAYER_VALUES * size.width + _INNER_VALUES * size.inner + 2 * scores)
@@ -60,7 +63,7 @@ def predict_live_memory(recipe: Recipe) -> int:
     """
     size = workloads.workload_size(recipe.workload)
     own = 4 * flops.parameters(size, range(size.layers)) + _STAGE_BYTES
-    return predict_memory(recipe) + (recipe.pipeline.stages - 1) * own
+    return predict_memory(recipe) + (recipe.nodes - 1) * own
 
 
 def available_memory() -> int:

@@ -1,4 +1,6 @@
-"""AdamW with the gradient clipped to a global norm, in arithmetic that does not depend on how the model is cut."""
+"""AdamW or SGD with the gradient clipped to a global norm, in arithmetic that does not depend on how the model is
+cut.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed.spec import OptimiserSpec
+from testbed.spec import OptimiserSpec, OuterSpec
 
 _EPSILON = 1e-6
 """Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
@@ -82,15 +84,14 @@ class Optimiser:
         self._parameters = list(parameters)
         self._clip_norm = spec.clip_norm
         self._rowwise = RowwiseAdamW(rowwise, spec)
+        others = [parameter for parameter in self._parameters if parameter not in rowwise]
         # foreach and fused batch over the parameters of a stage, so they could round differently in another cut
-        self._adamw = torch.optim.AdamW(
-            [parameter for parameter in self._parameters if parameter not in rowwise],
-            lr=spec.learning_rate,
-            betas=(spec.beta1, spec.beta2),
-            weight_decay=spec.weight_decay,
-            foreach=False,
-            fused=False,
-        )
+        common: dict[str, Any] = {"weight_decay": spec.weight_decay, "foreach": False, "fused": False}
+        self._inner: torch.optim.Optimizer
+        if spec.algorithm == "sgd":
+            self._inner = torch.optim.SGD(others, lr=spec.learning_rate, momentum=spec.beta1, **common)
+        else:
+            self._inner = torch.optim.AdamW(others, lr=spec.learning_rate, betas=(spec.beta1, spec.beta2), **common)
 
     def squares(self) -> list[float]:
         """Return the squared norm of each parameter's gradient. Norms are fp32, as in clip_grad_norm_: fp64 is 15 times
@@ -105,11 +106,11 @@ class Optimiser:
         Only where no parameter is updated row by row.
         """
         assert not self._rowwise.parameters
-        return self._adamw.state_dict()
+        return self._inner.state_dict()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state` of an optimiser of the same parameters."""
-        self._adamw.load_state_dict(dict(state))
+        self._inner.load_state_dict(dict(state))
 
     def update(self, norm: float, rate: float) -> None:
         """Scale the gradients so that the model's `norm` is at most the limit, update at that rate, and forget the
@@ -120,8 +121,30 @@ class Optimiser:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
-        for group in self._adamw.param_groups:
+        for group in self._inner.param_groups:
             group["lr"] = rate
         self._rowwise.step(rate)
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self._inner.step()
+        self._inner.zero_grad(set_to_none=True)
+
+
+class Outer:
+    """The outer optimiser of local steps: SGD on what they changed (DiLoCo, arXiv 2311.08105, algorithm 1)."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], spec: OuterSpec) -> None:
+        self._sgd = torch.optim.SGD(
+            parameters, lr=spec.learning_rate, momentum=spec.momentum, nesterov=spec.nesterov, foreach=False
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return its momenta, to be kept and given to `restore`."""
+        return self._sgd.state_dict()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of one of the same parameters."""
+        self._sgd.load_state_dict(dict(state))
+
+    def update(self) -> None:
+        """Take a step along the parameters' gradients, and forget these."""
+        self._sgd.step()
+        self._sgd.zero_grad(set_to_none=True)

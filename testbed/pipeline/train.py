@@ -155,7 +155,7 @@ class StageTrainer:
 
         met = self._meet(squares=self._optimiser.squares)
         if not math.isfinite(met.norm):
-            raise faults.diverged(self._job.stage, "gradient norm", met.norm, self.doing)
+            raise faults.diverged(f"stage {self._job.stage}", "gradient norm", met.norm, self.doing)
 
         rate = learning_rate(self._job.optimiser, step, self._job.training.steps)
         self._optimiser.update(met.norm, rate)
@@ -250,7 +250,7 @@ class StageTrainer:
         self._losses.append(loss)
         if not math.isfinite(loss):
             where = f"{self.doing}, micro-batch {number_in_record(key, self._job)}"
-            raise faults.diverged(self._job.stage, "loss", loss, where)
+            raise faults.diverged(f"stage {self._job.stage}", "loss", loss, where)
 
     def _loss(self) -> float | None:
         """Return the mean over the micro-batches since the last call; None except at the last stage."""
@@ -336,7 +336,7 @@ def explain_memory(stage: int, trainer: StageTrainer | None, error: Exception) -
     """
     if faults.is_out_of_memory(error):
         where = "while its model was built" if trainer is None else trainer.doing
-        raise faults.out_of_memory(stage, where, error) from error
+        raise faults.out_of_memory(f"stage {stage}", where, error) from error
 
 
 def set_up_torch() -> None:

@@ -200,6 +200,12 @@ class Connection:
             sent, self._sent = self._sent, []
             return sent
 
+    def sent_so_far(self) -> list[SentFrame]:
+        """Return the frames sent since the last call, in order, without waiting for those that are not sent yet."""
+        with self._changed:
+            sent, self._sent = self._sent, []
+        return sent
+
     def taken_frames(self) -> list[TakenFrame]:
         """Return all frames taken since the last call, in order."""
         taken, self._taken = self._taken, []

@@ -21,7 +21,7 @@ from testbed.pipeline.pacing import be_prompt, step_back
 from testbed.pipeline.transport import Connection
 from testbed.workloads import models as workloads
 
-_SWITCH_INTERVAL_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message.
 """
 _FRAMES = 2
@@ -46,7 +46,7 @@ class Wiring:
 
     def __init__(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
         """`sockets` are those of the job's `Gather`; both they and what is opened here are closed at the end."""
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._job, self._name = job, f"stage {job.stage}"
         self.upstream: Connection | None = None
         self.downstream: Connection | None = None
@@ -114,11 +114,11 @@ class Wiring:
         self._stack.__exit__(kind, error, trace)
 
 
-def listen(endpoint: Endpoint, name: str) -> socket.socket:
-    """Listen for the earlier stage. StageError names the address when that is not possible."""
+def listen(endpoint: Endpoint, name: str, backlog: int = 1) -> socket.socket:
+    """Listen for the earlier stage, or for so many nodes. StageError names the address when that is not possible."""
     try:
         # reuse_address: connections of the job before this one may still be in TIME_WAIT
-        return socket.create_server((endpoint.address, endpoint.port), backlog=1)
+        return socket.create_server((endpoint.address, endpoint.port), backlog=backlog)
     except OSError as error:
         raise StageError(f"{name} cannot listen on {endpoint}: {error.strerror}") from None
 

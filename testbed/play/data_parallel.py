@@ -12,9 +12,9 @@ all-gather   a ring passes on every message as it is: of sparse ones, which have
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -25,10 +25,10 @@ from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.play.rings import ring_rounds
 from testbed.play.shapes import model_on_device, resolve
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.policies.cycle import steady_cycle_s
 from testbed.profiles import LinkProfile
-from testbed.spec import Topology
+from testbed.spec import Exchange, Topology
 
-Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
 LABELS = ("compute", "gradient", "aggregate")
 _COMPUTE, _GRADIENT, _AGGREGATE = range(len(LABELS))
 _Count = Annotated[int, Field(ge=1, strict=True)]
@@ -115,8 +115,10 @@ class DataParallelShape(Frozen):
         what is still under way.
         """
         sizes = [-(-size // scale) for size in self.message_bytes]
-        kind = _Member if self.exchange in _COLLECTIVES else _Worker
-        workers = [kind(self, worker, sizes) for worker in range(self.workers)]
+        workers = [
+            make_lanes(self.exchange, worker, self.workers, _LABELS, frames=lambda step: self._frames(sizes[0]))
+            for worker in range(self.workers)
+        ]
         for worker in workers:
             for step in range(steps):
                 if step > self.staleness:
@@ -130,9 +132,14 @@ class DataParallelShape(Frozen):
         lanes = [lane for worker in workers for lane in worker.lanes()]
         nodes = [f"worker {worker}" for worker in range(self.workers)]
         if self.exchange == "star":
-            lanes.append(_server(self, steps, sizes[1]))
+            lanes.append(server_lane(self.workers, steps, _LABELS, frames=lambda step: [sizes[1]] * self.workers))
             nodes.append("server")
         return Trace(tuple(nodes), LABELS, tuple(lanes), {"maker": "synthetic data parallel"})
+
+    def _frames(self, size: int) -> list[int]:
+        if self.exchange in _COLLECTIVES:
+            return [one.message_bytes for one in ring_rounds(_COLLECTIVES[self.exchange], 0, self.workers, size)]
+        return [size] * (1 if self.exchange == "star" else self.workers - 1)
 
     def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float | None:
         """Return the steady cycle in seconds, `max(Tc, S, (Tc + E) / (staleness + 1))`: S is for how long an exchange
@@ -179,7 +186,7 @@ class DataParallelShape(Frozen):
             whole_s = bits * (1 + acknowledged) / slowest + len(rounds) * hop_s
             busy_s = whole_s  # a member goes round once more when it has been round
         compute_s = self.compute_ns / 1e9
-        return max(compute_s, busy_s, (compute_s + whole_s) / (self.staleness + 1))
+        return steady_cycle_s(compute_s, busy_s, whole_s, self.staleness)
 
 
 _COLLECTIVES: Final = {"all-reduce": "all_reduce", "all-gather": "all_gather"}
@@ -210,57 +217,68 @@ def _shape(asked: DataParallelTable) -> DataParallelShape:
 
 
 # ------------------------------------------------------------------ traces
-class _Worker:
-    """What a worker does with its messages, one way of exchange or another."""
+class LaneLabels(NamedTuple):
+    """Which of a trace's labels says what."""
 
-    def __init__(self, shape: DataParallelShape, worker: int, sizes: Sequence[int]) -> None:
+    gradient: int
+    aggregate: int
+
+
+_LABELS: Final = LaneLabels(_GRADIENT, _AGGREGATE)
+Frames = Callable[[int], Sequence[int]]
+"""The bytes of the messages that a node sends for a step, in order."""
+
+
+class WorkerLanes:
+    """What a worker does with its messages: what it hands over for a step, and what it must have of one."""
+
+    def __init__(self, worker: int, others: Sequence[int], labels: LaneLabels, frames: Frames) -> None:
+        """`others`: who gets its messages and whose it waits for, in order."""
         self.lane = Lane(worker, "compute")
-        self._shape, self._size = shape, sizes[0]
-        self._others = [(worker + further) % shape.workers for further in range(1, shape.workers)]
-        if shape.exchange == "star":
-            self._others = [shape.workers]
+        self._others, self._labels, self._sizes = others, labels, frames
 
     def have(self, step: int) -> None:
         """Wait for the aggregate of a step, or for what it is made of."""
         for other in self._others:
-            self.lane.add(RECEIVE, label=_AGGREGATE, peer=other, tag=step)
+            self.lane.add(RECEIVE, label=self._labels.aggregate, peer=other, tag=step)
 
     def give(self, step: int) -> None:
         """Hand over what was computed in a step."""
-        for other in self._others:
-            self.lane.add(SEND, label=_GRADIENT, peer=other, tag=step, value=self._size)
+        for other, size in zip(self._others, self._sizes(step), strict=True):
+            self.lane.add(SEND, label=self._labels.gradient, peer=other, tag=step, value=size)
 
     def end_step(self) -> None:
+        """End a step of all its lanes."""
         self.lane.end_step()
 
     def lanes(self) -> list[Lane]:
+        """Return its lanes, the one that computes first."""
         return [self.lane]
 
 
-class _Member(_Worker):
+class _RingLanes(WorkerLanes):
     """A worker of a ring, whose other lane goes round it while the worker computes."""
 
-    def __init__(self, shape: DataParallelShape, worker: int, sizes: Sequence[int]) -> None:
-        super().__init__(shape, worker, sizes)
-        self._ring = Lane(worker, "ring")
-        self._rounds = ring_rounds(_COLLECTIVES[shape.exchange], worker, shape.workers, sizes[0])
+    def __init__(self, worker: int, workers: int, labels: LaneLabels, frames: Frames) -> None:
+        super().__init__(worker, [(worker + 1) % workers, (worker - 1) % workers], labels, frames)
+        self._ring, self._workers = Lane(worker, "ring"), workers
 
     def _event(self, step: int, *, over: bool) -> int:
-        return (step * self._shape.workers + self.lane.node) * 2 + over
+        return (step * self._workers + self.lane.node) * 2 + over
 
     def have(self, step: int) -> None:
-        self.lane.add(WAIT, label=_AGGREGATE, tag=self._event(step, over=True), value=1)
+        self.lane.add(WAIT, label=self._labels.aggregate, tag=self._event(step, over=True), value=1)
 
     def give(self, step: int) -> None:
-        self.lane.add(SIGNAL, label=_GRADIENT, tag=self._event(step, over=False))
-        self._ring.add(WAIT, label=_GRADIENT, tag=self._event(step, over=False), value=1)
-        for number, one in enumerate(self._rounds):
-            tag = step * len(self._rounds) + number
-            assert one.sends_to is not None
-            assert one.receives_from is not None
-            self._ring.add(SEND, label=_GRADIENT, peer=one.sends_to, tag=tag, value=one.message_bytes)
-            self._ring.add(RECEIVE, label=_GRADIENT, peer=one.receives_from, tag=tag)
-        self._ring.add(SIGNAL, label=_AGGREGATE, tag=self._event(step, over=True))
+        self.lane.add(SIGNAL, label=self._labels.gradient, tag=self._event(step, over=False))
+        self._ring.add(WAIT, label=self._labels.gradient, tag=self._event(step, over=False), value=1)
+        after, before = self._others
+        sizes = self._sizes(step)
+        for number, size in enumerate(sizes):
+            tag = step * len(sizes) + number
+            self._ring.add(SEND, label=self._labels.gradient, peer=after, tag=tag, value=size)
+            self._ring.add(RECEIVE, label=self._labels.gradient, peer=before, tag=tag)
+        self._ring.add(SIGNAL, label=self._labels.aggregate, tag=self._event(step, over=True))
 
     def end_step(self) -> None:
         super().end_step()
@@ -270,12 +288,24 @@ class _Member(_Worker):
         return [self.lane, self._ring]
 
 
-def _server(shape: DataParallelShape, steps: int, answer_bytes: int) -> Lane:
-    lane = Lane(shape.workers, "server")
+def make_lanes(exchange: Exchange, worker: int, workers: int, labels: LaneLabels, *, frames: Frames) -> WorkerLanes:
+    """Make the lanes of one worker."""
+    if exchange in _COLLECTIVES:
+        return _RingLanes(worker, workers, labels, frames)
+    others = [(worker + further) % workers for further in range(1, workers)]
+    return WorkerLanes(worker, [workers] if exchange == "star" else others, labels, frames)
+
+
+def server_lane(
+    workers: int, steps: int, labels: LaneLabels, *, frames: Frames, work: Callable[[Lane], None] = lambda lane: None
+) -> Lane:
+    """Make the lane of a star's server, which has every worker's message before it works and answers them in turn."""
+    lane = Lane(workers, "server")
     for step in range(steps):
-        for worker in range(shape.workers):
-            lane.add(RECEIVE, label=_GRADIENT, peer=worker, tag=step)
-        for worker in range(shape.workers):
-            lane.add(SEND, label=_AGGREGATE, peer=worker, tag=step, value=answer_bytes)
+        for worker in range(workers):
+            lane.add(RECEIVE, label=labels.gradient, peer=worker, tag=step)
+        work(lane)
+        for worker, size in enumerate(frames(step)):
+            lane.add(SEND, label=labels.aggregate, peer=worker, tag=step, value=size)
         lane.end_step()
     return lane

@@ -23,7 +23,7 @@ from testbed.report.entry import Entry, Result
 from testbed.report.gantt import median_step, step_words
 from testbed.report.numbers import MISSING
 from testbed.report.settings import CLOCKS, compute_words, flat, pipeline_words
-from testbed.report.step_svg import KINDS, step_svg
+from testbed.report.step_svg import step_kinds, step_svg
 from testbed.report.templates import write_page
 from testbed.results import SweepRecord
 from testbed.spec import Cell, recipe_of, route
@@ -106,7 +106,7 @@ def write_cell_pages(
                     again=again(sweep.command, experiment, cell_id),
                     fields=flat(cell.model_dump(mode="json")),
                     folder=", ".join(str(result.run.folder) for result in only.results),
-                    kinds=KINDS,
+                    kinds=step_kinds(cell),
                 )
 
 
@@ -165,10 +165,10 @@ def _numbers(group: Group, network: str, entry: Entry, table: tables.ResultTable
 def _step(entry: Entry) -> dict[str, Any]:
     """Return what the page shows of the typical run's median step: the step drawn, and what each link carried in it."""
     result = entry.typical if entry.ok else entry.results[-1]
-    step = median_step(align([result.run.steps(stage) for stage in range(entry.cell.pipeline.stages)]))
+    step = median_step(align([result.run.steps(stage) for stage in range(entry.cell.nodes)]))
     lab = result.run.lab if (result.run.folder / "lab.json").exists() else None
     return {
-        "gantt": Markup(step_svg(step, entry.cell.compute.dilation)) if step else "",
+        "gantt": Markup(step_svg(step, entry.cell)) if step else "",
         "gantt_words": step_words(result, step) if step else "",
         "links": list(_links(result, step)),
         "settings": "" if lab is None else json.dumps({link.name: link.settings for link in lab.links}, indent=1),
@@ -179,7 +179,8 @@ def _links(result: Result, step: PipelineStep | None) -> Iterator[_Link]:
     cell, carried = result.cell, dict[tuple[int, str], int]()
     for sender, record in enumerate(step.records if step else ()):
         for frame in record.sent:
-            for hop in route(cell, sender, sender + (1 if frame.direction == "forward" else -1)):
+            neighbour = sender + (1 if frame.direction == "forward" else -1)
+            for hop in route(cell, sender, neighbour if frame.peer is None else frame.peer):
                 key = hop.link, hop.side
                 carried[key] = carried.get(key, 0) + frame.frame_bytes
     samples = list(result.run.samples())

@@ -178,7 +178,7 @@ class Entry:
             run_steps(
                 result.cell,
                 result.run.number,
-                [result.run.steps(stage) for stage in range(result.cell.pipeline.stages)],
+                [result.run.steps(stage) for stage in range(result.cell.nodes)],
                 None if result.summary is None else result.summary.steady_from,
             )
             for result in self.good
@@ -189,7 +189,7 @@ class Entry:
         """How often an adaptive codec chose each of its codecs in training, by boundary and direction."""
         choices: dict[tuple[int, Direction], Counter[str]] = {}
         for result in self.good:
-            for stage in range(result.cell.pipeline.stages):
+            for stage in range(result.cell.nodes):
                 frames = (
                     frame for record in result.run.steps(stage) if record.phase == "train" for frame in record.sent
                 )

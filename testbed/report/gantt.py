@@ -21,6 +21,7 @@ from testbed.report.collect import BASELINE, Group
 from testbed.report.entry import Result
 from testbed.report.numbers import seconds
 from testbed.report.style import INK, MUTED, PAPER, Look
+from testbed.spec import Cell
 
 _ROW = 0.36
 """The height of a row, in inches."""
@@ -44,6 +45,7 @@ def _fills(look: Look) -> dict[Activity, str]:
     return {
         "forward": _mixed(look.colour, PAPER, 0.35),
         "backward": _mixed(look.colour, INK, 0.25),
+        "local": _mixed(look.colour, INK, 0.25),
         "encode": INK,
         "decode": INK,
         "update": MUTED,
@@ -57,8 +59,8 @@ class Bar(NamedTuple):
     """A span of time in a row: of a stage, or of the frames from one stage to another."""
 
     row: float
-    """Stages from 0; then the boundaries, first stage's first, each in both directions. Frames in flight at once lie
-    below each other in their row."""
+    """Nodes from 0; then a pipeline's boundaries, first stage's first, each in both directions. Frames in flight at
+    once lie below each other in their row."""
     height: float
     """As a share of a row; 0 for a line."""
     begin_ns: int
@@ -71,17 +73,20 @@ class Bar(NamedTuple):
     """What it is and how long it lasted."""
 
 
-def row_names(stages: int) -> list[str]:
+def row_names(cell: Cell) -> list[str]:
     """Name the rows of a step's bars."""
-    return [f"stage {stage}" for stage in range(stages)] + [f"{a} to {b}" for a, b in _boundaries(stages)]
+    return [*cell.node_names, *(f"{a} to {b}" for a, b in _boundaries(cell))]
 
 
-def _boundaries(stages: int) -> list[tuple[int, int]]:
-    return [pair for left in range(stages - 1) for pair in ((left, left + 1), (left + 1, left))]
+def _boundaries(cell: Cell) -> list[tuple[int, int]]:
+    """Return what frames of a pipeline cross. Workers' messages all overlap, so they have no rows."""
+    lefts = range(cell.pipeline.stages - 1)
+    return [pair for left in lefts for pair in ((left, left + 1), (left + 1, left))]
 
 
-def bars(step: PipelineStep, dilation: int) -> Iterator[Bar]:
-    """Yield what each stage did in a step, and which frames were in flight; times are the lab's, words are not."""
+def bars(step: PipelineStep, cell: Cell) -> Iterator[Bar]:
+    """Yield what each node did in a step, and which frames were in flight; times are the lab's, words are not."""
+    dilation = cell.compute.dilation
 
     def said(what: str, begin_ns: int, end_ns: int) -> str:
         lasted, after = (value / 1e9 / dilation for value in (end_ns - begin_ns, begin_ns - step.begin_ns))
@@ -91,13 +96,14 @@ def bars(step: PipelineStep, dilation: int) -> Iterator[Bar]:
     for stage, record in enumerate(step.records):
         for span in spans(record):
             computes = span.activity in ("forward", "backward")
-            of = "" if span.microbatch is None else f" of micro-batch {span.microbatch}"
-            words = said(f"stage {stage}, {span.activity}{of}", span.begin_ns, span.end_ns)
+            unit = "micro-batch" if cell.data is None else "step"
+            of = "" if span.microbatch is None else f" of {unit} {span.microbatch}"
+            words = said(f"{cell.node_names[stage]}, {span.activity}{of}", span.begin_ns, span.end_ns)
             height = 0.12 if span.activity in ("wait", "synchronise") else 0.66
             number = str(span.microbatch) if computes else ""
             yield Bar(stage, height, span.begin_ns, span.end_ns, span.activity, number, words)
     every = list(flights(step.records))
-    for row, pair in enumerate(_boundaries(stages), start=stages):
+    for row, pair in enumerate(_boundaries(cell), start=stages):
         here = sorted((f for f in every if (f.sender, f.receiver) == pair), key=lambda f: f.sent.first_byte_ns)
         lanes = _lanes([(flight.sent.first_byte_ns, flight.end_ns) for flight in here])
         used = max(lanes, default=0) + 1
@@ -171,30 +177,33 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
 
     ResultsError where the run has no measured step.
     """
-    cell, stages = result.cell, result.cell.pipeline.stages
+    cell, stages = result.cell, result.cell.nodes
     step = median_step(align([result.run.steps(stage) for stage in range(stages)]))
     if step is None:
         raise ResultsError(f"{result.run.folder} has no measured step, so there is none to draw")
     fills = _fills(look)
     legend: list[Handle] = [
-        Patch(facecolor=fills["forward"], label="forward"),
-        Patch(facecolor=fills["backward"], label="backward"),
+        *(
+            [Patch(facecolor=fills["forward"], label="forward"), Patch(facecolor=fills["backward"], label="backward")]
+            if cell.data is None
+            else [Patch(facecolor=fills["local"], label="local step")]
+        ),
         Patch(facecolor=fills["encode"], label="encode, decode"),
         Patch(facecolor=fills["update"], label="update"),
         Patch(facecolor=fills["wire"], label="waits: input under way"),
         Line2D([], [], color=fills["wait"], lw=3, label="waits for another stage"),
     ]
     title = f"{cell.codec} over {shortened(cell.network, 40)}: {_finding(result, step)}"
-    inches = 0.1 + _ROW * (len(row_names(stages)))
+    inches = 0.1 + _ROW * len(row_names(cell))
     figure, (axes,) = canvas(title, inches, legend, settings, 1, columns=1)
     chart = _Chart(axes, step, cell.compute.dilation)
-    for bar in bars(step, cell.compute.dilation):
+    for bar in bars(step, cell):
         if bar.kind == "queued":
             moments = [chart.at(bar.begin_ns), chart.at(bar.end_ns)]
             axes.plot(moments, [bar.row, bar.row], color=MUTED, lw=0.8, solid_capstyle="butt")
         else:
             chart.bar(bar, fills[bar.kind], **({"lw": 0.6, "edgecolor": PAPER} if bar.row > stages - 0.5 else {}))
-    chart.rows(row_names(stages), stages)
+    chart.rows(row_names(cell), stages)
     axes.set_xlabel("time since the step began, ms")
     axes.xaxis.set_major_locator(MaxNLocator(10))
     return Drawing(name, title, step_words(result, step), figure)
@@ -207,7 +216,8 @@ def _finding(result: Result, step: PipelineStep) -> str:
     if split is None or not total:
         return f"step {step.number}, {lasts}"
     compute, wire, wait = (100 * part / total for part in (split.compute_s, split.wire_s, split.wait_s))
-    return f"of {lasts} stages compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
+    who = "stages" if result.cell.data is None else "workers"
+    return f"of {lasts} {who} compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
 
 
 def step_words(result: Result, step: PipelineStep) -> str:
@@ -219,11 +229,14 @@ def step_words(result: Result, step: PipelineStep) -> str:
         if step.begin_ns > min(step.free_ns)
         else ""
     )
+    which = f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}."
+    if result.cell.data is not None:
+        early = early.replace("stage", "node")
+        return f"{which} What each node did; what it waits for are the messages of others.{early}"
     return (
-        f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}. Numbers "
-        "are micro-batches. Above: what each stage did. Below: frames from one stage to another, activations in the "
-        "shade of forward and gradients in that of backward, from the first byte handed to the kernel to the last "
-        f"byte received; a thin line in front: the frame waited for the one before it.{early}"
+        f"{which} Numbers are micro-batches. Above: what each stage did. Below: frames from one stage to another, "
+        "activations in the shade of forward and gradients in that of backward, from the first byte handed to the "
+        f"kernel to the last byte received; a thin line in front: the frame waited for the one before it.{early}"
     )
 
 

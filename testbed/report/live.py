@@ -22,7 +22,7 @@ def live_sentences(experiment: Path, sweep: SweepRecord) -> list[str]:
             continue
         cell = live.cell
         summaries = [run.summary for run in (live, played)]
-        stages = [[run.steps(stage) for stage in range(cell.pipeline.stages)] for run in (live, played)]
+        stages = [[run.steps(stage) for stage in range(cell.nodes)] for run in (live, played)]
         assert summaries[0] is not None
         assert summaries[1] is not None
         said.append(_sentence(cell, compare_timings(summaries[0], stages[0], summaries[1], stages[1])))

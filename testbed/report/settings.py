@@ -8,7 +8,7 @@ from typing import Any
 from testbed import units
 from testbed.report.collect import Group, Links
 from testbed.report.numbers import MISSING
-from testbed.spec import Calibrated, Cell, Measured
+from testbed.spec import Calibrated, Cell, DataParallelSpec, Measured
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
 LIVE_VIRTUAL = "timing live: stages train over their links in the guest, torch and TCP together"
@@ -80,7 +80,9 @@ def _codec_cost_words(cell: Cell) -> str:
 
 
 def pipeline_words(cell: Cell) -> str:
-    """Describe topology, stages, schedule and micro-batches in flight."""
+    """Describe topology, stages, schedule and micro-batches in flight, or workers and how they exchange."""
+    if cell.data is not None:
+        return _data_words(cell, cell.data)
     asked = cell.pipeline
     in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
     words = [
@@ -91,6 +93,22 @@ def pipeline_words(cell: Cell) -> str:
     ]
     words += [f"accumulated {asked.accumulation} times"] if asked.accumulation > 1 else []
     words += ["activations recomputed"] if asked.recompute else []
+    words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
+    return ", ".join(words)
+
+
+def _data_words(cell: Cell, data: DataParallelSpec) -> str:
+    def listed(numbers: Sequence[int]) -> str:
+        return "/".join(map(str, numbers))
+
+    words = [f"{data.workers} workers, {data.exchange}", f"staleness {listed(data.staleness)}"]
+    words += [f"chosen by DeCo-SGD every {data.deco.every} steps"] if data.deco is not None else []
+    words += [f"answers in {data.answer}"] if data.answer is not None else []
+    words += [f"batches shared {listed(data.shares)}"] if data.shares is not None else []
+    if data.outer is not None:
+        outer, momentum = data.outer, "Nesterov momentum" if data.outer.nesterov else "momentum"
+        words += [f"{listed(data.local_steps)} local steps, outer rate {outer.learning_rate:g}"]
+        words += [f"{momentum} {outer.momentum:g}"] if outer.momentum else []
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
     return ", ".join(words)
 

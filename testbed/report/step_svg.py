@@ -11,10 +11,12 @@ from matplotlib.ticker import MaxNLocator
 
 from testbed.metrics import PipelineStep
 from testbed.report.gantt import Bar, bars, row_names
+from testbed.spec import Cell
 
 KINDS = (
     ("forward", "forward"),
     ("backward", "backward"),
+    ("local", "local step"),
     ("encode", "encode, decode"),
     ("update", "update"),
     ("wire", "waits: input under way"),
@@ -26,10 +28,16 @@ _WIDTH, _LEFT, _ROW, _FOOT = 960, 70, 24, 34
 _DIGIT = 7
 
 
-def step_svg(step: PipelineStep, dilation: int) -> str:
-    """Draw a step as an SVG element: what each stage did, and below it the frames between stages."""
-    stages = len(step.records)
-    names, every = row_names(stages), list(bars(step, dilation))
+def step_kinds(cell: Cell) -> list[tuple[str, str]]:
+    """Return those of `KINDS` that a cell's steps may have."""
+    others = ("local",) if cell.data is None else ("forward", "backward")
+    return [kind for kind in KINDS if kind[0] not in others]
+
+
+def step_svg(step: PipelineStep, cell: Cell) -> str:
+    """Draw a step as an SVG element: what each node did, and below it the frames between stages."""
+    stages, dilation = len(step.records), cell.compute.dilation
+    names, every = row_names(cell), list(bars(step, cell))
     first = min([step.begin_ns, *(bar.begin_ns for bar in every)])
     scale = (_WIDTH - _LEFT - 2) / (step.end_ns - first)
 

@@ -188,7 +188,7 @@ class _Runner:
 
     def close(self, status: Literal["ok", "failed", "interrupted"], error: BaseException | None) -> None:
         """Write the certificates and summary.json, the last file of a run, from what the other files hold."""
-        stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
+        stages = [self._run.steps(stage) for stage in range(self._cell.nodes)]
         certificates = None
         if status == "ok":
             played_at_ns = self._lab.played_at_ns if self._lab else None

@@ -23,7 +23,7 @@ from testbed.metrics import summarise
 from testbed.metrics.bound import run_step
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
-from testbed.play import pipelines
+from testbed.play import pipelines, replicas
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
@@ -162,7 +162,7 @@ def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[Li
 
 def _fail(run: results.Run, cell: Cell, error: TestbedError) -> Summary:
     """Write down that a run has failed."""
-    stages: list[list[StepRecord]] = [[] for _ in range(cell.pipeline.stages)]
+    stages: list[list[StepRecord]] = [[] for _ in range(cell.nodes)]
     summary = summarise(cell, None, None, stages, status="failed", error=str(error))
     results.write_json(run.folder / "summary.json", summary)
     return summary
@@ -202,7 +202,7 @@ class _Player:
         lab = LabSpec(
             topology=cell.topology,
             profiles=cell.links,
-            nodes=cell.pipeline.stages,
+            nodes=cell.nodes,
             engine=cell.engine,
             engine_reason=f"the {cell.clock} clock",
         )
@@ -220,12 +220,16 @@ class _Player:
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
         costs = self._costs.get(recipe.id)
-        times = pipelines.stage_times(cell, costs)
+        times = pipelines.stage_times(cell, costs) if cell.data is None else None
         content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
         if path not in self._traces:
-            self._traces[path] = pipelines.trace_of(cell, self._steps(cell), costs)
+            self._traces[path] = (
+                pipelines.trace_of(cell, self._steps(cell), costs)
+                if cell.data is None
+                else replicas.trace_of(cell, self._steps(cell))
+            )
             results.make_folder(path.parent)
             self._traces[path].write(path)
         return path, self._traces[path]
@@ -250,7 +254,12 @@ class _Player:
         trace = self._trace(cell)[1]
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
-        stages = pipelines.records_of(cell, played, self._steps(cell))
+        ideals_s = None
+        if cell.data is None:
+            stages = pipelines.records_of(cell, played, self._steps(cell))
+        else:
+            stages = replicas.records_of(cell, trace, played, self._steps(cell))
+            ideals_s = replicas.ideals_s(cell, trace)
         lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
         results.write_json(run.folder / "lab.json", lab)
         for stage, records in enumerate(stages):
@@ -260,7 +269,17 @@ class _Player:
         if certificates is not None:
             results.write_json(run.folder / "certificate.json", certificates)
         floor = self._floors[recipe_of(cell).id]
-        summary = summarise(cell, lab, certificates, stages, status="ok", error=None, steady=played.steady, floor=floor)
+        summary = summarise(
+            cell,
+            lab,
+            certificates,
+            stages,
+            status="ok",
+            error=None,
+            steady=played.steady,
+            floor=floor,
+            ideals_s=ideals_s,
+        )
         results.write_json(run.folder / "summary.json", summary)
         self._progress.end(cell, summary, outcome.host_seconds)
 

@@ -10,12 +10,13 @@ from pydantic import ValidationError
 
 from testbed import devices
 from testbed.codecs.catalogue import placement as codecs
+from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import Calibrated, Cell, Clock, CodecRates, Engine, Measured
+from testbed.spec import Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced
 from testbed.workloads import checkpoints
 from testbed.workloads import models as workloads
 
@@ -52,6 +53,9 @@ def resolve_cell(
     compute = content.pop("compute", None)
     if compute is None:
         raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'calibrated'")
+    if isinstance(content.get("data"), dict) and isinstance(content.get("pipeline", {}), dict):
+        one = {"stages": 1, "microbatches": 1, "schedule": "gpipe", "in_flight": 1}
+        content["pipeline"] = {**one, **content.get("pipeline", {})}
     workload = content.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
         content["workload"] = {**workload, "family": workloads.model_size(workload["model"]).family}
@@ -74,12 +78,17 @@ def resolve_cell(
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
         checkpoints.check_weights(cell.workload)
         # After the check: it takes a workload that is known to be one.
-        durations = devices.compute_of(compute, cell.workload, cell.pipeline, where)
+        durations = _durations(cell, compute, where)
         if timing == "live" and isinstance(durations, Calibrated):
             durations = Measured()
         changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
         # Two texts for the same codecs are one cell.
-        codec = codecs.parse_placement(cell.codec).over(cell.pipeline.stages - 1)
+        codec = codecs.parse_placement(cell.codec).over(
+            cell.pipeline.stages - 1 if cell.data is None else cell.data.workers
+        )
+        if cell.data is not None:
+            changes["data"] = _checked_data(cell.data, codec, where)
+            _check_data_means(cell, durations, changes, where)
         stated = {name: getattr(cell, name) for name in Cell.model_fields}
         cell = Cell(**stated | changes | {"codec": codec.text, "compute": durations})
     except ValidationError as error:
@@ -98,6 +107,59 @@ def resolve_cell(
             f"{min(cell.pipeline.stages, cell.pipeline.microbatches)} micro-batches in flight to be busy at once"
         )
     return cell
+
+
+def _durations(cell: Cell, compute: Any, where: str) -> Calibrated | Measured | Paced:
+    """Return what a cell's compute asks for; in data parallel training of one micro-batch of any worker."""
+    if cell.data is None:
+        return devices.compute_of(compute, cell.workload, cell.pipeline, where)
+    parts = sum(cell.data.parts) * cell.pipeline.microbatches
+    one = cell.pipeline.model_copy(update={"microbatches": parts})
+    return devices.compute_of(compute, cell.workload, one, where, workers=cell.data.workers)
+
+
+def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str) -> DataParallelSpec:
+    """Return what a cell says of data parallel training, the text of its codec made canonical. SpecError for codecs
+    that cannot do it.
+    """
+    answer = None if data.answer is None else parse_codec(data.answer)
+    sent = [messages.at(worker, "backward") for worker in range(data.workers)]
+    for spec in (*sent, *([] if answer is None else [answer])):
+        for part in spec.parts():
+            if part.row.hook or part.row.pairs or part.row.measures:
+                raise SpecError(
+                    f"{where}: codec {spec.text}: {part.name} goes by activations or by what a link carries, and here "
+                    "gradients are sent; take one that needs neither, for example ef(topk(0.01))"
+                )
+    if data.exchange == "all-reduce" and (len(set(sent)) > 1 or not sent[0].row.linear):
+        raise SpecError(
+            f"{where}: data.exchange is 'all-reduce', whose partial sums are encoded at every hop, and codec "
+            f"{messages.text} does more than round each value; take fp32 or bf16, or exchange = 'all-gather' or 'star'"
+        )
+    return data.model_copy(update={"answer": None if answer is None else answer.text})
+
+
+def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any], where: str) -> None:
+    """Raise SpecError for a cell of data parallel training that nothing here can make."""
+    data = cell.data
+    assert data is not None
+    if not isinstance(durations, Paced) or changes["codec_cost"] != "zero" or cell.played_steps is not None:
+        raise SpecError(
+            f"{where}: data parallel training is played, or run live, with stated durations: leave played_steps out, "
+            "and say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'"
+        )
+    if data.deco is not None and cell.timing == "played":
+        raise SpecError(
+            f"{where}: data.deco goes by what links carry, so over each link it trains otherwise and cannot be played; "
+            'set timing = "live"'
+        )
+    if cell.timing == "live" and (
+        changes["clock"] == "real" or data.exchange in ("all-reduce", "all-gather") or cell.training.target_loss
+    ):
+        raise SpecError(
+            f"{where}: data parallel training is run live on the virtual clock (--clock virtual), with data.exchange "
+            "'star' or 'all-to-all' and without a training.target_loss; set these, or timing = 'played'"
+        )
 
 
 def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:
@@ -129,7 +191,7 @@ def _profiles(names: Any, where: str, load: Callable[[str], LinkProfile]) -> lis
 def _check_network(cell: Cell, where: str) -> None:
     """Check what the lab itself would find out: that it can be laid out, and that its engine can do every pipe."""
     try:
-        plan_lab(cell.topology, cell.links, cell.pipeline.stages, cell.engine)
+        plan_lab(cell.topology, cell.links, cell.nodes, cell.engine)
         for profile in cell.links if cell.engine == "relay" else ():
             for pipe in (profile.up, profile.down):
                 refuse_unsupported(pipe)

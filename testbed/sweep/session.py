@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from testbed import forks, paths
+from testbed.devices import flops
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.pipeline.job import Job, Limits, jobs
 from testbed.play.job import seeded
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
@@ -75,14 +76,14 @@ class Session:
             spec = LabSpec(
                 topology=cell.topology,
                 profiles=tuple(seeded(profile, link_seed) for profile in cell.links),
-                nodes=cell.pipeline.stages,
+                nodes=cell.nodes,
                 engine=cell.engine,
                 engine_reason=engine_reason,
             )
             self.lab = stack.enter_context(Lab(spec))
-            for node in self.lab.nodes:
+            for node, name in zip(self.lab.nodes, cell.node_names, strict=True):
                 start = functools.partial(forks.popen, namespace=node.namespace.fd, **paths.as_invoking_user())
-                self.hosts.append(stack.enter_context(Host(start, name=f"stage {node.index}")))
+                self.hosts.append(stack.enter_context(Host(start, name=name)))
             for host in self.hosts:
                 host.wait_ready(_LOADING_S)
             self._stack = stack.pop_all()
@@ -127,7 +128,7 @@ class Session:
         return ended
 
     def _follow(
-        self, work: tuple[StageJob, ...], sampler: Sampler, observer: Observer, interrupt: Interrupt, patience_s: float
+        self, work: tuple[Job, ...], sampler: Sampler, observer: Observer, interrupt: Interrupt, patience_s: float
     ) -> Ended:
         """Read what the stages say until each has said that it is done."""
         running = set(range(len(work)))
@@ -165,9 +166,10 @@ class Session:
                 if time.monotonic() > deadline:
                     break
         if failures:
-            raise _cause(failures)
+            raise _cause({work[stage].name: failed for stage, failed in failures.items()})
         if running:
-            raise StageError(f"stages {sorted(running)} said nothing for {patience_s:.0f} s and were stopped")
+            silent = ", ".join(work[stage].name for stage in sorted(running))
+            raise StageError(f"{silent} said nothing for {patience_s:.0f} s and were stopped")
         return ended
 
     def close(self) -> None:
@@ -185,7 +187,7 @@ class Session:
 
 def network_of(cell: Cell) -> tuple[object, ...]:
     """Return what cells must have in common to share a session."""
-    return (cell.topology, cell.links, cell.engine, cell.clock, cell.pipeline.stages, cell.timing)
+    return (cell.topology, cell.links, cell.engine, cell.clock, cell.node_names, cell.timing)
 
 
 def _transfer_s(cell: Cell) -> float:
@@ -193,12 +195,15 @@ def _transfer_s(cell: Cell) -> float:
     delays included.
     """
     values = cell.workload.batch_size * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
+    if cell.data is not None:
+        size = workloads.workload_size(cell.workload)
+        values = cell.data.workers * flops.parameters(size, range(size.layers))
 
     def seconds(pipe: Pipe) -> float:
         line = timeline(pipe)
         starts = [step.at_ns for step in line.steps[:: 1 + len(line.steps) // _MOMENTS]]
         wire_ns = max(line.carried_at(start, 2 * 4 * values * 8) - start for start in starts)
-        return (wire_ns + max(step.delay_ns for step in line.steps) * cell.pipeline.stages) / 1e9
+        return (wire_ns + max(step.delay_ns for step in line.steps) * cell.nodes) / 1e9
 
     pipes = {pipe for profile in cell.links for pipe in (profile.up, profile.down) if pipe is not None}
     return max(map(seconds, pipes), default=0.0)
@@ -211,14 +216,16 @@ def _computing_s(cell: Cell) -> float:
     if not isinstance(cell.compute, Paced):
         return 0.0
     parts, stages = cell.pipeline.microbatches * cell.pipeline.accumulation, cell.pipeline.stages
+    if cell.data is not None:
+        parts *= max(cell.data.parts) * max(cell.data.local_steps)
     action_ns = max(cell.compute.forward_ns) + max(cell.compute.backward_ns)
     return parts * stages * action_ns * cell.compute.dilation / 1e9
 
 
-def _cause(failures: dict[int, JobFailed]) -> StageError | SpecError:
+def _cause(failures: dict[str, JobFailed]) -> StageError | SpecError:
     """Return the failure that others followed from: one that is not a lost neighbour, else the first that was heard."""
-    stage, failed = next(
+    name, failed = next(
         ((s, f) for s, f in failures.items() if f.error != "TransportError"), next(iter(failures.items()))
     )
-    named = failed.message if failed.message.startswith(f"stage {stage}") else f"stage {stage}: {failed.message}"
+    named = failed.message if failed.message.startswith(name) else f"{name}: {failed.message}"
     return (SpecError if failed.error in _USERS else StageError)(named)

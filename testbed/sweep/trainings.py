@@ -130,9 +130,9 @@ def floor_of(folder: Path) -> float | None:
 
 
 def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
-    """Read the records of a finished training, by stage. ResultsError for a folder that has none."""
+    """Read the records of a finished training, by stage (or by node). ResultsError for a folder that has none."""
     record = results.read_json(folder / "training.json", TrainingRecord)
-    return tuple(Run(folder).steps(stage) for stage in range(record.recipe.pipeline.stages))
+    return tuple(Run(folder).steps(stage) for stage in range(record.recipe.nodes))
 
 
 def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], Tokens]) -> list[Task]:
@@ -159,7 +159,7 @@ def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], 
         tasks.append(
             Task(
                 name=recipe.id,
-                module="testbed.pipeline.alone",
+                module="testbed.pipeline.alone" if recipe.data is None else "testbed.replicas.alone",
                 arguments=(str(path.resolve()),),
                 memory_bytes=predict_memory(recipe),
                 attempt=f"train {recipe.id}",

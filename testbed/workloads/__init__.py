@@ -1,4 +1,4 @@
-"""What does a pipeline learn? Models cut into stages, and the text that they learn from.
+"""What is learned? Models cut into stages, and the text that they learn from; small networks, and digits.
 
 | module | what it holds | torch |
 |---|---|---|
@@ -15,5 +15,7 @@
 | `windows` | cuts tokens into sequences and orders them | no |
 | `floor` | says what a model loses that knows word frequencies only | no |
 | `data` | serves them as batches | yes |
+| `digits` | handwritten digits, and networks of some thousand parameters for data parallel methods | yes |
+| `shards` | divides examples among workers, of skewed classes and sizes, and into batches | no |
 | `capture` | keeps real activations and gradients for benchmarks | yes |
 """

@@ -194,3 +194,34 @@ def test_both_ends_of_ef21_hold_the_same() -> None:
         assert ours.keys() == theirs.keys()
         assert ours
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+# ------------------------------------------------------------------ with decay, with momentum
+def test_what_is_owed_decays() -> None:
+    inputs, decay = [normal(300, seed=step) for step in range(6)], 0.8
+    sender, plain = make(f"ef-decay(topk(0.1, fp32), {decay})", FORWARD), make("topk(0.1, fp32)", FORWARD)
+    owed = torch.zeros(300)
+    for step, x in enumerate(inputs):
+        decoded = plain.decode(bytes(sender.encode(x, key_at(step))), key_at(step))
+        total = x + decay * owed
+        assert torch.allclose(decoded[decoded != 0], total[decoded != 0])
+        owed = total - decoded
+    assert float(owed.norm()) > 0
+
+
+def test_deep_gradient_compression_is_its_formula() -> None:
+    sender, plain = make("dgc(topk(0.1, fp32), 0.7)", FORWARD), make("topk(0.1, fp32)", FORWARD)
+    u, v = torch.zeros(300), torch.zeros(300)
+    for step in range(6):
+        if step == 3:  # the state is all that it goes by
+            again = make("dgc(topk(0.1, fp32), 0.7)", FORWARD)
+            cast(Any, again).load(cast(Any, sender).state())
+            sender = again
+        x = normal(300, seed=step)
+        decoded = plain.decode(bytes(sender.encode(x, key_at(step))), key_at(step))
+        u = 0.7 * u + x
+        v = v + u
+        largest = v.abs().topk(30).indices
+        sent = torch.zeros(300).index_copy(0, largest, v[largest])
+        assert torch.allclose(decoded, sent, atol=1e-6)
+        u[largest] = v[largest] = 0

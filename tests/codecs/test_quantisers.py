@@ -1,16 +1,17 @@
-"""fp16, fp8, blockwise-8, acsgd and hadamard(...): what is special about each."""
+"""fp16, fp8, blockwise-8, acsgd, hadamard(...) and dct(...): what is special about each."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.fft
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.contract import Context, MessageKey, Stateful
-from testbed.codecs.dense import blockwise, hadamard
+from testbed.codecs.dense import blockwise, cosine, hadamard
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError, SpecError
@@ -177,3 +178,25 @@ def test_a_rotation_that_overflows_leaves_what_the_inner_codec_remembers() -> No
 def test_tiles_must_be_powers_of_two() -> None:
     with pytest.raises(SpecError, match="power of two"):
         make("hadamard(int4, 48)", FORWARD)
+
+
+# ------------------------------------------------------------------ cosines
+@given(
+    shape=st.lists(st.integers(1, 21), min_size=1, max_size=3),
+    size=st.sampled_from([1, 4, 8, 16]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_cosine_transform_keeps_lengths_and_comes_back(shape: list[int], size: int, seed: int) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    transform = cosine.Transform(size)
+    coefficients = transform.of(x, torch.empty(shape))
+    assert float(coefficients.norm()) == pytest.approx(float(x.norm()), rel=1e-4)
+    assert torch.allclose(transform.inverse(coefficients.clone()), x, atol=1e-5)
+
+
+def test_a_block_of_cosines_is_scipys() -> None:
+    x = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+    blocks = cosine.Transform(8).of(x, torch.empty(x.shape)).view(2, 3, 8, 8)
+    wanted = scipy.fft.dctn(x.numpy().reshape(2, 8, 3, 8).transpose(0, 2, 1, 3), axes=(2, 3), norm="ortho")
+    assert torch.allclose(blocks, torch.from_numpy(wanted), atol=1e-5)

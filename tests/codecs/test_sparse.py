@@ -23,7 +23,7 @@ from testbed.errors import CodecError, SpecError
 from testbed.pipeline.boundary import Boundary
 
 FORWARD, BACKWARD = Context(7, 0, "forward"), Context(7, 0, "backward")
-FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index")
+FORMS: tuple[Form, ...] = ("smaller", "bitmap", "index", "packed")
 
 
 def key_at(step: int, microbatch: int = 0) -> MessageKey:
@@ -65,10 +65,11 @@ def test_positions_come_back_from_their_code(data: st.DataObject, rows: int, wid
 def test_the_smaller_form_is_the_smaller(rows: int, width: int, share: float) -> None:
     kept = kept_of(share, width)
     sizes = {form: PositionCoding(rows, width, kept, form).coded_bytes for form in FORMS}
-    assert sizes["smaller"] == min(sizes.values())
+    assert sizes["smaller"] == min(sizes["bitmap"], sizes["index"])
+    assert sizes["packed"] <= sizes["index"]
     assert 1 <= kept <= width
     if kept == width:
-        assert sizes["index"] == sizes["bitmap"] == 0
+        assert set(sizes.values()) == {0}
     else:
         assert sizes["index"] == rows * kept * (1 if width <= 256 else 2 if width <= 65536 else 4)
         assert sizes["bitmap"] == (rows * width + 7) // 8
@@ -396,3 +397,63 @@ def test_buffers_are_used_again_without_a_trace() -> None:
     codec.encode(normal(8, 32, seed=5), key_at(1))
     codec.encode(normal(3, 7, seed=5), key_at(1))
     assert bytes(codec.encode(normal(8, 32), key_at(0))) == first
+
+
+# ------------------------------------------------------------------ a threshold
+@given(
+    size=st.integers(1, 3000), threshold=st.sampled_from([0.01, 0.5, 1.5, 9.0]), most=st.sampled_from([0.01, 0.3, 1])
+)
+@settings(max_examples=40, deadline=None)
+def test_a_threshold_sends_what_reaches_it_but_no_more_than_allowed(size: int, threshold: float, most: float) -> None:
+    x = normal(size, seed=size)
+    text = f"ht({threshold}, {most}, fp32)"
+    payload = memoryview(make(text, FORWARD).encode(x, FIRST))
+    decoded = make(text, FORWARD).decode(payload, FIRST)
+    reach, allowed = x.abs() >= threshold, kept_of(most, size)
+    kept = int(min(reach.sum(), allowed))
+    assert torch.equal(decoded[decoded != 0], x[decoded != 0])
+    assert int((decoded != 0).sum()) == kept
+    if kept < allowed:
+        assert torch.equal(decoded != 0, reach)
+    content = 4 + 4 * kept + PositionCoding(1, size, kept).coded_bytes
+    assert payload.nbytes == header_bytes(1) + max(content, -(-size // 256))
+    # another threshold at the receiver is nothing to it
+    assert torch.equal(make("ht(7.0, 1.0, fp32)", FORWARD).decode(payload, FIRST), decoded)
+
+
+def test_with_error_feedback_a_threshold_owes_no_more_than_itself_and_a_spike_drains() -> None:
+    sender = cast(Any, make("ef(ht(0.5, 0.1, fp32))", FORWARD))
+    sender.encode(100 * normal(400), key_at(0))
+    assert float(sender.residual(key_at(0)).abs().max()) > 0.5
+    for step in range(1, 12):
+        sender.encode(torch.zeros(400), key_at(step))
+    assert float(sender.residual(key_at(11)).abs().max()) < 0.5
+
+
+# ------------------------------------------------------------------ few bits per kept value
+def test_what_sparse_loco_and_cocktail_take_is_what_they_say() -> None:
+    x = normal(16 * 4096)
+    assert body_bits("topk-chunk(0.015625)", x) == pytest.approx(14 * 64 / 4096 + 128 / x.numel())
+    assert body_bits("cocktail(0.25, 8)", x) == pytest.approx((1 + 0.25 * (4 + 16 / 128)) / 8)
+
+
+@given(size=st.integers(1, 9000), chunk=st.sampled_from([16, 256, 4096]), share=st.sampled_from([0.02, 0.3]))
+@settings(max_examples=30, deadline=None)
+def test_each_chunk_keeps_its_largest_with_sign_and_the_sum(size: int, chunk: int, share: float) -> None:
+    x = normal(size, seed=size)
+    decoded = through(f"topk-chunk({share}, {chunk})", x)
+    kept = decoded != 0
+    assert torch.equal(decoded[kept].sign(), x[kept].sign())
+    assert float(decoded.double().sum()) == pytest.approx(float(x[kept].double().sum()), rel=1e-4, abs=1e-4)
+    for part, sent in zip(x.split(chunk), kept.split(chunk), strict=True):
+        assert int(sent.sum()) == kept_of(share, len(part))
+        assert sent.all() or part[~sent].abs().max() <= part[sent].abs().min()
+
+
+def test_a_cocktail_is_the_largest_of_one_of_each_so_many_neighbours() -> None:
+    x = normal(1003)
+    one, other = through("cocktail(0.2, 10)", x), through("cocktail(0.2, 10)", x, key_at(1))
+    assert int((one != 0).sum()) == int((other != 0).sum()) == kept_of(0.2, 101)
+    assert not torch.equal(one != 0, other != 0)
+    assert max((part != 0).sum() for part in one.split(10)) == 1
+    assert float((one - x)[one != 0].abs().max()) <= 0.55 * float(x.abs().max()) / 7

@@ -21,7 +21,7 @@ def refused() -> BaseException:
 @pytest.mark.parametrize("error", [refused(), MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_every_kind_of_refused_memory_is_known_and_explained_in_one_line(error: BaseException) -> None:
     assert faults.is_out_of_memory(error)
-    message = str(faults.out_of_memory(3, "at train step 7", error))
+    message = str(faults.out_of_memory("stage 3", "at train step 7", error))
     assert message.startswith("stage 3: out of memory at train step 7")
     assert "smaller micro-batches" in message
     assert "\n" not in message
@@ -36,7 +36,9 @@ def test_other_errors_are_not_taken_for_it(error: BaseException) -> None:
 
 def test_a_kill_is_a_want_of_memory_only_where_the_kernel_says_so() -> None:
     at = "after 3 recorded steps"
-    plain, ours = (str(faults.killed(1, "was killed by SIGKILL", at, by_kernel=found)) for found in (False, True))
+    plain, ours = (
+        str(faults.killed("stage 1", "was killed by SIGKILL", at, by_kernel=found)) for found in (False, True)
+    )
     assert plain == f"the process of stage 1 was killed by SIGKILL {at}"
     assert re.match(f"stage 1: out of memory {at}: the kernel .* fewer stages", ours)
     assert faults.oom_kills() >= 0

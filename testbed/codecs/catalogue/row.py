@@ -129,6 +129,8 @@ class CodecRow:
     """What it does to the model; None where it leaves the model alone."""
     measures: bool = False
     """It chooses by what it measures of its link, so the network touches the numbers: such a run cannot be replayed."""
+    linear: bool = False
+    """It rounds each value and does nothing else, so partial sums may go through it at every hop of a ring."""
     exact: bool = False
     """It changes the model so that nothing of its hidden states is lost."""
     control: bool = False

@@ -15,6 +15,8 @@ stochastically.
 Law: bounded by half a step rounded to the nearest; by a step stochastically, and then unbiased; by max|g| + mean|g| for
 one bit rounded to the nearest. The step is the one on the wire, at most 2**-7 above the formula's.
 Bits per element: b + 16/g for groups of g values, asymmetric b + 32/g.
+For gradients: QSGD (Alistarh et al., NeurIPS 2017), scaled by a bucket's largest magnitude, is the symmetric grid with
+stochastic rounding and the bucket as group; EF-SignSGD (Karimireddy et al., ICML 2019) is `ef(int1(nearest))`.
 Sources: symmetric and asymmetric absmax quantisation; stochastic rounding between 2**b levels: Gupta et al., ICML 2015;
 one bit: after 1-bit SGD (Seide et al., Interspeech 2014), with one mean|g| for both signs, without error feedback.
 """

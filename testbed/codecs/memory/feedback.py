@@ -1,4 +1,6 @@
-"""Error feedback: what a lossy codec left out of one message is added to a later one."""
+"""Error feedback: what a lossy codec left out of one message is added to a later one, whole, in part or with
+momentum.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,16 @@ class _Owed(NamedTuple):
     """E: fp32, the shape of the tensor."""
 
 
-class ErrorFeedback(Wrapper):
-    """Send C(X + E), then set E to X + E minus what the receiver decodes. The payload is the inner codec's.
+class Feedback(Wrapper):
+    """Send C(X + decay * E), then set E to what of it the receiver does not decode. The payload is the inner codec's.
 
-    There is one E for each (phase, micro-batch), from step to step. The next step's micro-batch holds other examples,
-    so one example's error is put into another's activations. Only the sender remembers E; for a tensor of another shape
-    than the last, E is 0.
-
-    Law: decoded + E = X + previous E, to fp32's rounding. Bits per value: the inner codec's.
-    Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+    There is one E for each (phase, micro-batch), from step to step. Only the sender remembers E; for a tensor of
+    another shape than the last, E is 0.
     """
 
-    def __init__(self, context: Context, *, inner: Codec) -> None:
+    def __init__(self, context: Context, *, inner: Codec, decay: float = 1.0) -> None:
         """Nothing in the context matters here: no number is drawn."""
-        self.inner, self._decoder = inner, twin(inner)
+        self.inner, self._decoder, self._decay = inner, twin(inner), decay
         super().__init__(inner=inner, decoder=self._decoder)
         self._owed: dict[MicrobatchKey, _Owed] = {}
         self._scratch = torch.empty(0)
@@ -44,30 +42,28 @@ class ErrorFeedback(Wrapper):
 
         CodecError names the message key where either, or the new error, is not finite.
         """
-        x = header.check_input(tensor)
+        return self._encode(header.check_input(tensor), key)[0]
+
+    def _encode(self, x: Tensor, key: MessageKey) -> tuple[Payload, Tensor]:
+        """Return the payload and what was to be sent with it, which is valid until the next call."""
         owed = self._of(key, x.shape)
         if owed is None:
             target = x.to(torch.float32)
         else:
             if self._scratch.shape != x.shape:
                 self._scratch = torch.empty(x.shape)
-            target = torch.add(owed, x, out=self._scratch)
+            target = torch.add(x, owed, alpha=self._decay, out=self._scratch)
         header.check_finite(target, key, "error feedback")
         with self.parts_unchanged_on_error():
             payload = self.inner.encode(target, key)
             left = torch.sub(target, decoded := self._decoder.decode(payload, key), out=decoded)
             header.check_finite(left, key, "error feedback")
         self._owed[self._key(key)] = _Owed(key.step, left)
-        return payload
+        return payload, target
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
         """Decode with the inner codec."""
         return self.inner.decode(payload, key)
-
-    def residual(self, key: MessageKey) -> Tensor:
-        """Return E after the last message, at the sender: what of the inputs has not crossed."""
-        owed = self._owed.get(self._key(key))
-        return torch.zeros(()) if owed is None else owed.value.clone()
 
     def shared(self) -> Mapping[str, Tensor]:
         """Return what the inner codec shares.
@@ -113,6 +109,93 @@ class ErrorFeedback(Wrapper):
     def _of(self, key: MessageKey, shape: torch.Size) -> Tensor | None:
         owed = self._owed.get(self._key(key))
         return owed.value if owed is not None and owed.value.shape == shape and self._lasts(owed, key) else None
+
+
+class ErrorFeedback(Feedback):
+    """Send C(X + E), then set E to X + E minus what the receiver decodes.
+
+    The next step's micro-batch holds other examples, so one example's error is put into another's activations.
+
+    Law: decoded + E = X + previous E, to fp32's rounding. Bits per value: the inner codec's.
+    Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019.
+    """
+
+    def __init__(self, context: Context, *, inner: Codec) -> None:
+        """See `Feedback`."""
+        super().__init__(context, inner=inner)
+
+    def residual(self, key: MessageKey) -> Tensor:
+        """Return E after the last message, at the sender: what of the inputs has not crossed."""
+        owed = self._owed.get(self._key(key))
+        return torch.zeros(()) if owed is None else owed.value.clone()
+
+
+class DecayedFeedback(Feedback):
+    """Error feedback that forgets: a share `decay` of what a message left out is added to the next.
+
+    E is then a sum of inputs with weights that fall by `decay` per step, less what was sent: a momentum, from which
+    what is sent is taken. Law: none. Bits per value: the inner codec's.
+    Source: DeMo (Peng et al., arXiv 2411.19870), decay 0.999; SparseLoCo (Sarfi et al., arXiv 2508.15706), decay 0.95.
+    """
+
+    def __init__(self, context: Context, *, inner: Codec, decay: float = 0.95) -> None:
+        """See `Feedback`."""
+        super().__init__(context, inner=inner, decay=decay)
+
+
+class MomentumFeedback(Feedback):
+    """Deep gradient compression's memory: momentum before error feedback, U = m U + X, V = V + U, and C(V) is sent.
+
+    Where something is sent, U starts from 0 again (momentum factor masking), so that stale momentum does not push a
+    value that has just been corrected. The published code sets V to 0 there; here V keeps what rounding left.
+
+    Law: none; V holds what of the sum of all U has not crossed. Bits per value: the inner codec's. Two tensors are
+    remembered for each (phase, micro-batch).
+    Source: Lin et al., "Deep Gradient Compression", ICLR 2018.
+    """
+
+    def __init__(self, context: Context, *, inner: Codec, momentum: float = 0.9) -> None:
+        """See `Feedback`."""
+        super().__init__(context, inner=inner)
+        self._momentum = momentum
+        self._velocity: dict[MicrobatchKey, Tensor] = {}
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        """Encode V. CodecError as `Feedback.encode` raises it."""
+        x = header.check_input(tensor).to(torch.float32)
+        last = self._velocity.get(self._key(key))
+        velocity = x.clone() if last is None or last.shape != x.shape else torch.add(x, last, alpha=self._momentum)
+        payload, target = self._encode(velocity, key)
+        velocity[target != self._owed[self._key(key)].value] = 0.0
+        self._velocity[self._key(key)] = velocity
+        return payload
+
+    def state(self) -> dict[str, Any]:
+        """Return every V and U, and the inner codec's state."""
+        return {
+            "feedback": super().state(),
+            "velocity": [(*key, velocity.clone()) for key, velocity in self._velocity.items()],
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned. CodecError for anything else."""
+        check_keys(state, {"feedback", "velocity"})
+        loaded: dict[MicrobatchKey, Tensor] = {}
+        for row in state["velocity"]:
+            match row:
+                case ("train" | "evaluation" as phase, int(part), Tensor() as velocity) if (
+                    velocity.dtype == torch.float32
+                ):
+                    loaded[phase, part] = velocity.clone()
+                case _:
+                    raise CodecError("cannot load a state: a row is not (phase, micro-batch, fp32 tensor)")
+        super().load(state["feedback"])
+        self._velocity = loaded
+
+    def reset(self) -> None:
+        """Forget U and V."""
+        super().reset()
+        self._velocity = {}
 
 
 class LazyErrorFeedback(ErrorFeedback):

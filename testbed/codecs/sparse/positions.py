@@ -15,7 +15,7 @@ from testbed.errors import CodecError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Form = Literal["smaller", "bitmap", "index"]
+Form = Literal["smaller", "bitmap", "index", "packed"]
 
 _INDEX_TYPES = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8"))
 
@@ -77,7 +77,7 @@ class PositionCoding(NamedTuple):
     kept: int
     form: Form = "smaller"
     """A bitmap has a bit for each value; an index 1, 2, 4 or 8 bytes for each kept one, the fewest that hold the
-    width.
+    width, or packed as many bits as hold it; smaller: the shorter of bitmap and index.
     """
 
     @property
@@ -98,9 +98,12 @@ class PositionCoding(NamedTuple):
             return
         if self._is_bitmap:
             out[:] = pack(positions, self.rows * self.width)
+            return
+        columns = (positions.reshape(self.rows, self.kept) - self._starts).ravel()
+        if self.form == "packed":
+            out[:] = np.packbits(columns[:, np.newaxis] >> self._places & 1, bitorder="little")
         else:
-            columns = positions.reshape(self.rows, self.kept) - self._starts
-            out.view(self._index_type)[:] = columns.ravel()
+            out.view(self._index_type)[:] = columns
 
     def read(self, coded: Bytes) -> Positions:
         """Read positions. CodecError for bytes that `write` does not make: too few or too many in a row, out of range,
@@ -114,7 +117,8 @@ class PositionCoding(NamedTuple):
                 raise CodecError(f"cannot decode a bitmap of {positions.size} positions: {self} has {self.values}")
             in_rows = positions.reshape(self.rows, self.kept)
         else:
-            columns = coded.view(self._index_type).reshape(self.rows, self.kept).astype(np.int64)
+            columns = self._unpacked(coded) if self.form == "packed" else coded.view(self._index_type).astype(np.int64)
+            columns = columns.reshape(self.rows, self.kept)
             if bool((columns[:, 1:] <= columns[:, :-1]).any()):
                 raise CodecError(f"cannot decode the indices of {self}: they do not ascend")
             in_rows = columns + self._starts
@@ -134,7 +138,21 @@ class PositionCoding(NamedTuple):
 
     @property
     def _index_bytes(self) -> int:
+        if self.form == "packed":
+            return -(-self.values * self._places.size // 8)
         return self.values * self._index_type.itemsize
+
+    @property
+    def _places(self) -> Positions:
+        """The binary places of a packed index, lowest first."""
+        return np.arange((self.width - 1).bit_length())
+
+    def _unpacked(self, coded: Bytes) -> Positions:
+        bits = np.unpackbits(coded, bitorder="little")
+        if bool(bits[self.values * self._places.size :].any()):
+            raise CodecError(f"cannot decode the indices of {self}: a bit behind the last one is set")
+        places = bits[: self.values * self._places.size].reshape(self.values, -1)
+        return places.astype(np.int64) @ (1 << self._places)
 
     @property
     def _index_type(self) -> np.dtype[Any]:

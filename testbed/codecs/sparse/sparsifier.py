@@ -28,6 +28,11 @@ DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _LARGEST_BF16 = np.float32(torch.finfo(torch.bfloat16).max)
 
 
+def within_range(kept: Floats, dtype: torch.dtype) -> Floats:
+    """Return a fresh array of values as they are to be rounded, in place: bf16's range ends before fp32's."""
+    return np.clip(kept, -_LARGEST_BF16, _LARGEST_BF16, out=kept) if dtype is torch.bfloat16 else kept
+
+
 class Sparsifier(BodyCodec):
     """What sparsifiers share: they gather, write, read and scatter. A subclass says which positions.
 
@@ -89,10 +94,8 @@ class Sparsifier(BodyCodec):
         """At the decoder: return the positions, checked."""
 
     def adjust(self, kept: Floats, shape: Shape, key: MessageKey) -> Floats:
-        """Return the kept values (a fresh array) as they are to be rounded: within bf16's range, which ends before
-        fp32's.
-        """
-        return np.clip(kept, -_LARGEST_BF16, _LARGEST_BF16, out=kept) if self._dtype is torch.bfloat16 else kept
+        """Return the kept values (a fresh array) as they are to be rounded."""
+        return within_range(kept, self._dtype)
 
     def passed(self, key: MessageKey, shape: Shape, positions: Positions) -> None:
         """Remember, at either end, that a message has passed. Most sparsifiers do not."""

@@ -57,6 +57,7 @@ ROWS: tuple[CodecRow, ...] = (
         state=_NONE,
         source="IEEE 754 binary32",
         work=Work(Counts("4", "payload", "0"), Counts("payload", "4", "0")),
+        linear=True,
         law="identity",
     ),
     CodecRow(
@@ -68,6 +69,7 @@ ROWS: tuple[CodecRow, ...] = (
         state=_NONE,
         source="torch.bfloat16, round to nearest even",
         work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
+        linear=True,
         law="bounded",
     ),
     CodecRow(
@@ -79,6 +81,7 @@ ROWS: tuple[CodecRow, ...] = (
         state=_NONE,
         source="IEEE 754 binary16, round to nearest even",
         work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
+        linear=True,
         law="bounded",
     ),
     CodecRow(
@@ -151,6 +154,25 @@ ROWS: tuple[CodecRow, ...] = (
             Counts("4 + inner.decode", "4 + inner.decode", "1 + log2(size) + inner.decode"),
         ),
         law="bounded",
+    ),
+    CodecRow(
+        name="dct",
+        forward="testbed.codecs.dense.cosine:Cosine",
+        backward="testbed.codecs.dense.cosine:Cosine",
+        parameters=(
+            Parameter("inner", "codec", REQUIRED, "the codec that sends the coefficients"),
+            Parameter("size", "int", 32, "rows and columns of a block", least=1, most=256),
+        ),
+        summary="the cosine transform of each block of 32 x 32, then any other codec; for gradients",
+        example="dct(topk-chunk(0.0078, 1024))",
+        bits="inner",
+        state="the inner codec's",
+        source="DeMo: Peng et al., arXiv 2411.19870",
+        work=Work(
+            Counts("8 + inner.encode", "8 + inner.encode", "4*size + inner.encode"),
+            Counts("8 + inner.decode", "8 + inner.decode", "4*size + inner.decode"),
+        ),
+        law="none",
     ),
     CodecRow(
         name="tah",

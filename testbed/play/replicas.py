@@ -1,0 +1,207 @@
+"""Data parallel training becomes a trace, and what a player wrote becomes the records of a run.
+
+In a step a worker makes its local steps, hands its messages over, and then waits for what is due, step by step, and
+updates: as `replicas.alone` wrote it down, with the bytes that it counted. A step of a star's server is to have all
+messages of that step and to answer. Evaluations are not played: they keep their losses and take no time. One sees the
+weights with all applied that is under way, so where workers are ahead it is early by what of one exchange they do not
+wait for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from testbed.play.data_parallel import LaneLabels, WorkerLanes, make_lanes, server_lane
+from testbed.play.ideal import Pipes, ideal_steps_ns
+from testbed.play.played import Played, PlayedLane, SocketState
+from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
+from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
+from testbed.replicas.pace import worker_times
+from testbed.spec import Cell, DataParallelSpec, Paced
+
+LABELS = ("local step", "update", "gradient", "aggregate")
+_LOCAL, _UPDATE = range(2)
+_LABELS = LaneLabels(LABELS.index("gradient"), LABELS.index("aggregate"))
+
+
+def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]]) -> Trace:
+    """Return the trace of a cell: `training` holds the records of its recipe's training, by node."""
+    data, trained = _data(cell), [_trained(records) for records in training]
+
+    def frames(node: int, step: int) -> list[int]:
+        return [frame.frame_bytes for frame in trained[node][step].sent]
+
+    workers = [
+        make_lanes(data.exchange, worker, data.workers, _LABELS, frames=functools.partial(frames, worker))
+        for worker in range(data.workers)
+    ]
+    for worker, records in zip(workers, trained, strict=False):
+        assert isinstance(cell.compute, Paced)
+        local_ns, update_ns = worker_times(cell.compute, data, cell.pipeline, worker.lane.node)
+        for record in records:
+            _add_step(worker, record, local_ns, update_ns)
+    lanes = [lane for worker in workers for lane in worker.lanes()]
+    nodes = [f"worker {worker}" for worker in range(data.workers)]
+    if data.exchange == "star":
+        server = data.workers
+        lanes.append(server_lane(server, len(trained[server]), _LABELS, frames=lambda step: frames(server, step)))
+        nodes.append("server")
+    about = {"codec": cell.codec, "model": cell.workload.model, "exchange": data.exchange}
+    return Trace(tuple(nodes), LABELS, tuple(lanes), about)
+
+
+def _add_step(worker: WorkerLanes, record: StepRecord, local_ns: int, update_ns: int) -> None:
+    for action in record.actions:
+        if action.kind == "L":
+            worker.lane.add(WORK, label=_LOCAL, value=local_ns)
+    worker.give(record.step)
+    for action in record.actions:
+        if action.kind == "A":
+            worker.have(action.microbatch)
+            worker.lane.add(WORK, label=_UPDATE, value=update_ns)
+    worker.end_step()
+
+
+def ideals_s(cell: Cell, trace: Trace) -> list[float] | None:
+    """Return each step's ideal duration in seconds of the lab: over links that are a formula. None where links vary."""
+    if any(pipe is not None and pipe.varies for profile in cell.links for pipe in (profile.up, profile.down)):
+        return None
+    links = Pipes(cell.topology, cell.links, cell.nodes)
+    return [ns / 1e9 for ns in ideal_steps_ns(trace, links, trace.steps)]
+
+
+# ---------------------------------------------------------------------- from what was played
+def records_of(
+    cell: Cell, trace: Trace, played: Played, training: Sequence[Sequence[StepRecord]]
+) -> list[list[StepRecord]]:
+    """Return the records of a played run, by node: the training's, at the times of the player."""
+    made = []
+    for node, records in enumerate(training):
+        lanes = [
+            _TimedLane(lane, times) for lane, times in zip(trace.lanes, played.lanes, strict=True) if lane.node == node
+        ]
+        made.append(_node_records(node, lanes, played, records))
+    return made
+
+
+class _TimedLane:
+    """A lane's operations with their times."""
+
+    def __init__(self, lane: Lane, times: PlayedLane) -> None:
+        self._lane, self._times = lane, times
+
+    def span(self, step: int) -> tuple[int, int]:
+        """Return when a step's first operation began and its last ended."""
+        first, last = self._lane.starts[step], self._lane.starts[step + 1] - 1
+        return self._times.begin_ns[first], self._times.end_ns[last]
+
+    def works(self, step: int, label: int) -> Iterator[tuple[int, int]]:
+        """Yield when the works of a label began and ended."""
+        for i in self._of(step, WORK):
+            if self._lane.label[i] == label:
+                yield self._times.begin_ns[i], self._times.end_ns[i]
+
+    def messages(self, step: int, kind: int) -> Iterator[tuple[int, int, dict[str, int]]]:
+        """Yield the peer, the tag and the times of what was sent or received."""
+        for i in self._of(step, kind):
+            times = {"first_byte_ns": self._times.first_byte_ns[i], "last_byte_ns": self._times.last_byte_ns[i]}
+            if kind == SEND:
+                times["queued_ns"] = self._times.begin_ns[i]
+            yield self._lane.peer[i], self._lane.tag[i], times
+
+    def _of(self, step: int, kind: int) -> Iterator[int]:
+        for i in range(self._lane.starts[step], self._lane.starts[step + 1]):
+            if self._lane.kind[i] == kind:
+                yield i
+
+
+def _node_records(
+    node: int, lanes: Sequence[_TimedLane], played: Played, training: Sequence[StepRecord]
+) -> list[StepRecord]:
+    now, number = 0, 0
+    crossed: dict[str, Any] = {"counters": None, "sockets": ()}
+    made: list[StepRecord] = []
+    for record in training:
+        if record.phase != "train":
+            made.append(record.model_copy(update={"start_ns": now, "end_ns": now, **crossed}))
+            continue
+        start_ns, now = lanes[0].span(number)
+        crossed = {
+            "counters": CountersRecord(**vars(played.counters[number][node])),
+            "sockets": tuple(_socket(state) for state in played.sockets[number] if state.node == node),
+        }
+        sent = [
+            frame.model_copy(update=times)
+            for frame, (_, _, times) in zip(record.sent, lanes[-1].messages(number, SEND), strict=True)
+        ]
+        received = _received(lanes, number, record)
+        changes = {
+            "start_ns": start_ns,
+            "end_ns": now,
+            "actions": tuple(_actions(lanes[0], number, record, sent, received, now)),
+            "sent": tuple(sent),
+            "received": tuple(received),
+        }
+        made.append(record.model_copy(update=changes | crossed))
+        number += 1
+    return made
+
+
+def _socket(state: SocketState) -> SocketRecord:
+    return SocketRecord(**{name: value for name, value in vars(state).items() if name != "node"})
+
+
+def _received(lanes: Sequence[_TimedLane], step: int, record: StepRecord) -> list[ReceivedRecord]:
+    """Return what a node had in a step, in the order of arrival; a ring's lane may have had it in an earlier one."""
+    rounds = [step] if len(lanes) == 1 else list(dict.fromkeys(frame.microbatch for frame in record.received))
+    came: dict[tuple[int, int], list[dict[str, int]]] = {}
+    for number in rounds:
+        for peer, tag, times in lanes[-1].messages(number, RECEIVE):
+            came.setdefault((tag if len(lanes) == 1 else number, peer), []).append(times)
+    found = []
+    for frame in record.received:
+        assert frame.peer is not None
+        found.append(frame.model_copy(update=came[frame.microbatch, frame.peer].pop(0)))
+    return sorted(found, key=lambda frame: frame.last_byte_ns)
+
+
+def _actions(
+    lane: _TimedLane,
+    step: int,
+    record: StepRecord,
+    sent: Sequence[SentRecord],
+    received: Sequence[ReceivedRecord],
+    end_ns: int,
+) -> Iterator[ActionRecord]:
+    """Yield a step's actions: each is asked for when the one before has ended."""
+    local, updates = lane.works(step, _LOCAL), lane.works(step, _UPDATE)
+    now_ns = lane.span(step)[0]
+    for action in record.actions:
+        asked_ns = input_ns = now_ns
+        if action.kind == "L":
+            input_ns, now_ns = next(local)
+        elif (update := next(updates, None)) is not None:
+            input_ns, now_ns = update
+        else:  # a server's: it answers when it has the last message
+            input_ns = max((frame.last_byte_ns for frame in received), default=asked_ns)
+            now_ns = min((frame.queued_ns for frame in sent), default=end_ns)
+        yield action.model_copy(
+            update={
+                "asked_ns": asked_ns,
+                "input_ns": input_ns,
+                "decoded_ns": input_ns,
+                "computed_ns": now_ns,
+                "encoded_ns": now_ns,
+            }
+        )
+
+
+def _data(cell: Cell) -> DataParallelSpec:
+    assert cell.data is not None
+    return cell.data
+
+
+def _trained(records: Sequence[StepRecord]) -> list[StepRecord]:
+    return [record for record in records if record.phase == "train"]

@@ -1,0 +1,38 @@
+"""How long an iteration takes in the steady state: the time model of delayed aggregation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+def steady_cycle_s(compute_s: float, busy_s: float, whole_s: float, staleness: int) -> float:
+    """Return the seconds from one iteration to the next, `max(Tc, S, (Tc + E) / (staleness + 1))`.
+
+    A worker may be `staleness` iterations ahead of the aggregate. S, `busy_s`, is for how long an exchange keeps its
+    slowest link busy; E, `whole_s`, how long one takes from its first byte to the aggregate. Three loops of a timed
+    event graph: computing, the link, and both together with as many iterations under way as staleness allows.
+    """
+    return max(compute_s, busy_s, (compute_s + whole_s) / (staleness + 1))
+
+
+class Exchanged(NamedTuple):
+    """What is exchanged in an iteration, over a link of one rate."""
+
+    dense_bytes: float
+    """The message without compression."""
+    expansion: float
+    """Bytes per kept value over bytes per value of the dense message: 2 for fp32 values with 4-byte indices."""
+
+    def message_bytes(self, ratio: float) -> float:
+        """Return the message's size; a ratio of 1 goes dense."""
+        return self.dense_bytes if ratio >= 1 else self.expansion * ratio * self.dense_bytes
+
+
+def iteration_s(
+    exchanged: Exchanged, ratio: float, staleness: int, *, compute_s: float, rate_bps: float, delay_s: float
+) -> float:
+    """Return the steady cycle where one link carries the messages: S is the message over the rate, E that and the
+    delay.
+    """
+    sent_s = 8 * exchanged.message_bytes(ratio) / rate_bps
+    return steady_cycle_s(compute_s, sent_s, sent_s + delay_s, staleness)

@@ -1,0 +1,196 @@
+"""DeCo-SGD: ratio and staleness chosen together, so that communication hides behind computing at the least noise.
+
+Of the pairs whose iteration takes no longer than computing does, take the one with the smallest noise factor phi; where
+compression would have to be stronger than allowed, take the pair with the least expected time instead. With staleness
+tau the largest ratio that hides is `min(B Tc, B (tau Tc - b)) / (expansion S)` for rate B, delay b, computing time Tc
+and dense message S; it stops growing at tau = b/Tc + 1, so two candidates matter.
+
+Source: Lu et al., arXiv 2507.17346: the joint choice and its building blocks. The paper's theorem constants and its
+exact optimisation were not at hand; the choice above is derived from its abstract and the time model. Its noise factor
+is known second-hand; as printed it grows without bound where nothing is compressed, so the factor can be replaced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from testbed.errors import SpecError
+from testbed.policies.cycle import Exchanged, iteration_s
+from testbed.policies.links import LinkEstimate
+
+NoiseFactor: TypeAlias = Callable[[float, int], float]
+"""Of a ratio and a staleness: how much they slow convergence down, by whichever theory or measurement."""
+
+
+class Choice(NamedTuple):
+    """What all workers do from some iteration on."""
+
+    staleness: int
+    ratio: float
+
+
+def exponential(ratio: float, staleness: int) -> float:
+    """Return `(1 - d) / (d (1 - d/2)^tau)`: the usual recursion of error feedback contracts by 1 - d/2."""
+    return (1 - ratio) / (ratio * (1 - ratio / 2) ** staleness)
+
+
+def printed(ratio: float, staleness: int) -> float:
+    """Return `(1 - d) / (d (1 - d)^tau)`, as a digest of the paper prints it; infinite at ratio 1 and staleness above
+    1.
+    """
+    power = 1 - staleness
+    if ratio >= 1:
+        return 0.0 if power > 0 else 1.0 if power == 0 else math.inf
+    return (1 - ratio) ** power / ratio
+
+
+def additive(ratio: float, staleness: int) -> float:
+    """Return `4 (1 - d) / d^2 + tau^2`: the two effects apart, each with its own bound for bounded second moments."""
+    return 4 * (1 - ratio) / ratio**2 + staleness**2
+
+
+NOISE_FACTORS: Final[Mapping[str, NoiseFactor]] = {"exp": exponential, "printed": printed, "additive": additive}
+
+
+def measured(table: Mapping[tuple[float, int], float]) -> NoiseFactor:
+    """Return a noise factor from measured iterations to a target, by (ratio, staleness): between the table's ratios and
+    stalenesses it is linear, in the ratio's logarithm; beyond them that of the nearest.
+
+    SpecError unless every ratio of the table has every staleness.
+    """
+    ratios = sorted({ratio for ratio, _ in table})
+    stalenesses = sorted({staleness for _, staleness in table})
+    if not table or any(pair not in table for pair in itertools.product(ratios, stalenesses)):
+        raise SpecError("a table of noise factors lacks a pair: every ratio in it needs every staleness in it")
+    logs = [math.log(ratio) for ratio in ratios]
+
+    def factor(ratio: float, staleness: int) -> float:
+        low, high, share = _between(logs, math.log(ratio))
+        early, late, part = _between(stalenesses, staleness)
+        rows = [
+            (1 - share) * table[ratios[low], stalenesses[at]] + share * table[ratios[high], stalenesses[at]]
+            for at in (early, late)
+        ]
+        return (1 - part) * rows[0] + part * rows[1]
+
+    return factor
+
+
+def _between(marks: Sequence[float], value: float) -> tuple[int, int, float]:
+    """Return the marks on both sides of a value, and which share of the way it is; at the ends, the end twice."""
+    after = next((at for at, mark in enumerate(marks) if mark >= value), len(marks) - 1)
+    before = max(0, after - 1)
+    if after == before or not marks[before] < value < marks[after]:
+        nearest = before if value <= marks[before] else after
+        return nearest, nearest, 0.0
+    return before, after, (value - marks[before]) / (marks[after] - marks[before])
+
+
+class Limits(NamedTuple):
+    """What a choice must stay within."""
+
+    least_ratio: float = 1e-3
+    most_staleness: int = 16
+    grid_ratios: int = 31
+    """Ratios that are tried where nothing hides, evenly spaced in their logarithm from the least to 1."""
+
+
+DEFAULT_LIMITS: Final = Limits()
+
+
+def choose(
+    link: LinkEstimate,
+    exchanged: Exchanged,
+    compute_ns: int,
+    *,
+    noise: NoiseFactor = exponential,
+    noise_weight: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Choice:
+    """Choose for one link: the slowest of several, with the longest computing time.
+
+    `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target as two short trainings show them
+    (`noise_weight_of`); it matters only where nothing hides.
+    """
+    shortest = link.delay_ns // compute_ns + 1
+    longest = -(-link.delay_ns // compute_ns) + 1
+    hidden = [
+        Choice(staleness, ratio)
+        for staleness in dict.fromkeys((shortest, longest))
+        if staleness <= limits.most_staleness
+        and (ratio := _hiding_ratio(link, exchanged, compute_ns, staleness)) >= limits.least_ratio
+    ]
+    if hidden:
+        return min(hidden, key=lambda each: (noise(each.ratio, each.staleness), each.staleness))
+    return fastest(link, exchanged, compute_ns, noise=noise, noise_weight=noise_weight, limits=limits)
+
+
+def _hiding_ratio(link: LinkEstimate, exchanged: Exchanged, compute_ns: int, staleness: int) -> float:
+    """Return the largest ratio whose message and delay hide behind computing."""
+    time_s = min(compute_ns, staleness * compute_ns - link.delay_ns) / 1e9
+    fits_bytes = link.rate_bps / 8 * time_s
+    if exchanged.dense_bytes <= fits_bytes:
+        return 1.0
+    return min(1.0, fits_bytes / (exchanged.expansion * exchanged.dense_bytes))
+
+
+def fastest(
+    link: LinkEstimate,
+    exchanged: Exchanged,
+    compute_ns: int,
+    *,
+    noise: NoiseFactor,
+    noise_weight: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Choice:
+    """Choose the pair of the grid whose iterations to a target take the least time: the fall-back, and the oracle's
+    line in figures.
+    """
+    step = math.log(limits.least_ratio) / (limits.grid_ratios - 1)
+    ratios = [math.exp(step * place) for place in range(limits.grid_ratios)]
+
+    def expected(each: Choice) -> float:
+        cycle_s = iteration_s(
+            exchanged,
+            each.ratio,
+            each.staleness,
+            compute_s=compute_ns / 1e9,
+            rate_bps=link.rate_bps,
+            delay_s=link.delay_ns / 1e9,
+        )
+        return cycle_s * (1 + noise_weight * math.sqrt(noise(each.ratio, each.staleness)))
+
+    return min(itertools.starmap(Choice, itertools.product(range(limits.most_staleness + 1), ratios)), key=expected)
+
+
+def noise_weight_of(first: tuple[float, float], second: tuple[float, float]) -> float:
+    """Return c in N0 (1 + c sqrt(phi)) from two trainings' (phi, iterations to the target).
+
+    SpecError where the two have one phi, or the noisier one was not slower.
+    """
+    (low, few), (high, many) = sorted((first, second))
+    slope = (many - few) / (math.sqrt(high) - math.sqrt(low)) if high > low else -1.0
+    base = few - slope * math.sqrt(low)
+    if slope < 0 or base <= 0:
+        raise SpecError(
+            f"noise factors {low:g} and {high:g} took {few:g} and {many:g} iterations, from which no weight follows; "
+            "probe with pairs that lie farther apart"
+        )
+    return slope / base
+
+
+def approach(before: Choice, wanted: Choice, *, most_change: int = 2) -> Choice:
+    """Return the wanted choice with a staleness at most `most_change` away from the one before, so that a queue of
+    aggregates neither drains nor grows at once.
+    """
+    staleness = min(max(wanted.staleness, before.staleness - most_change), before.staleness + most_change)
+    return Choice(staleness, wanted.ratio)
+
+
+def has_moved(before: LinkEstimate, now: LinkEstimate, *, tolerance: float = 0.2) -> bool:
+    """Say whether a link has changed by more than a share of its rate or delay, so that a new choice is worth it."""
+    rate, delay = abs(now.rate_bps / before.rate_bps - 1), abs(now.delay_ns - before.delay_ns)
+    return rate > tolerance or delay > tolerance * max(before.delay_ns, 1)

@@ -1,0 +1,17 @@
+"""What does one worker of data parallel training do?
+
+It holds the whole model, learns from its part of each batch, and exchanges what it learned with the others. In a step
+it computes, hands its message over, and applies the aggregates that are due: with staleness 0 that of this step, with
+staleness tau that of tau steps ago. Everyone applies the same aggregates in the same order, so all replicas are alike.
+
+bucket    all tensors of a worker as one message: codecs for the large ones, the small ones dense
+exchange  how messages become aggregates: a server, every worker for itself, a ring
+decision  what may change while training lasts: staleness, local steps, codecs
+learners  what workers learn: a language model on a text
+worker    one replica: what it computes, and what it does with an aggregate
+pace      when a worker's emulated device is done with what
+leader    who chooses while training lasts, by what links carry
+live      one node over links, as a pipeline's stage
+alone     all workers of a recipe in one process, without a network
+federated federated averaging of digits in one process, round by round
+"""

@@ -1,0 +1,172 @@
+"""Federated averaging of a small network on digits, its clients and server in one process, round by round.
+
+Each client takes local steps of SGD on its own shard and sends what they changed; the server subtracts the mean,
+weighted by the shards' sizes, and everyone goes on from there. What clients send is bytes, which the server decodes
+with codecs of its own; what it sends back is not coded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from testbed.frozen import Frozen
+from testbed.pipeline.optimise import learning_rate
+from testbed.replicas.bucket import SMALL, Bucket
+from testbed.replicas.worker import Worker
+from testbed.spec import OptimiserSpec, OuterSpec
+from testbed.workloads.digits import CLASSES, batch_loss, build_model, digits, score
+from testbed.workloads.shards import Indices, ShardBatches, data_shares, divide
+
+_UNCLIPPED = 1e9
+CodecsOfRound: TypeAlias = Callable[[int, float], Sequence[str]]
+"""Of a round and its stepsize: each client's codec."""
+
+
+class FederatedSpec(Frozen):
+    """A training."""
+
+    model: str
+    """A network of `workloads.digits`."""
+    clients: int = Field(ge=1)
+    rounds: int = Field(ge=1)
+    local_steps: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    """Of each client."""
+    learning_rate: float = Field(gt=0)
+    """Of local steps, in the first round."""
+    learning_rate_floor: float = Field(ge=0, le=1)
+    """What remains of it in the last one, by half a wave of a cosine; 1: it stays."""
+    alpha: float | None = Field(gt=0)
+    """Of the Dirichlet distribution that clients' class mixes are drawn from; None: classes are mixed alike."""
+    skew: float = Field(ge=1)
+    """The largest shard's size over the smallest's."""
+    seed: int
+
+    @property
+    def optimiser(self) -> OptimiserSpec:
+        """The local one: SGD without momentum."""
+        return OptimiserSpec(
+            algorithm="sgd",
+            learning_rate=self.learning_rate,
+            weight_decay=0.0,
+            beta1=0.0,
+            beta2=0.0,
+            clip_norm=_UNCLIPPED,
+            learning_rate_decay="cosine",
+            learning_rate_floor=self.learning_rate_floor,
+        )
+
+    def stepsize(self, number: int) -> float:
+        """Return the learning rate of a round."""
+        return learning_rate(self.optimiser, number, self.rounds)
+
+
+class Round(NamedTuple):
+    """What was seen of a round, after the server's answer."""
+
+    number: int
+    stepsize: float
+    loss: float
+    """Of the test images, in nats."""
+    accuracy: float
+    payload_bytes: int
+    """Of all clients, in this round."""
+    kept: float
+    """Share of the values of the coded tensors that were not zero to the server, mean over the clients."""
+
+
+class DigitsLearner:
+    """A `worker.Learner` of a network on one client's shard."""
+
+    parts = 1
+
+    def __init__(self, model: str, seed: int, batches: ShardBatches) -> None:
+        """All clients with the same seed begin alike."""
+        self.model = build_model(model, seed)
+        self.parameters = list(self.model.parameters())
+        self._batches = batches
+
+    def loss(self, batch: int, part: int) -> Tensor:
+        """Return the mean cross-entropy over the client's batch of that number, in autograd's graph."""
+        return batch_loss(self.model, digits().train.at(self._batches.batch(batch)))
+
+    def evaluate(self) -> float:
+        """Return the loss of the test images."""
+        return score(self.model, digits().test).loss
+
+
+class Federation:
+    """The clients of one training, and their server."""
+
+    def __init__(self, spec: FederatedSpec) -> None:
+        """SpecError for shards that cannot be made, UnknownNameError for an unknown network."""
+        self.spec = spec
+        labels = digits().train.labels.numpy()
+        self.shards = divide(labels, data_shares(spec.clients, spec.skew), alpha=spec.alpha, seed=spec.seed)
+        """By client, the largest first."""
+        self.shares = [len(shard) / len(labels) for shard in self.shards]
+
+    @property
+    def classes(self) -> list[list[int]]:
+        """How many images of each class a client has."""
+        labels: Indices = digits().train.labels.numpy()
+        return [[int((labels[shard] == each).sum()) for each in range(CLASSES)] for shard in self.shards]
+
+    def train(self, codecs: CodecsOfRound) -> Iterator[Round]:
+        """Train; yields each round. StageError where it diverges."""
+        spec, test = self.spec, digits().test
+        learners, workers = self._clients()
+        shapes = [tuple(parameter.shape) for parameter in learners[0].parameters]
+        texts = codecs(0, spec.stepsize(0))
+        ends = [
+            [Bucket(shapes, text, seed=spec.seed, sender=client) for client, text in enumerate(texts)] for _ in range(2)
+        ]
+        for number in range(spec.rounds):
+            if number:
+                texts = codecs(number, spec.stepsize(number))
+            for text, sender, receiver in zip(texts, *ends, strict=True):
+                sender.change(text)
+                receiver.change(text)
+            payloads, mean, kept = [], [torch.zeros(shape) for shape in shapes], []
+            for worker, sender, receiver, share in zip(workers, *ends, self.shares, strict=True):
+                computed = worker.compute(number, staleness=0, local_steps=spec.local_steps)
+                payloads.append(sender.encode(computed.tensors, number))
+                decoded = receiver.decode(payloads[-1], number)
+                kept.append(_kept(decoded))
+                mean = [total.add_(value, alpha=share) for total, value in zip(mean, decoded, strict=True)]
+            for worker in workers:
+                worker.receive([value.clone() for value in mean])
+                worker.apply_until(number + 1)
+            loss, accuracy = score(learners[0].model, test)
+            sent = sum(map(len, payloads))
+            yield Round(number, spec.stepsize(number), loss, accuracy, sent, sum(kept) / len(kept))
+
+    def first_update(self) -> Tensor:
+        """Return what all clients would send in the first round of the tensors that are coded, as one vector."""
+        updates = [
+            worker.compute(0, staleness=0, local_steps=self.spec.local_steps).tensors for worker in self._clients()[1]
+        ]
+        return torch.cat([value.flatten() for update in updates for value in update if value.numel() >= SMALL])
+
+    def _clients(self) -> tuple[list[DigitsLearner], list[Worker]]:
+        spec = self.spec
+        learners = [
+            DigitsLearner(spec.model, spec.seed, ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client))
+            for client, shard in enumerate(self.shards)
+        ]
+        outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
+        workers = [
+            Worker(client, learner, optimiser=spec.optimiser, outer=outer, steps=spec.rounds)
+            for client, learner in enumerate(learners)
+        ]
+        return learners, workers
+
+
+def _kept(decoded: Sequence[Tensor]) -> float:
+    coded = [value for value in decoded if value.numel() >= SMALL]
+    return sum(int(value.count_nonzero()) for value in coded) / max(1, sum(value.numel() for value in coded))

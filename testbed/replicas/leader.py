@@ -1,0 +1,150 @@
+"""Who chooses while training lasts: one node hears how the others' messages cross their links, and tells all.
+
+The leader is the server, or worker 0 where there is none. What it chooses travels at the head of its messages, so it
+crosses the links as everything does: the length (4 bytes, little-endian) of a decision in JSON, and that. A decision
+holds from a step on that nobody can have begun when it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
+from testbed.codecs.contract import Payload
+from testbed.errors import CodecError, SpecError
+from testbed.pipeline.job import NodeJob
+from testbed.policies.cycle import Exchanged
+from testbed.policies.deco import NOISE_FACTORS, Choice, approach, choose
+from testbed.policies.links import LinkEstimate, PassiveEstimator
+from testbed.replicas.decision import Decision, as_stated
+from testbed.replicas.pace import worker_times
+from testbed.spec import Paced
+
+_LENGTH = struct.Struct("<I")
+_RATIO = "share"
+"""What sparsifiers call the share of the values that they keep."""
+
+
+class Decisions:
+    """What has been told so far, and what holds when."""
+
+    def __init__(self, first: Decision) -> None:
+        self._known = [first]
+
+    def add(self, decision: Decision | None) -> None:
+        """Learn of one more."""
+        if decision is not None:
+            self._known.append(decision)
+
+    def at(self, step: int) -> Decision:
+        """Return what holds in a step."""
+        return [decision for decision in self._known if decision.effective_from <= step][-1]
+
+
+def with_head(decision: Decision | None, payload: bytes) -> bytes:
+    """Put a decision, or that there is none, before a message."""
+    text = b"" if decision is None else json.dumps(decision, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(text)) + text + payload
+
+
+def without_head(message: Payload) -> tuple[Decision | None, memoryview]:
+    """Return what `with_head` put together. CodecError for anything else."""
+    view = memoryview(message)
+    try:
+        end = _LENGTH.size + _LENGTH.unpack(view[: _LENGTH.size])[0]
+        text = bytes(view[_LENGTH.size : end])
+        if not text:
+            return None, view[end:]
+        effective_from, *others = json.loads(text)
+        staleness, local_steps, codecs = map(tuple, others)
+        return Decision(int(effective_from), staleness, local_steps, codecs), view[end:]
+    except (struct.error, ValueError, TypeError) as error:
+        raise CodecError(f"a leader's message does not begin with a decision: {error}") from None
+
+
+def ratio_of(codec: str) -> float:
+    """Return which share of the values a codec keeps. SpecError for one that has no such number."""
+    for part in parse_codec(codec).parts():
+        for name, value in part.arguments:
+            if name == _RATIO and isinstance(value, float):
+                return value
+    raise SpecError(f"codec {codec} keeps no stated share of the values, so none can be chosen; take ef(topk(0.01))")
+
+
+def with_ratio(codec: str, ratio: float) -> str:
+    """Return the codec that keeps another share of the values."""
+
+    def changed(spec: CodecSpec) -> CodecSpec:
+        arguments = [
+            (name, changed(value) if isinstance(value, CodecSpec) else ratio if name == _RATIO else value)
+            for name, value in spec.arguments
+        ]
+        return CodecSpec(spec.name, tuple(arguments))
+
+    return changed(parse_codec(codec)).text
+
+
+class Leader:
+    """DeCo-SGD (arXiv 2507.17346) by what was measured: it chooses one ratio and staleness for all workers, for the
+    slowest of their links, every so many steps.
+    """
+
+    def __init__(self, job: NodeJob, raw_bytes: int) -> None:
+        """`raw_bytes` are of all tensors as fp32."""
+        assert job.data.deco is not None
+        assert isinstance(job.compute, Paced)
+        self._spec, self._first, data = job.data.deco, as_stated(job.recipe), job.data
+        workers = range(data.workers)
+        # Connections last, and a profile may ask for windows that stay open; one that does not makes links seem slower.
+        self._links = {worker: PassiveEstimator(least_products=0) for worker in workers if worker != job.stage}
+        self._last = Choice(max(self._first.staleness), ratio_of(self._first.codecs[0]))
+        self._told = self._first
+        times = [worker_times(job.compute, data, job.pipeline, worker) for worker in workers]
+        self._compute_ns = max(
+            each.local_ns * batches + each.update_ns
+            for each, batches in zip(times, self._first.local_steps, strict=True)
+        )
+        # To every other worker over one link of its own; a server gets one message of each.
+        self._copies = 1 if data.exchange == "star" else data.workers - 1
+        self._raw_bytes, self._expansion = raw_bytes, 1.0
+
+    def heard(
+        self, worker: int, payload_bytes: int, *, first_ns: int, last_ns: int, round_trip_ns: int, ratio: float
+    ) -> None:
+        """Learn of a worker's message of a step in which that ratio held: when its first byte was handed over, and when
+        the last was there. `round_trip_ns` is the least that TCP has seen on its connection.
+        """
+        link = self._links[worker]
+        link.round_trip(round_trip_ns)
+        link.message(payload_bytes, first_ns + round_trip_ns // 2, last_ns)
+        self._expansion = payload_bytes / (ratio * self._raw_bytes)
+
+    def decide(self, step: int) -> Decision | None:
+        """Choose, after a step; None where it is not the time, nothing is known yet, or nothing changes."""
+        if (step + 1) % self._spec.every or step + 1 < self._told.effective_from:
+            return None
+        known = [estimate for link in self._links.values() if (estimate := link.estimate) is not None]
+        if len(known) < len(self._links):
+            return None
+        slowest = LinkEstimate(min(each.rate_bps for each in known), max(each.delay_ns for each in known))
+        wanted = choose(
+            slowest,
+            Exchanged(self._raw_bytes * self._copies, self._expansion),
+            self._compute_ns,
+            noise=NOISE_FACTORS[self._spec.noise],
+            noise_weight=self._spec.noise_weight,
+        )
+        chosen = approach(self._last, wanted)
+        if chosen == self._last:
+            return None
+        before, self._last = self._last, chosen
+        workers = len(self._first.codecs)
+        self._told = Decision(
+            # Who is furthest ahead hears of it when it waits for this step's aggregate, before it begins that step.
+            effective_from=step + before.staleness + 2,
+            staleness=(chosen.staleness,) * workers,
+            local_steps=self._first.local_steps,
+            codecs=tuple(with_ratio(codec, chosen.ratio) for codec in self._first.codecs),
+        )
+        return self._told

@@ -1,0 +1,160 @@
+"""One replica of the model: what it computes in a step, and what it does with an aggregate."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from testbed.pipeline import faults
+from testbed.pipeline.gather import global_norm
+from testbed.pipeline.optimise import Optimiser, Outer, learning_rate
+from testbed.spec import OptimiserSpec, OuterSpec
+
+
+class Learner(Protocol):
+    """A model and one worker's part of the data."""
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        """What is learned, in an order that is the same at all workers."""
+        ...
+
+    @property
+    def parts(self) -> int:
+        """Into how many equal parts the worker's share of a batch is cut."""
+        ...
+
+    def loss(self, batch: int, part: int) -> Tensor:
+        """Return the mean loss over a part of the worker's share of a batch, a scalar in autograd's graph."""
+        ...
+
+    def evaluate(self) -> float:
+        """Return the mean loss over the validation data, the same at all workers."""
+        ...
+
+
+class Computed(NamedTuple):
+    """What a worker has to say after a step's local steps."""
+
+    tensors: list[Tensor]
+    """What it sends, by parameter: the mean gradient over its part of the batch, or the weights before its local steps
+    less those after them."""
+    loss: float
+    """Mean over its part of the batches, before any of them was learned from."""
+    norm: float
+    """Of `tensors` together."""
+
+
+class Worker:
+    """One replica. Aggregates are handed over as they come, and applied when the program says so."""
+
+    def __init__(
+        self, number: int, learner: Learner, *, optimiser: OptimiserSpec, outer: OuterSpec | None, steps: int
+    ) -> None:
+        """`steps` is how many the training has: the learning rate follows from it."""
+        self.name, self._learner, self._spec, self._steps = f"worker {number}", learner, optimiser, steps
+        self.parameters = learner.parameters
+        self._optimiser = Optimiser(self.parameters, optimiser)
+        self._outer = None if outer is None else Outer(self.parameters, outer)
+        self._under_way: deque[list[Tensor]] = deque()
+        self.applied = 0
+        """Steps whose aggregate it has applied: the first so many."""
+        self._batches = 0
+
+    # ------------------------------------------------------------------ computing
+    def compute(self, step: int, *, staleness: int, local_steps: int) -> Computed:
+        """Learn from its part of the next batches. StageError where a loss or gradient is NaN or infinite."""
+        assert step - self.applied <= staleness, "a program applies what is due before it lets a worker go on"
+        if self._outer is None:
+            assert local_steps == 1, "gradients are of one batch"
+            loss = self._backward(step)
+            tensors = self._gradients()
+            return Computed(tensors, loss, self._norm(tensors, step))
+        before = [parameter.detach().clone() for parameter in self.parameters]
+        rate = learning_rate(self._spec, step, self._steps)
+        losses = []
+        for _ in range(local_steps):
+            losses.append(self._backward(step))
+            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        changed = []
+        with torch.no_grad():
+            for parameter, old in zip(self.parameters, before, strict=True):
+                changed.append(old - parameter)
+                parameter.copy_(old)
+        return Computed(changed, math.fsum(losses) / len(losses), self._norm(changed, step))
+
+    def _backward(self, step: int) -> float:
+        """Leave the mean gradient over its part of the next batch; returns the mean loss."""
+        losses = []
+        for part in range(self._learner.parts):
+            loss = self._learner.loss(self._batches, part)
+            (loss / self._learner.parts).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                raise faults.diverged(self.name, "loss", losses[-1], f"at step {step}")
+        self._batches += 1
+        return math.fsum(losses) / len(losses)
+
+    def _gradients(self) -> list[Tensor]:
+        taken = []
+        for parameter in self.parameters:
+            taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            parameter.grad = None
+        return taken
+
+    def _norm(self, tensors: Sequence[Tensor], step: int) -> float:
+        norm = global_norm([torch.linalg.vector_norm(tensor).item() ** 2 for tensor in tensors])
+        if not math.isfinite(norm):
+            raise faults.diverged(self.name, "norm of its message", norm, f"at step {step}")
+        return norm
+
+    # ------------------------------------------------------------------ applying
+    def receive(self, aggregate: list[Tensor]) -> None:
+        """Take the next step's aggregate; it is the worker's from now on."""
+        self._under_way.append(aggregate)
+
+    def apply_until(self, step: int) -> list[int]:
+        """Apply the aggregates of all steps before this one, in order; returns which."""
+        done = list(range(self.applied, step))
+        for number in done:
+            for parameter, value in zip(self.parameters, self._under_way.popleft(), strict=True):
+                parameter.grad = value
+            if self._outer is None:
+                rate = learning_rate(self._spec, number, self._steps)
+                self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+            else:
+                self._outer.update()
+            self.applied += 1
+        return done
+
+    @contextmanager
+    def looking_ahead(self) -> Iterator[None]:
+        """Have all aggregates applied that are under way, and as it was before afterwards."""
+        if not self._under_way:
+            yield
+            return
+        applied, under_way = self.applied, [[value.clone() for value in each] for each in self._under_way]
+        kept = [parameter.detach().clone() for parameter in self.parameters]
+        holder = self._outer or self._optimiser
+        state = copy.deepcopy(holder.state())
+        try:
+            self.apply_until(applied + len(under_way))
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self.parameters, kept, strict=True):
+                    parameter.copy_(value)
+            holder.restore(state)
+            self.applied, self._under_way = applied, deque(under_way)
+
+    def evaluate(self) -> float:
+        """Return the mean loss over the validation data."""
+        return self._learner.evaluate()

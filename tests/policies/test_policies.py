@@ -1,0 +1,269 @@
+"""Policies: golden vectors, which the reference computed apart from this code, and the laws behind them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.errors import SpecError
+from testbed.policies import dagc, deco, fedluck, thresholds
+from testbed.policies.cycle import Exchanged, iteration_s, steady_cycle_s
+from testbed.policies.links import LinkEstimate, PassiveEstimator, oracle
+from testbed.profiles import load_profile
+
+EXPANSION = 2.0
+NS = 1e9
+
+
+# ------------------------------------------------------------------ the time model
+@settings(max_examples=60, deadline=None)
+@given(compute=st.integers(1, 50), sending=st.integers(1, 200), delay=st.integers(0, 300), staleness=st.integers(0, 8))
+def test_the_steady_cycle_is_that_of_a_simulation(compute: int, sending: int, delay: int, staleness: int) -> None:
+    computed = left = 0
+    arrived: list[int] = []
+    ends = []
+    for step in range(100 * (staleness + 1)):
+        due = arrived[step - 1 - staleness] if step > staleness else 0
+        computed = max(computed, due) + compute
+        left = max(computed, left) + sending
+        arrived.append(left + delay)
+        ends.append(computed)
+    half = len(ends) // 2
+    simulated = (ends[-1] - ends[-1 - half]) / half
+    assert steady_cycle_s(compute, sending, sending + delay, staleness) == pytest.approx(simulated, rel=1e-9)
+
+
+# ------------------------------------------------------------------ DeCo
+@pytest.mark.parametrize(
+    ("compute_s", "size", "rate", "delay_s", "staleness", "ratio", "cycle_s", "synchronous_s"),
+    [
+        (0.1, 4.0e7, 1.25e7, 0.10, 2, 0.015625, 0.1, 3.40),
+        (0.1, 4.0e7, 1.25e7, 0.25, 4, 0.015625, 0.1, 3.55),
+        (0.5, 942_760, 1.25e6, 0.05, 1, 0.298326, 0.5, 1.304),
+        (0.1, 942_760, 1.25e7, 0.50, 6, 1.0, 0.1, 0.675),
+        (0.5, 4.96e8, 6.25e7, 0.20, 2, 0.031502, 0.5, 8.636),
+        (1.0, 4.96e8, 1.25e8, 0.10, 2, 0.126008, 1.0, 5.068),
+        (0.1, 4.0e7, 1.25e6, 0.10, 2, 0.0015625, 0.1, 32.2),
+    ],
+)
+def test_deco_s_golden_vectors(
+    compute_s: float,
+    size: float,
+    rate: float,
+    delay_s: float,
+    staleness: int,
+    ratio: float,
+    cycle_s: float,
+    synchronous_s: float,
+) -> None:
+    link, exchanged = LinkEstimate(8 * rate, round(delay_s * NS)), Exchanged(size, EXPANSION)
+    choice = deco.choose(link, exchanged, round(compute_s * NS), noise_weight=1.0)
+    assert choice == (staleness, pytest.approx(ratio, rel=1e-4))
+    times = {"compute_s": compute_s, "rate_bps": 8 * rate, "delay_s": delay_s}
+    assert iteration_s(exchanged, choice.ratio, choice.staleness, **times) == pytest.approx(cycle_s, rel=1e-9)
+    assert iteration_s(exchanged, 1.0, 0, **times) == pytest.approx(synchronous_s, rel=1e-3)
+
+
+LINKS = st.builds(LinkEstimate, st.floats(1e5, 1e10), st.integers(0, 10**9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    link=LINKS,
+    size=st.floats(1e4, 1e9),
+    compute_ns=st.integers(10**6, 2 * 10**9),
+    name=st.sampled_from(["exp", "additive"]),
+)
+def test_no_pair_that_hides_is_less_noisy(link: LinkEstimate, size: float, compute_ns: int, name: str) -> None:
+    exchanged, noise = Exchanged(size, EXPANSION), deco.NOISE_FACTORS[name]
+    choice = deco.choose(link, exchanged, compute_ns, noise=noise, noise_weight=1.0)
+    times = {"compute_s": compute_ns / NS, "rate_bps": link.rate_bps, "delay_s": link.delay_ns / NS}
+
+    def hides(ratio: float, staleness: int) -> bool:
+        return iteration_s(exchanged, ratio, staleness, **times) <= compute_ns / NS * (1 + 1e-9)
+
+    ratios = [*np.geomspace(1e-3, 1, 40).tolist(), 1.0]
+    hidden = [pair for pair in itertools.product(ratios, range(17)) if hides(*pair)]
+    if hides(choice.ratio, choice.staleness):
+        assert all(noise(*pair) >= noise(*choice[::-1]) * (1 - 1e-9) for pair in hidden)
+    else:
+        assert not hidden
+
+
+def test_where_nothing_hides_the_fastest_of_the_grid_is_taken() -> None:
+    link, exchanged = LinkEstimate(1e5, 0), Exchanged(4e7, EXPANSION)
+    choice = deco.choose(link, exchanged, 10**8, noise_weight=0.5)
+    assert choice == deco.fastest(link, exchanged, 10**8, noise=deco.exponential, noise_weight=0.5)
+    assert 1e-3 <= choice.ratio <= 1
+    assert deco.choose(link, exchanged, 10**8, noise_weight=500.0).ratio >= choice.ratio
+
+
+def test_noise_factors_are_what_they_say() -> None:
+    for noise in deco.NOISE_FACTORS.values():
+        values = [noise(ratio, 3) for ratio in (0.01, 0.1, 0.5)]
+        assert values == sorted(values, reverse=True)
+        assert noise(0.1, 5) > noise(0.1, 0)
+    assert deco.exponential(1.0, 9) == 0
+    assert math.isinf(deco.printed(1.0, 2))
+    assert deco.printed(0.25, 3) == pytest.approx(0.75 / (0.25 * 0.75**3))
+    assert deco.additive(1.0, 4) == 16
+
+
+def test_a_measured_table_goes_through_its_points_and_between_them() -> None:
+    table = {(0.01, 0): 900.0, (0.01, 4): 1000.0, (1.0, 0): 500.0, (1.0, 4): 800.0}
+    noise = deco.measured(table)
+    assert {pair: noise(*pair) for pair in table} == table
+    assert noise(0.1, 0) == pytest.approx(700)
+    assert noise(0.1, 2) == pytest.approx((700 + 900) / 2)
+    assert noise(1e-4, 9) == 1000
+    with pytest.raises(SpecError, match="lacks a pair"):
+        deco.measured({(0.1, 0): 1.0, (1.0, 2): 1.0})
+
+
+def test_a_weight_comes_back_from_two_probes() -> None:
+    iterations = {phi: 300 * (1 + 0.25 * math.sqrt(phi)) for phi in (4.0, 81.0)}
+    assert deco.noise_weight_of(*iterations.items()) == pytest.approx(0.25)
+    with pytest.raises(SpecError):
+        deco.noise_weight_of((4.0, 300.0), (81.0, 200.0))
+
+
+def test_staleness_moves_slowly_and_small_changes_are_none() -> None:
+    assert deco.approach(deco.Choice(1, 0.5), deco.Choice(9, 0.1)) == (3, 0.1)
+    assert deco.approach(deco.Choice(9, 0.5), deco.Choice(8, 0.1)) == (8, 0.1)
+    link = LinkEstimate(1e8, 10**7)
+    assert not deco.has_moved(link, LinkEstimate(1.1e8, 10**7))
+    assert deco.has_moved(link, LinkEstimate(1.3e8, 10**7))
+    assert deco.has_moved(link, LinkEstimate(1e8, 2 * 10**7))
+
+
+# ------------------------------------------------------------------ FedLuck
+@pytest.mark.parametrize(
+    ("step_s", "rate", "local_steps", "ratio", "staleness"),
+    [
+        (0.4, 0.1, 3, 0.07, 2),
+        (11 / 30, 0.03, 3, 0.02, 2),
+        (8 / 30, 1 / 6, 5, 0.14, 2),
+        (7 / 30, 0.1 + 0.15 * 5 / 9, 6, 0.16, 2),
+        (0.2, 0.2, 24, 1.0, 7),
+        (0.1, 0.25, 39, 1.0, 5),
+    ],
+)
+def test_fedluck_s_golden_vectors(step_s: float, rate: float, local_steps: int, ratio: float, staleness: int) -> None:
+    times = {"step_s": step_s, "full_s": 4 * 234_090 / 2**20 / rate, "period_s": 1.5}
+    choice = fedluck.choose(**times)
+    assert choice == (local_steps, ratio)
+    assert fedluck.staleness(choice, **times) == staleness
+
+
+@settings(max_examples=15, deadline=None)
+@given(step_s=st.floats(0.01, 2), full_s=st.floats(0.01, 100), period_s=st.floats(0.1, 10))
+def test_fedluck_s_optimum_is_that_of_brute_force(step_s: float, full_s: float, period_s: float) -> None:
+    def value(k: int, d: float) -> float:
+        return ((k * step_s + d * full_s) ** 2 * (2 - d) + period_s**2) / (k * math.sqrt(d) * period_s**2)
+
+    best = min(value(k, place / 100) for k in range(2, 61) for place in range(1, 101))
+    assert value(*fedluck.choose(step_s, full_s, period_s)) == pytest.approx(best, rel=1e-12)
+
+
+# ------------------------------------------------------------------ DAGC
+@pytest.mark.parametrize(
+    ("shares", "rule", "released", "limits", "term"),
+    [
+        (
+            (0.4, 0.3, 0.2, 0.1),
+            (0.070119, 0.057882, 0.044172, 0.027827),
+            (0.064821, 0.053509, 0.040835, 0.040835),
+            (0.035654, 0.043191, 0.056597, 0.089842),
+            4.307856,
+        ),
+        (
+            (0.5, 0.25, 0.15, 0.05, 0.05),
+            (0.099642, 0.06277, 0.044654, 0.021467, 0.021467),
+            (0.109828, 0.069187, 0.023662, 0.023662, 0.023662),
+            (0.02509, 0.039828, 0.055987, 0.116457, 0.116457),
+            6.638163,
+        ),
+    ],
+)
+def test_dagc_s_golden_vectors(
+    shares: tuple[float, ...],
+    rule: tuple[float, ...],
+    released: tuple[float, ...],
+    limits: tuple[float, ...],
+    term: float,
+) -> None:
+    assert dagc.ratios(shares, 0.05) == pytest.approx(rule, abs=1e-6)
+    assert dagc.released_ratios(shares, 0.05) == pytest.approx(released, abs=1e-6)
+    assert dagc.thresholds(shares, 0.05) == pytest.approx(limits, abs=1e-6)
+    assert dagc.heterogeneity(shares, dagc.released_ratios(shares, 0.05)) == pytest.approx(term, rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shares=st.lists(st.floats(0.01, 100), min_size=2, max_size=12),
+    mean=st.floats(0.001, 1),
+    cap=st.none() | st.floats(0.05, 1),
+)
+def test_dagc_s_mean_holds_and_more_data_is_compressed_less(
+    shares: list[float], mean: float, cap: float | None
+) -> None:
+    caps = None if cap is None else [cap] + [1.0] * (len(shares) - 1)
+    ratios, limits = dagc.ratios(shares, mean, caps=caps), dagc.thresholds(shares, mean)
+    most = caps or [1.0] * len(shares)
+    assert all(0 < ratio <= each * (1 + 1e-12) for ratio, each in zip(ratios, most, strict=True))
+    assert math.fsum(ratios) / len(shares) == pytest.approx(min(mean, sum(most) / len(most)), rel=1e-9)
+    assert len(shares) / math.fsum(1 / limit for limit in limits) == pytest.approx(mean, rel=1e-9)
+    for one, other in itertools.permutations(range(0 if caps is None else 1, len(shares)), 2):
+        if shares[one] > shares[other]:
+            assert ratios[one] >= ratios[other]
+            assert limits[one] <= limits[other]
+    descending = sorted(shares, reverse=True)
+    assert math.fsum(dagc.released_ratios(descending, mean)) == pytest.approx(mean * len(shares), rel=1e-9)
+
+
+# ------------------------------------------------------------------ thresholds
+def test_a_threshold_follows_the_stepsize_and_keeps_the_ratio() -> None:
+    update = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    first = thresholds.first_threshold(update, 0.1)
+    for stepsize in (0.1, 0.05, 0.001):
+        scaled = update * np.float32(stepsize / 0.1)
+        assert (np.abs(scaled) >= thresholds.threshold(first, stepsize, 0.1)).mean() == pytest.approx(0.1, abs=1e-3)
+    assert thresholds.threshold(first, 0.001, 0.1, power=0) == first
+    with pytest.raises(SpecError):
+        thresholds.threshold(0.0, 0.1, 0.1)
+    with pytest.raises(SpecError):
+        thresholds.first_threshold(np.zeros(4, np.float32), 0.1)
+
+
+# ------------------------------------------------------------------ links
+def test_the_oracle_is_the_profile() -> None:
+    profile = load_profile("consumer-80mbps")
+    assert profile.up is not None
+    assert oracle(profile.up) == (profile.up.rate_bps, profile.up.delay_ns)
+
+
+def test_only_large_messages_tell_the_rate_and_the_shortest_round_trip_the_delay() -> None:
+    estimator = PassiveEstimator()
+    assert estimator.estimate is None
+    for size in (100, 4000, 60_000):  # slow start would make the link look slow
+        estimator.message(size, 0, 10**9)
+    estimator.round_trip(70_000_000)
+    assert estimator.estimate is None
+    estimator.message(10**6, 0, 10**8)
+    estimator.round_trip(40_000_000)
+    estimator.round_trip(90_000_000)
+    assert estimator.estimate == (8e7, 20_000_000)
+    assert not estimator.wants_probe
+    for _ in range(20):  # 4 bandwidth-delay products are 1.6 MB
+        estimator.message(10**6, 0, 10**9)
+    assert estimator.wants_probe
+    assert estimator.estimate == (8e7, 20_000_000)
+    for _ in range(30):
+        estimator.message(2 * 10**6, 0, 4 * 10**8)
+    assert not estimator.wants_probe
+    assert estimator.estimate.rate_bps == pytest.approx(4e7, rel=1e-3)

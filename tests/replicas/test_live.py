@@ -1,0 +1,216 @@
+"""Nodes that speak over loopback compute what they compute in one process, bit for bit; what is lost is named."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from testbed.errors import CodecError, SpecError, TestbedError
+from testbed.pipeline.gather import make_sockets
+from testbed.pipeline.job import Endpoint, Limits, NodeJob
+from testbed.policies.cycle import Exchanged
+from testbed.policies.deco import choose
+from testbed.policies.links import LinkEstimate
+from testbed.records import StepRecord
+from testbed.replicas.decision import Decision
+from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
+from testbed.replicas.live import Links, ServerNode, WorkerNode, peers_of
+from testbed.spec import DecoSpec, Exchange, Paced, Recipe
+from tests.small_replicas import SPARSE, Learner, Net, a_recipe, same, trained
+
+CHOICES = ((2, 1, 3, "ef(topk(0.2))"), (6, 3, 0, "ef(topk(0.4, values=fp32))"))
+"""(step at which it is told, staleness until then, staleness, codec)"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def jobs_of(recipe: Recipe, folder: Path) -> list[NodeJob]:
+    assert recipe.data is not None
+    ends = tuple(Endpoint(address="127.0.0.1", port=port) for port in free_ports(recipe.nodes))
+    return [
+        NodeJob(
+            stage=node,
+            codec=recipe.codec,
+            compute=Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated"),
+            workload=recipe.workload,
+            pipeline=recipe.pipeline,
+            data=recipe.data,
+            optimiser=recipe.optimiser,
+            training=recipe.training,
+            vocabulary=2,
+            tokens="",
+            endpoints=ends,
+            token="0" * 32,
+            devices=(),
+            overhead_bytes=0,
+            folder=str(folder),
+            limits=Limits(connect_s=60, message_s=60),
+        )
+        for node in range(recipe.nodes)
+    ]
+
+
+class OverLoopback(NamedTuple):
+    records: list[list[StepRecord]]
+    weights: list[list[Tensor]]
+    errors: list[BaseException | None]
+
+
+def over_loopback(recipe: Recipe, folder: Path, *, lost: int | None = None) -> OverLoopback:
+    """Run all nodes, each in a thread; `lost` ends after its second step."""
+    jobs, sockets = jobs_of(recipe, folder), make_sockets(recipe.nodes)
+    outputs = [io.StringIO() for _ in jobs]
+    weights: list[list[Tensor]] = [[] for _ in jobs]
+    errors: list[BaseException | None] = [None] * len(jobs)
+
+    class Quitter(Learner):
+        def loss(self, batch: int, part: int) -> Tensor:
+            if batch == 2:
+                raise TestbedError("it has had enough")
+            return super().loss(batch, part)
+
+    parts = jobs[0].data.parts
+    learners = [(Quitter if node == lost else Learner)(parts, node) for node in range(len(parts))]  # they share a seed
+
+    def run(node: int) -> None:
+        job = jobs[node]
+        try:
+            with Links(job, sockets[node]) as links:
+                links.connect()
+                ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
+                if node < job.data.workers:
+                    learner = learners[node]
+                    WorkerNode(job, ordered, outputs[node], lambda message: None).train(learner)
+                    weights[node] = [parameter.detach() for parameter in learner.parameters]
+                else:
+                    shapes = [tuple(parameter.shape) for parameter in Net().parameters()]
+                    ServerNode(job, ordered, outputs[node], lambda message: None).serve(shapes)
+                links.leave()
+        except BaseException as error:
+            errors[node] = error
+
+    threads = [threading.Thread(target=run, args=(node,)) for node in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records = [[StepRecord.model_validate_json(line) for line in each.getvalue().splitlines()] for each in outputs]
+    return OverLoopback(records, weights, errors)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "codec", "staleness"),
+    [("star", SPARSE, 0), ("star", "fp32", (2, 0)), ("all-to-all", SPARSE, (0, 3)), ("all-to-all", "int8", 0)],
+)
+def test_over_links_as_in_one_process(exchange: Exchange, codec: str, staleness: Any, tmp_path: Path) -> None:
+    recipe = a_recipe(exchange, codec, workers=2, staleness=staleness, steps=5, answer=SPARSE, evaluate_every=5)
+    live, alone = over_loopback(recipe, tmp_path), trained(recipe)
+    assert live.errors == [None] * recipe.nodes
+    assert same(live.weights[0], alone.weights(0))
+    assert same(live.weights[1], alone.weights(1))
+    for ours, theirs in zip(live.records, alone.records, strict=True):
+        pair = (ours, theirs)
+        steps = [[(r.step, r.phase, r.gradient_norm, r.learning_rate) for r in node] for node in pair]
+        sent = [sorted((f.peer, f.microbatch, f.frame_bytes) for r in node for f in r.sent) for node in pair]
+        had = [[sorted((f.peer, f.microbatch) for f in r.received) for r in node] for node in pair]
+        assert steps[0] == steps[1]
+        assert sent[0] == sent[1]
+        assert had[0] == had[1]
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
+    exchange: Exchange, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {
+        step: Decision(step + stale + 2, (later,) * 2, (1, 1), (codec,) * 2) for step, stale, later, codec in CHOICES
+    }
+    monkeypatch.setattr(Leader, "decide", lambda leader, step: chosen.get(step))
+    deco = DecoSpec(every=1, noise="exp", noise_weight=1.0)
+    recipe = a_recipe(exchange, SPARSE, workers=2, staleness=1, steps=14, deco=deco)
+    live = over_loopback(recipe, tmp_path)
+    by_step = {decision.effective_from: decision for decision in chosen.values()}
+    alone = trained(recipe, by_step.get)
+    assert live.errors == [None] * recipe.nodes
+    assert same(live.weights[0], alone.weights(0))
+    assert same(live.weights[1], alone.weights(1))
+    had = [
+        [[a.microbatch for a in r.actions if a.kind == "A"] for r in node]
+        for node in (live.records[0], alone.records[0])
+    ]
+    assert had[0] == had[1]
+
+
+def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
+    """Two links of 80 and 40 Mbit/s, 20 ms each way, and a dense message of 1 MB: the slower one decides."""
+    deco = DecoSpec(every=4, noise="exp", noise_weight=1.0)
+    recipe = a_recipe("star", "ef(topk(0.5))", workers=2, staleness=1, deco=deco)
+    job = jobs_of(recipe, tmp_path)[2]
+    paced = Paced(forward_ns=(30_000_000,), backward_ns=(60_000_000,), update_ns=10_000_000, source="stated")
+    leader = Leader(job.model_copy(update={"compute": paced}), 1_000_000)
+    assert leader.decide(3) is None  # nobody has been heard
+
+    def hear(worker: int, rate_bps: float) -> None:
+        took_ns = 20_000_000 + round(300_000 * 8e9 / rate_bps)
+        leader.heard(worker, 300_000, first_ns=1000, last_ns=1000 + took_ns, round_trip_ns=40_000_000, ratio=0.5)
+
+    hear(0, 80e6)
+    hear(1, 40e6)
+    assert leader.decide(4) is None  # it is not the time
+    decision = leader.decide(7)
+    link = LinkEstimate(40e6, 20_000_000)
+    wanted = choose(link, Exchanged(1_000_000, 0.6), 100_000_000, noise_weight=1.0)
+    assert decision is not None
+    assert decision.staleness == (wanted.staleness,) * 2
+    assert ratio_of(decision.codecs[0]) == pytest.approx(wanted.ratio, rel=1e-6)
+    assert decision.effective_from == 7 + 1 + 2
+    assert leader.decide(8) is None
+    for _ in range(12):
+        hear(1, 20e6)  # it has become slower, and a decision of before holds by now
+    later = leader.decide(11)
+    assert later is not None
+    assert ratio_of(later.codecs[0]) == pytest.approx(wanted.ratio / 2, rel=0.05)
+
+
+def test_a_decision_crosses_at_the_head_of_a_message() -> None:
+    decision = Decision(7, (1, 2), (1, 1), ("ef(topk(0.1))", "fp32"))
+    for told in (decision, None):
+        found, payload = without_head(with_head(told, b"payload"))
+        assert found == told
+        assert bytes(payload) == b"payload"
+    for wrong in (b"", b"\x05\0\0\0{}", b"\x02\0\0\0[]", b"\xff" * 9):
+        with pytest.raises(CodecError, match="does not begin with a decision"):
+            without_head(wrong)
+    assert with_ratio("ef(topk(0.1, values=fp32))", 0.25) == "ef(topk(0.25, fp32))"
+    with pytest.raises(SpecError, match="keeps no stated share"):
+        ratio_of("ef(int8)")
+
+
+def test_a_lost_worker_ends_all_and_none_waits_for_ever(tmp_path: Path) -> None:
+    found = over_loopback(a_recipe("star", workers=3, shares=(2, 1, 1), steps=6), tmp_path, lost=1)
+    assert str(found.errors[1]) == "it has had enough"
+    for error in (found.errors[0], found.errors[2], found.errors[3]):
+        assert "node" in str(error)
+    assert "server <-> node 1" in str(found.errors[3])
+    assert threading.active_count() == 1 or not [t for t in threading.enumerate() if "<->" in t.name]

@@ -1,0 +1,220 @@
+"""Data parallel training in one process: the laws that it rests on."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from testbed.errors import CodecError, StageError
+from testbed.message_key import MessageKey
+from testbed.pipeline.alone import Stages, works_of
+from testbed.records import StepRecord
+from testbed.replicas.bucket import Bucket
+from testbed.replicas.decision import Decision
+from testbed.replicas.worker import Worker
+from testbed.spec import Exchange, OuterSpec, PipelineSpec
+from tests.small_replicas import EXCHANGES, SPARSE, Data, Learner, Net, a_recipe, same, trained
+
+CODECS = ["fp32", "bf16", "int8", SPARSE, "ef(powersgd(2))", "ef(int1)", "delta-int8"]
+
+
+# ---------------------------------------------------------------------- synchronous and uncoded
+@pytest.mark.parametrize("exchange", EXCHANGES[:3])
+def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_bit(exchange: Exchange) -> None:
+    """The one worker takes the parts as micro-batches, whose mean gradient is the same sum: the weight is 2**-2."""
+    recipe = a_recipe(exchange, evaluate_every=2)
+    alone = recipe.model_copy(
+        update={"data": None, "pipeline": PipelineSpec(stages=1, microbatches=4, schedule="gpipe", in_flight=4)}
+    )
+    output, nets = io.StringIO(), [Net()]
+    works = works_of(alone, vocabulary=2, tokens="", folder="")
+    threads = torch.get_num_threads()
+    with Stages(works, [output], model=lambda work: nets[0], data=lambda work: Data()) as stages:
+        stages.start()
+        stages.join()
+    torch.set_num_threads(threads)
+    theirs = [StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()]
+    ours = trained(recipe)
+    train = [(record.step, record.loss, record.learning_rate) for record in theirs if record.phase == "train"]
+    assert [loss for _, loss, _ in train] == [r.loss for r in ours.records[-1] if r.phase == "train"]
+    assert same(ours.weights(), [parameter.detach() for parameter in nets[0].parameters()])
+
+
+def test_a_ring_sums_in_another_order_and_rounds_no_worse() -> None:
+    ring, plain = trained(a_recipe("all-reduce")), trained(a_recipe("all-to-all"))
+    for ours, theirs in zip(ring.weights(), plain.weights(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    two, pair = trained(a_recipe("all-reduce", workers=2)), trained(a_recipe("all-to-all", workers=2))
+    assert same(two.weights(), pair.weights())  # a + b is b + a
+
+
+def test_parts_of_a_batch_weigh_as_much_as_they_are() -> None:
+    shared = trained(a_recipe(workers=2, shares=(3, 1)))
+    even = trained(a_recipe(workers=4))
+    assert [round(loss or 0, 5) for loss in shared.losses] == [round(loss or 0, 5) for loss in even.losses]
+    for ours, theirs in zip(shared.weights(), even.weights(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- replicas
+@pytest.mark.parametrize(
+    ("exchange", "codec"),
+    [*itertools.product(EXCHANGES[:3], CODECS), ("all-reduce", "fp32"), ("all-reduce", "bf16")],
+)
+def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str) -> None:
+    staleness = (0, 2, 1)
+    seen: dict[int, list[Tensor]] = {}
+    ahead = []
+
+    def watch(workers: list[Worker]) -> None:
+        for worker in workers:
+            found = [parameter.detach().clone() for parameter in worker.parameters]
+            assert same(seen.setdefault(worker.applied, found), found)
+        ahead.extend(worker.applied for worker in workers)
+
+    recipe = a_recipe(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, answer="ef(topk(0.5))")
+    found = trained(recipe, watch=watch)
+    assert same(found.weights(0), found.weights(1))
+    assert same(found.weights(0), found.weights(2))
+    assert set(ahead) >= {1, 3}
+
+
+def test_nobody_is_further_ahead_than_its_staleness_and_all_arrives_in_the_end() -> None:
+    staleness, steps = (0, 1, 3), 7
+    found = trained(a_recipe(workers=3, shares=(2, 1, 1), staleness=staleness, steps=steps))
+    for worker, (records, stale) in enumerate(zip(found.records, staleness, strict=True)):
+        train = [record for record in records if record.phase == "train"]
+        had = [[action.microbatch for action in record.actions if action.kind == "A"] for record in train]
+        assert [number for numbers in had for number in numbers] == list(range(steps))
+        for step, record in enumerate(train[:-1]):
+            assert had[step] == ([step - stale] if step >= stale else [])
+            for number in had[step]:  # it has a message of every other worker
+                assert sum(frame.microbatch == number for frame in record.received) == 2
+        assert len(train[-1].received) == 2 * (stale + 1)
+        assert [frame.peer for frame in train[0].sent] == [(worker + further) % 3 for further in (1, 2)]
+
+
+def test_an_evaluation_changes_nothing() -> None:
+    outer = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
+    for kind in ({}, {"outer": outer, "local_steps": 2}):
+        first, second = (
+            trained(a_recipe("star", SPARSE, staleness=2, evaluate_every=every, **kind)) for every in (1, 0)
+        )
+        assert same(first.weights(), second.weights())
+        assert [r.loss for r in first.records[-1] if r.phase == "train"] == [
+            r.loss for r in second.records[-1] if r.phase == "train"
+        ]
+        assert first.losses[-1] == second.losses[-1]
+
+
+# ---------------------------------------------------------------------- what is sent
+@pytest.mark.parametrize("codec", [SPARSE, "ef(int1)", "ef(powersgd(2))"])
+def test_what_was_sent_and_what_is_owed_are_what_was_computed(codec: str) -> None:
+    sender, receiver = (Bucket([(64, 32), (7,)], codec, seed=1, sender=2) for _ in range(2))
+    draw = torch.Generator().manual_seed(2)
+    computed, sent = torch.zeros(64, 32), torch.zeros(64, 32)
+    for step in range(4):
+        if step == 2 and codec == SPARSE:
+            for end in (sender, receiver):
+                end.change("ef(topk(0.2, values=fp32))")
+        tensors = [torch.randn(64, 32, generator=draw), torch.randn(7, generator=draw)]
+        large, small = receiver.decode(sender.encode(tensors, step), step)
+        assert torch.equal(small, tensors[1])
+        computed, sent = computed + tensors[0], sent + large
+        owed = sender._codecs[0].residual(MessageKey("train", step, 0, ()))  # type: ignore[attr-defined]
+        torch.testing.assert_close(sent + owed, computed, rtol=1e-5, atol=1e-5)
+        assert owed.abs().sum() > 0
+
+
+def test_what_is_no_message_is_refused() -> None:
+    bucket = Bucket([(64, 32), (7,)], "fp32", seed=1, sender=0)
+    payload = bucket.encode([torch.ones(64, 32), torch.ones(7)], 0)
+    for wrong in (payload[:-1], payload + b"0", payload[:3], b"\xff" * len(payload)):
+        with pytest.raises(CodecError):
+            bucket.decode(wrong, 0)
+    other = Bucket([(32, 64), (7,)], "fp32", seed=1, sender=0).encode([torch.ones(32, 64), torch.ones(7)], 0)
+    with pytest.raises(CodecError, match="tensor 0 has shape"):
+        bucket.decode(other, 0)
+
+
+# ---------------------------------------------------------------------- local steps
+def test_one_local_step_of_sgd_and_an_outer_step_of_1_is_synchronous_sgd() -> None:
+    """To the rounding of weights less weights: a difference of 2**-24 of the weights for each step."""
+    outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
+    local, plain = trained(a_recipe("star", outer=outer, sgd=True)), trained(a_recipe("star", sgd=True))
+    for ours, theirs in zip(local.weights(), plain.weights(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    moved = max(float((w - p.detach()).abs().max()) for w, p in zip(local.weights(), Net().parameters(), strict=True))
+    assert moved > 1e-3
+
+
+def test_local_steps_are_the_optimiser_s_on_the_worker_s_own_batches() -> None:
+    """DiLoCo, algorithm 1, written out."""
+    recipe = a_recipe(
+        workers=2,
+        steps=3,
+        local_steps=(3, 2),
+        outer=OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True),
+        sgd=True,
+    )
+    found = trained(recipe)
+    weights = [parameter.detach().clone() for parameter in Net().parameters()]
+    velocity = [torch.zeros_like(weight) for weight in weights]
+    batches = [0, 0]
+    for _ in range(3):
+        changes = []
+        for number, local_steps in enumerate((3, 2)):
+            learner = Learner((1, 1), number)
+            with torch.no_grad():
+                for parameter, weight in zip(learner.parameters, weights, strict=True):
+                    parameter.copy_(weight)
+            for _ in range(local_steps):
+                gradients = torch.autograd.grad(learner.loss(batches[number], 0), learner.parameters)
+                batches[number] += 1
+                with torch.no_grad():
+                    for parameter, gradient in zip(learner.parameters, gradients, strict=True):
+                        parameter -= 0.05 * gradient
+            changes.append([w - p.detach() for w, p in zip(weights, learner.parameters, strict=True)])
+        for i in range(len(weights)):
+            change = (changes[0][i] + changes[1][i]) / 2
+            velocity[i] = 0.9 * velocity[i] + change
+            weights[i] = weights[i] - 0.7 * (change + 0.9 * velocity[i])
+    for ours, theirs in zip(found.weights(), weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert [len([a for a in records[0].actions if a.kind == "L"]) for records in found.records] == [3, 2]
+
+
+# ---------------------------------------------------------------------- decisions
+def test_a_policy_changes_ratio_and_staleness_while_training_lasts() -> None:
+    recipe = a_recipe("all-to-all", "ef(topk(0.5))", workers=2, steps=8, staleness=1)
+
+    def policy(step: int) -> Decision | None:
+        changes = {3: (3, "ef(topk(0.05))"), 6: (0, "ef(topk(0.2))")}
+        if step not in changes:
+            return None
+        stale, codec = changes[step]
+        return Decision(step, (stale, stale), (1, 1), (codec, "ef(topk(0.5))"))
+
+    ahead = []
+    found = trained(
+        recipe, policy, lambda workers: ahead.extend([len(ahead) + 1 - workers[0].applied] if workers else [])
+    )
+    assert same(found.weights(0), found.weights(1))
+    sizes = [record.sent[0].payload_bytes for record in found.records[0] if record.phase == "train"]
+    assert sizes[2] > sizes[6] > sizes[3] == sizes[5]
+    other = [record.sent[0].payload_bytes for record in found.records[1] if record.phase == "train"]
+    assert len(set(other)) == 1
+    train = [record for record in found.records[0] if record.phase == "train"]
+    had = [[action.microbatch for action in record.actions if action.kind == "A"] for record in train]
+    assert had == [[], [0], [], [], [1], [2, 3, 4, 5], [6], [7]]
+
+
+def test_a_training_that_diverges_names_the_worker() -> None:
+    recipe = a_recipe(sgd=True)
+    faster = recipe.optimiser.model_copy(update={"learning_rate": 1e38})
+    with pytest.raises(StageError, match=r"worker 0: the loss is (nan|inf) at step \d"):
+        trained(recipe.model_copy(update={"optimiser": faster}))

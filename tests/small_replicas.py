@@ -1,0 +1,151 @@
+"""Data parallel training of a network of 4,000 parameters in one process: what tests of it share."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from testbed.records import StepRecord
+from testbed.replicas.alone import Replicas
+from testbed.replicas.decision import Decision, Policy
+from testbed.replicas.worker import Worker
+from testbed.spec import (
+    DataParallelSpec,
+    Exchange,
+    OptimiserSpec,
+    PipelineSpec,
+    Recipe,
+    TrainingSpec,
+    WorkloadSpec,
+)
+
+INPUTS, INNER, CLASSES, EXAMPLES = 16, 64, 40, 4
+EXCHANGES: list[Exchange] = ["all-to-all", "star", "all-gather", "all-reduce"]
+SPARSE = "ef(topk(0.05, values=fp32))"
+
+
+class Examples(NamedTuple):
+    inputs: Tensor
+    targets: Tensor
+    samples: tuple[int, ...] = ()
+
+
+class Data:
+    """Batches as the pipelines' data gives them: each part is the same, however many workers read them."""
+
+    def train(self, batch: int, part: int, parts: int) -> Examples:
+        draw = torch.Generator().manual_seed(1000 * batch + part)
+        return Examples(
+            torch.randn(EXAMPLES, INPUTS, generator=draw), torch.randint(CLASSES, (EXAMPLES,), generator=draw)
+        )
+
+    def validation(self, batch: int, part: int, parts: int) -> Examples:
+        return self.train(500 + batch, part, parts)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.layers = nn.Sequential(nn.Linear(INPUTS, INNER), nn.Tanh(), nn.Linear(INNER, CLASSES))
+
+    def draw(self, step: int, part: int) -> None:
+        """Draw nothing."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)  # type: ignore[no-any-return]
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+class Learner:
+    """What `learners.TextLearner` is for a text."""
+
+    def __init__(self, parts: Sequence[int], number: int) -> None:
+        self.net, self.data = Net(), Data()
+        self.parts, self._first, self._all = parts[number], sum(parts[:number]), sum(parts)
+        self.parameters = list(self.net.parameters())
+
+    def loss(self, batch: int, part: int) -> Tensor:
+        chosen = self.data.train(batch, self._first + part, self._all)
+        return self.net.loss(self.net(chosen.inputs), chosen.targets)
+
+    def evaluate(self) -> float:
+        with torch.no_grad():
+            chosen = self.data.validation(0, 0, 1)
+            return self.net.loss(self.net(chosen.inputs), chosen.targets).item()
+
+
+def a_recipe(
+    exchange: Exchange = "all-to-all",
+    codec: str = "fp32",
+    *,
+    workers: int = 4,
+    steps: int = 6,
+    sgd: bool = False,
+    microbatches: int = 1,
+    evaluate_every: int = 0,
+    answer: str = "fp32",
+    **data: Any,
+) -> Recipe:
+    optimiser = {
+        "learning_rate": 0.05,
+        "weight_decay": 0.0,
+        "beta1": 0.0 if sgd else 0.9,
+        "beta2": 0.0 if sgd else 0.95,
+    }
+    return Recipe(
+        codec=codec,
+        workload=WorkloadSpec(
+            family="gpt2", model="gpt2-nano", text="none", sequence_length=2, batch_size=16, validation_batches=1
+        ),
+        pipeline=PipelineSpec(stages=1, microbatches=microbatches, schedule="gpipe", in_flight=1),
+        data=DataParallelSpec(
+            workers=workers,
+            exchange=exchange,
+            answer=answer if exchange == "star" else None,
+            **{"staleness": 0, "local_steps": 1, **data},
+        ),
+        optimiser=OptimiserSpec(algorithm="sgd" if sgd else "adamw", clip_norm=1e6 if sgd else 0.5, **optimiser),
+        training=TrainingSpec(steps=steps, warmup_steps=0, seed=3, evaluate_every=evaluate_every),
+    )
+
+
+class Trained(NamedTuple):
+    workers: list[Worker]
+    records: list[list[StepRecord]]
+    """By node."""
+
+    @property
+    def losses(self) -> list[float | None]:
+        return [record.loss for record in self.records[-1]]
+
+    def weights(self, worker: int = 0) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.workers[worker].parameters]
+
+
+def trained(
+    recipe: Recipe, policy: Policy = lambda step: None, watch: Callable[[list[Worker]], None] = lambda workers: None
+) -> Trained:
+    assert recipe.data is not None
+    outputs = [io.StringIO() for _ in range(recipe.nodes)]
+    parts = recipe.data.parts
+
+    def asked(step: int) -> Decision | None:
+        watch(replicas.workers if step else [])
+        return policy(step)
+
+    replicas = Replicas(recipe, lambda number: Learner(parts, number), outputs, policy=asked)
+    replicas.train()
+    records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
+    return Trained(replicas.workers, records)
+
+
+def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

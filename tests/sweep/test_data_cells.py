@@ -1,0 +1,88 @@
+"""Cells of data parallel training: what a file may say, and what is refused with a word on what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.errors import SpecError
+from testbed.spec import Cell, recipe_of
+from testbed.sweep.resolve import resolve_cell
+
+FIELDS: dict[str, Any] = {
+    "codec": "ef(topk(0.01))",
+    "profile": "link(80Mbit, 10ms)",
+    "topology": "star",
+    "codec_cost": "zero",
+    "compute": {"mode": "paced", "forward": "10ms", "backward": "20ms"},
+    "workload": {
+        "model": "gpt2-nano",
+        "text": "bundled",
+        "sequence_length": 32,
+        "batch_size": 8,
+        "validation_batches": 1,
+    },
+    "data": {"workers": 4, "exchange": "star", "answer": "fp32", "staleness": 1, "local_steps": 1},
+    "optimiser": {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0},
+    "training": {"steps": 4, "warmup_steps": 0, "seed": 0, "evaluate_every": 0},
+}
+OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def a_cell(data: dict[str, Any] | None = None, **changes: Any) -> Cell:
+    fields = {**FIELDS, **changes, "data": {**FIELDS["data"], **(data or {})}}
+    fields["data"] = {name: value for name, value in fields["data"].items() if value is not None}
+    return resolve_cell(fields, "netem", "it", "virtual")
+
+
+def test_a_cell_has_workers_and_a_server() -> None:
+    cell = a_cell()
+    assert cell.data is not None
+    assert (cell.nodes, len(cell.links), cell.cycle) == (5, 5, 2)
+    assert cell.node_names == ("worker 0", "worker 1", "worker 2", "worker 3", "server")
+    assert cell.pipeline.stages == 1
+    assert recipe_of(cell).data == cell.data
+    assert cell.id != a_cell({"staleness": 2}).id
+    everyone = a_cell({"exchange": "all-gather", "answer": None})
+    assert (everyone.nodes, everyone.node_names[-1]) == (4, "worker 3")
+    assert Cell.model_validate_json(cell.model_dump_json()) == cell
+
+
+def test_numbers_and_codecs_may_differ_between_workers() -> None:
+    cell = a_cell(
+        {"staleness": [0, 1, 2, 3], "local_steps": [1, 2, 3, 4], "outer": OUTER, "shares": [5, 1, 1, 1]},
+        codec="0: fp32; rest: topk(0.1)",
+        compute={"mode": "paced", "forward": ["1ms", "2ms", "3ms", "4ms"], "backward": "20ms"},
+    )
+    assert cell.data is not None
+    assert [cell.data.staleness_of(worker) for worker in range(4)] == [0, 1, 2, 3]
+    assert cell.codec == "0: fp32; rest: topk(0.1)"
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "says"),
+    [
+        ({"answer": None}, {}, "needs the codec of its server's `answer`"),
+        ({"exchange": "all-to-all"}, {}, "a star, and nothing else"),
+        ({"exchange": "all-reduce", "answer": None}, {}, "partial sums are encoded at every hop"),
+        ({"exchange": "all-reduce", "answer": None}, {"codec": "0: fp32; rest: bf16"}, "partial sums"),
+        ({}, {"codec": "subspace(8)"}, "goes by activations"),
+        ({"answer": "adaptive(5)"}, {}, "what a link carries"),
+        ({"local_steps": 4}, {}, "state what is done with that"),
+        ({"staleness": [1, 2]}, {}, "staleness has 2 numbers for 4 workers"),
+        ({"outer": {**OUTER, "momentum": 0}}, {}, "nothing to look ahead along"),
+        ({"workers": 3}, {}, "cannot be cut into 3 equal"),
+        ({}, {"pipeline": {"stages": 2}}, "leave the pipeline table out"),
+        ({}, {"codec_cost": "host"}, "codec_cost = 'zero'"),
+        ({}, {"compute": {"mode": "calibrated"}}, "compute.mode = 'paced'"),
+        ({}, {"played_steps": 2}, "leave played_steps out"),
+        ({"exchange": "all-gather", "answer": None}, {"timing": "live"}, "'star' or 'all-to-all'"),
+        ({}, {"topology": "line"}, "state 'star'"),
+        ({}, {"codec": "7: fp32; rest: bf16"}, "speaks of boundary 7"),
+        ({}, {"optimiser": {**FIELDS["optimiser"], "algorithm": "sgd"}}, "state beta2 = 0"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(data: dict[str, Any], changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        a_cell(data, **changes)
