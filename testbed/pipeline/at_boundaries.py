@@ -10,7 +10,6 @@ import argparse
 import csv
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,9 +21,9 @@ from torch import Tensor
 
 from testbed.codecs.bench.measure import fidelity
 from testbed.codecs.check.subject import subject_of
-from testbed.errors import StageError, TestbedError
+from testbed.errors import TestbedError
 from testbed.message_key import Direction
-from testbed.workloads import models
+from testbed.workloads import checkpoints, models
 from testbed.workloads.capture import FINE_RATE, chain_of, specification
 from testbed.workloads.data import Batch
 from testbed.workloads.prepare import tokenizer_file
@@ -180,18 +179,10 @@ def main(
         for model, count in (
             {"gpt2-nano": 3}.items() if asked.quick else ((name, stages[name]) for name in asked.models)
         ):
-            _make(model)
+            checkpoints.make(model)
             for text in texts:
                 measure(asked.output, model, text, count, codecs, messages=1 if asked.quick else _MESSAGES)
     except TestbedError as error:
         sys.stderr.write(f"testbed: error: {error}\n")
         return error.exit_status
     return 0
-
-
-def _make(model: str) -> None:
-    """Make a checkpoint of ours that is not on this machine yet. StageError where that fails."""
-    if model in models.MADE and not models.made_folder(model).is_dir():
-        command = [sys.executable, "-m", *models.MADE[model].split()]
-        if (status := subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode) != 0:
-            raise StageError(f"cannot make {model}: {' '.join(command)} ended with status {status}")

@@ -19,7 +19,10 @@ def test_every_shipped_experiment_resolves() -> None:
         experiment = plan.load_experiment(name)
         clock = "real" if experiment.clock == "auto" else experiment.clock
         engine: Engine = "relay" if clock == "real" else "netem"
-        assert plan.cells(experiment, engine, clock=clock)
+        try:
+            assert plan.cells(experiment, engine, clock=clock)
+        except SpecError as error:  # it begins with a checkpoint of ours that this machine has not made yet
+            assert "make it once with" in str(error)  # noqa: PT017
         if experiment.quick:
             assert plan.cells(experiment, engine, quick=True, clock=clock)
 
