@@ -46,7 +46,11 @@ def oracle(pipe: Pipe, elapsed_ns: int = 0) -> LinkEstimate:
 class PassiveEstimator:
     """Learns of one direction of a link from messages that crossed it and round trips of small ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_products: float = LEAST_PRODUCTS) -> None:
+        """`least_products`: how many bandwidth-delay products a message must have to count; 0 where windows stay open
+        between messages, so that none but the first ones measure slow start.
+        """
+        self._least_products = least_products
         self._rate_bps: float | None = None
         self._round_trips_ns: deque[int] = deque(maxlen=_WINDOW)
         self._too_small = 0
@@ -68,7 +72,7 @@ class PassiveEstimator:
         count.
         """
         known = self.estimate
-        least = max(LEAST_BYTES, 0 if known is None else LEAST_PRODUCTS * known.product_bytes)
+        least = max(LEAST_BYTES, 0 if known is None else self._least_products * known.product_bytes)
         if size_bytes < least or last_ns <= first_ns:
             self._too_small += 1
             return

@@ -16,6 +16,7 @@ from testbed.pipeline import alone, faults
 from testbed.pipeline.alone import AloneJob, Report
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
+from testbed.pipeline.optimise import learning_rate
 from testbed.records import ActionKind, ActionRecord, ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.replicas.decision import Policy, as_stated
 from testbed.replicas.exchange import Frame, make_exchange
@@ -145,7 +146,8 @@ class Replicas:
         start_ns, computed_ns, exchanged_ns = moments
         end_ns = time.monotonic_ns()
         loss = math.fsum(weight * each.loss for weight, each in zip(self._weights, computed, strict=True))
-        workload = self._recipe.workload
+        workload, training = self._recipe.workload, self._recipe.training
+        rate = learning_rate(self._recipe.optimiser, step, training.steps)
         tokens = [
             part * workload.batch_size // sum(self._data.parts) * workload.sequence_length * batches
             for part, batches in zip(self._data.parts, local_steps, strict=True)
@@ -163,13 +165,14 @@ class Replicas:
             record = StepRecord(
                 step=step,
                 phase="train",
-                warmup=step < self._recipe.training.warmup_steps,
+                warmup=step < training.warmup_steps,
                 start_ns=start_ns,
                 end_ns=end_ns,
                 optimiser_start_ns=None,
                 synchronised_ns=None,
                 loss=loss if node == last else None,
                 gradient_norm=computed[node].norm if works else None,
+                learning_rate=rate,
                 tokens=sum(tokens),
                 actions=tuple(actions),
                 sent=tuple(_sent(frame, step, exchanged_ns) for frame in self._frames[step] if frame.sender == node),

@@ -96,7 +96,8 @@ class Leader:
         assert isinstance(job.compute, Paced)
         self._spec, self._first, data = job.data.deco, as_stated(job.recipe), job.data
         workers = range(data.workers)
-        self._links = {worker: PassiveEstimator() for worker in workers if worker != job.stage}
+        # Connections last, and a profile may ask for windows that stay open; one that does not makes links seem slower.
+        self._links = {worker: PassiveEstimator(least_products=0) for worker in workers if worker != job.stage}
         self._last = Choice(max(self._first.staleness), ratio_of(self._first.codecs[0]))
         self._told = self._first
         times = [worker_times(job.compute, data, job.pipeline, worker) for worker in workers]

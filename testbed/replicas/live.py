@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -24,9 +25,10 @@ from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
+from testbed.pipeline.optimise import learning_rate
 from testbed.pipeline.pacing import be_prompt, step_back
 from testbed.pipeline.train import set_up_torch
-from testbed.pipeline.transport import Arrival, Connection
+from testbed.pipeline.transport import Arrival, Connection, SentFrame
 from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 from testbed.replicas.bucket import Bucket
@@ -72,6 +74,9 @@ class Node:
         """The node that chooses; None: nobody does."""
         self._began_ns = self.line.at_ns
         self._leader: Leader | None = None
+        self._unwritten: deque[StepRecord] = deque()
+        self._left: dict[int, list[SentRecord]] = {}
+        """What has been sent, by step."""
 
     def take(self, peer: int, step: int) -> Arrival:
         """Wait for a peer's message of a step, and learn what its head says. TransportError where it does not come."""
@@ -138,38 +143,40 @@ class Node:
             synchronised_ns=None,
             loss=loss,
             gradient_norm=norm,
+            learning_rate=None if evaluated else learning_rate(job.optimiser, step, job.training.steps),
             tokens=tokens,
             actions=tuple(actions),
-            sent=() if evaluated else self._sent(all_of_them=step + 1 == job.training.steps),
+            sent=(),
             received=() if evaluated else self._received(),
             counters=None if self._counters is None else self._counters.read(),
             sockets=(),
         )
-        self._steps.write(record.model_dump_json() + "\n")
-        self._steps.flush()
+        self._unwritten.append(record)
+        self._write_out(finished=False)
         if loss is not None:
             seconds = (record.end_ns - record.start_ns) / 1e9
             done = EvaluationDone(step=step, loss=loss, seconds=seconds)
             self._report(done if evaluated else StepDone(step=step, loss=loss, seconds=seconds, tokens=tokens))
 
-    def _sent(self, *, all_of_them: bool) -> tuple[SentRecord, ...]:
-        """Return what has left since the last record; at the end all, as soon as it has."""
-        timeout_s = self.job.limits.message_s
-        return tuple(
-            SentRecord(
-                direction="backward",
-                microbatch=frame.key.step,
-                peer=peer,
-                raw_bytes=frame.raw_bytes,
-                payload_bytes=frame.payload_bytes,
-                frame_bytes=frame.payload_bytes + HEADER_BYTES,
-                queued_ns=frame.queued_ns,
-                first_byte_ns=frame.first_byte_ns,
-                last_byte_ns=frame.last_byte_ns,
-            )
-            for peer, connection in self.connections.items()
-            for frame in (connection.sent_frames(timeout_s) if all_of_them else connection.sent_so_far())
-        )
+    def finish(self) -> None:
+        """Write the last records, when all messages have left."""
+        self._write_out(finished=True)
+
+    def _write_out(self, *, finished: bool) -> None:
+        """Write the records whose messages have left, in order."""
+        for peer, connection in self.connections.items():
+            frames = connection.sent_frames(self.job.limits.message_s) if finished else connection.sent_so_far()
+            for frame in frames:
+                self._left.setdefault(frame.key.step, []).append(_sent(frame, peer))
+        while self._unwritten:
+            record = self._unwritten[0]
+            trains = record.phase == "train"
+            if trains and len(self._left.get(record.step, ())) < len(self.connections):
+                break
+            sent = tuple(self._left.pop(record.step)) if trains else ()
+            self._steps.write(record.model_copy(update={"sent": sent}).model_dump_json() + "\n")
+            self._steps.flush()
+            self._unwritten.popleft()
 
     def _received(self) -> tuple[ReceivedRecord, ...]:
         found = [
@@ -240,6 +247,7 @@ class WorkerNode(Node):
             if self.evaluates_after(step):
                 chosen = number == job.data.workers - 1
                 self.write(step + 1, (), loss=worker.evaluate() if chosen else None, evaluated=True)
+        self.finish()
 
 
 class ServerNode(Node):
@@ -268,6 +276,21 @@ class ServerNode(Node):
             self.write(step, [action])
             if self.evaluates_after(step):
                 self.write(step + 1, (), evaluated=True)
+        self.finish()
+
+
+def _sent(frame: SentFrame, peer: int) -> SentRecord:
+    return SentRecord(
+        direction="backward",
+        microbatch=frame.key.step,
+        peer=peer,
+        raw_bytes=frame.raw_bytes,
+        payload_bytes=frame.payload_bytes,
+        frame_bytes=frame.payload_bytes + HEADER_BYTES,
+        queued_ns=frame.queued_ns,
+        first_byte_ns=frame.first_byte_ns,
+        last_byte_ns=frame.last_byte_ns,
+    )
 
 
 def _key(step: int) -> MessageKey:

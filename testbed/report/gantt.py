@@ -216,7 +216,8 @@ def _finding(result: Result, step: PipelineStep) -> str:
     if split is None or not total:
         return f"step {step.number}, {lasts}"
     compute, wire, wait = (100 * part / total for part in (split.compute_s, split.wire_s, split.wait_s))
-    return f"of {lasts} stages compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
+    who = "stages" if result.cell.data is None else "workers"
+    return f"of {lasts} {who} compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
 
 
 def step_words(result: Result, step: PipelineStep) -> str:
@@ -228,11 +229,14 @@ def step_words(result: Result, step: PipelineStep) -> str:
         if step.begin_ns > min(step.free_ns)
         else ""
     )
+    which = f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}."
+    if result.cell.data is not None:
+        early = early.replace("stage", "node")
+        return f"{which} What each node did; what it waits for are the messages of others.{early}"
     return (
-        f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}. Numbers "
-        "are micro-batches. Above: what each stage did. Below: frames from one stage to another, activations in the "
-        "shade of forward and gradients in that of backward, from the first byte handed to the kernel to the last "
-        f"byte received; a thin line in front: the frame waited for the one before it.{early}"
+        f"{which} Numbers are micro-batches. Above: what each stage did. Below: frames from one stage to another, "
+        "activations in the shade of forward and gradients in that of backward, from the first byte handed to the "
+        f"kernel to the last byte received; a thin line in front: the frame waited for the one before it.{early}"
     )
 
 

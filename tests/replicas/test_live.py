@@ -131,7 +131,7 @@ def test_over_links_as_in_one_process(exchange: Exchange, codec: str, staleness:
     assert same(live.weights[1], alone.weights(1))
     for ours, theirs in zip(live.records, alone.records, strict=True):
         pair = (ours, theirs)
-        steps = [[(r.step, r.phase, r.gradient_norm) for r in node] for node in pair]
+        steps = [[(r.step, r.phase, r.gradient_norm, r.learning_rate) for r in node] for node in pair]
         sent = [sorted((f.peer, f.microbatch, f.frame_bytes) for r in node for f in r.sent) for node in pair]
         had = [[sorted((f.peer, f.microbatch) for f in r.received) for r in node] for node in pair]
         assert steps[0] == steps[1]
@@ -170,10 +170,13 @@ def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
     paced = Paced(forward_ns=(30_000_000,), backward_ns=(60_000_000,), update_ns=10_000_000, source="stated")
     leader = Leader(job.model_copy(update={"compute": paced}), 1_000_000)
     assert leader.decide(3) is None  # nobody has been heard
-    for worker, rate_bps in ((0, 80e6), (1, 40e6)):
-        size = 300_000
-        took_ns = 20_000_000 + round(size * 8e9 / rate_bps)
-        leader.heard(worker, size, first_ns=1000, last_ns=1000 + took_ns, round_trip_ns=40_000_000, ratio=0.5)
+
+    def hear(worker: int, rate_bps: float) -> None:
+        took_ns = 20_000_000 + round(300_000 * 8e9 / rate_bps)
+        leader.heard(worker, 300_000, first_ns=1000, last_ns=1000 + took_ns, round_trip_ns=40_000_000, ratio=0.5)
+
+    hear(0, 80e6)
+    hear(1, 40e6)
     assert leader.decide(4) is None  # it is not the time
     decision = leader.decide(7)
     link = LinkEstimate(40e6, 20_000_000)
@@ -183,6 +186,11 @@ def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
     assert ratio_of(decision.codecs[0]) == pytest.approx(wanted.ratio, rel=1e-6)
     assert decision.effective_from == 7 + 1 + 2
     assert leader.decide(8) is None
+    for _ in range(12):
+        hear(1, 20e6)  # it has become slower, and a decision of before holds by now
+    later = leader.decide(11)
+    assert later is not None
+    assert ratio_of(later.codecs[0]) == pytest.approx(wanted.ratio / 2, rel=0.05)
 
 
 def test_a_decision_crosses_at_the_head_of_a_message() -> None:
