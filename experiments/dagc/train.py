@@ -1,0 +1,168 @@
+"""Train digits by federated averaging with ratios by data share: `python experiments/dagc/train.py`.
+
+This writes runs.csv, a row for each training. For each skew and mean ratio the learning rate of all arms is the one of
+RATES with which uniform ratios have the least mean loss over TUNING_SEEDS, which are not the seeds that count: the
+choice suits uniform ratios best, and what the others gain is not due to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import torch
+
+from testbed.errors import StageError
+from testbed.policies import dagc
+from testbed.replicas.federated import FederatedSpec, Federation
+
+HERE = Path(__file__).resolve().parent
+CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, ALPHA = 10, 30, 5, 16, 1.0
+RATES = (0.15, 0.3, 0.6, 1.2)
+SEEDS, TUNING_SEEDS = range(5), (100, 101)
+SKEWS, MEANS = (1.0, 10.0, 100.0), (0.05, 0.01)
+TARGET = 0.7
+"""Accuracy, of which the rounds are counted until it is reached."""
+
+Ratios = Callable[[Sequence[float], float], Sequence[float]]
+ARMS: dict[str, Ratios] = {
+    "uniform": lambda shares, mean: [mean] * len(shares),
+    "share^(2/3)": dagc.ratios,
+    "released code": lambda shares, mean: [min(1.0, ratio) for ratio in dagc.released_ratios(shares, mean)],
+    "share^(-2/3)": lambda shares, mean: dagc.ratios([1 / share for share in shares], mean),
+}
+"""How ratios follow from the shares of the data. The last one is a control: it should be the worst."""
+
+
+class Setting(NamedTuple):
+    """What is compared."""
+
+    arm: str
+    feedback: bool
+    """Whether clients remember what they did not send."""
+    skew: float
+    """The largest client's images over the smallest's."""
+    mean_ratio: float
+
+
+class Row(NamedTuple):
+    """A line of runs.csv."""
+
+    use: str
+    """tuning, or result."""
+    arm: str
+    feedback: bool
+    skew: float
+    mean_ratio: float
+    learning_rate: float
+    seed: int
+    rounds: int
+    loss: float
+    """Of the test images after the last round, in nats; NaN where training diverged."""
+    accuracy: float
+    rounds_to_target: int | None
+    """None: never."""
+    kept: float
+    """Share of values that arrived, mean over clients and rounds."""
+    payload_mb: float
+    """Of all clients and rounds."""
+    least_ratio: float
+    largest_ratio: float
+
+
+def settings(skews: Sequence[float], means: Sequence[float]) -> Iterator[list[Setting]]:
+    """Yield what is compared, in groups with one learning rate, uniform ratios first: at skew 1 all arms are one; only
+    at the largest skew there are all of them, and error feedback.
+    """
+    for skew, mean in itertools.product(skews, means):
+        arms = ["uniform"] if skew == 1 else list(ARMS) if skew == max(skews) else ["uniform", "share^(2/3)"]
+        yield [Setting(arm, False, skew, mean) for arm in arms]
+        if skew == max(skews):
+            yield [Setting(arm, True, skew, mean) for arm in ("uniform", "share^(2/3)")]
+
+
+def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> Row:
+    """Train once."""
+    spec = FederatedSpec(
+        model="digits-mlp-large",
+        clients=CLIENTS,
+        rounds=rounds,
+        local_steps=LOCAL_STEPS,
+        batch_size=BATCH,
+        learning_rate=rate,
+        learning_rate_floor=1.0,
+        alpha=ALPHA,
+        skew=setting.skew,
+        seed=seed,
+    )
+    federation = Federation(spec)
+    ratios = ARMS[setting.arm](federation.shares, setting.mean_ratio)
+    plain = [f"topk({ratio:.6g}, tensor)" for ratio in ratios]
+    codecs = [f"ef({text})" for text in plain] if setting.feedback else plain
+    seen = []
+    try:
+        seen.extend(federation.train(lambda number, stepsize: codecs))
+        loss, accuracy = seen[-1].loss, seen[-1].accuracy
+    except StageError:
+        loss = accuracy = math.nan
+    reached = next((each.number + 1 for each in seen if each.accuracy >= TARGET), None)
+    return Row(
+        use,
+        *setting,
+        rate,
+        seed,
+        rounds,
+        loss,
+        accuracy,
+        reached,
+        fmean(each.kept for each in seen) if seen else math.nan,
+        sum(each.payload_bytes for each in seen) / 1e6,
+        min(ratios),
+        max(ratios),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Write runs.csv, whole or not at all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for runs.csv (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
+    rounds, rates, seeds, tuning = ROUNDS, RATES, SEEDS, TUNING_SEEDS
+    groups = settings(SKEWS, MEANS)
+    if asked.quick:
+        rounds, rates, seeds, tuning = 5, RATES[1:2], range(2), TUNING_SEEDS[:1]
+        groups = settings((1.0, 100.0), MEANS[:1])
+    rows: list[Row] = []
+
+    def add(row: Row) -> Row:
+        print(*row, flush=True)  # noqa: T201
+        rows.append(row)
+        return row
+
+    for group in groups:
+        losses = {
+            rate: fmean(add(train(group[0], "tuning", rate, seed, rounds)).loss for seed in tuning) for rate in rates
+        }
+        best = min((rate for rate in rates if math.isfinite(losses[rate])), key=lambda rate: losses[rate])
+        for setting, seed in itertools.product(group, seeds):
+            add(train(setting, "result", best, seed, rounds))
+    asked.output.mkdir(parents=True, exist_ok=True)
+    draft = asked.output / "runs.csv.part"
+    with draft.open("w", encoding="utf8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([Row._fields, *rows])
+    draft.rename(asked.output / "runs.csv")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
