@@ -1,0 +1,168 @@
+"""Train digits by federated averaging with top-k and hard thresholds: `python experiments/fedht/train.py`.
+
+This writes runs.csv, a row for each training, and rounds.csv, how many values arrived in each round of those with the
+middle ratio. For each method the learning rate is the one of RATES with the least mean loss over TUNING_SEEDS, which
+are not the seeds that count, at the strongest label skew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+
+from testbed.errors import StageError
+from testbed.policies import thresholds
+from testbed.replicas.federated import CodecsOfRound, FederatedSpec, Federation, Round
+
+HERE = Path(__file__).resolve().parent
+CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, FLOOR = 10, 25, 5, 16, 0.1
+RATES = (0.3, 0.6, 1.2)
+SEEDS, TUNING_SEEDS = range(5), (100, 101)
+ALPHAS = (0.1, 0.5)
+TOP_K, FIXED, FOLLOWING = "top-k", "fixed threshold", "gamma-FedHT"
+RATIOS = {
+    TOP_K: (0.01, 0.03, 0.1),
+    FIXED: (0.001, 0.003, 0.01),
+    FOLLOWING: (0.001, 0.003, 0.01),
+}
+"""Shares of the values: top-k's in every round; of a threshold those of the first update that reach it, which are fewer
+than reach it once error feedback has filled. The learning rate is chosen at the middle one, whose rounds are kept.
+"""
+EARLY, LATE = slice(5, 10), slice(-5, None)
+"""Rounds whose shares are compared. Before, error feedback still fills."""
+
+
+class Setting(NamedTuple):
+    """What is compared."""
+
+    method: str
+    alpha: float
+    """Of the Dirichlet distribution of the clients' classes: small, few classes each."""
+    first_ratio: float
+
+
+class Row(NamedTuple):
+    """A line of runs.csv."""
+
+    use: str
+    """tuning, or result."""
+    method: str
+    alpha: float
+    first_ratio: float
+    learning_rate: float
+    seed: int
+    rounds: int
+    loss: float
+    """Of the test images after the last round, in nats; NaN where training diverged."""
+    accuracy: float
+    payload_mb: float
+    """Of all clients and rounds."""
+    kept: float
+    """Share of the values that arrived, mean over clients and rounds."""
+    early: float
+    """The same of the rounds EARLY."""
+    late: float
+    """Of the rounds LATE."""
+
+
+def codecs_of(setting: Setting, federation: Federation) -> CodecsOfRound:
+    """Return each client's codec by round."""
+    clients, spec = federation.spec.clients, federation.spec
+    if setting.method == TOP_K:
+        return lambda number, stepsize: [f"ef(topk({setting.first_ratio:g}, tensor))"] * clients
+    first = thresholds.first_threshold(federation.first_update().numpy(), setting.first_ratio)
+    power = 1.0 if setting.method == FOLLOWING else 0.0
+
+    def codecs(number: int, stepsize: float) -> list[str]:
+        threshold = thresholds.threshold(first, stepsize, spec.learning_rate, power=power)
+        return [f"ef(ht({threshold:.9f}))"] * clients
+
+    return codecs
+
+
+def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> tuple[Row, list[Round]]:
+    """Train once."""
+    spec = FederatedSpec(
+        model="digits-mlp-large",
+        clients=CLIENTS,
+        rounds=rounds,
+        local_steps=LOCAL_STEPS,
+        batch_size=BATCH,
+        learning_rate=rate,
+        learning_rate_floor=FLOOR,
+        alpha=setting.alpha,
+        skew=1.0,
+        seed=seed,
+    )
+    federation = Federation(spec)
+    seen: list[Round] = []
+    try:
+        seen.extend(federation.train(codecs_of(setting, federation)))
+        loss, accuracy = seen[-1].loss, seen[-1].accuracy
+    except StageError:
+        loss = accuracy = math.nan
+    sent = sum(each.payload_bytes for each in seen) / 1e6
+    kept = [each.kept for each in seen]
+    parts = [_mean(part) for part in (kept, kept[EARLY], kept[LATE])]
+    return Row(use, *setting, rate, seed, rounds, loss, accuracy, sent, *parts), seen
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
+
+
+def write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
+    """Write a table, whole or not at all."""
+    draft = path.with_name(f"{path.name}.part")
+    with draft.open("w", encoding="utf8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    draft.rename(path)
+
+
+def main(arguments: list[str]) -> int:
+    """Write both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for the tables (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
+    rounds, rates, seeds, tuning, alphas = ROUNDS, RATES, SEEDS, TUNING_SEEDS, ALPHAS
+    if asked.quick:
+        rounds, rates, seeds, tuning, alphas = 6, RATES[1:2], range(2), TUNING_SEEDS[:1], ALPHAS[:1]
+    rows: list[Row] = []
+    followed: list[tuple[object, ...]] = []
+
+    def add(setting: Setting, use: str, rate: float, seed: int) -> float:
+        row, seen = train(setting, use, rate, seed, rounds)
+        print(*row, flush=True)  # noqa: T201
+        rows.append(row)
+        if use == "result" and setting.first_ratio == RATIOS[setting.method][1]:
+            followed.extend(
+                (setting.method, setting.alpha, seed, each.number, each.stepsize, each.kept) for each in seen
+            )
+        return row.loss
+
+    for method, ratios in RATIOS.items():
+        tried = ratios[1:3] if asked.quick else ratios
+        skewed = Setting(method, min(alphas), ratios[1])
+        losses = {rate: fmean(add(skewed, "tuning", rate, seed) for seed in tuning) for rate in rates}
+        best = min((rate for rate in rates if math.isfinite(losses[rate])), key=lambda rate: losses[rate])
+        for alpha, ratio, seed in itertools.product(alphas, tried, seeds):
+            add(Setting(method, alpha, ratio), "result", best, seed)
+    asked.output.mkdir(parents=True, exist_ok=True)
+    write(asked.output / "runs.csv", [Row._fields, *rows])
+    write(asked.output / "rounds.csv", [("method", "alpha", "seed", "round", "stepsize", "kept"), *followed])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
