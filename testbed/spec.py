@@ -42,8 +42,8 @@ class WorkloadSpec(Frozen):
     """SHA-256 of the weights that training begins with; None for a named size, which begins with the seed's. Filled in
     when a cell is made of a file, or stated there, and compared with what is on the machine."""
     text: str
-    """'bundled'; the path of a text or .parquet file; or a data set of the hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION',
-    for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
+    """'bundled' or 'moby-dick', which come with the package; the path of a text or .parquet file; or a data set of the
+    hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
     sequence_length: int = Field(ge=2)
     batch_size: int = Field(ge=1)
     """Sequences in one step, all micro-batches together."""

@@ -3,7 +3,8 @@ experiments/seed_activation_delta/figures.py`.
 
 This reads the results of the sweep, redundancy.csv from the output folder if it is there (redundancy.py writes it), and
 published.csv: what the authors of activation delta (Bedoya and Zhang) report of 20 steps of one run each, without a
-network, with bytes by formula.
+network, with bytes by formula. Written beside the README, summary.csv keeps its rows of models and batches that these
+results lack: GPT-2 small takes half an hour.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 import testbed
+from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import experiment_tables, experiments, style
 from testbed.report.canvas import HOLLOW_DASH, Handle, canvas
 from testbed.report.claims import EXACT, Claim, Verdict, claims_table
 from testbed.report.collect import codec_order
-from testbed.report.lines import window
 from testbed.report.numbers import percent
 from testbed.report.remarks import labelled
 from testbed.workloads import models
@@ -36,13 +37,15 @@ RUN = experiments.RUN
 ARM = ["model", "batches", "profile", "codec"]
 PAIR = ["model", "batches", "profile", "seed"]
 BASELINE, UNSHAPED = "fp32", "datacenter"
+INT4 = "fwd=int4, bwd=int8"
+"""What delta(int4) is without differences: its gradients go as int8."""
 FRESH, REPEATED = "fresh", "repeated"
 MB = 1e6
 
 
 # ------------------------------------------------------------------ results
-def measured(folder: Path) -> tuple[Any, Any]:
-    """Return (a row per run, the curves of all runs), both with model and batches; see `runs_frame` and `curves`."""
+def measured(folder: Path) -> Any:
+    """Return a row per run with model and batches; see `experiments.runs_frame`."""
     runs = experiments.runs_frame(folder)
     repeated = (runs["workload.training_sequences"] == runs["workload.batch_size"]).fillna(False).astype(bool)
     runs = runs.assign(model=runs["workload.model"], batches=np.where(repeated, REPEATED, FRESH))
@@ -57,7 +60,7 @@ def measured(folder: Path) -> tuple[Any, Any]:
     runs = runs.merge(pandas.DataFrame(whole).join(moved(folder)), left_on=RUN, right_index=True)
     runs = runs.merge(late_losses(curves), left_on=RUN, right_index=True)
     less = {"difference": less_fp32(runs, "validation_loss"), "train_difference": less_fp32(runs, "late_loss")}
-    return runs.assign(**less), curves
+    return runs.assign(**less)
 
 
 def less_fp32(runs: Any, value: str) -> Any:
@@ -107,12 +110,32 @@ def summarised(runs: Any) -> Any:
     means["difference_low"], means["difference_high"] = rows.difference.min(), rows.difference.max()
     means["seeds"], means["steps"], means["certified"] = rows.seed.nunique(), rows.steps.first(), rows.certified.all()
     means = means.reset_index()
-    sizes = list(models.SIZES)
+    sizes = [*models.SIZES, *models.MADE]
     place = [
         (sizes.index(row.model), row.batches, row.profile != UNSHAPED, codec_order(row.codec))
         for row in means.itertuples()
     ]
     return means.iloc[sorted(range(len(place)), key=place.__getitem__)].reset_index(drop=True)
+
+
+def with_committed(arms: Any, output: Path) -> Any:
+    """Return the arms, and those of summary.csv beside the README whose model and batches these lack."""
+    if output.resolve() != HERE:
+        return arms
+    before, setting = pandas.read_csv(HERE / "summary.csv"), ["model", "batches"]
+    made = arms[setting].drop_duplicates().assign(made=True)
+    kept = before[before.merge(made, on=setting, how="left").made.isna().to_numpy()]
+    return pandas.concat([kept, arms], ignore_index=True)
+
+
+def split(arms: Any) -> tuple[Any, Any, Any]:
+    """Return the arms of the largest and the smallest model that began with random weights, and of learned ones."""
+    learned = arms.model.isin(models.MADE)
+    random = arms[~learned]
+    sizes = sorted(set(random.model), key=list(models.SIZES).index)
+    if not sizes:
+        return random, random, arms[learned]
+    return random[random.model == sizes[-1]], random[random.model == sizes[0]], arms[learned]
 
 
 def speed_up(rows: Any, value: str) -> Any:
@@ -125,7 +148,7 @@ def speed_up(rows: Any, value: str) -> Any:
 # ------------------------------------------------------------------ tables
 def published_table(arms: Any) -> Any:
     """Return the published rows, then ours of the largest model, which in the full form is theirs."""
-    ours = arms[arms.model == arms.model.iloc[-1]]
+    ours, _, _ = split(arms)
     ours = ours.assign(speed_up=speed_up(ours, "mean_step_s"), certificate=np.where(ours.certified, "pass", "FAIL"))
     theirs = pandas.read_csv(HERE / "published.csv").assign(profile="published: none")
     theirs["speed_up"] = theirs.mean_step_s.iloc[0] / theirs.mean_step_s
@@ -151,7 +174,7 @@ def published_table(arms: Any) -> Any:
 
 def long_table(arms: Any) -> Any:
     """Return our rows of the smallest model: losses after the same tokens, compared with fp32 pair by pair."""
-    rows = arms[arms.model == arms.model.iloc[0]]
+    _, rows, _ = split(arms)
     four = "{:.4f}".format
     spread = [f"{low:+.4f} to {high:+.4f}" for low, high in zip(rows.difference_low, rows.difference_high, strict=True)]
     return pandas.DataFrame(
@@ -174,9 +197,55 @@ def long_table(arms: Any) -> Any:
     )
 
 
+def finetuned_table(folder: Path) -> Any:
+    """Return a row for each kind of batches and codec of the learned weights: losses, and how far fp32's they are."""
+    runs = learned_runs(folder)
+    rows = []
+    for (batches, codec), part in runs.groupby(["batches", "codec"], sort=False):
+        row = {"batches": batches, "codec": labelled(codec), "seeds": part.seed.nunique()}
+        for column, name in LOSSES.items():
+            found = compared(runs, column, 0.0, batches, codec, BASELINE)
+            if codec == BASELINE or found is None:
+                row[name] = f"{part[column].mean():.4f}"
+            elif found.interval is None:
+                row[name] = f"{found.value:+.4f}"
+            else:
+                row[name] = f"{found.value:+.4f} ({found.interval.low:+.4f} to {found.interval.high:+.4f})"
+        rows.append(row)
+    return pandas.DataFrame(rows)
+
+
+def learned_runs(folder: Path) -> Any:
+    """Return the rows of seeds.csv of learned weights, and where there are none of the smallest model."""
+    if not (path := folder / experiments.SEEDS).is_file():
+        return pandas.DataFrame()
+    runs = pandas.read_csv(path)
+    runs = runs[runs.profile == UNSHAPED]
+    _, small, learned = split(runs)
+    runs = learned if len(learned) else small
+    places = [(row.batches, codec_order(row.codec), row.seed) for row in runs.itertuples()]
+    return runs.iloc[sorted(range(len(places)), key=places.__getitem__)]
+
+
+def compared(runs: Any, column: str, bound: float, batches: str, ours: str, base: str) -> Judgement | None:
+    """Judge that a codec's loss is at most `bound` nats above another's on the same batches; None without its runs."""
+    of_batches = runs[runs.batches == batches]
+    a, b = (of_batches[of_batches.codec == codec].set_index("seed")[column].to_dict() for codec in (ours, base))
+    return judge("loss", a, b, bound) if a.keys() & b.keys() else None
+
+
+LOSSES = {
+    "validation_loss": "validation",
+    "uncompressed_loss": "validation, codec taken out",
+    "mean_train_loss": "training, all steps",
+    "late_loss": "training, last quarter",
+}
+"""Columns of seeds.csv, and what they are called."""
+
+
 def redundancy_table(ratios: Any) -> Any:
     """Return what is left of a tensor minus an earlier one, and what int8 makes of both at the smallest gap."""
-    key = ["tensor", "step", "batches"]
+    key = ["model", "tensor", "step", "batches"]
     mean = ratios.groupby([*key, "gap"], sort=False).mean().reset_index()
     wide = mean.pivot(index=key, columns="gap", values="norm_ratio").round(3)
     wide.columns = [f"gap {gap}" for gap in wide.columns]
@@ -184,7 +253,8 @@ def redundancy_table(ratios: Any) -> Any:
     wide["int8 error"], wide["error of the difference"] = least.int8_error, least.delta_error
     wide["int8 bits, packed"], wide["bits of the difference"] = least.int8_bits.round(2), least.delta_bits.round(2)
     wide = wide.reset_index()
-    return wide.assign(step=wide.step + 1).sort_values(["tensor", "step"], ascending=[False, True], kind="stable")
+    wide = wide.assign(step=wide.step + 1)
+    return wide.sort_values(["model", "tensor", "step"], ascending=[True, False, True], kind="stable")
 
 
 # ------------------------------------------------------------------ figures
@@ -203,88 +273,83 @@ def legend_of(codecs: list[str], runs: Any, *, bars: bool = False) -> list[Handl
 
 
 LOSS_WORDS = """\
-Lines: training loss, the mean of the steps around each where there are many. Markers: validation loss, the codec in \
-place; its differences are between validation batches, and an error adds up anew. Bands and upright lines: from the \
-lowest to the highest seed. Right: the difference from fp32 of the same seed; above 0 is worse. A loss does not \
-depend on the network.
+Marks: means of {seeds} seeds, {model}, each less fp32's of the same seed; lines: 95 % intervals. Evaluations have the \
+codec in place. {fp32}.
 """
 
 
-def loss_figure(runs: Any, curves: Any) -> Figure:
-    """Draw, for each model and kind of batch, losses against steps and their difference from fp32's."""
-    codecs = sorted(set(runs.codec), key=codec_order)
+def loss_figure(folder: Path) -> Figure:
+    """Draw how far the losses of each codec are from fp32's: on new batches, and on one that repeats."""
+    runs = learned_runs(folder)
+    codecs = [codec for codec in dict.fromkeys(runs.codec) if codec != BASELINE]
     looks = style.looks(codecs)
-    settings = list(runs[["model", "batches"]].drop_duplicates().itertuples(index=False, name=None))
-    words = LOSS_WORDS + experiments.caption(runs)
-    figure, panels = canvas("Loss against steps", 1.9, legend_of(codecs, runs), words, 2 * len(settings), columns=2)
-    for row, (model, batches) in enumerate(
-        sorted(settings, key=lambda setting: (list(models.SIZES).index(setting[0]), setting[1]))
-    ):
-        left, right = panels[2 * row : 2 * row + 2]
-        of_setting = curves[(curves.model == model) & (curves.batches == batches)]
-        train, tested = by_seed(of_setting, "train"), by_seed(of_setting, "evaluation")
-        for codec in [codec for codec in codecs if codec in train]:
-            look = looks[codec]
-            sound = runs[(runs.model == model) & (runs.batches == batches) & (runs.codec == codec)].certified.all()
-            for axes, base in ((left, None), (right, BASELINE)):
-                lines, points = (frames[codec] - (frames[base] if base else 0) for frames in (train, tested))
-                smooth = lines.rolling(window(lines.index), center=True, min_periods=1).mean()
-                experiments.band(axes, smooth.index, smooth.T.to_numpy(), look.colour, codec, dash=look.dash, lw=1.3)
-                axes.vlines(points.index, points.min(axis=1), points.max(axis=1), color=look.colour, lw=1)
-                face = look.colour if sound else style.PAPER
-                axes.plot(
-                    points.index,
-                    points.mean(axis=1),
-                    ls="none",
-                    marker=look.marker,
-                    ms=4.5,
-                    color=look.colour,
-                    mfc=face,
-                )
-        experiments.floor_line(left, runs[runs.model == model])
-        left.set_title(f"{model}, {'a new batch each step' if batches == FRESH else 'one batch again and again'}")
-        left.set_ylabel("loss, nats per token")
-        right.set_title("difference from fp32")
-    for axes in panels[-2:]:
-        axes.set_xlabel("optimiser steps")
+    panels_of = [
+        (batches, column, title)
+        for batches, column, title in (
+            (FRESH, "validation_loss", "new batches: validation loss"),
+            (REPEATED, "late_loss", "one batch again and again: training loss"),
+        )
+        if batches in set(runs.batches)
+    ]
+    base = runs[runs.codec == BASELINE].groupby("batches")
+    words = LOSS_WORDS.format(
+        seeds=runs.seed.nunique(),
+        model=runs.model.iloc[0],
+        fp32="fp32's: "
+        + ", ".join(f"{base[column].mean()[batches]:.3f} nats ({title})" for batches, column, title in panels_of),
+    )
+    figure, panels = canvas(_finding(runs), 0.27 * len(codecs) + 0.2, [], words, len(panels_of), columns=2)
+    for axes, (batches, column, title) in zip(panels, panels_of, strict=True):
+        for place, codec in enumerate(codecs):
+            found = compared(runs, column, 0.0, batches, codec, BASELINE)
+            if found is None:
+                continue
+            if found.interval is not None:
+                axes.hlines(place, *found.interval, color=looks[codec].colour, lw=1.6)
+            axes.plot(found.value, place, ls="none", marker=looks[codec].marker, color=looks[codec].colour)
+        axes.axvline(0, color=style.looks([BASELINE])[BASELINE].colour, lw=1.2)
+        axes.set_yticks(range(len(codecs)), [labelled(codec) for codec in codecs] if axes is panels[0] else [])
+        axes.set_ylim(len(codecs) - 0.4, -0.6)
+        axes.grid(axis="y", visible=False)
+        axes.set_title(title)
+        axes.set_xlabel("less fp32's, nats per token; right is worse")
     return figure
 
 
-def by_seed(curves: Any, phase: str) -> dict[str, Any]:
-    """Return a frame per codec: a row per step, a column per seed. A seed's losses are the same over every network."""
-    of_phase = curves[curves.phase == phase]
-    return {
-        codec: rows.pivot_table(index="step", columns="seed", values="loss")
-        for codec, rows in of_phase.groupby("codec")
-    }
+def _finding(runs: Any) -> str:
+    words = []
+    for batches, column, name in ((FRESH, "validation_loss", "new batches"), (REPEATED, "late_loss", "one batch")):
+        found = compared(runs, column, 0.0, batches, CLOSED_4, INT4)
+        if found is not None:
+            words.append(f"{found.value:+.3f} nats on {name}")
+    if not words:
+        return "Losses of each codec against fp32's"
+    return f"At 4 bits, differences instead of tensors change the loss by {' and '.join(words)}"
 
 
 TIME_WORDS = """\
-Hatched: as published, forward payload by formula, no network. Left: the mean of all steps, the first one too, as \
-published; in brackets all steps together. Right: of all steps, payload forward (full colour), backward (paler), what \
-IP packets add (palest).
+Hatched: as published, without a network; bytes by formula, forward only. Left: the mean of all steps, the first one \
+too, as published; in brackets all {steps} together. Right: payload of all steps forward (full colour) and backward \
+(paler), and what IP packets add (palest).
 """
 
 
-def time_figure(runs: Any, arms: Any) -> Figure:
+def time_figure(arms: Any) -> Figure:
     """Draw what a step took and what it moved, beside what was published."""
-    ours = arms[(arms.model == arms.model.iloc[-1]) & (arms.batches == FRESH)]
+    large, _, _ = split(arms)
+    ours = large[large.batches == FRESH]
     codecs, looks = sorted(set(ours.codec), key=codec_order), style.looks(arms.codec)
-    chosen = runs[(runs.model == ours.model.iloc[0]) & (runs.batches == FRESH)]
-    legend, words = legend_of(codecs, chosen, bars=True), TIME_WORDS + experiments.caption(chosen)
-    title, height = (
-        f"Time and bytes: {ours.model.iloc[0]}, {ours.steps.iloc[0]} steps on new batches",
-        0.23 * (len(ours) + 2),
-    )
-    figure, (left, right) = canvas(title, height, legend, words, 2, columns=2)
+    title, height = _quarter(ours), 0.23 * (len(ours) + 2)
+    words = TIME_WORDS.format(steps=ours.steps.iloc[0])
+    figure, (left, right) = canvas(title, height, legend_of(codecs, ours, bars=True), words, 2, columns=2)
     names: list[str] = []
     hatched: dict[str, Any] = {"color": style.RULE, "hatch": "///", "edgecolor": style.MUTED}
     for row in pandas.read_csv(HERE / "published.csv").itertuples():
         left.barh(len(names), row.mean_step_s, **hatched)
         right.barh(len(names), row.forward_mb, **hatched)
         number(left, len(names), row.mean_step_s, f"{row.mean_step_s:.2f} s ({row.total_s:.0f} s)")
-        number(right, len(names), row.forward_mb, f"{row.forward_mb:.1f} MB")
-        names.append(f"published, {'fp32' if row.codec == BASELINE else 'delta'}")
+        number(right, len(names), row.forward_mb, f"{row.forward_mb:.1f} MB, forward only")
+        names.append(f"published: {'fp32' if row.codec == BASELINE else 'delta as int8'}")
     for row in ours.itertuples():
         place, colour = len(names), looks[row.codec].colour
         part(left, place, 0, row.mean_step_s, colour, 1.0, certified=row.certified)
@@ -292,15 +357,25 @@ def time_figure(runs: Any, arms: Any) -> Figure:
         for low, high, opacity in zip(ends, ends[1:], (1.0, 0.55, 0.25), strict=False):
             part(right, place, low, high, colour, opacity, certified=row.certified)
         number(left, place, row.mean_step_s, f"{row.mean_step_s:.2f} s ({row.total_s:.0f} s)")
-        number(right, place, row.wire_mb, f"{row.wire_mb:.1f} MB")
-        names.append("" if names[-1] in (row.profile, "") and row.codec != codecs[0] else row.profile)
+        number(right, place, row.wire_mb, f"{row.wire_mb:.1f} MB ({row.forward_mb:.1f} forward)")
+        names.append(f"{'unshaped' if row.profile == UNSHAPED else row.profile}: {row.codec}")
     for axes, label in ((left, "mean step, s"), (right, "all steps, MB")):
         axes.set_yticks(range(len(names)), names if axes is left else [])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-        axes.set_xlim(0, 1.35 * axes.dataLim.x1)
+        axes.set_xlim(0, 1.6 * axes.dataLim.x1)
         axes.set_xlabel(label)
     return figure
+
+
+def _quarter(ours: Any) -> str:
+    unshaped = ours[ours.profile == UNSHAPED].set_index("codec")
+    if not {BASELINE, DELTA} <= set(unshaped.index):
+        return "Time and bytes on new batches"
+    bytes_share = unshaped.forward_mb[DELTA] / unshaped.forward_mb[BASELINE]
+    gain = unshaped.mean_step_s[BASELINE] / unshaped.mean_step_s[DELTA]
+    fewer = percent(1 - bytes_share, "{:.0f}")
+    return f"{fewer} fewer bytes forward, as many as plain int8 saves; a step is {gain:.2f} times as fast"
 
 
 def part(axes: Axes, place: int, low: float, high: float, colour: str, opacity: float, *, certified: bool) -> None:
@@ -318,18 +393,19 @@ def number(axes: Axes, place: int, end: float, text: str) -> None:
 
 REDUNDANCY_WORDS = """\
 GPT-2 mini at its one boundary, fp32, trained in one process without a network, settings of sweep.toml, mean of 5 \
-consecutive steps; seeds {seeds}. Above the line at 1 the difference is larger than the tensor. Activation delta \
-sends the difference at gap 1. The batch that is not learned is of the validation split.
+consecutive steps; seeds {seeds}. Activation delta sends the difference at gap 1. The batch that is not learned is of \
+the validation split and has no gradients. After 110 steps a gap of 100 reaches back to step 10, before anything was \
+learned: hence the jump there.
 """
 
 
 def redundancy_figure(ratios: Any) -> Figure:
     """Draw |X_t - X_(t-gap)| / |X_t| against the gap, a panel for each moment."""
-    names, moments, gaps = (
-        list(ratios.batches.drop_duplicates()),
-        sorted(ratios.step.unique()),
-        sorted(ratios.gap.unique()),
-    )
+    names, gaps = list(ratios.batches.drop_duplicates()), sorted(ratios.gap.unique())
+    # only where the batch that repeats was followed as long
+    both = ratios[ratios.batches.str.startswith("one batch, learned")]
+    moments = list(both[["model", "step"]].drop_duplicates().itertuples(index=False, name=None))
+    moments.sort(key=lambda moment: (moment[0] in models.MADE, moment[1]))
     looks = style.looks(names)
     legend: list[Handle] = [
         Line2D([], [], color=looks[name].colour, ls=looks[name].dash, marker=looks[name].marker, label=name)
@@ -337,16 +413,17 @@ def redundancy_figure(ratios: Any) -> Figure:
     ]
     legend.append(Line2D([], [], color=style.INK, ls=":", label="dotted: gradients, G"))
     words = REDUNDANCY_WORDS.format(seeds=", ".join(map(str, sorted(ratios.seed.unique()))))
-    title = "How much a tensor differs from an earlier one at its boundary"
+    title = "New batches differ by as much as they are, whatever the weights; only a batch that repeats is alike"
     figure, panels = canvas(title, 2.6, legend, words, len(moments), columns=len(moments))
     plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for axes, moment in zip(panels, moments, strict=True):
-        for (batches, tensor), rows in ratios[ratios.step == moment].groupby(["batches", "tensor"]):
+    for axes, (model, moment) in zip(panels, moments, strict=True):
+        of_moment = ratios[(ratios.model == model) & (ratios.step == moment)]
+        for (batches, tensor), rows in of_moment.groupby(["batches", "tensor"]):
             look, by_gap = looks[batches], rows.pivot_table(index="gap", columns="seed", values="norm_ratio")
             drawn = {"dash": look.dash, "marker": look.marker} if tensor == "X" else {"dash": ":", "marker": "none"}
             experiments.band(axes, by_gap.index, by_gap.T.to_numpy(), look.colour, batches, ms=4.5, **drawn)
         axes.axhline(1, color=style.INK, lw=0.9)
-        axes.set_title(f"after {moment + 1} steps")
+        axes.set_title(f"{'learned' if model in models.MADE else 'random'}, {moment + 1} steps")
         axes.set(xscale="log", yscale="log", xlabel="gap, steps", xlim=(0.9 * gaps[0], 1.1 * gaps[-1]))
         axes.set_ylim(0.8 * ratios.norm_ratio.min(), 1.25 * ratios.norm_ratio.max())
         axes.xaxis.set_major_locator(FixedLocator(gaps))
@@ -374,8 +451,11 @@ def claims(folder: Path) -> list[Claim]:
     """Return what the CSVs of a folder say of the claims; those whose arms they lack are left out."""
     arms = pandas.read_csv(folder / "summary.csv")
     theirs = pandas.read_csv(HERE / "published.csv")
-    large, small = (arms[arms.model == model] for model in (arms.model.iloc[-1], arms.model.iloc[0]))
+    large, small, _ = split(arms)
     made = [*_bytes(_arms(large, FRESH), theirs), *_times(large, theirs), *_losses(large, theirs)]
+    runs = learned_runs(folder)
+    if len(runs) and runs.model.iloc[0] in models.MADE:
+        made += _finetuned(runs, theirs)
     made += _longer(folder, _arms(small, FRESH), small.model.iloc[0])
     if (path := folder / "redundancy.csv").is_file():
         made += _premise(pandas.read_csv(path))
@@ -448,21 +528,21 @@ def _losses(large: Any, theirs: Any) -> Iterator[Claim]:
     if {BASELINE, AS_PUBLISHED} <= set(fresh.index):
         ours, base = fresh.loc[AS_PUBLISHED], fresh.loc[BASELINE]
         yield Claim(
-            claim="activation delta trains to a lower loss than fp32 in 20 steps",
+            claim="activation delta trains random weights to a lower loss than fp32 in 20 steps",
             source=SOURCE,
             published=f"mean {theirs.mean_train_loss.iloc[1]:.3f} against {theirs.mean_train_loss.iloc[0]:.3f}, last "
             f"{theirs.last_train_loss.iloc[1]:.3f} against {theirs.last_train_loss.iloc[0]:.3f}",
             ours=f"mean {ours.mean_train_loss:.3f} against {base.mean_train_loss:.3f}, last {ours.last_train_loss:.3f} "
             f"against {base.last_train_loss:.3f}",
             verdict="not comparable",
-            why="not tested: weights are random here and the loss is above the unigram entropy, while 3.37 implies "
-            "pretrained ones; the published losses are of one batch and one run each",
+            why="weights are random here and the loss is above the unigram entropy, while 3.37 implies pretrained ones "
+            "(those are fine-tuned below); the published losses are of one batch and one run each",
             command=COMMAND,
         )
     if {BASELINE, DELTA, INT8} <= set(repeated.index):
         last = repeated.last_train_loss
         yield Claim(
-            claim="on one batch again and again, where differences are small, activation delta trains as fp32 does",
+            claim="GPT-2 small, random: on one batch again and again activation delta trains as fp32 does",
             source="ours",
             ours=f"last loss {last[DELTA]:.3f}; int8 {last[INT8]:.3f}, fp32 {last[BASELINE]:.3f}",
             verdict="not resolved",
@@ -471,23 +551,79 @@ def _losses(large: Any, theirs: Any) -> Iterator[Claim]:
         )
 
 
+BELOW, ABOVE = -SAME_LOSS, SAME_LOSS
+ABOUT_LEARNED = (
+    ("the activation delta's mean training loss is 1 % below fp32's", "mean_train_loss", FRESH, DELTA, BASELINE, BELOW),
+    (
+        "the activation delta's mean training loss is 1 % below fp32's",
+        "mean_train_loss",
+        REPEATED,
+        DELTA,
+        BASELINE,
+        BELOW,
+    ),
+    ("the activation delta ends at most 1 % above fp32", "validation_loss", FRESH, DELTA, BASELINE, ABOVE),
+    ("int8 ends at most 1 % above fp32", "validation_loss", FRESH, INT8, BASELINE, ABOVE),
+    ("of 4 bits the delta ends at most 1 % above int4 itself", "validation_loss", FRESH, CLOSED_4, INT4, ABOVE),
+    ("of 4 bits a closed loop ends 1 % below an open one (control)", "validation_loss", FRESH, CLOSED_4, OPEN_4, BELOW),
+    ("the activation delta's last quarter is at most 1 % above fp32's", "late_loss", REPEATED, DELTA, BASELINE, ABOVE),
+    ("of 4 bits the delta's last quarter is 1 % below int4's", "late_loss", REPEATED, CLOSED_4, INT4, BELOW),
+)
+"""Claims about learned weights: words, what is compared, batches, codecs, and the bound as a share of fp32's loss."""
+
+
+def _finetuned(runs: Any, theirs: Any) -> Iterator[Claim]:
+    """Yield the claims of learned weights; a bound is a share of fp32's loss."""
+    published = (
+        f"mean {theirs.mean_train_loss.iloc[1]:.3f} against {theirs.mean_train_loss.iloc[0]:.3f} "
+        f"({percent(theirs.mean_train_loss.iloc[1] / theirs.mean_train_loss.iloc[0] - 1, '{:+.1f}')})"
+    )
+    for claim, column, batches, ours, base, share in ABOUT_LEARNED:
+        of = published if claim.startswith("the activation delta's mean") else ""
+        loss = float(runs[(runs.batches == batches) & (runs.codec == BASELINE)][column].mean())
+        found = compared(runs, column, share * loss, batches, ours, base)
+        if found is None:
+            continue
+        yield Claim(
+            claim=f"learned weights, {'new batches' if batches == FRESH else 'one batch again and again'}: {claim}",
+            source=SOURCE if of else "ours",
+            published=of,
+            ours=f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.2f}')})",
+            interval=experiments.interval_words(found),
+            verdict=found.verdict or "not resolved",
+            why=_bound_words(found, loss),
+            command=f"python -m testbed sweep {HERE.name} --only workload.model={runs.model.iloc[0]}",
+        )
+
+
+def _bound_words(found: Judgement, loss: float) -> str:
+    bound = found.effect or 0.0
+    side = f"{abs(bound):.3f} nats {'above' if bound > 0 else 'below'}"
+    if found.verdict in ("holds", "fails"):
+        return f"the whole interval is on {'the claimed' if found.verdict == 'holds' else 'the other'} side of {side}"
+    if found.detectable is None:
+        return "one seed, whose spread is not known"
+    more = "" if found.seeds is None else f"; {found.seeds} seeds would resolve what was seen"
+    least = percent(found.detectable / loss, "{:.2g}")
+    return f"would have shown {found.detectable:.2g} nats ({least}) from {side}{more}"
+
+
 def _longer(folder: Path, arms: Any, model: str) -> Iterator[Claim]:
     if BASELINE not in arms.index:
         return
     loss = arms.loc[BASELINE].validation_loss
     place = {"model": model, "batches": FRESH, "profile": UNSHAPED}
     for codec, base, claim in (
-        (DELTA, BASELINE, "activation delta costs at most 1 % of the loss on new batches"),
-        (INT8, BASELINE, "int8 costs at most 1 % of the loss on new batches"),
-        (OPEN, BASELINE, "negative control: differences without a closed loop cost more than 1 % of the loss"),
-        (OPEN_4, CLOSED_4, "negative control at 4 bits: an open loop costs 1 % of the loss more than a closed one"),
+        (DELTA, BASELINE, "random weights: activation delta costs at most 1 % of the loss on new batches"),
+        (INT8, BASELINE, "random weights: int8 costs at most 1 % of the loss on new batches"),
+        (OPEN, BASELINE, "random weights: differences of 8 bits in an open loop cost more than 1 % of the loss"),
     ):
         found = experiments.judge_loss(
             folder, SAME_LOSS * loss, {**place, "codec": codec}, {**place, "codec": base}, "difference"
         )
         if found is None:
             continue
-        control = codec in (OPEN, OPEN_4)
+        control = codec == OPEN
         against: dict[Any, Verdict] = {"holds": "fails", "fails": "holds"}
         yield Claim(
             claim=claim,
@@ -495,8 +631,8 @@ def _longer(folder: Path, arms: Any, model: str) -> Iterator[Claim]:
             ours=f"{found.value:+.3f} nats",
             interval=experiments.interval_words(found),
             verdict=(against.get(found.verdict, "not resolved") if control else found.verdict) or "not resolved",
-            why="int8's errors are too small to add up in 200 steps, so this control cannot fail: delta-open(int4) is "
-            "needed"
+            why="int8's errors are too small to add up in 200 steps, so this control cannot fail; the one that can is "
+            "delta-open(int4), fine-tuned"
             if codec == OPEN
             else experiments.shown_words(found, loss),
             command=COMMAND,
@@ -507,23 +643,27 @@ def _premise(ratios: Any) -> Iterator[Claim]:
     """Yield whether there is anything to save between two steps."""
     steps = ratios[(ratios.tensor == "X") & (ratios.gap == ratios.gap.min())]
     names = {"a new batch each step": "new batches", "one batch, learned at each step": "one batch that repeats"}
-    for batches, words in names.items():
-        late = steps[(steps.batches == batches) & (steps.step > steps.step.min())]
-        if late.empty:
-            continue
-        low, high = late.norm_ratio.min(), late.norm_ratio.max()
-        yield Claim(
-            claim=f"activations of consecutive steps are much alike, on {words}: their difference is less than half of "
-            "them",
-            source=SOURCE if batches.startswith("a new") else "ours",
-            published="the method's premise, without a number" if batches.startswith("a new") else "",
-            ours=f"{late.norm_ratio.iloc[-1]:.3f} of the tensor's norm after {late.step.iloc[-1] + 1} steps",
-            interval=f"{low:.3f} to {high:.3f}, steps {late.step.min() + 1} to {late.step.max() + 1}, seed "
-            f"{', '.join(map(str, sorted(late.seed.unique())))}",
-            verdict="holds" if high < _HALF else "fails" if low > _HALF else "not resolved",
-            why="sqrt(2) would be two unrelated tensors",
-            command=COMMAND,
-        )
+    for model in dict.fromkeys(steps.model):
+        weights = "learned weights" if model in models.MADE else "random weights"
+        of_model = steps[steps.model == model]
+        for batches, words in names.items():
+            rows = of_model[of_model.batches == batches]
+            late = rows if model in models.MADE else rows[rows.step > rows.step.min()]
+            if late.empty:
+                continue
+            low, high = late.norm_ratio.min(), late.norm_ratio.max()
+            yield Claim(
+                claim=f"{weights}, {words}: activations of consecutive steps are much alike: they differ by less than "
+                "half of their norm",
+                source=SOURCE if batches.startswith("a new") else "ours",
+                published="the method's premise, without a number" if batches.startswith("a new") else "",
+                ours=f"{late.norm_ratio.iloc[-1]:.3f} of the tensor's norm after {late.step.iloc[-1] + 1} steps",
+                interval=f"{low:.3f} to {high:.3f}, steps {late.step.min() + 1} to {late.step.max() + 1}, seed "
+                f"{', '.join(map(str, sorted(late.seed.unique())))}",
+                verdict="holds" if high < _HALF else "fails" if low > _HALF else "not resolved",
+                why="sqrt(2) would be two unrelated tensors",
+                command=COMMAND,
+            )
 
 
 _ABOUT, _HALF = 0.01, 0.5
@@ -540,6 +680,7 @@ def blocks(folder: Path) -> dict[str, str]:
         "published": experiments.markdown_of(theirs.rename(columns=lambda name: name.replace("_", " "))),
         "as-published": experiments.markdown_of(published_table(arms)),
         "longer": experiments.markdown_of(long_table(arms)),
+        "finetuned": experiments.markdown_of(finetuned_table(folder)) if (folder / experiments.SEEDS).is_file() else "",
     }
     if (path := folder / "redundancy.csv").is_file():
         made_blocks["redundancy"] = experiments.markdown_of(redundancy_table(pandas.read_csv(path)))
@@ -554,12 +695,13 @@ def _answer(made: list[Claim]) -> str:
 def main() -> int:
     """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
     results, output = experiments.folders(HERE.name, __doc__ or "")
-    runs, curves = measured(results)
-    arms = summarised(runs)
+    runs = measured(results)
+    arms = with_committed(summarised(runs), output)
     arms.to_csv(output / "summary.csv", index=False, float_format="%.6g", lineterminator="\n")
-    experiment_tables.write_tables(results, output, runs, "model", "batches")
+    columns = ("model", "batches", "mean_train_loss", "last_train_loss", "late_loss")
+    experiment_tables.write_tables(results, output, runs, *columns)
     with style.applied():
-        drawn = {"loss": loss_figure(runs, curves), "time-bytes": time_figure(runs, arms)}
+        drawn = {"loss": loss_figure(output), "time-bytes": time_figure(arms)}
         if (path := output / "redundancy.csv").exists():
             drawn["redundancy"] = redundancy_figure(pandas.read_csv(path))
     for name, figure in drawn.items():

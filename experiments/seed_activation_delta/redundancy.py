@@ -1,9 +1,9 @@
 """Measure how much a tensor at a boundary has in common with an earlier one: `python
 .../seed_activation_delta/redundancy.py`.
 
-This trains the GPT-2 mini of sweep.toml (its fp32 arm, in one process, without a network) and writes redundancy.csv:
-the norm of X_t - X_{t-gap} over that of X_t, and what int8 makes of both, early and late in training. figures.py draws
-it.
+This trains the GPT-2 mini of sweep.toml, from random and from learned weights (the fp32 arms, in one process, without
+a network), and writes redundancy.csv: the norm of X_t - X_{t-gap} over that of X_t, and what int8 makes of both, early
+and late in training. figures.py draws it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ learned."""
 class Row(NamedTuple):
     """A line of redundancy.csv."""
 
+    model: str
     seed: int
     batches: str
     """FRESH, SAME or LEARNED."""
@@ -103,7 +104,7 @@ class Training:
         return activations
 
 
-def compare(seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]) -> Iterator[Row]:
+def compare(model: str, seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]) -> Iterator[Row]:
     """Yield the rows of one moment; `kept` ends with that step's tensor."""
     key = MessageKey("train", step, 0, ())
     context = Context(seed, 0, "forward" if tensor == "X" else "backward")
@@ -121,7 +122,7 @@ def compare(seed: int, batches: str, tensor: str, step: int, kept: deque[Tensor]
             bits = [through("entropy(int8)", part)[1] for part in (x, change)]
             ratios.append((float(change.norm()) / norm, *errors, *bits))
         if ratios:
-            yield Row(seed, batches, tensor, step, gap, *map(fmean, zip(*ratios, strict=True)))
+            yield Row(model, seed, batches, tensor, step, gap, *map(fmean, zip(*ratios, strict=True)))
 
 
 def follow(cell: Cell, steps: int, moments: tuple[int, ...]) -> Iterator[Row]:
@@ -136,12 +137,12 @@ def follow(cell: Cell, steps: int, moments: tuple[int, ...]) -> Iterator[Row]:
             series.append(tensor)
         if step + 1 in moments:
             for (batches, tensor_name), series in zip(names, kept, strict=True):
-                yield from compare(cell.training.seed, batches, tensor_name, step, series)
+                yield from compare(cell.workload.model, cell.training.seed, batches, tensor_name, step, series)
 
 
-def cells(seeds: int) -> tuple[Cell, ...]:
-    """Return sweep.toml's fp32 cells with GPT-2 mini, on new batches and on one; engine and network do not matter."""
-    only = ["codec=fp32", "profile=datacenter", "workload.model=gpt2-mini"]
+def cells(seeds: int, models: list[str]) -> tuple[Cell, ...]:
+    """Return sweep.toml's fp32 cells with these models, on new batches and on one; engine and network do not matter."""
+    only = ["codec=fp32", "profile=datacenter", *(f"workload.model={model}" for model in models)]
     planned = plan.cells(plan.load_experiment(str(HERE / "sweep.toml")), "relay", only=only)
     return tuple(cell for cell in planned if cell.training.seed < seeds)
 
@@ -155,10 +156,11 @@ def main(arguments: list[str]) -> int:
         "--moments", type=int, nargs="+", default=[20, 110], help="steps done, and the end (%(default)s)"
     )
     parser.add_argument("--seeds", type=int, default=1, help="of those of sweep.toml (%(default)s)")
+    parser.add_argument("--models", nargs="+", default=["gpt2-mini", "gpt2-mini-trained"], help="(%(default)s)")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     rows: list[Any] = []
-    for cell in cells(asked.seeds):
+    for cell in cells(asked.seeds, asked.models):
         steps = asked.steps or cell.training.steps
         for row in follow(cell, steps, (*asked.moments, steps)):
             print(*row, flush=True)  # noqa: T201

@@ -132,7 +132,7 @@ def judge_loss(
     """Judge that the validation loss of an arm is at most `bound` nats above another's, from the CSVs of a folder.
 
     `ours` and `base` are columns and values that choose the runs in seeds.csv; those that state a value which [tune]
-    chose for the others are left out, unless the column is among them. Where only summary.csv is there, with the
+    chose for the others are left out, unless the column is among them. Where only summary.csv has them, with the
     mean, lowest and highest difference of up to three seeds in `column`, these are what is judged. None where the
     runs are not there.
     """
@@ -141,7 +141,10 @@ def judge_loss(
         if not {*runs.tuned_field} & {*ours, *base}:
             runs = runs[~runs.stated]
         a, b = (_matching(runs, arm).groupby("seed").validation_loss.first().to_dict() for arm in (ours, base))
-        return judge("loss", a, b, bound) if a.keys() & b.keys() else None
+        if a.keys() & b.keys():
+            return judge("loss", a, b, bound)
+    if not (folder / "summary.csv").is_file():
+        return None
     rows = _matching(pandas.read_csv(folder / "summary.csv"), ours)
     if rows.empty:
         return None

@@ -185,7 +185,7 @@ def apply_choice(experiment: Experiment, choice: Choice) -> Experiment:
     content["axes"] = dict(content["axes"])
     for text in choice.overrides:
         name, value = parse_assignment(text, "--set")
-        if any(name in dict(flatten(variant)) for variant in experiment.variants):
+        if any(name in dict(flatten(variant)) for variant in content["variants"]):
             raise SpecError(
                 f"--set {text}: {name} is set by the [[variants]] of {where}; choose among them with --only"
             )

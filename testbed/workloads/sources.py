@@ -1,4 +1,4 @@
-"""Get a workload's text: the bundled one, a file, or a data set of the Hugging Face hub, which is fetched once.
+"""Get a workload's text: a bundled one, a file, or a data set of the Hugging Face hub, which is fetched once.
 
 A .parquet file's column "text" is the text, a line a row; a data set's split "train" is kept as such a file in our
 cache.
@@ -20,7 +20,6 @@ from testbed.workloads import texts
 from testbed.workloads.texts import HubText
 
 ASSETS = Path(__file__).parent / "assets"
-_BUNDLED = ASSETS / "sotu_half.txt.xz"
 _BLOCK = 1 << 20
 _ANSWER_S = 10.0
 """How long the hub has to answer at all; libraries try again and again, for minutes."""
@@ -34,7 +33,7 @@ def text_file(text: str, cache: Path) -> Path:
         if not path.is_file():
             _fetch(hub, path)
         return path
-    return _BUNDLED if text == "bundled" else Path(text)
+    return ASSETS / texts.BUNDLED[text] if text in texts.BUNDLED else Path(text)
 
 
 def write_plain_text(path: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Name a workload's text: 'bundled', a file's path, or a data set of the Hugging Face hub.
+"""Name a workload's text: a bundled one, a file's path, or a data set of the Hugging Face hub.
 
 `sources` gets it.
 """
@@ -13,6 +13,9 @@ from typing import NamedTuple
 from testbed import paths
 from testbed.errors import SpecError
 
+BUNDLED = {"bundled": "sotu_half.txt.xz", "moby-dick": "moby_dick.txt.xz"}
+"""Texts that come with the package, and their files among the assets: what models are trained on, and another one, to
+fine-tune them on."""
 _HUB_TEXT = re.compile(r"hub:([\w.-]+(?:/[\w.-]+)?)(?::([\w.-]+))?")
 
 
@@ -42,10 +45,10 @@ def hub_text(text: str) -> HubText | None:
 
 def check_text_name(text: str) -> None:
     """Check a text's name as far as that needs no network. SpecError."""
-    if hub_text(text) is None and text != "bundled" and not Path(text).is_file():
+    if hub_text(text) is None and text not in BUNDLED and not Path(text).is_file():
         raise SpecError(
-            f"workload.text: there is no file {text!r}; give the path of a text or .parquet file, 'bundled', or a data "
-            "set of the hub, 'hub:NAME:CONFIGURATION'"
+            f"workload.text: there is no file {text!r}; give the path of a text or .parquet file, "
+            f"{' or '.join(map(repr, BUNDLED))}, or a data set of the hub, 'hub:NAME:CONFIGURATION'"
         )
 
 

@@ -110,6 +110,17 @@ def test_the_second_visit_is_nearer_than_direct_quantisation_at_the_same_bits() 
     assert (decoded - x).norm() < 0.05 * (alone - x).norm()
 
 
+def test_the_direct_control_is_full_at_first_and_then_its_inner_codec_bit_for_bit() -> None:
+    (sender, receiver), (other, _), plain = ends("aqsgd(int4, direct)"), ends(), make("int4", FORWARD)
+    for step, ids in enumerate([(1, 2), (3, 4), (2, 3), (2, 3)]):
+        key, x = MessageKey("train", step, 0, ids), activations(ids, step)
+        payload = sender.encode(x, key)
+        expected = x if step < 2 else plain.decode(plain.encode(x, key), key)
+        assert torch.equal(receiver.decode(payload, key), expected)
+        assert len(payload) == len(other.encode(x, key))  # what it costs is what AQ-SGD costs
+    assert alike(sender, receiver)
+
+
 def test_an_example_is_found_again_in_any_micro_batch_and_evaluation_has_its_own() -> None:
     sender, receiver = ends()
     for key in (

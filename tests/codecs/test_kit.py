@@ -40,7 +40,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "ef21": ("ef21(topk(0.1))", "ef21(powersgd(4))"),
     "delta": ("delta(int4(group=64))", "delta(topk(0.1), bf16)", "delta(topk(0.1))", "delta(powersgd(4))"),
     "delta-open": ("delta-open(int4(group=64))",),
-    "aqsgd": ("aqsgd", "aqsgd(int2(group=64), bf16, memory_mb=0.01)"),
+    "aqsgd": ("aqsgd", "aqsgd(int2(group=64), bf16, memory_mb=0.01)", "aqsgd(acsgd, direct)"),
     "compactfusion": ("compactfusion", "compactfusion(lowrank(4))"),
     "lowrank": ("lowrank(8)",),
     "zstd": ("zstd(bf16)", "zstd(int8)", "zstd(ef(topk(0.1)))", "zstd(topk-shared(0.1))"),

@@ -112,7 +112,7 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     ]
     less = losses["int2"] - losses["fp32"]
     whole = {"codec": "int2", "seeds": 3, "less": less.mean(), "less_low": less.min(), "less_high": less.max()}
-    pd.DataFrame([whole]).to_csv(tmp_path / "summary.csv", index=False)
+    pd.DataFrame([whole, {**whole, "codec": "int1"}]).to_csv(tmp_path / "summary.csv", index=False)
     arms = {"codec": "int2"}, {"codec": "fp32"}
     from_summary = experiments.judge_loss(tmp_path, 0.1, *arms, "less")
     pd.DataFrame(rows).to_csv(tmp_path / "seeds.csv", index=False)
@@ -121,4 +121,6 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     assert from_runs is not None
     assert from_runs.value == pytest.approx(from_summary.value)
     assert from_runs.verdict == from_summary.verdict == "fails"
+    # of an arm without rows of its seeds the summary tells
+    assert experiments.judge_loss(tmp_path, 0.1, {"codec": "int1"}, {"codec": "fp32"}, "less") == from_summary
     assert experiments.judge_loss(tmp_path, 0.1, {"codec": "int3"}, {"codec": "fp32"}, "less") is None

@@ -20,7 +20,7 @@ import pytest
 from pyarrow import parquet
 
 from testbed.errors import SpecError
-from testbed.workloads import texts
+from testbed.workloads import sources, texts
 from testbed.workloads.prepare import prepare_tokens
 from tests.workloads.small_hub import serve
 
@@ -55,6 +55,13 @@ def test_what_is_no_text(tmp_path: Path) -> None:
         prepare_tokens(str(torn), "gpt2-mini", tmp_path)
     with pytest.raises(SpecError, match="is empty"):
         prepare_tokens(str(write(torn, rows=[])), "gpt2-mini", tmp_path)
+
+
+def test_bundled_texts_come_with_the_package_and_others_are_listed(tmp_path: Path) -> None:
+    for name in texts.BUNDLED:
+        assert sources.text_file(name, tmp_path).is_file()
+    with pytest.raises(SpecError, match="'bundled' or 'moby-dick'"):
+        sources.text_file("moby", tmp_path)
 
 
 def test_names_of_the_hub() -> None:

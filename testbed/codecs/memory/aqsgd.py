@@ -6,6 +6,9 @@ difference is taken from what was decoded, so one visit's error is inside the ne
 quantised, with neither difference nor memory. AQ-SGD is worth its bytes where the same examples come back before the
 weights have moved far; in a single epoch every visit is a first one. Evaluation has examples of its own.
 
+`direct` is the control for what the differences do: first visits in full as ever, later ones as Q(a), the paper's
+DirectQ. Its m is zero, so that nothing else differs.
+
 Source: Wang et al., "Fine-tuning Language Models over Slow Networks using Activation Compression with Guarantees",
 NeurIPS 2022, algorithm 1. Their cache is fp16 and a file; ours is fp32, in memory up to a limit. Their first epoch's
 gradients are not quantised; here they are from the start.
@@ -45,12 +48,20 @@ class AqSgd(ClosedLoop):
     code = 62
 
     def __init__(
-        self, context: Context, inner: Codec, first: str = "fp32", memory_mb: float = 1024.0, **_: Any
+        self,
+        context: Context,
+        inner: Codec,
+        first: str = "fp32",
+        later: str = "difference",
+        memory_mb: float = 1024.0,
+        **_: Any,
     ) -> None:
-        """`first` casts first visits, to fp32 or bf16; each end holds `memory_mb` (10**6 bytes), the rest in a file."""
+        """`first` casts first visits, to fp32 or bf16; `later` visits go as a difference, or direct; each end holds
+        `memory_mb` (10**6 bytes), the rest in a file.
+        """
         self.examples = Examples(memory_mb * _MB)
         super().__init__(inner, self.examples)
-        self._first = CASTS[first](context)
+        self._first, self._direct = CASTS[first](context), later == "direct"
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Encode new examples in full, others as differences.
@@ -94,7 +105,7 @@ class AqSgd(ClosedLoop):
         return payload
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:
-        """Return m of the message's examples after it.
+        """Return m of the message's examples after it; direct, the tensor that was sent.
 
         CodecError when an example's visit does not follow its last one.
         """
@@ -150,7 +161,7 @@ class AqSgd(ClosedLoop):
                 value[torch.tensor(known)] = held
                 value[~torch.tensor(known)] = new
         header.check_finite(value, key, "a difference", doing="decode")
-        self.examples.put(examples, visits, value)
+        self.examples.put(examples, visits, torch.zeros_like(value) if self._direct else value)
         return value[0] if whole else value
 
 

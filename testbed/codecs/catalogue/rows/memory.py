@@ -78,6 +78,13 @@ ROWS: tuple[CodecRow, ...] = (
             Parameter("inner", "codec", "acsgd(bits=4)", "the codec that sends the difference"),
             Parameter("first", "word", "fp32", "how an example's first visit is sent", choices=("fp32", "bf16")),
             Parameter(
+                "later",
+                "word",
+                "difference",
+                "what later visits send through inner; direct: the tensor itself, the control without memory",
+                choices=("difference", "direct"),
+            ),
+            Parameter(
                 "memory_mb", "float", 1024.0, "memory of each end, in 10**6 bytes; the rest is in a file", least=0
             ),
             Parameter("backward", "codec", "acsgd(bits=8)", "the codec that sends gradients, without differences"),
