@@ -187,7 +187,7 @@ def draw(folder: Path) -> Figure:
     """Draw each arm's loss less that of uniform ratios against the skew, a panel for each mean ratio."""
     runs = results(folder)
     means = sorted(set(runs.mean_ratio), reverse=True)
-    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
+    figure = Figure(figsize=(9.2, 3.9), layout="constrained")
     row = figure.subplots(1, len(means), squeeze=False, sharey=True)[0]
     for axes, mean in zip(row, means, strict=True):
         skews = sorted(set(runs["skew"]))
@@ -221,8 +221,19 @@ def draw(folder: Path) -> Figure:
         )
     row[0].set_ylabel("test loss less uniform's, nats")
     handles, labels = row[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    figure.suptitle(_finding(runs), x=0.01, ha="left", weight="bold", size=11.5)
     return figure
+
+
+def _finding(runs: Any) -> str:
+    skew = max(runs["skew"])
+    ends = [
+        f"{-found.value:.2f}"
+        for mean in sorted(set(runs.mean_ratio), reverse=True)
+        if (found := against_uniform(runs, RULE, False, skew, mean)) is not None
+    ]
+    return f"Where data are skewed {skew:g} times, DAGC-R's ratios end {' and '.join(ends)} nats lower"
 
 
 def main() -> int:
