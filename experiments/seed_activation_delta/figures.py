@@ -321,10 +321,10 @@ def _finding(runs: Any) -> str:
     for batches, column, name in ((FRESH, "validation_loss", "new batches"), (REPEATED, "late_loss", "one batch")):
         found = compared(runs, column, 0.0, batches, CLOSED_4, INT4)
         if found is not None:
-            words.append(f"{found.value:+.3f} on {name}")
+            words.append(f"{found.value:+.3f} nats on {name}")
     if not words:
         return "Losses of each codec against fp32's"
-    return f"At 4 bits, differences instead of tensors change the loss by {', '.join(words)} (nats)"
+    return f"At 4 bits, differences change the loss by {', '.join(words)}"
 
 
 TIME_WORDS = """\
