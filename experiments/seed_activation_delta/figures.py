@@ -324,7 +324,7 @@ def _finding(runs: Any) -> str:
             words.append(f"{found.value:+.3f} nats on {name}")
     if not words:
         return "Losses of each codec against fp32's"
-    return f"At 4 bits, differences instead of tensors change the loss by {' and '.join(words)}"
+    return f"At 4 bits, differences change the loss by {', '.join(words)}"
 
 
 TIME_WORDS = """\
@@ -688,8 +688,10 @@ def blocks(folder: Path) -> dict[str, str]:
 
 
 def _answer(made: list[Claim]) -> str:
-    words = [f"{claim.claim}: {claim.verdict} ({claim.ours})" for claim in made if claim.source == SOURCE]
-    return experiments.prose(f"**Answer.** {'; '.join(words)}.")
+    told = [claim for claim in made if claim.source == SOURCE and "random" not in claim.claim]
+    return experiments.prose(
+        f"**Answer.** {'; '.join(f'{claim.claim}: {claim.verdict} ({claim.ours})' for claim in told)}."
+    )
 
 
 def main() -> int:
