@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import random
 import shutil
 import tempfile
@@ -378,7 +379,7 @@ def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
                 **shape.columns(),
                 "payload_bytes_per_step": shape.payload_bytes,
                 "wire_bytes_per_step": None if found.wire_bytes is None else found.wire_bytes * each.cell.scale,
-                "step_s": None if found.step_ns is None else found.step_ns / 1e9,
+                "step_s": math.nan if found.step_ns is None else found.step_ns / 1e9,
                 "ideal_s": found.ideal_ns / 1e9,
                 "no_network_s": found.unlinked_ns / 1e9,
                 "formula_s": shape.formula_s(each.cell.topology, each.cell.profiles),

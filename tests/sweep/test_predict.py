@@ -154,6 +154,7 @@ def test_what_is_played_is_near_its_ideal_and_is_played_once(file: str, tmp_path
     assert ((played.step_s / played.ideal_s - 1).abs() < 0.03).all()
     assert (played.step_s > played.no_network_s).all()
     assert frame[frame.grid == "two"].step_s.isna().all()
+    assert predict.predictions(planned[-2:], tmp_path / "results").step_s.dtype == float
     assert (played.wire_bytes_per_step > played.payload_bytes_per_step).all()
     predict.play_missing(planned, tmp_path / "results", kernel, say=said.append)
     assert said[-1] == "0 cells are missing"
