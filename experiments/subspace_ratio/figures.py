@@ -1,0 +1,343 @@
+"""Make the figure, the CSVs, the claims and the README's blocks of subspace_ratio.
+
+python -m testbed sweep subspace_ratio
+python experiments/subspace_ratio/figures.py [--results results/subspace_ratio] [--output experiments/subspace_ratio]
+
+All but the CSVs of `experiment_tables` follows from those CSVs and published.csv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from testbed.codecs.catalogue import placement
+from testbed.metrics.verdicts import Judgement, judge
+from testbed.report import experiment_tables, experiment_verdicts, experiments, style
+from testbed.report.canvas import Handle, canvas
+from testbed.report.claims import Claim, Verdict, claims_table
+from testbed.report.experiment_tables import Tables
+from testbed.report.numbers import percent
+
+HERE = Path(__file__).resolve().parent
+COMMAND = f"python -m testbed reproduce {HERE.name}"
+BASELINE, FREE, MAPL = "bf16", "subspace-free", "mapl"
+RATE = "optimiser.learning_rate"
+RATIOS = (4, 8, 16, 32, 64)
+TUNED_RATIO = 8
+"""The ratio at which the constraint is taken away, and other codecs send as many bytes."""
+SAME_LOSS = 0.01
+"""Of bf16's loss: what "no degradation" may mean at most."""
+SUBSPACE_COST = 0.084
+"""Of the loss, at a ratio of 4: published.csv."""
+FAMILIES = {
+    "subspace": ("subspace", "#0072b2", "o"),
+    "subspace-free": ("without the constraint", "#767d86", "X"),
+    "mapl": ("MAPL", "#009e73", "P"),
+    "topk-shared": ("top-k", "#cc79a7", "^"),
+    "int2": ("int2", "#d55e00", "D"),
+    "powersgd": ("PowerSGD", "#7b4fa3", "v"),
+}
+"""Codec -> name, colour and marker."""
+_AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
+
+
+def family(codec: str) -> str:
+    """Return the codec's own name, without its arguments."""
+    return codec.partition("(")[0]
+
+
+def name(codec: str, ratio: float) -> str:
+    """Return the canonical text of a codec in the model at a ratio."""
+    return placement.canonical_text(f"{codec}({ratio:g})")
+
+
+def best(tables: Tables) -> Any:
+    """Return the rows of each codec at its best rate: that of the smallest loss of the first seed, with which rates
+    were screened. Columns of seeds.csv, and bits (per value, by the payloads that were counted), tried (rates), and
+    mark, where the best is an end of those.
+    """
+    seeds = tables.seeds
+    first = seeds[seeds.seed == seeds.seed.min()].sort_values("validation_loss").drop_duplicates("codec")
+    rows = seeds.merge(first[["codec", RATE]])
+    rates = seeds.groupby("codec")[RATE].agg(["nunique", "min", "max"])
+    ends = [rates.loc[row.codec, ["min", "max"]].isin([row[RATE]]).any() for _, row in rows.iterrows()]
+    tried = rows.codec.map(rates["nunique"])
+    whole = rows[rows.codec == BASELINE].payload_bytes_per_step.mean()
+    return rows.assign(
+        bits=16 * rows.payload_bytes_per_step / whole,
+        tried=tried,
+        mark=[" *" if end and count > 1 else "" for end, count in zip(ends, tried, strict=True)],
+    )
+
+
+def losses(rows: Any, codec: str) -> Mapping[int, float]:
+    """Return a codec's losses by seed; empty where it was not run."""
+    mine = rows[rows.codec == codec]
+    return dict(zip(mine.seed.tolist(), mine.validation_loss.astype(float).tolist(), strict=True))
+
+
+def above(rows: Any, codec: str, base: str = BASELINE, share: float = SAME_LOSS) -> Judgement | None:
+    """Judge that a codec's loss is at most a share of bf16's loss above another's; None where either was not run."""
+    sides = [losses(rows, each) for each in (codec, base)]
+    return judge("loss", *sides, share * _loss(rows)) if all(sides) else None
+
+
+def _loss(rows: Any) -> float:
+    return float(rows[rows.codec == BASELINE].validation_loss.mean())
+
+
+# ---------------------------------------------------------------------- claims
+def claims(folder: Path) -> list[Claim]:
+    """Return what seeds.csv says of the published claims; those whose arms it lacks are left out."""
+    rows = best(experiment_tables.read_tables(folder))
+    table = pandas.read_csv(HERE / "published.csv").set_index("name")
+    made = []
+    for about, text, found in _found(rows):
+        row = table.loc[about] if about in table.index else pandas.Series({"source": "ours", "published": ""})
+        if about == "mapl":
+            found["why"] += "; MAPL has bf16's rate, not one of its own"
+        made.append(Claim(claim=text, source=row.source, published=row.published, command=COMMAND, **found))
+    return made
+
+
+def _found(rows: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (row of published.csv, claim, what was found)."""
+    limit = f"at most {percent(SAME_LOSS, '{:g}')} above bf16"
+    for ratio in RATIOS:
+        if (found := above(rows, name("subspace", ratio))) is not None:
+            text = f"training through a subspace of 1/{ratio} of the channels keeps the loss ({limit})"
+            yield "ratio", text, _words(rows, found)
+    for codec in dict.fromkeys(rows.codec):
+        if family(codec) in ("topk-shared", "int2", "powersgd") and (found := above(rows, codec)) is not None:
+            bits = rows[rows.codec == codec].bits.mean()
+            text = f"{codec}, {bits:.2f} bits per value, does not keep the loss (more than 1 % above bf16)"
+            yield "others", text, _words(rows, found, against=True)
+    through = name("subspace", TUNED_RATIO)
+    for codec in _near(rows):
+        if codec != through and (found := above(rows, through, codec, 0.0)) is not None:
+            yield "others", f"a subspace of 1/{TUNED_RATIO} ends below {codec} of as many bytes", _words(rows, found)
+    if (found := above(rows, name(FREE, TUNED_RATIO), through)) is not None:
+        text = f"without the constraint the same projection of 1/{TUNED_RATIO} costs more than 1 % of the loss"
+        yield "ours", text, _words(rows, found, against=True)
+    small = name("subspace", 4)
+    if (found := above(rows, small, share=SUBSPACE_COST)) is not None:
+        text = f"at a ratio of 4 the subspace costs at least {percent(SUBSPACE_COST)} of the loss"
+        yield "subspace", text, _words(rows, found, against=True)
+    if (found := above(rows, name(MAPL, 4))) is not None:
+        yield "mapl", f"at a ratio of 4 MAPL keeps the loss ({limit})", _words(rows, found)
+    if (found := above(rows, small, name(MAPL, 4), 0.0)) is not None:
+        yield "mapl", "at a ratio of 4 MAPL ends below the subspace", _words(rows, found, against=True)
+
+
+def _words(rows: Any, found: Judgement, *, against: bool = False) -> dict[str, Any]:
+    """Return number, interval, verdict and reason; `against`: the claim is that the bound is exceeded."""
+    verdict, loss = found.verdict or "not resolved", _loss(rows)
+    return {
+        "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
+        "interval": experiments.interval_words(found),
+        "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
+        "why": experiments.shown_words(found, loss),
+    }
+
+
+# ---------------------------------------------------------------------- tables
+def _difference(found: Judgement | None) -> str | None:
+    if found is None:
+        return None
+    spread = "one seed" if found.interval is None else f"{found.interval.low:+.3f} to {found.interval.high:+.3f}"
+    return f"{found.value:+.3f} ({spread})"
+
+
+def losses_table(tables: Tables) -> Any:
+    """Return a row for each codec at its best rate."""
+    rows, made = best(tables), []
+    for codec, mine in rows.groupby("codec", sort=False):
+        found = None if codec == BASELINE else above(rows, str(codec))
+        first = mine.iloc[0]
+        made.append(
+            {
+                "codec": codec,
+                "bits per value": f"{mine.bits.mean():.2f}",
+                "rate": f"{first[RATE]:g}{first['mark']}",
+                "rates tried": int(first.tried),
+                "validation loss": f"{mine.validation_loss.mean():.3f}",
+                "vs bf16": _difference(found),
+                "of the loss": None if found is None else percent(found.value / _loss(rows), "{:+.1f}"),
+                "at most 1 %": None if found is None else found.words,
+                "seeds": len(mine),
+            }
+        )
+    return pandas.DataFrame(made)
+
+
+def screened(tables: Tables) -> Any:
+    """Return the first seed's loss of each codec (rows) at each rate (columns), where more than one was tried."""
+    seeds = tables.seeds
+    grid = seeds[seeds.seed == seeds.seed.min()].pivot_table(
+        index="codec", columns=RATE, values="validation_loss", sort=False
+    )
+    return grid[grid.notna().sum(axis=1) > 1].sort_index(axis=1)
+
+
+def rates_table(tables: Tables) -> Any:
+    """Return the README's table of `screened`."""
+    rows = []
+    for codec, of_codec in screened(tables).iterrows():
+        said = {f"{rate:g}": None if pandas.isna(loss) else f"{loss:.3f}" for rate, loss in of_codec.items()}
+        least = f"{of_codec.idxmin():g}"
+        rows.append({"codec": codec, **said, least: f"**{said[least]}**"})
+    return pandas.DataFrame(rows)
+
+
+# ---------------------------------------------------------------------- figure
+def draw(tables: Tables) -> Figure:
+    """Draw the loss against bits per value, and against the learning rate with and without the constraint."""
+    rows = best(tables)
+    handles: list[Handle] = [
+        Line2D([], [], color=colour, marker=marker, label=words)
+        for codec, (words, colour, marker) in FAMILIES.items()
+        if codec in set(map(family, rows.codec))
+    ]
+    figure, (left, right) = canvas(_title(rows), 3.3, handles, _foot(rows), 2, columns=2)
+    _against_bits(left, rows)
+    _against_rates(right, tables)
+    return figure
+
+
+def _against_bits(panel: Axes, rows: Any) -> None:
+    for codec, (_, colour, marker) in FAMILIES.items():
+        found = []
+        for text, mine in rows[rows.codec.map(family) == codec].groupby("codec"):
+            one = above(rows, str(text))
+            assert one is not None
+            found.append((mine.bits.mean(), one))
+        found.sort(key=lambda pair: pair[0])
+        panel.plot([x for x, _ in found], [one.value for _, one in found], color=colour)
+        for x, one in found:
+            face = style.PAPER if one.interval is None else colour
+            panel.plot(x, one.value, color=colour, marker=marker, mfc=face)
+            if one.interval is not None:
+                panel.plot([x] * 2, one.interval, color=colour, lw=1)
+    panel.axhline(0, color=style.INK, lw=0.9)
+    bound = SAME_LOSS * _loss(rows)
+    _draw_level(panel, bound, "1 % of the loss", (6, 3), 0.51)
+    _draw_level(panel, float(rows.unigram_floor.iloc[0]) - _loss(rows), "unigram floor", (2, 2), 0.52)
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_locator(FixedLocator([16 / ratio for ratio in RATIOS]))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda bits, _: f"{bits:g}\n1/{16 / bits:g}"))
+    panel.set_xlim(6, 0.17)
+    panel.set_xlabel("bits per value, and as a part of bf16's")
+    panel.set_ylabel("validation loss vs bf16, nats per token")
+
+
+def _against_rates(panel: Axes, tables: Tables) -> None:
+    lines = {
+        BASELINE: ("bf16", style.INK, "s"),
+        name("subspace", TUNED_RATIO): (f"subspace, 1/{TUNED_RATIO}", *FAMILIES["subspace"][1:]),
+        name("subspace", RATIOS[-1]): (f"subspace, 1/{RATIOS[-1]}", "#56b4e9", "o"),
+        name(FREE, TUNED_RATIO): ("without the constraint", *FAMILIES[FREE][1:]),
+    }
+    grid = screened(tables)
+    for codec, (words, colour, marker) in lines.items():
+        if codec in grid.index:
+            line = grid.loc[codec].dropna()
+            panel.plot(line.index, line, color=colour, marker=marker)
+            panel.annotate(
+                words, (line.index[-1], line.iloc[-1]), xytext=(7, -3), textcoords="offset points", size=8, color=colour
+            )
+    panel.set_xscale("log")
+    panel.xaxis.set_major_locator(FixedLocator(list(grid.columns)))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+    panel.set_xlabel("learning rate (one seed)")
+    panel.set_ylabel("validation loss, nats per token")
+    panel.set_xlim(grid.columns.min() / 1.15, 2.4 * grid.columns.max())  # room for the labels
+    _draw_level(panel, float(tables.seeds.unigram_floor.iloc[0]), "unigram floor", (2, 2))
+
+
+def _draw_level(panel: Axes, level: float, words: str, dash: tuple[int, int], at: float = 0) -> None:
+    """Draw a line across a panel, with its name from `at` (0: left, 1: right) on."""
+    panel.axhline(level, color=style.MUTED, lw=0.9, ls=(0, dash), zorder=1)
+    panel.annotate(
+        words, (at, level), xycoords=("axes fraction", "data"), xytext=(3, 2), textcoords="offset points", size=7,
+        color=style.MUTED,
+    )  # fmt: skip
+
+
+def _near(rows: Any) -> list[str]:
+    """Return the codecs that send about as many bits as a subspace of `TUNED_RATIO`, in the order of their losses."""
+    means = rows.groupby("codec")[["bits", "validation_loss"]].mean().sort_values("validation_loss")
+    near = means.bits.between(0.7 * 16 / TUNED_RATIO, 1.3 * 16 / TUNED_RATIO)
+    return [str(codec) for codec in means.index[near] if family(str(codec)) != FREE]
+
+
+def _title(rows: Any) -> str:
+    """Say what the subspace costs, and others of as many bytes whose difference from it is resolved."""
+    through = name("subspace", TUNED_RATIO)
+    if (found := above(rows, through)) is None:
+        return "Loss against bits per value"
+    cost = percent(found.value / _loss(rows))
+    others = []
+    for codec in _near(rows):
+        apart, own = above(rows, through, codec, 0.0), above(rows, codec)
+        if codec != through and apart is not None and own is not None and apart.verdict in ("holds", "fails"):
+            share = percent(own.value / _loss(rows), "{:+.1f}")
+            others.append(f"{FAMILIES[family(codec)][0]} {share}")
+    equal = f"; of as many bytes: {', '.join(others)}" if others else ""
+    return f"A subspace of 1/{TUNED_RATIO} of the channels costs {cost} of the loss{equal}"
+
+
+def _foot(rows: Any) -> str:
+    counts = rows.groupby("codec").seed.nunique()
+    few = "" if counts.min() > 1 else "; hollow: one seed"
+    return f"Means of {counts.max()} seeds, with 95 % intervals of their differences from bf16{few}."
+
+
+# ---------------------------------------------------------------------- README
+def answer(tables: Tables) -> str:
+    """Return the answer in a few lines."""
+    rows = best(tables)
+    ratios = {f"1/{ratio}": above(rows, name("subspace", ratio)) for ratio in RATIOS}
+    costs = [f"{part} {_difference(found)}" for part, found in ratios.items() if found is not None]
+    others = [f"{codec} {_difference(above(rows, codec))}" for codec in _near(rows) if family(codec) != "subspace"]
+    text = (
+        f"**Answer.** After few tokens of a small model ({_loss(rows):.2f} nats with bf16), training through a "
+        f"subspace of a part of the channels costs, in nats: {', '.join(costs)}."
+    )
+    if others:
+        text += f" Codecs that send as many bytes as that of 1/{TUNED_RATIO}: {', '.join(others)}."
+    return experiments.prose(text)
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README, from the CSVs of a folder."""
+    tables = experiment_tables.read_tables(folder)
+    return {
+        "answer": answer(tables),
+        "claims": claims_table(claims(folder)),
+        "losses": experiments.markdown_of(losses_table(tables)),
+        "rates": experiments.markdown_of(rates_table(tables)),
+        "remarks": experiments.prose(experiment_verdicts.floor_sentence(best(tables))),
+    }
+
+
+def main() -> None:
+    """Write the CSVs, the figure and the claims; put the generated blocks into the README, and print them."""
+    results, output = experiments.folders(HERE.name, "Figure, CSVs, claims and the README's blocks.")
+    experiment_tables.write_tables(results, output)
+    with style.applied():
+        experiments.save_figure(draw(experiment_tables.read_tables(output)), output, "ratio")
+    experiments.publish(output, blocks(output), claims(output))
+
+
+if __name__ == "__main__":
+    main()
