@@ -23,6 +23,8 @@ CACHES := $(if $(SUDO),-p no:cacheprovider)
 TEST := $(AS_ROOT) .venv/bin/python -m pytest $(CACHES)
 # One more than there are processors: some tests wait.
 WORKERS := --numprocesses=$(shell echo $$(($$(nproc) + 1))) --maxprocesses=4
+# Every worker reads the same modules, and so do the programs that tests start: they are compiled once, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 # The tests' tensors are small and their processes run side by side: one thread each.
 export OMP_NUM_THREADS ?= 1
 CANDIDATES := $(or $(PYTHON),python3.11 python3 python3.14 python3.13 python3.12)

@@ -201,6 +201,13 @@ class StageCosts(Frozen):
     """Of one micro-batch's tensor, by the direction in which it is sent."""
     decode: dict[Direction, Duration]
     """By the direction from which it came: forward is what the stage before sent."""
+    decode_woken: dict[Direction, Duration] = Field(default_factory=dict)
+    """The same by a stage that has slept before, as one does that waits for a link; {}: was not timed."""
+
+    def waking_ns(self, direction: Direction) -> int:
+        """Return how much longer decoding takes by a stage that has slept than by one that was busy."""
+        woken = self.decode_woken.get(direction)
+        return 0 if woken is None else max(0, woken.ns - self.decode[direction].ns)
 
 
 class StageMaths(Frozen):
@@ -217,6 +224,7 @@ class CodecCosts(Frozen):
 
     encode: dict[Direction, Duration]
     decode: dict[Direction, Duration]
+    decode_woken: dict[Direction, Duration]
 
 
 class Calibration(Frozen):

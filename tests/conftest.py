@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import time
@@ -65,10 +66,10 @@ def _try_virtual_clock() -> None:
         raise OSError("it is decided by time; tests/net/test_in_guest.py runs it in a guest")
 
 
-# Examples are drawn at random where people work, and are the same every time where a red build would only be noise.
-# No deadline: an example's time says how busy the machine is.
-hypothesis.settings.register_profile("here", deadline=None)
-hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+# Where people work a few examples are drawn at random, others every time; where a red build would only be noise, more,
+# and always the same. No deadline: an example's time says how busy the machine is.
+hypothesis.settings.register_profile("here", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 TOGETHER = {
@@ -145,6 +146,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return not item.get_closest_marker("slow"), place.get(item.nodeid.partition("::")[0], len(FIRST))
 
         items.sort(key=turn)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that stands when tests begin out of the collector's rounds: torch, models and tests are a million
+    objects, and a round over them takes 0.2 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

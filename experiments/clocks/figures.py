@@ -120,8 +120,7 @@ def claims(folder: Path) -> list[Claim]:
             ours=f"{_percent(apart.median())} in the median, {_percent(apart.max())} at worst",
             interval=f"{_signed(sure.low.min())} to {_signed(sure.high.max())}, {len(sure)} cells without loss",
             verdict="holds" if met else "fails",
-            why="what is left is this machine's: waking a stage that waited and reading its message from cold memory, "
-            "which a calibration on one busy core does not see",
+            why="what is left is this machine's: waking a stage that waited, and the kernel's copy into a socket",
             command="python -m testbed reproduce clocks",
         ),
         Claim(

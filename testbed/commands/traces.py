@@ -222,5 +222,6 @@ def _words(trace: Trace, operation: Operation) -> str:
     if operation.kind == SEND:
         return f"message {operation.tag} to {trace.nodes[operation.peer]}, {units.format_size(operation.value)}"
     if operation.kind == RECEIVE:
-        return f"message {operation.tag} from {trace.nodes[operation.peer]}"
+        waking = f", and up to {units.format_time(operation.value)} to wake up" if operation.value else ""
+        return f"message {operation.tag} from {trace.nodes[operation.peer]}{waking}"
     return f"event {operation.tag}" + (f" until it is {operation.value}" if operation.kind == WAIT else "")

@@ -13,6 +13,7 @@ from testbed.message_key import Direction
 from testbed.metrics.steps import PipelineStep
 from testbed.records import StageCosts, StepRecord
 from testbed.spec import Cell, Measured
+from testbed.waking import waking_ns
 
 
 def stray_share(cell: Cell, chosen: Sequence[PipelineStep], costs: Sequence[StageCosts] | None) -> float | None:
@@ -44,4 +45,5 @@ def _stated_ns(record: StepRecord, cost: StageCosts) -> int:
         way: Direction = "forward" if action.kind == "F" else "backward"
         parts = [cost.forward if way == "forward" else cost.backward, cost.decode.get(way), cost.encode.get(way)]
         stated_ns += sum(part.ns for part in parts if part is not None)
+        stated_ns += waking_ns(cost.waking_ns(way), action.input_ns - action.asked_ns)
     return stated_ns

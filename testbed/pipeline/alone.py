@@ -132,6 +132,8 @@ class Passage:
         """The neighbour's end."""
         self.taken_thread_ns = 0
         """When the last frame was taken, in the time of the thread that took it."""
+        self.rest_s = 0.0
+        """So long whoever takes a frame sleeps before it has it, and nobody computes meanwhile."""
         self._name, self._max_payload_bytes = name, max_payload_bytes
         self._baton, self._arrived = baton, baton.condition()
         self._inbox: dict[MessageKey, Arrival] = {}
@@ -163,6 +165,8 @@ class Passage:
         self._baton.wait(self._arrived, lambda: key in self._inbox, what)
         arrival = self._inbox.pop(key)
         self._taken.append(TakenFrame(key, arrival.payload.nbytes, arrival.first_byte_ns, arrival.last_byte_ns))
+        if self.rest_s:
+            time.sleep(self.rest_s)
         self.taken_thread_ns = time.thread_time_ns()
         return arrival
 

@@ -4,7 +4,8 @@ All recipes stand in this one process, trained by `alone.Stages`, and take turns
 so a machine that becomes slower does it to all of them alike. What is counted is the time for which a stage's thread
 had the processor (CLOCK_THREAD_CPUTIME_ID): on a core of its own that is all the time, and on a busy machine what
 others took is left out; what they do to caches is not. Rounds follow one another until the fastest half of every
-duration's samples agrees (`records.Duration.noisy`), or the time is spent.
+duration's samples agrees (`records.Duration.noisy`), or the time is spent. In the last round each stage sleeps before
+it decodes, as one does that waits for a link, and that alone is counted (waking.py).
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ from testbed.pipeline.calibration import (
 from testbed.pipeline.pacing import Stopwatch
 from testbed.pipeline.train import set_up_torch
 from testbed.records import ActionKind, CodecCosts, Duration, StageMaths
+from testbed.waking import WHOLE_NS
 
 _WARM_STEPS = 2
 """First steps, in which memory is set aside and codecs and the optimiser begin to remember."""
 _STEPS_A_TURN = 2
+_LEAST_WOKEN = 8
+"""Samples of a decode after a sleep."""
+_WOKEN = "decode_woken"
 
 
 class Quantity(NamedTuple):
@@ -50,7 +55,7 @@ class Quantity(NamedTuple):
 
     stage: int
     what: str
-    """forward, backward, clip, update, encode or decode."""
+    """forward, backward, clip, update, encode, decode or decode_woken."""
     direction: Direction | None = None
     """Of the tensor that is encoded or decoded."""
 
@@ -107,7 +112,8 @@ class _Watch(Stopwatch):
     def received(self, arrived_ns: int, input_ns: int, decoded_ns: int) -> None:
         now_ns = time.thread_time_ns()
         super().received(arrived_ns, input_ns, decoded_ns)
-        self._note("decode", now_ns - self._arm.taken_ns(self._stage, self._kind), self._direction)
+        what = _WOKEN if self._arm.resting else "decode"
+        self._note(what, now_ns - self._arm.taken_ns(self._stage, self._kind), self._direction)
 
     def begin(self) -> None:
         super().begin()
@@ -145,7 +151,7 @@ class _Watch(Stopwatch):
         return "forward" if self._kind == "F" else "backward"
 
     def _note(self, what: str, ns: int, direction: Direction | None = None) -> None:
-        if self._steps >= _WARM_STEPS:
+        if self._steps >= _WARM_STEPS and self._arm.resting == (what == _WOKEN):
             self._arm.samples[Quantity(self._stage, what, direction)].append(ns)
 
 
@@ -155,6 +161,8 @@ class _Arm:
     def __init__(self, subject: Subject, stack: ExitStack) -> None:
         self.subject = subject
         self.samples: Samples = defaultdict(list)
+        self.resting = False
+        """Whether stages sleep before they decode."""
         works = works_of(subject.recipe, vocabulary=subject.vocabulary, tokens=subject.tokens, folder="")
         self.turnstile = _Turnstile(len(works))
         self._outputs = [io.StringIO() for _ in works]
@@ -190,6 +198,13 @@ class _Arm:
         for output in self._outputs:  # their records are not needed
             output.seek(0)
             output.truncate()
+
+    def rest(self) -> None:
+        """Have stages sleep before they decode, for as long as it takes to forget what they knew."""
+        self.resting = True
+        for passage in itertools.chain.from_iterable(self._stages.passages):
+            if passage is not None:
+                passage.rest_s = 2 * WHOLE_NS / 1e9
 
     def _advance(self, count: int) -> None:
         try:
@@ -235,6 +250,10 @@ class Calibrator:
                     if steady == len(found) or time.monotonic() > deadline:
                         break
                 for arm in arms:
+                    arm.rest()
+                    for _ in range(-(-_LEAST_WOKEN // (_STEPS_A_TURN * arm.subject.recipe.pipeline.microbatches))):
+                        arm.take_turn()
+                for arm in arms:
                     durations = self._durations(arm)
                     maths, codecs = _by_stage(durations, arm.subject.recipe.pipeline.stages)
                     timed.append(Timed(name=arm.subject.name, maths=maths if arm.alters_model else None, codecs=codecs))
@@ -259,7 +278,7 @@ class Calibrator:
         typical = {quantity: duration(taken, per_step=0, step_ns=1).ns for quantity, taken in samples.items()}
         # The busiest stage's work: no step is shorter.
         step_ns = max(
-            sum(times[quantity] * ns for quantity, ns in typical.items() if quantity.stage == stage)
+            sum(times[one] * ns for one, ns in typical.items() if one.stage == stage and one.what != _WOKEN)
             for stage in range(stages)
         )
         return {
@@ -293,7 +312,10 @@ def _by_stage(
             if (quantity.stage, quantity.what) == (stage, what) and quantity.direction is not None
         }
 
-    codecs = tuple(CodecCosts(encode=of(stage, "encode"), decode=of(stage, "decode")) for stage in range(stages))
+    codecs = tuple(
+        CodecCosts(encode=of(stage, "encode"), decode=of(stage, "decode"), decode_woken=of(stage, _WOKEN))
+        for stage in range(stages)
+    )
     return maths, codecs
 
 

@@ -117,7 +117,10 @@ def to_chakra(trace: Trace) -> list[ChakraFile]:
             else:
                 ends = (lane.node, lane.peer[at]) if kind == SEND else (lane.peer[at], lane.node)
                 about |= {"comm_src": ends[0], "comm_dst": ends[1], "comm_tag": lane.tag[at]}
-                about["comm_size"] = lane.value[at]
+                if kind == SEND:
+                    about["comm_size"] = lane.value[at]
+                elif lane.value[at]:
+                    about["testbed_ns"] = lane.value[at]
             needs = [node_of(m, p, lane.node) for m, p in writing.open.items()]
             name = trace.labels[lane.label[at]]
             writing.ids.append(put(lane.node, name, kind, needs, **about))
@@ -220,14 +223,13 @@ class _Reader:
                     size = _whole(key, node, "comm_size")
                     self._put(key, f"to {other[0]}", needs, SEND, peer=other[0], tag=self._tags[key], value=size)
                     if _LANE not in self._nodes[other].attributes:  # messages arrive in the order of the sends
-                        received[other] = self._put(other, f"from {key[0]}", {}, RECEIVE, key[0], self._tags[key])
+                        received[other] = self._receive(other, f"from {key[0]}", {}, key[0], self._tags[key])
                 case NodeType.COMM_RECV_NODE if _is_event(node):
                     _merge(needs, done[self._pairs[key]])
                 case NodeType.COMM_RECV_NODE if key in received:
                     _merge(needs, received[key])
                 case NodeType.COMM_RECV_NODE:
-                    sender = self._pairs[key][0]
-                    needs = self._put(key, "", needs, RECEIVE, sender, self._tags[key])
+                    needs = self._receive(key, "", needs, self._pairs[key][0], self._tags[key])
             done[key] = needs
         return self._built()
 
@@ -245,6 +247,10 @@ class _Reader:
             raise _wrong(key, node, f"cannot be in step {step}, after step {before}, with the value {value}")
         operation = _Operation(step, kind, node.name, peer, tag, value, ())
         return {number: self._lanes[number].put(number, needs, operation)}
+
+    def _receive(self, key: _Key, name: str, needs: Needs, sender: int, tag: int) -> Needs:
+        waking_ns = _whole(key, self._nodes[key], "testbed_ns", 0)
+        return self._put(key, name, needs, RECEIVE, sender, tag, waking_ns)
 
     def _work_ns(self, key: _Key) -> int:
         node = self._nodes[key]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from testbed.play.played import PlayedLane
 from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WORK, Trace
+from testbed.waking import waking_ns
 
 
 class Message:
@@ -31,7 +32,7 @@ class LaneState:
 
     __slots__ = (
         "at_ns", "begin", "end", "first", "index", "kind", "last", "node", "number", "peer", "starts", "step", "tag",
-        "value",
+        "value", "waking_ns",
     )  # fmt: skip
 
     def __init__(self, number: int, trace: Trace, steps: int) -> None:
@@ -39,7 +40,7 @@ class LaneState:
         self.number, self.node = number, lane.node
         self.kind, self.peer, self.tag, self.value = lane.kind, lane.peer, lane.tag, lane.value
         self.starts = lane.starts
-        self.index = self.step = self.at_ns = 0
+        self.index = self.step = self.at_ns = self.waking_ns = 0
         self.begin, self.end, self.first, self.last = (array("q", bytes(8 * lane.starts[steps])) for _ in range(4))
 
     def played(self, steps: int) -> PlayedLane:
@@ -108,7 +109,8 @@ class Lanes:
                 begin[i] = at_ns
                 what = kind[i]
                 if what == WORK:
-                    at_ns += value[i]
+                    at_ns += value[i] + lane.waking_ns
+                    lane.waking_ns = 0
                     end[i] = at_ns
                     i += 1
                     if at_ns > now_ns:
@@ -125,7 +127,9 @@ class Lanes:
                         self._receiving[key] = lane
                         return
                     lane.first[i], lane.last[i] = times
-                    at_ns = max(at_ns, times[1])
+                    if (waited_ns := times[1] - at_ns) > 0:
+                        at_ns = times[1]
+                        lane.waking_ns = waking_ns(value[i], waited_ns)
                 elif what == SIGNAL:
                     self._signal(lane.tag[i], at_ns)
                 else:

@@ -47,6 +47,8 @@ class StageTimes(NamedTuple):
     """By the direction in which it sends."""
     decode_ns: dict[Direction, int]
     """By the direction from which it came."""
+    waking_ns: dict[Direction, int]
+    """How much longer decoding takes by a stage that has waited long, by the direction from which it came."""
 
 
 class _Ends(NamedTuple):
@@ -78,22 +80,25 @@ def _stage_times(cell: Cell, stage: int, costs: StageCosts | None) -> StageTimes
         assert costs is not None
         forward, backward, clip, update = (d.ns for d in (costs.forward, costs.backward, costs.clip, costs.update))
 
-    encode, decode = _codec_ns(cell, stage, costs)
+    encode, decode, waking = _codec_ns(cell, stage, costs)
     return StageTimes(
         maths_ns={"F": forward * factor, "B": backward * factor},
         clip_ns=clip * factor,
         update_ns=update * factor,
         encode_ns={way: ns * factor for way, ns in encode.items()},
         decode_ns={way: ns * factor for way, ns in decode.items()},
+        waking_ns={way: ns * factor for way, ns in waking.items()},
     )
 
 
-def _codec_ns(cell: Cell, stage: int, costs: StageCosts | None) -> tuple[dict[Direction, int], dict[Direction, int]]:
-    """Return how long one stage encodes and decodes a message, by direction and by the cell's rule."""
+def _codec_ns(cell: Cell, stage: int, costs: StageCosts | None) -> tuple[dict[Direction, int], ...]:
+    """Return how long one stage encodes and decodes a message, and how much longer it decodes when it was woken, by
+    direction and by the cell's rule.
+    """
     if cell.codec_cost == "host":
         assert costs is not None
         encode, decode = ({way: one.ns for way, one in side.items()} for side in (costs.encode, costs.decode))
-        return encode, decode
+        return encode, decode, {way: costs.waking_ns(way) for way in costs.decode}
     encode, decode = dict.fromkeys(_WAYS, 0), dict.fromkeys(_WAYS, 0)
     if cell.codec_rates is not None:
         rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
@@ -105,7 +110,7 @@ def _codec_ns(cell: Cell, stage: int, costs: StageCosts | None) -> tuple[dict[Di
                 encode[way] = _device_ns(cell.codec, ahead, way, shape, rates)[0]
             if 0 <= behind < cell.pipeline.stages - 1:
                 decode[way] = _device_ns(cell.codec, behind, way, shape, rates)[1]
-    return encode, decode
+    return encode, decode, dict.fromkeys(_WAYS, 0)
 
 
 @functools.cache
@@ -165,7 +170,8 @@ def _lane(cell: Cell, stage: int, records: Sequence[StepRecord], times: StageTim
         for action in record.actions:
             ends, tag = _ends(action.kind, stage, stages), number * parts + action.microbatch
             if ends.source is not None:
-                lane.add(RECEIVE, label=_SENT[ends.direction], peer=ends.source, tag=tag)
+                waking_ns = times.waking_ns[ends.direction]
+                lane.add(RECEIVE, label=_SENT[ends.direction], peer=ends.source, tag=tag, value=waking_ns)
                 lane.add(WORK, label=_LABEL["decode"], value=times.decode_ns[ends.direction])
             lane.add(WORK, label=_MATHS[action.kind], value=times.maths_ns[action.kind])
             if ends.target is not None:

@@ -65,7 +65,14 @@ def _add_step(worker: WorkerLanes, record: StepRecord, local_ns: int, update_ns:
 
 
 def ideals_s(cell: Cell, trace: Trace) -> list[float] | None:
-    """Return each step's ideal duration in seconds of the lab: over links that are a formula. None where links vary."""
+    """Return each step's ideal duration in seconds of the lab: over links that are a formula.
+
+    None where links vary, and where more than two workers send to all others: the formula has a receiver's messages
+    follow each other, while over links they share its downlink, which may be faster.
+    """
+    data = _data(cell)
+    if data.exchange == "all-to-all" and data.workers > 2:
+        return None
     if any(pipe is not None and pipe.varies for profile in cell.links for pipe in (profile.up, profile.down)):
         return None
     links = Pipes(cell.topology, cell.links, cell.nodes)

@@ -6,7 +6,8 @@ A node has lanes, and a lane does its operations in order, one after the other; 
 work     be busy for `value` nanoseconds
 send     hand `value` bytes for `peer` over, under `tag`; the lane goes on at once, and what was handed over to one peer
          leaves in that order
-receive  wait until the message of `peer` with this `tag` has arrived whole
+receive  wait until the message of `peer` with this `tag` has arrived whole; who waited long has to be woken: the next
+         work takes `value` nanoseconds longer, or less after a shorter wait (waking.py)
 signal   count the event `tag` up by one
 wait     wait until the event `tag` was counted up `value` times, since the trace began
 
@@ -31,7 +32,9 @@ from typing import Any, Final, NamedTuple
 from testbed.errors import SpecError
 
 MAGIC: Final = b"testbed trace\n"
-VERSION: Final = 1
+VERSION: Final = 2
+_READABLE: Final = (1, VERSION)
+"""In version 1 waking took no time: its receives have the value 0."""
 _DIGEST: Final = 32
 """Bytes of the checksum (SHA-256) of all that follows it."""
 _LENGTH: Final = 4
@@ -52,7 +55,7 @@ class Operation(NamedTuple):
     tag: int
     """Of the message, or which event; 0 for work."""
     value: int
-    """Nanoseconds, bytes, or a count; 0 for receive and signal."""
+    """Nanoseconds, bytes, or a count; 0 for signal."""
 
 
 @dataclass
@@ -141,8 +144,9 @@ def parse_trace(content: memoryview, where: str) -> Trace:
     end = _LENGTH + int.from_bytes(body[:_LENGTH], "little")
     try:
         header = json.loads(bytes(body[_LENGTH:end]))
-        if header["version"] != VERSION:
-            raise SpecError(f"{where} is a trace of version {header['version']}; this testbed reads version {VERSION}")
+        if header["version"] not in _READABLE:
+            known = " and ".join(map(str, _READABLE))
+            raise SpecError(f"{where} is a trace of version {header['version']}; this testbed reads versions {known}")
         return _trace(header, body[end:])
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(f"{where} is not a trace that testbed wrote: {error}") from None

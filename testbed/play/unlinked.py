@@ -16,6 +16,7 @@ from typing import Protocol
 from testbed.errors import SpecError
 from testbed.play.played import PlayedLane
 from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WORK, Lane, Trace
+from testbed.waking import waking_ns
 
 
 class Links(Protocol):
@@ -52,7 +53,7 @@ def in_order(trace: Trace, steps: int | None = None, links: Links | None = None)
     links = links or NoLinks()
     lanes = trace.lanes
     ends = [lane.starts[trace.steps if steps is None else steps] for lane in lanes]
-    next_up, began = [0] * len(lanes), [0] * len(lanes)
+    next_up, began, waking = [0] * len(lanes), [0] * len(lanes), [0] * len(lanes)
     under_way: dict[tuple[int, int, int], tuple[int, int]] = {}  # its size, and when it arrives
     coming: set[int] = set()  # lanes that wait for a message of which it is known when they will have it
     counts: dict[int, int] = defaultdict(int)
@@ -66,7 +67,7 @@ def in_order(trace: Trace, steps: int | None = None, links: Links | None = None)
         while at < end:
             kind, begin = kinds[at], began[number]
             if kind == WORK:
-                later = begin + values[at]
+                later = begin + values[at] + waking[number]
                 if later > now:
                     if ready and ready[0][0] < later:  # others come first
                         heapq.heappush(ready, (later, number))
@@ -98,6 +99,10 @@ def in_order(trace: Trace, steps: int | None = None, links: Links | None = None)
             elif counts[tags[at]] < values[at]:
                 by_event[tags[at]].append(number)
                 break
+            if kind == WORK:
+                waking[number] = 0
+            elif kind == RECEIVE and now > begin:
+                waking[number] = waking_ns(values[at], now - begin)
             yield number, at, begin, now
             began[number] = now
             at += 1

@@ -64,19 +64,33 @@ def make_exchange(recipe: Recipe, shapes: Sequence[Sequence[int]], codecs: Seque
     return _Everyone(shapes, codecs, weights, recipe.training.seed, relayed=data.exchange == "all-gather")
 
 
-class Sums:
-    """A node that has all workers' messages: decodes and sums them."""
+class _Ends:
+    """One end of every worker's messages."""
 
-    def __init__(
-        self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], weights: Sequence[float], seed: int
-    ) -> None:
-        self._weights = weights
+    def __init__(self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], seed: int) -> None:
         self.buckets = [Bucket(shapes, codec, seed=seed, sender=sender) for sender, codec in enumerate(codecs)]
 
     def change(self, codecs: Sequence[str]) -> None:
         """Go on with other codecs, one per worker."""
         for bucket, codec in zip(self.buckets, codecs, strict=True):
             bucket.change(codec)
+
+
+class _Senders(_Ends):
+    """The workers' own."""
+
+    def encode(self, tensors: Sequence[Tensors], step: int) -> list[bytes]:
+        return [bucket.encode(own, step) for bucket, own in zip(self.buckets, tensors, strict=True)]
+
+
+class Sums(_Ends):
+    """A node that has all workers' messages: decodes and sums them."""
+
+    def __init__(
+        self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], weights: Sequence[float], seed: int
+    ) -> None:
+        super().__init__(shapes, codecs, seed)
+        self._weights = weights
 
     def of(self, payloads: Sequence[Payload], step: int) -> Tensors:
         """Return the weighted sum, which begins with the first worker's tensors."""
@@ -85,21 +99,6 @@ class Sums:
             decoded = [value.mul_(weight) for value in bucket.decode(payload, step)]
             total = [before.add_(value) for before, value in zip(total, decoded, strict=True)] if total else decoded
         return total
-
-
-class _Senders:
-    """The workers' own ends of their messages."""
-
-    def __init__(self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], seed: int) -> None:
-        self.buckets = [Bucket(shapes, codec, seed=seed, sender=sender) for sender, codec in enumerate(codecs)]
-
-    def encode(self, tensors: Sequence[Tensors], step: int) -> list[bytes]:
-        return [bucket.encode(own, step) for bucket, own in zip(self.buckets, tensors, strict=True)]
-
-
-def _change(buckets: Sequence[Bucket], codecs: Sequence[str]) -> None:
-    for bucket, codec in zip(buckets, codecs, strict=True):
-        bucket.change(codec)
 
 
 class _Star:
@@ -119,7 +118,7 @@ class _Star:
         return Exchanged([end.decode(answer, step) for end in self._answered], up + down)
 
     def change(self, codecs: Sequence[str]) -> None:
-        _change(self._senders.buckets, codecs)
+        self._senders.change(codecs)
         self._server.change(codecs)
 
 
@@ -150,7 +149,7 @@ class _Everyone:
         return Exchanged([sums.of(payloads, step) for sums in self._sums], frames)
 
     def change(self, codecs: Sequence[str]) -> None:
-        _change(self._senders.buckets, codecs)
+        self._senders.change(codecs)
         for sums in self._sums:
             sums.change(codecs)
 
@@ -197,7 +196,8 @@ class _Ring:
         return Exchanged([self._shaped(torch.cat(parts)) for parts in passed], frames)
 
     def change(self, codecs: Sequence[str]) -> None:
-        _change(self._parts, [codecs[0]] * len(self._parts))
+        for part in self._parts:
+            part.change(codecs[0])
 
     def _shaped(self, flat: Tensor) -> Tensors:
         parts = torch.split(flat, [torch.Size(shape).numel() for shape in self._shapes])

@@ -210,6 +210,7 @@ def _calibration(cell: Cell, recipes: Mapping[str, tuple[StageCosts, ...]]) -> d
         }
         actions |= {f"encode, sent {way}": cost for way, cost in costs.encode.items()}
         actions |= {f"decode, came {way}": cost for way, cost in costs.decode.items()}
+        actions |= {f"decode after a wait, came {way}": cost for way, cost in costs.decode_woken.items()}
         for name, one in actions.items():
             spread = f"{one.spread:.1%}".replace("%", " %")
             rows.append((f"stage {stage}", name, numbers.seconds(one.ns / 1e9), spread, one.samples, one.noisy))

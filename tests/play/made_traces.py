@@ -58,7 +58,8 @@ def traces(draw: st.DrawFn) -> Trace:
                 tag += 1
             elif kind == RECEIVE and flying:
                 home, sender, which = flying.pop(draw(st.integers(0, len(flying) - 1)))
-                home.add(RECEIVE, label=draw(label), peer=sender, tag=which)
+                waking_ns = draw(st.sampled_from([0, 0, 999, 3_000_000]))
+                home.add(RECEIVE, label=draw(label), peer=sender, tag=which, value=waking_ns)
             elif kind == SIGNAL:
                 event = draw(st.integers(0, 2))
                 lane.add(SIGNAL, tag=event)

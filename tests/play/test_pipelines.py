@@ -13,13 +13,14 @@ from testbed.metrics.wires import Wires
 from testbed.play import pipelines
 from testbed.play.check import check_trace
 from testbed.play.played import NodeCounters, Played
-from testbed.play.trace import SEND, WORK, Trace
+from testbed.play.trace import RECEIVE, SEND, WORK, Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 from testbed.records import Duration, StageCosts, StepRecord
 from testbed.spec import Calibrated, Cell, Paced
 from tests import synthetic
 
 FORWARD, BACKWARD, CODEC, CLIP, UPDATE = 2_000_000, 4_000_000, 300_000, 50_000, 5_000_000
+WAKING = 200_000
 
 
 def lasts(ns: int) -> Duration:
@@ -35,6 +36,7 @@ def costs(stages: int) -> tuple[StageCosts, ...]:
         update=lasts(UPDATE),
         encode=codec,  # type: ignore[arg-type]
         decode=codec,  # type: ignore[arg-type]
+        decode_woken={way: lasts(CODEC + WAKING) for way in codec},  # type: ignore[misc]
     )
     return (one,) * stages
 
@@ -135,6 +137,7 @@ def test_codecs_cost_what_the_rule_says(rule: str, codec_ns: int) -> None:
     for lane in trace.lanes:
         found = {v for k, n, v in zip(lane.kind, lane.label, lane.value, strict=True) if k == WORK and n in wanted}
         assert found == {codec_ns}
+        assert {v for k, v in zip(lane.kind, lane.value, strict=True) if k == RECEIVE} == {WAKING if codec_ns else 0}
 
 
 def test_a_budget_ends_a_run_with_the_step_that_reaches_it() -> None:

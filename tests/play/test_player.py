@@ -68,6 +68,23 @@ def test_work_takes_exactly_its_time_and_messages_arrive_in_order() -> None:
     assert b.last_byte_ns[1] <= b.last_byte_ns[0] <= b.last_byte_ns[2]
 
 
+@pytest.mark.parametrize("waited_ns", [0, 1_000_000, 5_000_000, 60_000_000])
+def test_who_waited_long_for_a_message_works_longer_once(waited_ns: int) -> None:
+    sender, receiver = Lane(0, "a"), Lane(1, "b")
+    sender.add(WORK, value=waited_ns)
+    sender.add(SEND, peer=1, value=1)
+    if not waited_ns:
+        receiver.add(WORK, value=1)
+    receiver.add(RECEIVE, peer=0, value=400_000)
+    receiver.add(SEND, peer=0, tag=1, value=1)
+    sender.add(RECEIVE, peer=1, tag=1)
+    for _ in range(2):
+        receiver.add(WORK, value=7)
+    played = play(two_nodes(sender, receiver)).lanes[1]
+    first, second = (played.end_ns[i] - played.begin_ns[i] for i in (-2, -1))
+    assert (first, second) == (7 + 400_000 * min(waited_ns, 5_000_000) // 5_000_000, 7)
+
+
 def test_a_lane_that_waits_for_ever_is_named() -> None:
     lane = Lane(0, "a")
     lane.add(WAIT, tag=5, value=1)

@@ -100,7 +100,10 @@ def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, stalene
     )
     formula_s = shape.formula_s("star", cell.profiles)
     assert summary.step_s == pytest.approx(formula_s, rel=0.25 if exchange == "all-to-all" else 0.05)
-    assert summary.ideal_step_s == pytest.approx(summary.step_s, rel=1e-6)  # the links were the ideal's
+    if exchange == "all-to-all":
+        assert summary.ideal_step_s is None  # of more than two
+    else:
+        assert summary.ideal_step_s == pytest.approx(summary.step_s, rel=1e-6)  # the links were the ideal's
     assert summary.split is not None
     assert summary.split.compute_s > 0
     assert summary.payload_bytes_per_step == sum(f.payload_bytes for node in training for f in node[0].sent)

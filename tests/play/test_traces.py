@@ -65,7 +65,7 @@ def test_a_checksum_that_is_right_proves_nothing_else(header: bytes, columns: by
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (b'"version":1', b'"version":2', "is a trace of version 2; this testbed reads version 1"),
+        (b'"version":2', b'"version":3', "is a trace of version 3; this testbed reads versions 1 and 2"),
         (b'"node":1', b'"node":7', "of node 7, and there are 2 nodes"),
         (b'"steps":2', b'"steps":3', "its lanes take|multiple|do not divide"),
         (b'"steps":2', b'"steps":-2', "do not divide its operations"),

@@ -85,6 +85,8 @@ def test_measured_once_shared_and_kept(tmp_path: Path) -> None:
         for costs in (one, two, three):
             assert list(costs.encode) == [sent]
             assert list(costs.decode) == ["backward" if stage == 0 else "forward"]
+            assert list(costs.decode_woken) == list(costs.decode)
+            assert all(woken.samples >= 8 for woken in costs.decode_woken.values())
             for found in (costs.forward, costs.backward, costs.clip, costs.update, *costs.encode.values()):
                 assert found.ns > 0
                 assert found.spread_of_step is not None
