@@ -14,4 +14,5 @@ leader    who chooses while training lasts, by what links carry
 live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
 federated federated averaging of digits in one process, round by round
+stacked   many short trainings of a small network side by side
 """

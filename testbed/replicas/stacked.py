@@ -1,0 +1,174 @@
+"""Many short trainings of one small network side by side, without a network between its workers.
+
+Each is DD-EF-SGD on digits with workers that hold the same weights: top-k of all parameters as one tensor, with error
+feedback, and aggregates that are applied `staleness` steps late. It computes what `Worker` and `Bucket` compute with
+`topk(ratio, tensor, fp32)` in `ef`, for a stack of learning rates and seeds at once: one product of matrices for all
+of them costs a thirtieth of as many messages. A test compares both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils import parameters_to_vector
+
+from testbed.workloads.digits import CLASSES, SIDE, build_model, digits
+from testbed.workloads.shards import ShardBatches, divide
+
+MODEL = "digits-mlp"
+INPUTS, INNER = SIDE * SIDE, 28
+_CUTS = (INNER * INPUTS, INNER, CLASSES * INNER, CLASSES)
+VALUES = sum(_CUTS)
+DIVERGED = 10.0
+"""Nats; a guess among ten classes costs 2.3."""
+
+
+class Run(NamedTuple):
+    """One training of a stack."""
+
+    learning_rate: float
+    seed: int
+    """Of the first weights, the shards and the order of their examples."""
+
+
+class Method(NamedTuple):
+    """What all trainings of a stack do alike."""
+
+    ratio: float
+    """Share of the values of a message that are kept; 1: dense."""
+    staleness: int
+    workers: int
+    batch_size: int
+    """Of each worker."""
+    alpha: float
+    """Of the Dirichlet distribution that workers' class mixes are drawn from."""
+
+
+def steps_to(
+    target: float, runs: Sequence[Run], method: Method, *, steps: int, evaluate_every: int, patience: int
+) -> list[int | None]:
+    """Return, by run, the steps after which the loss of the test images was first at most the target.
+
+    The loss is that of a worker's weights as they are: what is under way is not applied. None: not within `steps`, nor
+    within `patience` times as many as the first learning rate took to bring every seed there, or it diverged: its loss
+    was above `DIVERGED`.
+    """
+    stack, reached = Stack(runs, method), dict[int, int]()
+    for step in range(steps):
+        stack.step(step)
+        if (step + 1) % evaluate_every == 0:
+            losses = stack.losses()
+            reached.update({run: step + 1 for run, loss in losses.items() if loss <= target})
+            stack.keep([run for run, loss in losses.items() if target < loss <= DIVERGED])
+            if not stack.running or step + 1 >= patience * _first_rate(runs, reached, steps):
+                break
+    return [reached.get(run) for run in range(len(runs))]
+
+
+def _first_rate(runs: Sequence[Run], reached: Mapping[int, int], default: int) -> float:
+    """Return the least steps with which a learning rate brought all its seeds there, or the default."""
+    slowest: dict[float, float] = {}
+    for run, each in enumerate(runs):
+        slowest[each.learning_rate] = max(slowest.get(each.learning_rate, 0), reached.get(run, math.inf))
+    return min(default, *slowest.values())
+
+
+class Stack:
+    """R trainings of n workers: what workers did not send is (R n, P), aggregates under way are (R, P)."""
+
+    def __init__(self, runs: Sequence[Run], method: Method) -> None:
+        self._method = method
+        self.running = list(range(len(runs)))
+        """By row of the stack: which run it is."""
+        first, labels = {}, digits().train.labels.numpy()
+        self._batches: dict[int, list[ShardBatches]] = {}
+        for seed in {run.seed for run in runs}:
+            first[seed] = parameters_to_vector(build_model(MODEL, seed).parameters()).detach()
+            shards = divide(labels, [1 / method.workers] * method.workers, alpha=method.alpha, seed=seed)
+            self._batches[seed] = [
+                ShardBatches(shard, method.batch_size, seed=seed, worker=worker) for worker, shard in enumerate(shards)
+            ]
+        self._seeds = [run.seed for run in runs]
+        self._rates = torch.tensor([[run.learning_rate] for run in runs])
+        self.weights = torch.stack([first[run.seed] for run in runs])
+        """(R, P), the same at all workers of a run."""
+        self._left_out = torch.zeros(len(runs) * method.workers, VALUES)
+        self._under_way: deque[Tensor] = deque()
+
+    def step(self, step: int) -> None:
+        """Compute, send, and apply what is due."""
+        method, train = self._method, digits().train
+        chosen = {
+            seed: torch.stack([torch.as_tensor(each.batch(step)) for each in self._batches[seed]])
+            for seed in set(self._seeds)
+        }
+        places = torch.cat([chosen[seed] for seed in self._seeds])
+        weights = self.weights.repeat_interleave(method.workers, 0)
+        message = gradients(weights, train.images[places], train.labels[places])
+        if method.ratio < 1:
+            message += self._left_out
+            sent = top(message, method.ratio)
+            self._left_out, message = message - sent, sent
+        self._under_way.append(message.view(-1, method.workers, VALUES).mean(1))
+        if len(self._under_way) > method.staleness:
+            self.weights -= self._rates * self._under_way.popleft()
+
+    @torch.no_grad()
+    def losses(self) -> dict[int, float]:
+        """Return the loss of the test images, by run that is still under way."""
+        test = digits().test
+        outputs = _forward(self.weights, test.images.expand(len(self.running), -1, -1))[1]
+        labels = test.labels.expand(len(self.running), -1)
+        found = functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(1)
+        return dict(zip(self.running, found.tolist(), strict=True))
+
+    def keep(self, runs: Sequence[int]) -> None:
+        """Go on with these runs alone."""
+        if len(runs) == len(self.running):
+            return
+        rows = torch.tensor([self.running.index(run) for run in runs], dtype=torch.int64)
+        self._seeds = [self._seeds[row] for row in rows]
+        self._rates, self.weights = self._rates[rows], self.weights[rows]
+        self._left_out = self._left_out.view(-1, self._method.workers, VALUES)[rows].flatten(0, 1)
+        self._under_way = deque(each[rows] for each in self._under_way)
+        self.running = list(runs)
+
+
+def top(values: Tensor, ratio: float) -> Tensor:
+    """Return (B, P) values with all but the largest of each row at 0: the share `ratio`, as codec `topk` counts it."""
+    magnitudes = values.abs()
+    least = magnitudes.topk(max(1, round(ratio * values.shape[1])), sorted=False).values.amin(1, keepdim=True)
+    return torch.where(magnitudes >= least, values, 0.0)
+
+
+def _forward(weights: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inner values (B, m, 28) and outputs (B, m, 10) of images (B, m, 64)."""
+    into, into_bias, out, out_bias = torch.split(weights, list(_CUTS), 1)
+    inner = torch.baddbmm(into_bias[:, None], images, into.view(-1, INNER, INPUTS).transpose(1, 2)).relu_()
+    return inner, torch.baddbmm(out_bias[:, None], inner, out.view(-1, CLASSES, INNER).transpose(1, 2))
+
+
+@torch.no_grad()
+def gradients(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradients of the mean cross-entropy, (B, P), of B networks, each on images (m, 64) of its own."""
+    inner, outputs = _forward(weights, images)
+    errors = outputs.softmax(2)
+    errors -= functional.one_hot(labels, CLASSES)
+    errors /= labels.shape[1]
+    out = weights[:, -sum(_CUTS[2:]) : -CLASSES].view(-1, CLASSES, INNER)
+    before = errors @ out * (inner > 0)
+    return torch.cat(
+        [
+            (before.transpose(1, 2) @ images).flatten(1),
+            before.sum(1),
+            (errors.transpose(1, 2) @ inner).flatten(1),
+            errors.sum(1),
+        ],
+        1,
+    )
