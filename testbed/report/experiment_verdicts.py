@@ -209,7 +209,7 @@ def tuning_sentence(tuning: Any) -> str:
     """Say beside a table which arms' values cannot be relied on, and why; empty where all can."""
     if tuning.empty:
         return ""
-    marked = tuning[tuning.mark.fillna("") != ""]
+    marked = tuning[tuning.mark.notna() & (tuning.mark != "")]
     arms = list(tuning.columns)[: list(tuning.columns).index("field")]
     said = [
         f"{', '.join(str(value) for value in rows.iloc[0][arms] if not pandas.isna(value))} ({rows.iloc[0].mark})"

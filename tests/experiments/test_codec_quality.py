@@ -32,7 +32,7 @@ def _figures(home: Path, output: Path) -> str:
 
 def test_the_full_form_trains_every_codec_of_the_table_with_five_paired_seeds_over_a_shaped_link() -> None:
     cells = plan.cells(plan.load_experiment(NAME), "relay")
-    assert set.union(*map(_parts, cells)) == set(CODECS)
+    assert set.union(*map(_parts, cells)) == {name for name, row in CODECS.items() if not row.for_gradients}
     seeds, shaped = defaultdict(set), set()
     for cell in cells:
         arm = (cell.codec, cell.workload.training_sequences)

@@ -131,6 +131,8 @@ class CodecRow:
     """It chooses by what it measures of its link, so the network touches the numbers: such a run cannot be replayed."""
     linear: bool = False
     """It rounds each value and does nothing else, so partial sums may go through it at every hop of a ring."""
+    for_gradients: bool = False
+    """It is made for the gradients that workers exchange, and says little of activations."""
     exact: bool = False
     """It changes the model so that nothing of its hidden states is lost."""
     control: bool = False

@@ -26,6 +26,9 @@ from testbed.codecs.wire import header
 from testbed.codecs.wire.header import Shape, rows_of
 from testbed.codecs.wire.scratch import Scratch
 from testbed.codecs.wrap import States, parts_with
+from testbed.errors import CodecError
+
+_LARGEST = 2.0**120
 
 
 @functools.cache
@@ -122,11 +125,16 @@ class Cosine:
 
     def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
         """Transform, and encode with the inner codec. CodecError names the message key where a coefficient is not
-        finite.
+        finite, or so large that what it is rounded to could not be transformed back.
         """
         x = header.check_input(tensor).to(torch.float32)
         coefficients = self._transform.of(x, self._coefficients.of(x.shape)) if x.numel() else x
-        header.check_finite(coefficients, key, "a transform")
+        if (
+            coefficients.numel()
+            and not (largest := float(torch.linalg.vector_norm(coefficients, math.inf))) <= _LARGEST
+        ):
+            header.check_finite(coefficients, key, "a transform")
+            raise CodecError(f"cannot encode {key}: a coefficient of {largest:g} is too large to be transformed back")
         return self.inner.encode(coefficients, key)
 
     def decode(self, payload: Payload, key: MessageKey) -> Tensor:

@@ -157,6 +157,7 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="dct",
+        for_gradients=True,
         forward="testbed.codecs.dense.cosine:Cosine",
         backward="testbed.codecs.dense.cosine:Cosine",
         parameters=(

@@ -134,6 +134,7 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="ef-decay",
+        for_gradients=True,
         forward="testbed.codecs.memory.feedback:DecayedFeedback",
         backward="testbed.codecs.memory.feedback:DecayedFeedback",
         parameters=(
@@ -150,6 +151,7 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="dgc",
+        for_gradients=True,
         forward="testbed.codecs.memory.feedback:MomentumFeedback",
         backward="testbed.codecs.memory.feedback:MomentumFeedback",
         parameters=(

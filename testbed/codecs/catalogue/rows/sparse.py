@@ -50,6 +50,7 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="ht",
+        for_gradients=True,
         forward="testbed.codecs.sparse.threshold:HardThreshold",
         backward="testbed.codecs.sparse.threshold:HardThreshold",
         parameters=(
@@ -69,6 +70,7 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="topk-chunk",
+        for_gradients=True,
         forward="testbed.codecs.sparse.quantised:ChunkTopK",
         backward="testbed.codecs.sparse.quantised:ChunkTopK",
         parameters=(
@@ -85,6 +87,7 @@ ROWS: tuple[CodecRow, ...] = (
     ),
     CodecRow(
         name="cocktail",
+        for_gradients=True,
         forward="testbed.codecs.sparse.quantised:Cocktail",
         backward="testbed.codecs.sparse.quantised:Cocktail",
         parameters=(
