@@ -20,6 +20,8 @@ COMMAND = f"python -m testbed predict {NAME}"
 SOURCE = "time model of delayed aggregation (DeCo-SGD, arXiv 2507.17346; derived)"
 NEAR = {"pair": 0.01, "server": 0.02, "ring": 0.02, "shared": 0.02, "paced": 0.02, "peers": 0.02}
 """How far a played cycle may be from its formula, by grid."""
+_SOME_GRIDS = ("exchange", "answer_bits")
+"""Columns that cells.csv lacks where only the grid of two workers was played, as in the short form."""
 TITLES = {
     "pair": "delayed aggregation between two workers",
     "server": "a server on a fast link",
@@ -33,6 +35,7 @@ TITLES = {
 def cells(folder: Path) -> Any:
     """Return the rows of cells.csv with the links' delay in ms and how far a played cycle is from its formula."""
     frame = predicted.cells(folder)
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *_SOME_GRIDS])))
     return frame.assign(
         delay=frame.links.str.extract(r", (\d+)ms")[0].astype(int), off=frame.step_s / frame.formula_s - 1
     )

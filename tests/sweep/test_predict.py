@@ -11,6 +11,8 @@ from testbed.devices import load_device
 from testbed.errors import SpecError, UnknownNameError
 from testbed.play.shapes import resolve_shape
 from testbed.profiles import LinkProfile
+from testbed.report import predicted
+from testbed.report.experiments import figures_program
 from testbed.sweep import predict
 from testbed.vm import find_clock_kernel
 
@@ -176,6 +178,13 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
     assert (share.dropna() > -0.1).all()
     undisturbed = [not any(map(_disturbed, each.cell.profiles)) for each in planned]
     assert (share[undisturbed].dropna() < 0.1).all()
+    folder = predict.cell_files()[name].parent
+    for path in folder.glob("*.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    frame.to_csv(tmp_path / predicted.FILE, index=False)
+    with figures_program(folder) as figures:
+        assert figures.claims(tmp_path)
+        assert figures.blocks(tmp_path)
 
 
 def _disturbed(profile: LinkProfile) -> bool:
