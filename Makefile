@@ -1,5 +1,5 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
-# make check    test what needs no privilege, no network and little time: about two minutes
+# make check    test what needs no privilege, no network and little time: about five minutes
 # make test     test everything that this machine can test (make test ARGS='-k codecs'); what is decided by
 #               time runs in a guest with a virtual clock (python -m testbed vm --build), and is skipped where there is none
 # make lint     check style, types and who imports whom
