@@ -133,7 +133,7 @@ class Passage:
         self.taken_thread_ns = 0
         """When the last frame was taken, in the time of the thread that took it."""
         self.rest_s = 0.0
-        """So long whoever takes a frame sleeps before it has it, and nobody computes meanwhile."""
+        """How long whoever takes a frame sleeps before it has it; nobody computes meanwhile."""
         self._name, self._max_payload_bytes = name, max_payload_bytes
         self._baton, self._arrived = baton, baton.condition()
         self._inbox: dict[MessageKey, Arrival] = {}

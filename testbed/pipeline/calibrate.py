@@ -278,7 +278,7 @@ class Calibrator:
         typical = {quantity: duration(taken, per_step=0, step_ns=1).ns for quantity, taken in samples.items()}
         # The busiest stage's work: no step is shorter.
         step_ns = max(
-            sum(times[one] * ns for one, ns in typical.items() if one.stage == stage and one.what != _WOKEN)
+            sum(times[q] * ns for q, ns in typical.items() if q.stage == stage and q.what != _WOKEN)
             for stage in range(stages)
         )
         return {

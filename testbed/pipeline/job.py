@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -70,7 +70,24 @@ class StageWork(Frozen):
         return self.pipeline.microbatches * self.pipeline.accumulation
 
 
-class StageJob(StageWork):
+class LinkedWork(StageWork):
+    """The part of a job over links that does not depend on what is trained."""
+
+    token: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """The run's token, in every frame: a frame of another run is an error, not data."""
+    devices: tuple[str, ...]
+    """Network devices of the node's links, one in a star and up to two in a line: their counters go into every step.
+    Empty without a lab."""
+    overhead_bytes: int = Field(ge=0)
+    """What those devices count on top of each IP packet."""
+
+    @property
+    def prompt(self) -> bool:
+        """Whether the node is to do things at given moments, and not only as soon as it can: see `pacing.prefer`."""
+        return isinstance(self.compute, Paced)
+
+
+class StageJob(LinkedWork):
     """One stage of one run over links."""
 
     program: Literal["testbed.pipeline.train:train_job"] = "testbed.pipeline.train:train_job"
@@ -79,18 +96,6 @@ class StageJob(StageWork):
     """Where the stage before this one will connect; None for the first stage."""
     downstream: Endpoint | None
     """Where the stage after this one listens; None for the last."""
-    token: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """The run's token, in every frame: a frame of another run is an error, not data."""
-    devices: tuple[str, ...]
-    """Network devices of the stage's links, one in a star and up to two in a line: their counters go into every step.
-    Empty without a lab."""
-    overhead_bytes: int = Field(ge=0)
-    """What those devices count on top of each IP packet."""
-
-    @property
-    def prompt(self) -> bool:
-        """Whether the stage is to do things at given moments, and not only as soon as it can: see `pacing.prefer`."""
-        return isinstance(self.compute, Paced)
 
     @model_validator(mode="after")
     def _ends_fit(self) -> StageJob:
@@ -104,17 +109,13 @@ class StageJob(StageWork):
         return self
 
 
-class NodeJob(StageWork):
+class NodeJob(LinkedWork):
     """One node of one run of data parallel training over links: a worker, or a star's server, which is the last."""
 
     program: Literal["testbed.replicas.live:train_node"] = "testbed.replicas.live:train_node"
     data: DataParallelSpec
     endpoints: tuple[Endpoint, ...]
     """Where each node listens for those before it."""
-    token: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """As of a `StageJob`, and so are the next two."""
-    devices: tuple[str, ...]
-    overhead_bytes: int = Field(ge=0)
 
     @property
     def name(self) -> str:
@@ -132,11 +133,6 @@ class NodeJob(StageWork):
             optimiser=self.optimiser,
             training=self.training,
         )
-
-    @property
-    def prompt(self) -> bool:
-        """As of a `StageJob`."""
-        return isinstance(self.compute, Paced)
 
 
 Job = StageJob | NodeJob
@@ -156,49 +152,28 @@ def jobs(
     limits: Limits,
 ) -> tuple[Job, ...]:
     """Make one job per node of `cell`; `addresses` (where those before it connect to) and `devices` by node."""
-    stages = cell.nodes
-    assert len(addresses) == len(devices) == stages
+    assert len(addresses) == len(devices) == cell.nodes
+    common: list[dict[str, Any]] = [
+        {
+            "stage": node,
+            "codec": cell.codec,
+            "compute": cell.compute,
+            "workload": cell.workload,
+            "pipeline": cell.pipeline,
+            "optimiser": cell.optimiser,
+            "training": cell.training,
+            "vocabulary": vocabulary,
+            "tokens": tokens,
+            "token": token,
+            "devices": devices[node],
+            "overhead_bytes": overhead_bytes,
+            "folder": folder,
+            "limits": limits,
+        }
+        for node in range(cell.nodes)
+    ]
+    endpoints = tuple(Endpoint(address=address, port=port) for address in addresses)
     if cell.data is not None:
-        return tuple(
-            NodeJob(
-                stage=node,
-                codec=cell.codec,
-                compute=cell.compute,
-                workload=cell.workload,
-                pipeline=cell.pipeline,
-                data=cell.data,
-                optimiser=cell.optimiser,
-                training=cell.training,
-                vocabulary=vocabulary,
-                tokens=tokens,
-                endpoints=tuple(Endpoint(address=address, port=port) for address in addresses),
-                token=token,
-                devices=devices[node],
-                overhead_bytes=overhead_bytes,
-                folder=folder,
-                limits=limits,
-            )
-            for node in range(stages)
-        )
-    ends = (None, *(Endpoint(address=address, port=port) for address in addresses[1:]), None)
-    return tuple(
-        StageJob(
-            stage=stage,
-            codec=cell.codec,
-            compute=cell.compute,
-            workload=cell.workload,
-            pipeline=cell.pipeline,
-            optimiser=cell.optimiser,
-            training=cell.training,
-            vocabulary=vocabulary,
-            tokens=tokens,
-            listen=ends[stage],
-            downstream=ends[stage + 1],
-            token=token,
-            devices=devices[stage],
-            overhead_bytes=overhead_bytes,
-            folder=folder,
-            limits=limits,
-        )
-        for stage in range(stages)
-    )
+        return tuple(NodeJob(data=cell.data, endpoints=endpoints, **each) for each in common)
+    ends = (None, *endpoints[1:], None)
+    return tuple(StageJob(listen=ends[i], downstream=ends[i + 1], **each) for i, each in enumerate(common))

@@ -149,13 +149,12 @@ def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], costs: Sequen
 
     ResultsError where a frame of the schedule is not in the records.
     """
-    stages = cell.pipeline.stages
     lanes = tuple(
         _lane(cell, stage, records, times)
         for stage, (records, times) in enumerate(zip(training, stage_times(cell, costs), strict=True))
     )
     return Trace(
-        nodes=tuple(f"stage {stage}" for stage in range(stages)),
+        nodes=cell.node_names,
         labels=LABELS,
         lanes=lanes,
         about={"codec": cell.codec, "model": cell.workload.model, "schedule": cell.pipeline.schedule},

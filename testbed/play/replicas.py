@@ -43,13 +43,11 @@ def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]]) -> Trace:
         for record in records:
             _add_step(worker, record, local_ns, update_ns)
     lanes = [lane for worker in workers for lane in worker.lanes()]
-    nodes = [f"worker {worker}" for worker in range(data.workers)]
     if data.exchange == "star":
         server = data.workers
         lanes.append(server_lane(server, len(trained[server]), _LABELS, frames=lambda step: frames(server, step)))
-        nodes.append("server")
     about = {"codec": cell.codec, "model": cell.workload.model, "exchange": data.exchange}
-    return Trace(tuple(nodes), LABELS, tuple(lanes), about)
+    return Trace(cell.node_names, LABELS, tuple(lanes), about)
 
 
 def _add_step(worker: WorkerLanes, record: StepRecord, local_ns: int, update_ns: int) -> None:
