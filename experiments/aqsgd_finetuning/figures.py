@@ -362,7 +362,7 @@ def loss_figure(folder: Path) -> Any:
     right.set_title(f"Validation at each one's best rate (hollow: at {rate:g})")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=4)
-    figure.suptitle(_finding(frame), x=0.01, ha="left", weight="bold", size=11.5)
+    style.state(figure, _finding(frame))
     return figure
 
 
@@ -417,7 +417,7 @@ def time_figure(folder: Path) -> Any:
     right.set_ylabel("times as long")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=2)
-    figure.suptitle(_times_finding(folder), x=0.01, ha="left", weight="bold", size=11.5)
+    style.state(figure, _times_finding(folder))
     return figure
 
 
@@ -476,10 +476,7 @@ def main() -> int:
     passes.to_csv(output / PASSES, index=False, float_format="%.6f", lineterminator="\n")
     experiment_tables.write_tables(results, output, runs, "last_pass", "optimiser.learning_rate")
     (output / predicted.FILE).write_bytes((results / predicted.FILE).read_bytes())
-    with style.applied():
-        for name, draw in (("loss", loss_figure), ("time", time_figure)):
-            experiments.save_figure(draw(output), output, name)
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(HERE, output, {"loss": loss_figure, "time": time_figure}, blocks, claims)
     return 0
 
 

@@ -89,11 +89,11 @@ def draw(codecs: Any) -> Figure:
     for panel in panels[-1]:
         panel.set_xlabel("layers before the boundary")
     most = names[-1]
-    figure.suptitle(
+    style.state(
+        figure,
         f"Byte planes leave {span(left(codecs, most, 'bundled', PLANES.format('fp16')))} of {NAMES[most]}'s fp16 "
         f"activations, not {100 * PUBLISHED:.0f} %",
-        x=0.01, ha="left", weight="bold", size=12,
-    )  # fmt: skip
+    )
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower left", ncols=4)
     return figure
 

@@ -222,7 +222,7 @@ def draw(folder: Path) -> Figure:
     row[0].set_ylabel("test loss less uniform's, nats")
     handles, labels = row[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
-    figure.suptitle(_finding(runs), x=0.01, ha="left", weight="bold", size=11.5)
+    style.state(figure, _finding(runs))
     return figure
 
 
@@ -239,11 +239,7 @@ def _finding(runs: Any) -> str:
 def main() -> int:
     """Write the figure, claims.csv and the README's blocks."""
     _, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    if output.resolve() != HERE:
-        (output / "published.csv").write_bytes((HERE / "published.csv").read_bytes())
-    with style.applied():
-        experiments.save_figure(draw(output), output, "gain")
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(HERE, output, {"gain": draw}, blocks, claims)
     return 0
 
 

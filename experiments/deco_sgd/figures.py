@@ -466,12 +466,7 @@ def draw_time(folder: Path) -> Figure:
 def main() -> int:
     """Write the figures, claims.csv and the README's blocks."""
     _, output = experiments.folders(HERE.name, "Figures, claims and the README's blocks.")
-    if output.resolve() != HERE:
-        (output / "published.csv").write_bytes((HERE / "published.csv").read_bytes())
-    with style.applied():
-        experiments.save_figure(draw_time(output), output, "time")
-        experiments.save_figure(draw_steps(output), output, "steps")
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(HERE, output, {"time": draw_time, "steps": draw_steps}, blocks, claims)
     return 0
 
 

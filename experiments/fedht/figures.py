@@ -220,7 +220,7 @@ def draw(folder: Path) -> Figure:
     row[1].set_ylabel("test accuracy, %")
     handles, labels = row[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    figure.suptitle(_finding(runs), x=0.01, ha="left", weight="bold", size=11.5)
+    style.state(figure, _finding(runs))
     return figure
 
 
@@ -235,11 +235,7 @@ def _finding(runs: Any) -> str:
 def main() -> int:
     """Write the figure, claims.csv and the README's blocks."""
     _, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    if output.resolve() != HERE:
-        (output / "published.csv").write_bytes((HERE / "published.csv").read_bytes())
-    with style.applied():
-        experiments.save_figure(draw(output), output, "thresholds")
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(HERE, output, {"thresholds": draw}, blocks, claims)
     return 0
 
 

@@ -90,10 +90,10 @@ def draw(codecs: Any) -> Figure:
         row[0].set_ylabel("median relative error of a token")
     for panel in panels[-1]:
         panel.set_xlabel("bits per value on the wire")
-    figure.suptitle(
+    style.state(
+        figure,
         "A rotation pays on activations that have outlier channels, and nowhere else",
-        x=0.01, ha="left", weight="bold", size=12,
-    )  # fmt: skip
+    )
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=3)
     return figure

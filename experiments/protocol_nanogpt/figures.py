@@ -188,13 +188,7 @@ def draw(folder: Path) -> Any:
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(times)), times.index)
     panels[0].invert_yaxis()
-    figure.suptitle(
-        "Both records follow from their simulated link; real links carry both directions at once",
-        x=0.01,
-        ha="left",
-        fontweight="bold",
-        fontsize=10.5,
-    )
+    style.state(figure, "Both records follow from their simulated link; real links carry both directions at once")
     return figure
 
 

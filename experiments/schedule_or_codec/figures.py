@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 
-from testbed.report import experiments, predicted
+from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
 
 NAME = "schedule_or_codec"
@@ -129,9 +129,7 @@ def draw(folder: Path) -> Any:
             xlabel="one-way delay, ms",
         )
     panels[0].set_ylabel("speed-up over bf16, 8 in flight")
-    figure.suptitle(
-        "Fewer bytes need more in flight as the delay grows", x=0.01, ha="left", fontweight="bold", fontsize=10.5
-    )
+    style.state(figure, "Fewer bytes need more in flight as the delay grows")
     return figure
 
 

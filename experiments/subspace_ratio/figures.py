@@ -22,7 +22,7 @@ from testbed.codecs.catalogue import placement
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import experiment_tables, experiment_verdicts, experiments, style
 from testbed.report.canvas import Handle, canvas
-from testbed.report.claims import Claim, Verdict, claims_table
+from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
 
@@ -46,7 +46,6 @@ FAMILIES = {
     "powersgd": ("PowerSGD", "#7b4fa3", "v"),
 }
 """Codec -> name, colour and marker."""
-_AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
 
 
 def family(codec: str) -> str:
@@ -138,14 +137,7 @@ def _found(rows: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _words(rows: Any, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-    """Return number, interval, verdict and reason; `against`: the claim is that the bound is exceeded."""
-    verdict, loss = found.verdict or "not resolved", _loss(rows)
-    return {
-        "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
-        "interval": experiments.interval_words(found),
-        "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
-        "why": experiments.shown_words(found, loss),
-    }
+    return experiments.loss_words(_loss(rows), found, against=against)
 
 
 # ---------------------------------------------------------------------- tables
@@ -334,9 +326,9 @@ def main() -> None:
     """Write the CSVs, the figure and the claims; put the generated blocks into the README, and print them."""
     results, output = experiments.folders(HERE.name, "Figure, CSVs, claims and the README's blocks.")
     experiment_tables.write_tables(results, output)
-    with style.applied():
-        experiments.save_figure(draw(experiment_tables.read_tables(output)), output, "ratio")
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(
+        HERE, output, {"ratio": lambda folder: draw(experiment_tables.read_tables(folder))}, blocks, claims
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from testbed.metrics.verdicts import Judgement, judge
 from testbed.records import TrainingRecord
 from testbed.report import experiment_tables, experiment_verdicts, experiments, style
 from testbed.report.canvas import Handle, canvas
-from testbed.report.claims import Claim, Verdict, claims_table
+from testbed.report.claims import Claim, claims_table
 from testbed.report.experiment_tables import Tables
 from testbed.report.numbers import percent
 from testbed.results import read_json
@@ -43,7 +43,6 @@ FEEDBACKS = {"{}": "none", "ef({})": "EF", "ef21({})": "EF21"}
 WITH, WITHOUT = "validation_loss", "uncompressed_loss"
 GRID = "grid.csv"
 _LOOKS = {"topk-shared": ("#0072b2", "o"), "topk": ("#d55e00", "D")}
-_AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
 
 
 def arm(mask: str, share: float, feedback: str = "{}") -> str:
@@ -81,6 +80,10 @@ class Losses(NamedTuple):
         ours, base = self.of(codec, column), self.of(BASELINE, column)
         return judge("loss", ours, base, self.bound) if ours and base else None
 
+    def words(self, found: Judgement, *, against: bool = False) -> dict[str, Any]:
+        """Return number, interval, verdict and reason of a claim; `against`: it is that the bound is exceeded."""
+        return experiments.loss_words(self.mean(BASELINE), found, against=against)
+
 
 def chosen(tables: Tables) -> Losses:
     """Return the runs at the rate that was chosen for each arm, or stated where none was."""
@@ -107,32 +110,32 @@ def _found(losses: Losses) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for name, share in (("knee", KNEE), ("gpt2", 0.3)):
         if (found := losses.above(arm("topk-shared", share))) is not None:
             text = f"top-k of {_percent(share)} does not harm the loss (at most {_percent(SAME_LOSS)} above bf16)"
-            yield name, text, _words(losses, found)
+            yield name, text, losses.words(found)
     shared, own = (losses.of(arm(mask, KNEE)) for mask in MASKS)
     if shared and own:
         text = f"at {_percent(KNEE)}, gradients at positions of their own cost more than 1 % of the loss"
-        yield "masks", text, _words(losses, judge("loss", own, shared, losses.bound), against=True)
+        yield "masks", text, losses.words(judge("loss", own, shared, losses.bound), against=True)
     for mask, where in MASKS.items():
         plain = losses.of(arm(mask, KNEE))
         kept = f"trained with {_percent(KNEE)} at {where}"
         if plain:
             found = judge("loss", losses.of(arm(mask, KNEE), WITHOUT), plain, losses.bound)
             text = f"{kept}, the model loses more than 1 % when it is evaluated without top-k"
-            yield "inference", text, _words(losses, found, against=True)
+            yield "inference", text, losses.words(found, against=True)
         for feedback, name in FEEDBACKS.items():
             codec = arm(mask, KNEE, feedback)
             if name == "none" or not plain or not losses.of(codec):
                 continue
             found = judge("loss", losses.of(codec), plain, -losses.bound)
             text = f"{kept}, {name} does not lower the loss by more than 1 %"
-            words = _words(losses, found, against=True)
+            words = losses.words(found, against=True)
             if found.interval is not None and found.interval.low > 0:
                 words["why"] = f"{name} raises the loss, both at their best rates and evaluated with top-k"
             yield "feedback", text, words
             without, control = losses.above(codec, WITHOUT), losses.above(arm(mask, KNEE), WITHOUT)
             assert without is not None
             assert control is not None
-            words = _words(losses, without)
+            words = losses.words(without)
             words["why"] += f"; without {name} it is {control.value:+.3f}"
             yield "plain", f"{kept} and {name} and evaluated without top-k, the model is as good as bf16's", words
 
@@ -143,23 +146,11 @@ def _at_the_largest_rate(losses: Losses, largest: Losses, rate: float) -> Iterat
     if len(largest.of(shared)) < 2 or len(largest.of(own)) < 2:
         return
     text = f"at the rate {rate:g}, gradients at positions of their own cost more than 1 % of the loss"
-    yield "masks", text, _words(losses, judge("loss", largest.of(own), largest.of(shared), losses.bound), against=True)
+    yield "masks", text, losses.words(judge("loss", largest.of(own), largest.of(shared), losses.bound), against=True)
     for codec in (shared, own):
         found = judge("loss", largest.of(codec, WITHOUT), largest.of(codec), losses.bound)
         text = f"at the rate {rate:g}, a model trained with {codec} loses more than 1 % when it is evaluated without"
-        yield "inference", text, _words(losses, found, against=True)
-
-
-def _words(losses: Losses, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-    """Return number, interval, verdict and reason; `against`: the claim is that the bound is exceeded."""
-    verdict = found.verdict or "not resolved"
-    loss = losses.mean(BASELINE)
-    return {
-        "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
-        "interval": experiments.interval_words(found),
-        "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
-        "why": experiments.shown_words(found, loss),
-    }
+        yield "inference", text, losses.words(found, against=True)
 
 
 # ---------------------------------------------------------------------- tables
@@ -374,9 +365,9 @@ def main() -> None:
     results, output = experiments.folders(HERE.name, "Figure, CSVs, claims and the README's blocks.")
     experiment_tables.write_tables(results, output)
     grid(results).to_csv(output / GRID, index=False, lineterminator="\n")
-    with style.applied():
-        experiments.save_figure(draw(experiment_tables.read_tables(output)), output, "knee")
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(
+        HERE, output, {"knee": lambda folder: draw(experiment_tables.read_tables(folder))}, blocks, claims
+    )
 
 
 if __name__ == "__main__":

@@ -196,9 +196,7 @@ def main() -> None:
     home, output = experiments.folders(NAME, "Figure, CSVs, claims and the README's blocks.")
     runs(home).to_csv(output / SUMMARY, index=False, float_format="%.6g")
     first_steps(home).to_csv(output / STEPS, index=False, float_format="%.6g")
-    with style.applied():
-        experiments.save_figure(draw(output), output, "steps")
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(Path(__file__).parent, output, {"steps": draw}, blocks, claims)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
-from testbed.metrics.verdicts import Judgement, judge
+from testbed.metrics.verdicts import Judgement, Verdict, judge
 from testbed.report import blocks as markdown_blocks
 from testbed.report import claims as claim_files
 from testbed.report import settings, style
@@ -38,6 +38,7 @@ _LARGEST_SVG = 300_000
 """The largest SVG, in bytes, that is worth its place in a repository."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
+_AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
 SEEDS = "seeds.csv"
 """A row for each run, from which every interval can be computed again (`experiment_tables`)."""
 
@@ -67,6 +68,26 @@ def publish(folder: Path, blocks: Mapping[str, str], claims: Iterable[claim_file
     if readme.is_file():
         markdown_blocks.write_blocks(readme, blocks)
     sys.stdout.write("\n\n".join(blocks.values()) + "\n")
+
+
+def draw_and_publish(
+    folder: Path,
+    output: Path,
+    figures: Mapping[str, Callable[[Path], Figure]],
+    blocks: Callable[[Path], Mapping[str, str]],
+    claims: Callable[[Path], Iterable[claim_files.Claim]],
+) -> None:
+    """Draw the figures, by name, of the CSVs in `output`, and `publish` what these show.
+
+    published.csv of the experiment's `folder` goes with them, where there is one.
+    """
+    published = folder / "published.csv"
+    if published.is_file() and output.resolve() != folder.resolve():
+        (output / published.name).write_bytes(published.read_bytes())
+    with style.applied():
+        for name, draw in figures.items():
+            save_figure(draw(output), output, name)
+    publish(output, blocks(output), claims(output))
 
 
 @contextmanager
@@ -192,6 +213,19 @@ def shown_words(found: Judgement, loss: float) -> str:
     more = "" if found.seeds is None else f"; {found.seeds} seeds would resolve what was seen"
     share = percent(found.detectable / loss, "{:.2g}")
     return f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss){more}"
+
+
+def loss_words(loss: float, found: Judgement, *, against: bool = False) -> dict[str, Any]:
+    """Return number, interval, verdict and reason of the claim about a difference of losses; `loss`: the baseline's;
+    `against`: the claim is that the bound is exceeded.
+    """
+    verdict = found.verdict or "not resolved"
+    return {
+        "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
+        "interval": interval_words(found),
+        "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
+        "why": shown_words(found, loss),
+    }
 
 
 def curves(folder: str | Path, value: str = "loss") -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from testbed.report import experiments, style
+from testbed.report import experiments
 from testbed.report.claims import Claim
 
 FILE = "cells.csv"
@@ -62,8 +62,4 @@ def make(
     """
     results, output = experiments.folders(folder.name, "Figure, CSVs and the README's blocks.")
     (output / FILE).write_bytes((results / FILE).read_bytes())
-    if (published := folder / "published.csv").is_file():
-        (output / published.name).write_bytes(published.read_bytes())
-    with style.applied():
-        experiments.save_figure(draw(output), output, figure)
-    experiments.publish(output, blocks(output), claims(output))
+    experiments.draw_and_publish(folder, output, {figure: draw}, blocks, claims)

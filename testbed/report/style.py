@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import matplotlib
+from matplotlib.figure import Figure
 
 INK = "#1b1f24"
 MUTED = "#6b737d"
@@ -63,6 +64,11 @@ def applied() -> Iterator[None]:
     """Apply the rules to figures drawn and saved inside; matplotlib's own are as before afterwards."""
     with matplotlib.rc_context(_RULES):
         yield
+
+
+def state(figure: Figure, finding: str) -> None:
+    """Put what a figure shows above it, in a sentence."""
+    figure.suptitle(finding, x=0.01, ha="left", weight="bold", size=11.5)
 
 
 class Look(NamedTuple):
