@@ -22,6 +22,9 @@ PRIORITY = 2
 """Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after
 the relay (SCHED_FIFO, 50), and before whatever else the machine does."""
 _PR_SET_TIMERSLACK = 29
+_GRID_NS = 1_000_000_000
+_READS = 1000
+"""More than a wake-up makes of the virtual clock."""
 
 
 def wait_until(moment_ns: int) -> int:
@@ -29,6 +32,20 @@ def wait_until(moment_ns: int) -> int:
     while (left_ns := moment_ns - time.monotonic_ns()) > 0:
         time.sleep(left_ns * 1e-9)  # an absolute clock_nanosleep, which a signal does not cut short
     return time.monotonic_ns()
+
+
+def wait_for_the_grid() -> int:
+    """Return at a moment of the virtual clock that does not depend on what happened before: shortly after a full
+    second, the same nanosecond each time.
+
+    A sleep ends as many nanoseconds late as the kernel reads the clock when it wakes up, which differs; and a read
+    moves that clock by one.
+    """
+    second_ns = (time.monotonic_ns() // _GRID_NS + 1) * _GRID_NS
+    now_ns = wait_until(second_ns)
+    while now_ns < second_ns + _READS:
+        now_ns = time.monotonic_ns()
+    return now_ns
 
 
 def prefer(pid: int, prompt: bool) -> None:

@@ -89,6 +89,9 @@ class DataParallelShape(Frozen):
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
         """Return the time of a step in the steady state: the mean over whole cycles of `staleness + 1` steps, half of
         all steps at most. The last step is left out, for it receives what is still under way.
+
+        An exchange that takes a little longer than computing is not there yet: workers run ahead of it for
+        `staleness / (its time / computing - 1)` steps before they wait for it.
         """
         period = self.staleness + 1
         cycles = max(1, (len(steps_ns) - 1) // 2 // period)

@@ -8,23 +8,18 @@ standard output, a `Told` in JSON a line; the run's records go to its folder, as
 from __future__ import annotations
 
 import sys
-import time
 import traceback
 from pathlib import Path
-from typing import Final
 
 from testbed.errors import TestbedError, UserError
 from testbed.frozen import Frozen
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
-from testbed.pipeline.pacing import be_prompt, wait_until
+from testbed.pipeline.pacing import be_prompt, wait_for_the_grid
 from testbed.play.inside import ONE_PAGE
 from testbed.records import LabRecord, Sample
 from testbed.spec import Cell
 from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.session import Session, Tokens
-
-_GRID_NS: Final = 1_000_000_000
-"""Training begins at a multiple of it, so that nothing depends on how long it took to get there."""
 
 
 class LiveRun(Frozen):
@@ -85,7 +80,7 @@ def main() -> None:
         be_prompt()
         with Session(run.cell, "the virtual clock's", link_seed=run.link_seed) as session:
             say(Told(phase="starting"))
-            wait_until((time.monotonic_ns() // _GRID_NS + 1) * _GRID_NS)
+            wait_for_the_grid()
             tokens = Tokens(Path(run.tokens), run.vocabulary)
             ended = session.train(
                 run.cell,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.metrics.ideal import unshaped_step_s
-from testbed.pipeline.pacing import Pacer
+from testbed.pipeline.pacing import Pacer, be_prompt, wait_for_the_grid
 from testbed.pipeline.schedule import Action, actions
 from testbed.records import ActionKind, ActionRecord
 from testbed.spec import Paced, PipelineSpec
@@ -183,3 +185,15 @@ def test_late_frames_cost_no_more_than_a_wire_that_is_as_slow(
     pipeline = spec_of(schedule, stages, count)
     found = simulate(pipeline, 2, late, maths)
     assert simulate(pipeline, 2, [0], [0]) <= found <= simulate(pipeline, 2, [0], [0], wire_ns=max(late))
+
+
+@pytest.mark.virtual_clock
+def test_a_run_begins_at_the_same_nanosecond_of_a_second_whatever_happened_before() -> None:
+    be_prompt()
+    moments = set()
+    for number in range(30):
+        time.sleep(0.0137 * number % 0.9)
+        for _ in range(number):
+            time.monotonic_ns()
+        moments.add(wait_for_the_grid() % 10**9)
+    assert len(moments) == 1

@@ -422,7 +422,8 @@ def test_a_budget_is_in_the_emulated_device_s_time(dilation: int) -> None:
     taken_ns = [record.end_ns - record.start_ns for record in result.records[0] if record.phase == "train"]
     assert result.ended == ["budget"]
     assert 1 <= len(taken_ns) <= 10
-    assert sum(taken_ns) >= 0.8 * 0.29e9 * dilation  # what an update or an evaluation took too long is made up for
+    # What an update or an evaluation took too long is made up for by the next steps.
+    assert result.records[0][-1].end_ns - result.records[0][0].start_ns >= 0.8 * 0.29e9 * dilation
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])

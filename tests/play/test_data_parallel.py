@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError, UnknownNameError
@@ -46,6 +46,29 @@ def test_every_message_is_received_once_and_counted(shape: DataParallelShape, st
     assert sent == shape.payload_bytes * steps
 
 
+def check_cycle(shape: DataParallelShape, cycle_s: float, formula_s: float | None, steps: int, near: float) -> None:
+    """Check a cycle against the formula's. Workers run ahead of an exchange that takes a little longer than computing,
+    and wait from when they are `staleness` steps ahead: after many steps, until which a step is as long as computing.
+    """
+    assert formula_s is not None
+    compute_s = shape.compute_ns / 1e9
+    longer = formula_s / compute_s - 1 - near
+    waits = longer <= 0 or longer * steps / 2 >= shape.staleness + 1
+    assert (1 - near) * (formula_s if waits else compute_s) <= cycle_s <= (1 + near) * formula_s
+
+
+@example(  # found at random: an exchange takes 1 % longer than computing
+    shape=DataParallelShape(
+        workers=2,
+        exchange="all-to-all",
+        staleness=3,
+        compute_ns=1_093_486_340,
+        message_bytes=(2_674_203, 100_000),
+        tokens=1,
+    ),
+    delay_ms=0,
+    rate_mbit=20,
+)
 @settings(max_examples=150)
 @given(shape=SHAPES, delay_ms=st.integers(0, 200), rate_mbit=st.sampled_from([20, 100, 1000]))
 def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: int, rate_mbit: int) -> None:
@@ -60,7 +83,7 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
         # they share the link.
         assert formula_s / 2 < cycle_s < formula_s * 2
     else:
-        assert cycle_s == pytest.approx(formula_s, rel=0.03)  # it counts acknowledgements, which pipes have not
+        check_cycle(shape, cycle_s, formula_s, steps, 0.03)  # it counts acknowledgements, which pipes have not
 
 
 @settings(max_examples=100)
@@ -72,7 +95,7 @@ def test_two_workers_over_one_link_are_delayed_aggregation(shape: DataParallelSh
     steps = 3 * shape.least_steps
     spans = ideal_steps_ns(shape.trace(steps), Pipes("line", (profile,), 2), steps)
     cycle_s = shape.steady_ns(spans) / 1e9
-    assert cycle_s == pytest.approx(shape.formula_s("line", [profile]), rel=0.02)  # as above
+    check_cycle(shape, cycle_s, shape.formula_s("line", [profile]), steps, 0.03)
     compute_s, wire_s = shape.compute_ns / 1e9, wire_bytes(shape.message_bytes[0], profile) * 8 / 1e8
     law_s = max(compute_s, wire_s, (compute_s + wire_s + delay_ms / 1e3) / (shape.staleness + 1))
     assert cycle_s == pytest.approx(law_s, rel=1e-3)  # the first steps are not quite gone
