@@ -1,7 +1,8 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
 # make check    test what needs no privilege, no network and little time: about five minutes
-# make test     test everything that this machine can test (make test ARGS='-k codecs'); what is decided by
-#               time runs in a guest with a virtual clock (python -m testbed vm --build), and is skipped where there is none
+# make test     test what this machine can test, and of what takes long a third: each run has the next, so three in a
+#               row have had all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). What is decided
+#               by time runs in a guest with a virtual clock (python -m testbed vm --build), and is skipped without one
 # make lint     check style, types and who imports whom
 # make clean    remove what these made; results stay
 #
@@ -18,7 +19,7 @@ SHELL := /bin/bash
 # and what Python would leave in the checkout as root's is not written.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/root/.cache/hypothesis \
-  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
+  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' $(if $(TESTBED_PART),TESTBED_PART='$(TESTBED_PART)') OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
 CACHES := $(if $(SUDO),-p no:cacheprovider)
 TEST := $(AS_ROOT) .venv/bin/python -m pytest $(CACHES)
 # One more than there are processors: some tests wait.

@@ -1,6 +1,8 @@
 """What this machine can do is found by trying; a test whose need is missing is skipped, or fails where it is required.
 
 TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
+TESTBED_PART=2              of what is marked `slow`, tests the second of three parts; `all` of it. Where nothing is
+                            said a run of the whole suite takes the part that is next, and CI all.
 
 No test is decided by a time on the real clock, which says how busy the machine is. What is decided by time is marked
 `virtual_clock`; net/test_in_guest.py runs it, and all that is marked `netem`, in one guest.
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import signal
 import time
@@ -100,6 +103,9 @@ FIRST = (
 )
 """Where tests run side by side these files begin, the longest first, so that no worker is left with a long one."""
 
+PARTS = 3
+_PART = "TESTBED_PART"
+
 _NEEDS = {
     "root": _try_root,
     "netem": _try_netem,
@@ -123,10 +129,38 @@ def required() -> set[str]:
     return {name.strip() for name in os.environ.get("TESTBED_REQUIRE", "").split(",") if name.strip()}
 
 
-def pytest_configure() -> None:
-    """Take Ctrl-C as a person's terminal gives it: a shell's background job, and its children, ignore it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Take Ctrl-C as a person's terminal gives it: a shell's background job, and its children, ignore it.
+
+    And choose a part of what is slow: here, because the processes that run tests side by side must have the same.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if _PART not in os.environ:
+        asked = config.option
+        chosen = asked.keyword or asked.markexpr or config.args_source is pytest.Config.ArgsSource.ARGS
+        whole = chosen or asked.collectonly or os.environ.get("CI")
+        os.environ[_PART] = "all" if whole else str(_next_part())
+    if os.environ[_PART] not in ("all", *map(str, range(1, PARTS + 1))):
+        raise pytest.UsageError(f"{_PART} is {os.environ[_PART]!r}; it is all, or a number from 1 to {PARTS}")
+
+
+def _next_part() -> int:
+    """Return the part after that of the last run, and remember it."""
+    file = paths.cache_folder() / "tests-part"
+    last = file.read_text(encoding="ascii") if file.is_file() else ""
+    part = int(last) % PARTS + 1 if last.isdigit() else 1
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(part), encoding="ascii")
+    return part
+
+
+def pytest_report_header() -> str:
+    part = os.environ[_PART]
+    if part == "all":
+        return "slow tests: all"
+    return f"slow tests: part {part} of {PARTS}, the next run has the next; {_PART}=all has all of them"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -138,14 +172,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes longest where tests run side by side."""
+    """Take a part of what is slow, and begin with what takes longest where tests run side by side."""
+    place = {file: number for number, file in enumerate(FIRST)}
+
+    def turn(item: pytest.Item) -> tuple[bool, int]:
+        return not item.get_closest_marker("slow"), place.get(item.nodeid.partition("::")[0], len(FIRST))
+
+    in_turn = sorted(items, key=turn)
+    if (part := os.environ[_PART]) != "all":
+        slow = [item for item in in_turn if item.get_closest_marker("slow")]
+        scopes = dict.fromkeys(_together(item.nodeid) for item in slow)
+        ours = set(itertools.islice(scopes, int(part) - 1, None, PARTS))
+        left = {item for item in slow if _together(item.nodeid) not in ours}
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
+        in_turn = [item for item in in_turn if item not in left]
     if hasattr(config, "workerinput"):
-        place = {file: number for number, file in enumerate(FIRST)}
-
-        def turn(item: pytest.Item) -> tuple[bool, int]:
-            return not item.get_closest_marker("slow"), place.get(item.nodeid.partition("::")[0], len(FIRST))
-
-        items.sort(key=turn)
+        items[:] = in_turn
 
 
 def pytest_collection_finish() -> None:
@@ -154,6 +197,12 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _together(nodeid: str) -> str:
+    """Return what a test shares its process with: its file, or nothing."""
+    file = nodeid.partition("::")[0]
+    return file if file in TOGETHER else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -165,8 +214,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if file in TOGETHER else nodeid
+            return _together(nodeid)
 
     return Together(config, log)
 

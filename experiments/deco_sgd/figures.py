@@ -85,10 +85,10 @@ def tuned(steps: Any) -> BySeed:
     """Return each seed's steps with the learning rate that is best for the other seeds; nothing where a seed does not
     get there with it, or no learning rate brings all others there.
     """
-    found = {}
-    for seed in steps.columns:
-        mean = steps.drop(columns=seed).mean(axis=1, skipna=False)
-        if mean.isna().all() or math.isnan(value := steps.loc[mean.idxmin(), seed]):
+    found, values = {}, steps.to_numpy(float)
+    for column, seed in enumerate(steps.columns):
+        mean = np.delete(values, column, axis=1).mean(axis=1)
+        if np.isnan(mean).all() or math.isnan(value := values[np.nanargmin(mean), column]):
             return {}
         found[int(seed)] = float(value)
     return found

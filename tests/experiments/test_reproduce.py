@@ -106,6 +106,7 @@ def test_a_step_that_fails_ends_it_with_status_1_or_its_user_s_2(command: Comman
     assert "neither 'testbed' nor a .toml or .py" in command.finish("reproduce", "counting", status=2)
 
 
+@pytest.mark.slow
 @pytest.mark.clock_kernel
 def test_a_sweep_is_a_step(command: Command) -> None:
     folder = command.folder / "experiments" / "small"

@@ -88,6 +88,7 @@ def test_every_codec_that_changes_the_model_is_here() -> None:
     assert {entry.name for entry in codecs.CODECS.values() if entry.hook is not None} <= named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "family"), [*((codec, "gpt2") for codec in CODECS), *((codec, "llama") for codec in CODECS[:5])]
 )

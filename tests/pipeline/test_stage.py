@@ -543,6 +543,7 @@ def test_boundaries_and_directions_have_the_codecs_that_the_text_gives_them() ->
     assert found.losses()[0] != whole.losses()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [one for one in codecs.CODECS.values() if one.hook is None], ids=lambda one: one.name)
 def test_every_codec_trains_between_stages_and_its_evaluations_leave_the_training_alone(entry: CodecRow) -> None:
     """Those that change the model train in `test_hooks`. Both directions go through it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from testbed.play.check import load_trace
 from testbed.play.join import join
 from testbed.play.trace import RECEIVE, SEND, WORK
 from testbed.play.unlinked import play_unlinked
+from tests.forked import Program
 from tests.play.test_trace_commands import run_command
 
 _ROOT = Path(__file__).parents[2]
@@ -31,12 +30,10 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     # Its sockets stay on the loopback device.
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     started = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("recorded_job.py")), str(rank), str(ranks), str(folder)],
+        Program(
+            [str(Path(__file__).with_name("recorded_job.py")), str(rank), str(ranks), str(folder)],
             env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            merged=True,
         )
         for rank in range(ranks)
     ]
@@ -47,7 +44,7 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     finally:
         for process in started:
             process.kill()
-            process.wait()
+            process.communicate()
     return ranks, [folder / f"job.{rank}.rank" for rank in range(ranks)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -41,50 +40,34 @@ profile = ["{profile}"]
 """
 
 
-def swept(command: Command, **fields: Any) -> list[Run]:
-    text = EXPERIMENT.format(**{"more": "", **fields})
-    (command.folder / "sweep.toml").write_text(text, encoding="utf8")
-    command.finish("sweep", "sweep.toml", "--clock", "virtual", within_s=590)
-    folder = command.folder / "results" / command.folder.name
-    (cell_id,) = results.last_sweep(folder).cells
-    return sorted(results.finished_runs(folder, cell_id), key=lambda run: run.number)
-
-
-def seen(run: Run) -> list[Any]:
-    """All that a run's records hold, its moments counted from its beginning."""
-    nodes = [[json.loads(record.model_dump_json()) for record in run.steps(node)] for node in range(run.cell.nodes)]
-    zero = min(records[0]["start_ns"] for records in nodes)
-
-    def plain(value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each, key) for key, each in value.items()}
-        if isinstance(value, list):
-            return [plain(each, name) for each in value]
-        return value - zero if name.endswith("_ns") and isinstance(value, int) else value
-
-    return [plain(records) for records in nodes]
+def swept(folder: Path, **fields: Any) -> Run:
+    folder.mkdir(exist_ok=True)
+    (folder / "sweep.toml").write_text(EXPERIMENT.format(**{"more": "", **fields}), encoding="utf8")
+    with Command.standing(folder, "netem") as command:
+        command.finish("sweep", "sweep.toml", "--clock", "virtual", within_s=590)
+    (cell_id,) = results.last_sweep(folder / "results" / folder.name).cells
+    (run,) = results.finished_runs(folder / "results" / folder.name, cell_id)
+    return run
 
 
 def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
-    with Command.standing(tmp_path, "netem") as command:
-        (run,) = swept(command, timing="played", steps=6, profile="link(20Mbit, 20ms)")
-        summary = run.summary
-        assert summary is not None
-        assert summary.step_s is not None
-        assert summary.ideal_step_s is not None
-        assert summary.ideal_step_s <= summary.step_s * (1 + 1e-6)
-        assert (summary.certificate, summary.ended) == ("PASS", "steps")
-        assert summary.validation_loss is not None
-        assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
+    summary = swept(tmp_path, timing="played", steps=6, profile="link(20Mbit, 20ms)").summary
+    assert summary is not None
+    assert summary.step_s is not None
+    assert summary.ideal_step_s is not None
+    assert summary.ideal_step_s <= summary.step_s * (1 + 1e-6)
+    assert (summary.certificate, summary.ended) == ("PASS", "steps")
+    assert summary.validation_loss is not None
+    assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
 
 
 def test_live_choices_repeat_to_the_last_bit_and_nanosecond(tmp_path: Path) -> None:
-    """A link that varies has a seed for each of three runs; this one draws nothing, so all of them are one."""
-    with Command.standing(tmp_path, "netem") as command:
-        deco = 'deco = { every = 2, noise = "exp", noise_weight = 1.0 }'
-        runs = swept(command, timing="live", steps=8, profile="varying-80mbps", more=deco)
-        first, *others = map(seen, runs)
-        assert len(others) == 2
-        assert others == [first, first]
-        sizes = {frame["payload_bytes"] for record in first[0] for frame in record["sent"]}
-        assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it
+    deco = 'deco = { every = 2, noise = "exp", noise_weight = 1.0 }'
+    runs = [
+        swept(tmp_path / name, timing="live", steps=8, profile="link(5Mbit, 20ms)", more=deco)
+        for name in ("first", "another")
+    ]
+    first, another = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
+    assert first == another
+    sizes = {frame.payload_bytes for record in first[0] for frame in record.sent}
+    assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it

@@ -71,7 +71,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("size", ["gpt2-deep", "llama-nano"])
-@pytest.mark.parametrize("shares", [1, 2, 3, 4, 5, 6, "uneven"], ids=str)
+@pytest.mark.parametrize("shares", [1, 2, 3, 6, "uneven"], ids=str)
 def test_training_in_stages_is_training_the_whole(size: str, shares: int | str, regime: str) -> None:
     spec = workload(size, **REGIMES[regime])
     uneven = [1, models.SIZES[size].layers - 3, 2]
