@@ -19,7 +19,8 @@ SHELL := /bin/bash
 # and what Python would leave in the checkout as root's is not written.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 AS_ROOT := $(if $(SUDO),$(SUDO) env PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/root/.cache/hypothesis \
-  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' $(if $(TESTBED_PART),TESTBED_PART='$(TESTBED_PART)') OMP_NUM_THREADS='$(OMP_NUM_THREADS)')
+  CI='$(CI)' TESTBED_REQUIRE='$(TESTBED_REQUIRE)' OMP_NUM_THREADS='$(OMP_NUM_THREADS)' \
+  $(if $(TESTBED_PART),TESTBED_PART='$(TESTBED_PART)'))
 CACHES := $(if $(SUDO),-p no:cacheprovider)
 TEST := $(AS_ROOT) .venv/bin/python -m pytest $(CACHES)
 # One more than there are processors: some tests wait.
