@@ -146,7 +146,7 @@ def test_a_relayed_link_is_measured_in_every_quantity(layer):
     if certificate.verdict == "PASS":
         assert 0 <= certificate.bound < BOUND
     else:
-        assert any(m.verdict == "FAIL" for m in found)
+        assert certificate.bound >= BOUND or any(m.verdict == "FAIL" for m in found)
 
 
 @pytest.mark.netem
