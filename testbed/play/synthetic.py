@@ -1,8 +1,8 @@
-"""A trace of a pipeline without a model: stated durations and sizes. For `predict`, `bench play` and tests."""
+"""Traces without a model: stated durations and sizes. A pipeline, for `predict`, `bench play` and tests; a transfer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from testbed.pipeline.schedule import actions
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
@@ -70,6 +70,22 @@ def pipeline_trace(
             boxes.end_step()
     nodes = tuple(f"stage {stage}" for stage in range(stages))
     return Trace(nodes, LABELS, lanes + (boxes.lanes if boxes else ()), {"maker": "synthetic pipeline"})
+
+
+def transfer_trace(messages: Iterable[tuple[int, int, int]]) -> Trace:
+    """Return the trace of one step in which a sender encodes and sends messages, and a receiver decodes them, each in
+    this order: (encode in ns, bytes, decode in ns). One message is encoded while others are on their way.
+    """
+    labels = ("encode", "message", "decode")
+    sender, receiver = Lane(0, "send"), Lane(1, "receive")
+    for tag, (encode_ns, size, decode_ns) in enumerate(messages):
+        sender.add(WORK, label=0, value=encode_ns)
+        sender.add(SEND, label=1, peer=1, tag=tag, value=size)
+        receiver.add(RECEIVE, label=1, peer=0, tag=tag)
+        receiver.add(WORK, label=2, value=decode_ns)
+    for lane in (sender, receiver):
+        lane.end_step()
+    return Trace(("sender", "receiver"), labels, (sender, receiver), {"maker": "transfer"})
 
 
 class _Inboxes:

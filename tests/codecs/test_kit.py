@@ -33,6 +33,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "mask": ("mask(0.05)", "mask(0.1, channels)", "mask(0.1, rms)"),
     "powersgd": ("powersgd(8)", "powersgd(4, cold)"),
     "ef-decay": ("ef-decay(topk-chunk(0.0156))",),
+    "uniform": ("zstd(uniform(0.1))", "uniform(0.001)", "delta(uniform(0.01, absolute))"),
+    "haar": ("zstd(haar(int8(group=64, asymmetric)))", "haar(delta(int4(group=64)))", "haar(topk(0.1))"),
     "dct": ("dct(topk-chunk(0.0078, 1024))", "dct(int8, size=8)"),
     "cocktail": ("cocktail", "ef(cocktail(0.1, 5, 2))"),
     "ef": ("ef(topk(0.1))", "ef(int2(group=64))", "ef(powersgd(4))"),

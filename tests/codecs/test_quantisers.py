@@ -1,4 +1,4 @@
-"""fp16, fp8, blockwise-8, acsgd, hadamard(...) and dct(...): what is special about each."""
+"""fp16, fp8, blockwise-8, acsgd, uniform, hadamard(...), dct(...) and haar(...): what is special about each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from testbed.codecs.contract import Context, MessageKey, Stateful
-from testbed.codecs.dense import blockwise, cosine, hadamard
+from testbed.codecs.dense import blockwise, cosine, haar, hadamard
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError, SpecError
@@ -200,3 +200,31 @@ def test_a_block_of_cosines_is_scipys() -> None:
     blocks = cosine.Transform(8).of(x, torch.empty(x.shape)).view(2, 3, 8, 8)
     wanted = scipy.fft.dctn(x.numpy().reshape(2, 8, 3, 8).transpose(0, 2, 1, 3), axes=(2, 3), norm="ortho")
     assert torch.allclose(blocks, torch.from_numpy(wanted), atol=1e-5)
+
+
+# ------------------------------------------------------------------ haar
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 8, 13])
+def test_haar_is_orthonormal_for_any_number_of_tokens(tokens: int) -> None:
+    roots, details = haar.transform(torch.eye(tokens))
+    rows = torch.cat([roots[:, None], details], dim=1)
+    assert torch.allclose(rows.T @ rows, torch.eye(tokens), atol=1e-5)
+    assert torch.allclose(haar.inverse(roots, details), torch.eye(tokens), atol=1e-5)
+    # The root is the channel's sum, scaled, and of a constant channel nothing else is left.
+    assert torch.allclose(roots, torch.full((tokens,), tokens**-0.5))
+    assert torch.allclose(haar.transform(torch.ones(tokens, 2))[1], torch.zeros(2, tokens - 1), atol=1e-6)
+
+
+def test_with_one_step_haar_saves_bytes_where_neighbours_are_alike_and_nowhere_else() -> None:
+    white = normal(256, 64)
+    step = "uniform(0.1, absolute)"
+    for x, least, most in ((white.cumsum(0), 0.0, 0.8), (white, 0.98, 1.1)):
+        lengths = [len(bytes(make(f"entropy({codec})", FORWARD).encode(x, KEY))) for codec in (step, f"haar({step})")]
+        assert least < lengths[1] / lengths[0] < most
+    assert float((sent(f"haar({step})", white) - white).norm()) <= 0.05 * white.numel() ** 0.5  # half a step at most
+
+
+@pytest.mark.parametrize(("x", "bits"), [(torch.linspace(-127, 127, 255), 8), (torch.linspace(-3e4, 3e4, 601), 16)])
+def test_uniform_takes_one_byte_for_each_code_up_to_127_steps(x: Tensor, bits: int) -> None:
+    payload = make("uniform(1.0, absolute)", FORWARD).encode(x, KEY)
+    assert memoryview(payload).nbytes == 16 + x.numel() * bits // 8
+    assert torch.equal(sent("uniform(1.0, absolute)", x), x)  # whole numbers are whole steps

@@ -5,9 +5,11 @@ fp8          8-bit floating point with a scale per token
 integer      codes of 1 to 8 bits with a step per token or per group of channels
 fixed_point  codes of b bits with a scale per channel over the whole micro-batch
 blockwise    8-bit codes of a dynamic map with an absmax per block
+uniform      multiples of one step per message, for an entropy coder
 rank_one     1 or 2 bits with a magnitude per token and per channel
 hadamard     a rotation around any other codec
 cosine       a cosine transform of blocks around any other codec
+haar         means and differences of neighbouring tokens around any other codec
 tah          4 or 3 bits by the tile's entropy, rotated where it has an outlier
 groups       how tensors fall into groups, and the scales and offsets that groups share
 """

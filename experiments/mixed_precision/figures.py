@@ -1,0 +1,358 @@
+"""Draw the figure of mixed_precision and make its tables: `python experiments/mixed_precision/figures.py`.
+
+This reads sensitivity.csv, settings.csv and losses.csv from the output folder, which search.py and train.py write, and
+published.csv.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from testbed.metrics.verdicts import Judgement, judge
+from testbed.report import experiments, style
+from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report.numbers import markdown_table
+
+HERE = Path(__file__).resolve().parent
+COMMAND = f"python -m testbed reproduce {HERE.name}"
+NAMES = {"gpt2-mini-trained": "GPT-2 mini, trained", "smollm2-135m": "SmolLM2-135M", "gpt2-nano": "GPT-2 nano, random"}
+SAME = 0.01
+"""Nats that two losses may differ by to count as the same."""
+FACTOR = 1.5
+"""How many times as much or as little harms together may be of their sum to count as adding up."""
+SEARCHES = {"together": "all boundaries measured together", "alone": "sum of each boundary alone"}
+ARMS = {
+    "none": ("no codec", "#767d86", "o"),
+    "4": ("4 bits", "#e69f00", "D"),
+    "2": ("2 bits", "#d55e00", "v"),
+    "1": ("1 bit", "#cc79a7", "^"),
+    "drawn": ("all widths, drawn", "#56b4e9", "s"),
+    "one-shot": ("all widths, one-shot", "#0072b2", "P"),
+}
+UNCODED = 0
+USABLE = 1.0
+"""Nats above no codec from which on nothing is asked of a search: the model no longer works."""
+
+
+class Measured(NamedTuple):
+    """All tables."""
+
+    sensitivity: Any
+    settings: Any
+    losses: Any
+
+    @property
+    def models(self) -> list[str]:
+        """Return the models that were searched."""
+        return [name for name in NAMES if name in set(self.settings.model)]
+
+    def setting(self, model: str, search: str, budget: int, cost: str = "both") -> Any:
+        """Return the rows of a setting, one for each batch."""
+        rows = self.settings
+        return rows[(rows.model == model) & (rows.search == search) & (rows.budget == budget) & (rows.cost == cost)]
+
+    def budgets(self, model: str) -> list[int]:
+        """Return the budgets that the search had, in bits."""
+        rows = self.settings[(self.settings.model == model) & (self.settings.search == "together")]
+        return sorted(set(rows.budget.astype(int)), reverse=True)
+
+    def usable(self, model: str) -> list[int]:
+        """Return the budgets, the most bits left out, at which the model with uniform widths still works."""
+        most = self.setting(model, "none", -1).loss.mean() + USABLE
+        return [each for each in self.budgets(model)[1:] if self.setting(model, "uniform", each).loss.mean() < most]
+
+    def found(self, model: str, budget: int, cost: str = "") -> str:
+        """Return the widths that the search found for a cost; without one, the uniform ones."""
+        rows = self.setting(model, "together", budget, cost) if cost else self.setting(model, "uniform", budget)
+        return str(rows.widths.iloc[0])
+
+    def gain(self, model: str, search: str, budget: int, cost: str) -> Judgement:
+        """Judge that a setting that was found loses less than the uniform one of the same budget, over batches."""
+        ours, base = (
+            dict(zip(rows.batch, rows.loss, strict=True))
+            for rows in (self.setting(model, search, budget, cost), self.setting(model, "uniform", budget))
+        )
+        return judge("loss", ours, base, 0.0)
+
+    def of_arm(self, arm: str, bits: int) -> Mapping[int, float]:
+        """Return an arm's losses by seed, with so many bits at every boundary."""
+        rows = self.losses[(self.losses.arm == arm) & (self.losses.bits == bits)]
+        return dict(zip(rows.seed, rows.loss, strict=True))
+
+    def mean(self, arm: str, bits: int) -> float:
+        """Return the mean of these."""
+        losses = self.of_arm(arm, bits).values()
+        return sum(losses) / len(losses)
+
+    @property
+    def widths(self) -> list[int]:
+        """Return the widths at which the trained models were judged, without a codec first."""
+        return sorted(set(self.losses.bits), key=lambda bits: -(bits or 99))
+
+
+def measured(folder: Path) -> Measured:
+    """Read the tables."""
+    return Measured(*(pandas.read_csv(folder / f"{name}.csv") for name in ("sensitivity", "settings", "losses")))
+
+
+def span(found: Judgement, what: str) -> str:
+    """Return an interval and what it is over."""
+    if found.interval is None:
+        return f"one of the {what}"
+    return f"{found.interval.low:+.4f} to {found.interval.high:+.4f}, 95 %, {found.n} {what}"
+
+
+# ------------------------------------------------------------------ tables
+def sensitivity_table(all_: Measured) -> str:
+    """Return what each width costs at each boundary alone."""
+    widths = sorted(set(all_.sensitivity.bits), reverse=True)
+    rows = [
+        [NAMES[model], str(boundary), *(f"{part.divergence[part.bits == bits].iloc[0]:.2g}" for bits in widths)]
+        for model in all_.models
+        for boundary, part in all_.sensitivity[all_.sensitivity.model == model].groupby("boundary")
+    ]
+    headings = ["model", "boundary", *(f"{bits} bits" for bits in widths)]
+    return markdown_table(headings, rows, right=headings[1:])
+
+
+def settings_table(all_: Measured) -> str:
+    """Return what the searches found, beside uniform widths."""
+    rows = []
+    for model in all_.models:
+        for budget in all_.budgets(model):
+            uniform = all_.setting(model, "uniform", budget).iloc[0]
+            rows.append([NAMES[model], str(budget), "", "uniform", f"`{uniform.widths}`", *_numbers(uniform), ""])
+            for cost in ("bytes", "seconds"):
+                for search, words in SEARCHES.items():
+                    row, found = (
+                        all_.setting(model, search, budget, cost).iloc[0],
+                        all_.gain(model, search, budget, cost),
+                    )
+                    rows.append(
+                        [
+                            NAMES[model],
+                            str(budget),
+                            cost,
+                            words,
+                            f"`{row.widths}`",
+                            *_numbers(row),
+                            f"{found.value:+.4f}",
+                        ]
+                    )
+    headings = ["model", "budget", "cost", "search", "bits", "per value", "ms", "sum", "together", "loss"]
+    return markdown_table(headings, rows, right=headings[5:])
+
+
+def _numbers(row: Any) -> list[str]:
+    return [f"{row.bits:.2f}", f"{1000 * row.seconds:.1f}", f"{row.predicted:.2g}", f"{row.divergence:.2g}"]
+
+
+def training_table(all_: Measured) -> str:
+    """Return the loss of each trained model at each width."""
+    rows = [
+        [words, str(int(all_.losses.passes[all_.losses.arm == arm].iloc[0])),
+         *(f"{all_.mean(arm, bits):.4f}" for bits in all_.widths)]
+        for arm, words in [("untrained", "before"), *((arm, look[0]) for arm, look in ARMS.items())]
+        if arm in set(all_.losses.arm)
+    ]  # fmt: skip
+    headings = ["trained with", "passes", *("no codec" if not bits else f"{bits} bits" for bits in all_.widths)]
+    return markdown_table(headings, rows, right=headings[1:])
+
+
+# ------------------------------------------------------------------ claims
+def claims(folder: Path) -> list[Claim]:
+    """Return what is claimed of mixed precision, and what became of it."""
+    all_ = measured(folder)
+    published = pandas.read_csv(HERE / "published.csv").set_index("name")
+    return [
+        Claim(
+            claim=claim, source=f"ours, after {published.loc[paper].source}" if paper else "ours",
+            published=str(published.loc[paper].published) if paper else "", ours=ours, interval=interval,
+            verdict=verdict, why=why, command=COMMAND,
+        )
+        for claim, ours, interval, verdict, why, paper in (*_searched(all_), *_trained(all_))
+    ]  # fmt: skip
+
+
+_Found = tuple[str, str, str, Verdict, str, str]
+
+
+def _searched(all_: Measured) -> Iterator[_Found]:
+    for model in all_.models:
+        for cost in ("bytes", "seconds"):
+            where = "the same bytes" if cost == "bytes" else "the same seconds over unequal links"
+            budgets = all_.usable(model)
+            if not budgets:
+                continue
+            gains = {budget: all_.gain(model, "together", budget, cost) for budget in budgets}
+            same = [budget for budget in budgets if all_.found(model, budget, cost) == all_.found(model, budget)]
+            verdicts = {"fails" if budget in same else gains[budget].verdict for budget in budgets}
+            others = [span(gains[budget], "batches") for budget in budgets if budget not in same]
+            verdict: Verdict = "not resolved"
+            if len(verdicts) == 1:
+                verdict = verdicts.pop() or verdict
+            yield (
+                f"bits that a greedy search finds for {where} lose less than uniform ones ({NAMES[model]})",
+                ", ".join(f"{gains[budget].value:+.4f} at {budget} bits" for budget in budgets) + " (nats)",
+                "; ".join(others) or EXACT, verdict,
+                f"it finds the uniform setting itself for {' and '.join(map(str, same)) or 'no'} bits; at {budgets[0]} "
+                f"bits {spread(all_, model, budgets[0])}", "mixed",
+            )  # fmt: skip
+        rows = all_.settings[
+            (all_.settings.model == model) & (all_.settings.predicted > 0) & (all_.settings.batch == 0)
+        ]
+        ratios = rows.divergence / rows.predicted
+        inside = ratios.between(1 / FACTOR, FACTOR)
+        yield (
+            f"what boundaries harm alone adds up, within {FACTOR:g} times ({NAMES[model]})",
+            f"{100 * inside.mean():.0f} % of {len(rows)} settings",
+            f"{ratios.min():.2f} to {ratios.max():.2f} times the sum", "holds" if inside.all() else "fails",
+            "coarse codes of a neighbour's coarse codes are not what they are of whole values", "",
+        )  # fmt: skip
+
+
+def spread(all_: Measured, model: str, bits: int) -> str:
+    """Say how far boundaries differ at a width, beside what the next smaller width does."""
+    rows = all_.sensitivity[all_.sensitivity.model == model]
+    here = rows[rows.bits == bits].divergence
+    below = rows[rows.bits == rows.bits[rows.bits < bits].max()].divergence
+    return (
+        f"boundaries differ {here.max() / here.min():.1f} times, and the next smaller width harms "
+        f"{below.mean() / here.mean():.0f} times as much"
+    )
+
+
+def _trained(all_: Measured) -> Iterator[_Found]:
+    arms = set(all_.losses.arm)
+    for bits in (4, 2, 1):
+        if {"one-shot", str(bits)} <= arms:
+            found = judge("loss", all_.of_arm("one-shot", bits), all_.of_arm(str(bits), bits), SAME)
+            yield (
+                f"one model for all widths is at {bits} bits within {SAME:g} nats of one trained for {bits} bits alone",
+                f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
+                experiments.shown_words(found, all_.mean(str(bits), bits)), "one-shot",
+            )  # fmt: skip
+    if {"one-shot", "drawn"} <= arms:
+        ours, base = (
+            {
+                seed: sum(all_.of_arm(arm, bits)[seed] for bits in all_.widths if bits) / (len(all_.widths) - 1)
+                for seed in all_.of_arm(arm, UNCODED)
+            }
+            for arm in ("one-shot", "drawn")
+        )
+        found = judge("loss", ours, base, 0.0)
+        yield (
+            "teacher, pull and withheld widths lower the loss of a model for all widths, mean over the widths",
+            f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
+            experiments.shown_words(found, all_.mean("drawn", 8)), "parts",
+        )  # fmt: skip
+    if {"one-shot", "none"} <= arms:
+        found = judge("loss", all_.of_arm("one-shot", UNCODED), all_.of_arm("none", UNCODED), SAME)
+        yield (
+            f"a model for all widths is without a codec within {SAME:g} nats of one trained without",
+            f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
+            experiments.shown_words(found, all_.mean("none", UNCODED)), "interference",
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------ words
+def answer(folder: Path) -> str:
+    """Return the answer in a few sentences."""
+    all_, parts = measured(folder), []
+    for model in all_.models:
+        same = [
+            str(budget)
+            for budget in all_.usable(model)
+            if all(all_.found(model, budget, cost) == all_.found(model, budget) for cost in ("bytes", "seconds"))
+        ]
+        parts.append(
+            f"{NAMES[model]}: for the bytes, or the seconds over unequal links, of {' or '.join(same) or 'no'} bits "
+            "everywhere, the search finds just that."
+        )
+    if {"one-shot", "1", "2", "4"} <= set(all_.losses.arm):
+        worse = [
+            f"{judge('loss', all_.of_arm('one-shot', bits), all_.of_arm(str(bits), bits)).value:+.4f} at {bits}"
+            for bits in (4, 2, 1)
+        ]
+        parts.append(f"One model for all widths, less one trained for each width alone: {', '.join(worse)} bits.")
+    return " ".join(parts)
+
+
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README."""
+    all_ = measured(folder)
+    return {
+        "answer": experiments.prose(answer(folder)),
+        "claims": claims_table(claims(folder)),
+        "settings": settings_table(all_),
+        "sensitivity": sensitivity_table(all_),
+        "training": training_table(all_),
+    }
+
+
+# ------------------------------------------------------------------ figure
+def _search_panel(axes: Axes, all_: Measured, model: str) -> None:
+    rows = all_.settings[all_.settings.model == model]
+    floor = rows[rows.search == "none"].loss.mean()
+    uniform = rows[rows.search == "uniform"].groupby("bits").loss.mean() - floor
+    axes.plot(uniform.index, uniform, color=style.INK, marker="o", label="uniform")
+    looks = {"together": ("#0072b2", "P"), "alone": ("#d55e00", "x")}
+    for search, (colour, marker) in looks.items():
+        for cost, filled in (("bytes", colour), ("seconds", "none")):
+            part = (
+                rows[(rows.search == search) & (rows.cost == cost)]
+                .groupby("widths")
+                .agg({"bits": "mean", "loss": "mean"})
+            )
+            face = {} if marker == "x" else {"mfc": filled}
+            label = f"greedy, {SEARCHES[search]}; equal {cost}"
+            axes.plot(part.bits, part.loss - floor, color=colour, marker=marker, ls="none", label=label, **face,
+                      alpha=1.0 if cost == "bytes" else 0.6)  # fmt: skip
+    axes.set_title(NAMES[model])
+    axes.set_yscale("symlog", linthresh=0.01)
+    axes.set_xlabel("bits per value, scales included")
+
+
+def _training_panel(axes: Axes, all_: Measured) -> None:
+    at = range(len(all_.widths))
+    for arm, (words, colour, marker) in ARMS.items():
+        if arm in set(all_.losses.arm):
+            seeds = sorted(all_.of_arm(arm, UNCODED))
+            per_seed = [[all_.of_arm(arm, bits)[seed] for bits in all_.widths] for seed in seeds]
+            experiments.band(axes, list(at), per_seed, colour, words, marker=marker)
+    axes.set_xticks(list(at), ["none" if not bits else str(bits) for bits in all_.widths])
+    axes.set_title("trained on with ...")
+    axes.set_xlabel("bits of every boundary, judged")
+    axes.set_ylabel("held-out loss, nats")
+
+
+def draw(all_: Measured) -> Figure:
+    """Draw what the searches find for each model, and the trained models at each width."""
+    figure = Figure(figsize=(11.5, 4.4), layout="constrained")
+    *searched, trained = figure.subplots(1, len(all_.models) + 1, squeeze=False)[0]
+    for axes, model in zip(searched, all_.models, strict=True):
+        _search_panel(axes, all_, model)
+    searched[0].set_ylabel("held-out loss above no codec, nats")
+    _training_panel(trained, all_)
+    trained.legend(fontsize=8)
+    figure.legend(*searched[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
+    style.state(figure, "For equal bytes a search finds uniform widths; one model for all widths is a compromise")
+    return figure
+
+
+def main() -> int:
+    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
+    _, output = experiments.folders(HERE.name, "Draw the figure of mixed_precision and make its tables.")
+    experiments.draw_and_publish(HERE, output, {"widths": lambda folder: draw(measured(folder))}, blocks, claims)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

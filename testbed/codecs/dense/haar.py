@@ -1,0 +1,182 @@
+"""haar(inner): each channel as one mean over all tokens and differences between neighbouring ones, then any codec.
+
+The tokens of a message, in order, are the leaves of a binary tree. Two siblings of weights v and w and values a and b
+become (sqrt(v) a + sqrt(w) b) / sqrt(v + w), which goes up with the weight v + w, and the detail
+(sqrt(v) b - sqrt(w) a) / sqrt(v + w), which stays; a node without a sibling goes up as it is. That is orthonormal, and
+Haar's transform where there are 2**k tokens. What arrives at the root, one number per channel, is sent as fp32; the
+inner codec sees the details as a tensor (channels, tokens - 1), the coarsest of a channel first, so that its groups are
+runs of one channel's details.
+
+It pays only where neighbouring tokens are alike: on activations of a language model it does nothing, or harm.
+
+Wire: the common header, the roots, the inner payload. Law: the error's L2 norm over a channel is the inner codec's.
+Bits per element: the inner codec's, and 32 per token and channel of which there is one: 32/bn.
+Source: RAHT (de Queiroz and Chou, IEEE TIP 2016) along a line, as MesonGS (Xie et al., ECCV 2024, arXiv 2409.09756)
+has it over a scene's voxels; its chain is this, 8-bit codes with a range for each run of coefficients, and an entropy
+coder: `zstd(haar(int8(group=64, asymmetric)))`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
+from testbed.codecs.wire import header
+from testbed.codecs.wire.header import Shape, rows_of
+from testbed.codecs.wrap import States, bound_of, decode_as, law_of_bound, parts_with, size_of
+from testbed.errors import CodecError
+
+_LARGEST = 2.0**120
+
+
+class _Level(NamedTuple):
+    """One level of the tree: its nodes, two and two."""
+
+    nodes: int
+    first: Tensor
+    """sqrt(v / (v + w)) of each pair, fp32 (pairs, 1)."""
+    second: Tensor
+    """sqrt(w / (v + w))."""
+
+    @property
+    def parents(self) -> int:
+        return self.nodes - len(self.first)
+
+
+@functools.cache
+def _levels(leaves: int) -> tuple[_Level, ...]:
+    """Return the levels from the leaves up."""
+    levels, weights = [], torch.ones(leaves, dtype=torch.float64)
+    while (nodes := len(weights)) > 1:
+        pairs = weights[: nodes // 2 * 2].view(-1, 2)
+        sums = pairs.sum(1)
+        shares = (pairs / sums[:, None]).sqrt().to(torch.float32)
+        levels.append(_Level(nodes, shares[:, :1], shares[:, 1:]))
+        weights = torch.cat([sums, weights[nodes // 2 * 2 :]])
+    return tuple(levels)
+
+
+def transform(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the roots (channels,) and the details (channels, tokens - 1) of fp32 x (tokens, channels)."""
+    details, values = torch.empty_like(x), x
+    for level in _levels(len(x)):
+        pairs = len(level.first)
+        a, b = values[0 : 2 * pairs : 2], values[1 : 2 * pairs : 2]
+        torch.mul(b, level.first, out=details[level.parents : level.nodes]).addcmul_(a, level.second, value=-1.0)
+        up = torch.empty(level.parents, x.shape[1])
+        torch.mul(a, level.first, out=up[:pairs]).addcmul_(b, level.second)
+        up[pairs:] = values[2 * pairs :]
+        values = up
+    return values[0], details[1:].T.contiguous()
+
+
+def inverse(roots: Tensor, details: Tensor, *, sign: float = 1.0) -> Tensor:
+    """Return what `transform` made these from, (tokens, channels). With `sign=-1.0` all terms of a value are added,
+    which makes bounds of bounds.
+    """
+    rows, values = details.T.contiguous(), roots[None]
+    for level in reversed(_levels(details.shape[1] + 1)):
+        pairs = len(level.first)
+        detail = rows[level.parents - 1 : level.nodes - 1]
+        down = torch.empty(level.nodes, len(roots), dtype=roots.dtype)
+        torch.mul(values[:pairs], level.first, out=down[0 : 2 * pairs : 2]).addcmul_(detail, level.second, value=-sign)
+        torch.mul(values[:pairs], level.second, out=down[1 : 2 * pairs : 2]).addcmul_(detail, level.first)
+        down[2 * pairs :] = values[pairs:]
+        values = down
+    return values
+
+
+class Haar:
+    """The transform around any other codec."""
+
+    code = 90
+    payload_bytes: Callable[[Shape], int]
+    """The length of a payload, of a shape. Not there where the inner codec does not say its own."""
+
+    def __init__(self, context: Context, inner: Codec) -> None:
+        """Nothing in the context matters here: no number is drawn."""
+        self.law = law_of_bound(inner)
+        self.inner = inner
+        self._states = States(parts_with({"inner": inner}, Stateful))
+        if (of_inner := size_of(inner)) is not None:
+            self.payload_bytes = lambda shape: _head_bytes(shape) + of_inner(_details_shape(shape))
+
+    def encode(self, tensor: Tensor, key: MessageKey) -> Payload:
+        """Transform, and encode with the inner codec. CodecError names the message key where a coefficient is not
+        finite, or so large that what it is rounded to could not be transformed back.
+        """
+        x = header.check_input(tensor).to(torch.float32)
+        shape = tuple(x.shape)
+        start, body = header.allocate(self.code, shape, _roots_bytes(shape))
+        details = torch.empty(_details_shape(shape))
+        if x.numel():
+            roots, details = transform(x.reshape(rows_of(shape)))
+            for part in (roots, details):
+                if part.numel() and not (largest := float(torch.linalg.vector_norm(part, math.inf))) <= _LARGEST:
+                    header.check_finite(part, key, "a transform")
+                    raise CodecError(
+                        f"cannot encode {key}: a coefficient of {largest:g} is too large to be transformed back"
+                    )
+            body.copy_(roots.contiguous().view(torch.uint8))
+        return b"".join((start, self.inner.encode(details, key)))
+
+    def decode(self, payload: Payload, key: MessageKey) -> Tensor:
+        """Decode with the inner codec, and transform back. CodecError for the inner codec's reasons, or for a header
+        or roots that no encoder writes.
+        """
+        view = memoryview(payload)
+        view = view.cast("B") if view.contiguous and view.nbytes else memoryview(b"")
+        shape = _shape_of(view)
+        opened = header.open_payload(view[: _head_bytes(shape)], self.code, _roots_bytes)
+        if opened.visit:
+            raise CodecError(f"cannot decode {key}: no encoder writes visit number {opened.visit} here")
+        expected = torch.Size(_details_shape(shape))
+        with self._states.parts_unchanged_on_error():
+            details = decode_as(self.inner, view[_head_bytes(shape) :], key, expected)
+            if not opened.elements:
+                return torch.empty(shape)
+            roots = header.as_tensor(opened.body, torch.float32, len(details))
+            values = inverse(roots, details)
+            header.check_finite(values, key, "a transform", doing="decode")
+        return values.view(shape)
+
+    def bound(self, tensor: Tensor) -> Tensor:
+        """Return the largest error of each value; infinity where the inner codec states none."""
+        x = tensor.detach().to(torch.float32)
+        if not x.numel():
+            return torch.zeros(x.shape)
+        rows = x.reshape(rows_of(tuple(x.shape)))
+        roots, details = transform(rows)
+        bounds = bound_of(self.inner, details).to(torch.float64).expand(details.shape)
+        largest = inverse(torch.zeros(len(roots), dtype=torch.float64), bounds, sign=-1.0)
+        # Each level rounds in fp32, relative to the channel's norm.
+        norms: Tensor = torch.linalg.vector_norm(rows.to(torch.float64), dim=0)
+        return (largest + 2**-19 * norms).view(x.shape)
+
+
+def _roots_bytes(shape: Shape) -> int:
+    return 4 * rows_of(shape)[1] if 0 not in shape else 0
+
+
+def _head_bytes(shape: Shape) -> int:
+    """Return how many bytes lie before the inner payload."""
+    return header.header_bytes(len(shape)) + _roots_bytes(shape)
+
+
+def _details_shape(shape: Shape) -> Shape:
+    tokens, width = rows_of(shape)
+    return (width, tokens - 1) if 0 not in shape else (0, 0)
+
+
+def _shape_of(view: memoryview) -> Shape:
+    """Return the shape that a header claims; () where there is none, which `open_payload` then refuses."""
+    axes = view[1] if len(view) > 1 else 0
+    if axes > header.MAX_AXES or len(view) < header.header_bytes(axes):
+        return ()
+    return tuple(view[4 : header.header_bytes(axes)].cast("I"))

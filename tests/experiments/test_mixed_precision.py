@@ -1,0 +1,35 @@
+"""mixed_precision: what its tables hold, its figure, and its short form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.report import experiments, style
+from testbed.report.claims import read_claims
+from tests.commands import Command
+
+NAME = "mixed_precision"
+FOLDER = Command.shipped / NAME
+
+
+def test_what_a_search_finds_costs_at_most_its_budget_and_every_arm_has_every_seed() -> None:
+    with experiments.figures_program(FOLDER) as figures, style.applied():
+        tables = figures.measured(FOLDER)
+        for model in tables.models:
+            for budget in tables.budgets(model):
+                uniform = tables.setting(model, "uniform", budget)
+                for search in figures.SEARCHES:
+                    bits, seconds = (tables.setting(model, search, budget, cost) for cost in ("bytes", "seconds"))
+                    assert (bits.bits.to_numpy() <= uniform.bits.to_numpy() + 1e-6).all()
+                    assert (seconds.seconds.to_numpy() <= uniform.seconds.to_numpy() * (1 + 1e-6)).all()
+        for arm in figures.ARMS:
+            assert {len(tables.of_arm(arm, bits)) for bits in tables.widths} == {3}
+        assert len(figures.draw(tables).axes) == len(tables.models) + 1
+
+
+@pytest.mark.slow
+def test_the_quick_form_makes_claims(command: Command, tmp_path: Path) -> None:
+    command.finish("reproduce", NAME, "--quick")
+    assert read_claims(tmp_path / "results" / "quick" / NAME / "drawn" / "claims.csv")
