@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -96,19 +95,17 @@ def one_by_one(run: Run, method: TextMethod, choices: Choices | None = None) -> 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_stack_computes_what_workers_and_buckets_do(method: TextMethod) -> None:
-    runs = [Run(rate, seed) for rate, seed in itertools.product((0.001, 0.004), (0, 1))]
+    runs = [Run(0.001, 0), Run(0.004, 1)]
     stack = TextStack(runs, method)
     for exchange in range(EXCHANGES):
         stack.step(exchange)
         if exchange == 2:
-            stack.keep([1, 2])
-    assert stack.running == [1, 2]
-    for row, run in enumerate((1, 2)):
-        weights, sent = one_by_one(runs[run], method)
-        # Rounding decides which of two values that are nearly as large is kept, and the sign of one that is nearly 0.
-        alike = torch.isclose(stack.weights[row], weights, rtol=1e-3, atol=1e-6)
-        assert alike.float().mean() > 0.98
-        assert stack.sent_bytes[run] == sent
+            stack.keep([1])
+    assert stack.running == [1]
+    weights, sent = one_by_one(runs[1], method)
+    # Rounding decides which of two values that are nearly as large is kept, and the sign of one that is nearly 0.
+    assert torch.isclose(stack.weights[0], weights, rtol=1e-3, atol=1e-6).float().mean() > 0.98
+    assert stack.sent_bytes[1] == sent
 
 
 def test_pairs_of_ratio_and_staleness_may_change_on_the_way() -> None:
