@@ -279,8 +279,10 @@ def draw_choices(folder: Path) -> Figure:
         ratio.set(yscale="log", xlabel="seconds")
     grid[0][0].set_ylabel("Mbit/s")
     grid[1][0].set_ylabel("ratio")
-    grid[0][0].legend(loc="lower left")
-    grid[1][0].legend(loc="lower left")
+    shown = [axes.get_legend_handles_labels() for axes in (grid[0][0], grid[1][0])]
+    figure.legend(
+        *([*first, *second] for first, second in zip(*shown, strict=True)), loc="outside upper center", ncols=5
+    )
     return figure
 
 
