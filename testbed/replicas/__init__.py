@@ -15,4 +15,5 @@ live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
 federated federated averaging of digits in one process, round by round
 stacked   many short trainings of a small network side by side
+stacked_text  the same of a language model of characters, with any codec, local steps, and choices that change
 """

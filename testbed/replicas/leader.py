@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable
 
 from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.codecs.contract import Payload
@@ -19,7 +20,7 @@ from testbed.policies.deco import NOISE_FACTORS, Choice, approach, choose
 from testbed.policies.links import LinkEstimate, PassiveEstimator
 from testbed.replicas.decision import Decision, as_stated
 from testbed.replicas.pace import worker_times
-from testbed.spec import Paced
+from testbed.spec import DecoSpec, Paced
 
 _LENGTH = struct.Struct("<I")
 _RATIO = "share"
@@ -90,24 +91,38 @@ class Leader:
     slowest of their links, every so many steps.
     """
 
-    def __init__(self, job: NodeJob, raw_bytes: int) -> None:
-        """`raw_bytes` are of all tensors as fp32."""
+    def __init__(
+        self, spec: DecoSpec, first: Decision, *, hears: Iterable[int], compute_ns: int, copies: int, raw_bytes: int
+    ) -> None:
+        """It hears some of the workers, each of which computes for `compute_ns` at most and sends its message, of
+        `raw_bytes` as fp32, `copies` times over its link.
+        """
+        self._spec, self._first = spec, first
+        # Connections last, and a profile may ask for windows that stay open; one that does not makes links seem slower.
+        self._links = {worker: PassiveEstimator(least_products=0) for worker in hears}
+        self._last = Choice(max(first.staleness), ratio_of(first.codecs[0]))
+        self._told = first
+        self._compute_ns, self._copies = compute_ns, copies
+        self._raw_bytes, self._expansion = raw_bytes, 1.0
+
+    @classmethod
+    def of(cls, job: NodeJob, raw_bytes: int) -> Leader:
+        """Make a job's; `raw_bytes` are of all tensors as fp32."""
         assert job.data.deco is not None
         assert isinstance(job.compute, Paced)
-        self._spec, self._first, data = job.data.deco, as_stated(job.recipe), job.data
-        workers = range(data.workers)
-        # Connections last, and a profile may ask for windows that stay open; one that does not makes links seem slower.
-        self._links = {worker: PassiveEstimator(least_products=0) for worker in workers if worker != job.stage}
-        self._last = Choice(max(self._first.staleness), ratio_of(self._first.codecs[0]))
-        self._told = self._first
+        first, data, workers = as_stated(job.recipe), job.data, range(job.data.workers)
         times = [worker_times(job.compute, data, job.pipeline, worker) for worker in workers]
-        self._compute_ns = max(
-            each.local_ns * batches + each.update_ns
-            for each, batches in zip(times, self._first.local_steps, strict=True)
+        return cls(
+            job.data.deco,
+            first,
+            hears=[worker for worker in workers if worker != job.stage],
+            compute_ns=max(
+                each.local_ns * batches + each.update_ns for each, batches in zip(times, first.local_steps, strict=True)
+            ),
+            # To every other worker over one link of its own; a server gets one message of each.
+            copies=1 if data.exchange == "star" else data.workers - 1,
+            raw_bytes=raw_bytes,
         )
-        # To every other worker over one link of its own; a server gets one message of each.
-        self._copies = 1 if data.exchange == "star" else data.workers - 1
-        self._raw_bytes, self._expansion = raw_bytes, 1.0
 
     def heard(
         self, worker: int, payload_bytes: int, *, first_ns: int, last_ns: int, round_trip_ns: int, ratio: float
@@ -120,14 +135,19 @@ class Leader:
         link.message(payload_bytes, first_ns + round_trip_ns // 2, last_ns)
         self._expansion = payload_bytes / (ratio * self._raw_bytes)
 
+    def slowest(self) -> LinkEstimate | None:
+        """Return the least rate and the longest delay of the links; None where one of them is not known yet."""
+        known = [estimate for link in self._links.values() if (estimate := link.estimate) is not None]
+        if len(known) < len(self._links):
+            return None
+        return LinkEstimate(min(each.rate_bps for each in known), max(each.delay_ns for each in known))
+
     def decide(self, step: int) -> Decision | None:
         """Choose, after a step; None where it is not the time, nothing is known yet, or nothing changes."""
         if (step + 1) % self._spec.every or step + 1 < self._told.effective_from:
             return None
-        known = [estimate for link in self._links.values() if (estimate := link.estimate) is not None]
-        if len(known) < len(self._links):
+        if (slowest := self.slowest()) is None:
             return None
-        slowest = LinkEstimate(min(each.rate_bps for each in known), max(each.delay_ns for each in known))
         wanted = choose(
             slowest,
             Exchanged(self._raw_bytes * self._copies, self._expansion),

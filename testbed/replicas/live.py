@@ -99,7 +99,7 @@ class Node:
     def lead(self, raw_bytes: int) -> None:
         """Choose for all from now on, where this node is the leader; `raw_bytes` are of all tensors as fp32."""
         if self.leader_is == self.job.stage:
-            self._leader = Leader(self.job, raw_bytes)
+            self._leader = Leader.of(self.job, raw_bytes)
 
     def headed(self, step: int, payload: bytes) -> bytes:
         """Return a step's message as it goes out: a leader's with what it has chosen."""

@@ -16,6 +16,7 @@
 | `floor` | says what a model loses that knows word frequencies only | no |
 | `data` | serves them as batches | yes |
 | `digits` | handwritten digits, and networks of some thousand parameters for data parallel methods | yes |
+| `characters` | a language model of characters, many side by side, for data parallel methods | yes |
 | `shards` | divides examples among workers, of skewed classes and sizes, and into batches | no |
 | `capture` | keeps real activations and gradients for benchmarks | yes |
 """

@@ -168,7 +168,7 @@ def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
     recipe = a_recipe("star", "ef(topk(0.5))", workers=2, staleness=1, deco=deco)
     job = jobs_of(recipe, tmp_path)[2]
     paced = Paced(forward_ns=(30_000_000,), backward_ns=(60_000_000,), update_ns=10_000_000, source="stated")
-    leader = Leader(job.model_copy(update={"compute": paced}), 1_000_000)
+    leader = Leader.of(job.model_copy(update={"compute": paced}), 1_000_000)
     assert leader.decide(3) is None  # nobody has been heard
 
     def hear(worker: int, rate_bps: float) -> None:

@@ -1,0 +1,236 @@
+"""Many trainings of a small language model side by side, by any method of data parallel training.
+
+It computes what `Worker`, `Outer` and `Bucket` compute: models as one batch of matrices, which costs a third of as many
+one by one; messages through the very codecs, which are therefore counted in bytes. A test compares both. All of a run's
+workers apply the same aggregates, so between exchanges they hold the same weights, which are kept once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from testbed.replicas.bucket import Bucket
+from testbed.replicas.stacked import Run
+from testbed.spec import OuterSpec
+from testbed.workloads import characters
+from testbed.workloads.characters import ROWS, VALUES, WIDTH
+
+_EPSILON, _CLIP_EPSILON = 1e-8, 1e-6
+"""As in AdamW, and as `Optimiser` clips."""
+SHAPES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {
+    "values": [(VALUES,)],
+    "rows": [(sum(ROWS), WIDTH)],
+    "matrices": [(rows, WIDTH) for rows in ROWS],
+}
+"""What a codec is given, by `TextMethod.sees`."""
+DIVERGED = 10.0
+"""Nats; a guess among 64 symbols costs 4.2."""
+
+
+class TextMethod(NamedTuple):
+    """What all trainings of a stack do alike."""
+
+    codec: str
+    """Of a worker's messages."""
+    sees: Literal["values", "rows", "matrices"]
+    """What the codec is given: all parameters as one tensor (P,), as one matrix (`characters.ROWS`), or each matrix by
+    itself."""
+    staleness: int = 0
+    local_steps: int = 1
+    """Batches between two exchanges."""
+    outer: OuterSpec | None = None
+    """None: workers send gradients, and the optimiser is applied to their mean. Else the optimiser makes the local
+    steps, and this is applied to the mean of what they changed."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Of AdamW without decay. Both 0: the sign of the gradient (signSGD)."""
+    clip_norm: float = 1.0
+    workers: int = 4
+    batch_size: int = 4
+    """Sequences of each worker in a batch."""
+
+
+class Chosen(NamedTuple):
+    """What may change from one exchange to the next."""
+
+    codec: str
+    staleness: int
+
+
+Choices = Callable[[int], Chosen]
+"""Of an exchange: what holds in it."""
+
+
+class Evaluated(NamedTuple):
+    """What was seen of one run."""
+
+    run: int
+    batches: int
+    """That every worker has learned from so far."""
+    loss: float
+    """Of the validation sequences, by the weights as they are: what is under way is not applied."""
+    payload_bytes: int
+    """That one worker has sent so far."""
+
+
+def train(
+    runs: Sequence[Run],
+    method: TextMethod,
+    *,
+    batches: int,
+    evaluate_every: int,
+    choices: Choices | None = None,
+    target: float | None = None,
+) -> Iterator[Evaluated]:
+    """Train all runs; yields each evaluation, after so many batches or with the exchange that follows. A run ends where
+    it diverges: its loss is NaN, or above `DIVERGED`; and where its loss is at most the target. `choices` None:
+    everything stays as the method says.
+    """
+    stack, seen = TextStack(runs, method, choices), 0
+    for exchange in range(batches // method.local_steps):
+        stack.step(exchange)
+        done = (exchange + 1) * method.local_steps
+        if done // evaluate_every > seen:
+            seen = done // evaluate_every
+            losses = stack.losses()
+            for run, loss in losses.items():
+                if loss <= DIVERGED:
+                    yield Evaluated(run, done, loss, stack.sent_bytes[run])
+            stack.keep([run for run, loss in losses.items() if (target or 0.0) < loss <= DIVERGED])
+        if not stack.running:
+            return
+
+
+class TextStack:
+    """R trainings of n workers. Rows of runs are (R, P), of workers (R n, P)."""
+
+    def __init__(self, runs: Sequence[Run], method: TextMethod, choices: Choices | None = None) -> None:
+        stated = Chosen(method.codec, method.staleness)
+        self._method, self._choices = method, choices or (lambda exchange: stated)
+        self.running = list(range(len(runs)))
+        """By row of the stack: which run it is."""
+        self.sent_bytes = [0] * len(runs)
+        """By run: payloads of one worker so far."""
+        seeds = {run.seed for run in runs}
+        self._batches = {
+            seed: characters.Batches(workers=method.workers, batch_size=method.batch_size, seed=seed) for seed in seeds
+        }
+        self._seeds = [run.seed for run in runs]
+        self.weights = torch.stack([characters.first_weights(seed) for seed in self._seeds])
+        """(R, P), the same at all workers of a run."""
+        self._shapes = SHAPES[method.sees]
+        self._ends = [[self._bucket(run.seed, worker) for worker in range(method.workers)] for run in runs]
+        rates = torch.tensor([[run.learning_rate] for run in runs])
+        each = 1 if method.outer is None else method.workers
+        self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm)
+        self._momentum: Tensor | None = None
+        self._under_way: deque[Tensor] = deque()
+
+    def step(self, exchange: int) -> None:
+        """Compute, send, and apply what is due."""
+        method = self._method
+        before = self.weights.repeat_interleave(method.workers, 0)
+        if method.outer is None:
+            message = characters.gradients(before, self._sequences(exchange))
+        else:
+            weights = before.clone()
+            for batch in range(exchange * method.local_steps, (exchange + 1) * method.local_steps):
+                self._adam.update(weights, characters.gradients(weights, self._sequences(batch)))
+            message = before - weights
+        finite = message.isfinite().all(1).view(-1, method.workers).all(1)
+        if not bool(finite.all()):
+            message = message[finite.repeat_interleave(method.workers)]
+            self.keep([run for run, fine in zip(self.running, finite.tolist(), strict=True) if fine])
+            if not self.running:
+                return
+        self._under_way.append(self._mean(message, exchange))
+        while len(self._under_way) > self._choices(exchange + 1).staleness:
+            self._apply(self._under_way.popleft())
+
+    @torch.no_grad()
+    def losses(self) -> dict[int, float]:
+        """Return the loss of the validation sequences, by run that is still under way."""
+        sequences = characters.validation().expand(len(self.running), -1, -1)
+        return dict(zip(self.running, characters.losses(self.weights, sequences).tolist(), strict=True))
+
+    def keep(self, runs: Sequence[int]) -> None:
+        """Go on with these runs alone."""
+        if len(runs) == len(self.running):
+            return
+        rows = torch.tensor([self.running.index(run) for run in runs], dtype=torch.int64)
+        self._adam.keep(rows, len(self.running))
+        self._seeds, self._ends = [self._seeds[row] for row in rows], [self._ends[row] for row in rows]
+        self.weights = self.weights[rows]
+        self._momentum = None if self._momentum is None else self._momentum[rows]
+        self._under_way = deque(each[rows] for each in self._under_way)
+        self.running = list(runs)
+
+    def _sequences(self, batch: int) -> Tensor:
+        chosen = {seed: self._batches[seed].batch(batch) for seed in set(self._seeds)}
+        return torch.cat([chosen[seed] for seed in self._seeds])
+
+    def _bucket(self, seed: int, worker: int) -> tuple[Bucket, Bucket]:
+        codec = self._choices(0).codec
+        sender, receiver = (Bucket(self._shapes, codec, seed=seed, sender=worker) for _ in range(2))
+        return sender, receiver
+
+    def _mean(self, message: Tensor, exchange: int) -> Tensor:
+        """Return the mean over each run's workers of what their messages are decoded to, (R, P)."""
+        rows, workers, codec = iter(message), self._method.workers, self._choices(exchange).codec
+        sums = []
+        for run, ends in zip(self.running, self._ends, strict=True):
+            total = torch.zeros(VALUES)
+            for sender, receiver in ends:
+                sender.change(codec)
+                receiver.change(codec)
+                payload = sender.encode(_shaped(next(rows), self._shapes), exchange)
+                decoded = receiver.decode(payload, exchange)
+                total.add_(torch.cat([value.reshape(-1) for value in decoded]), alpha=1 / workers)
+            self.sent_bytes[run] += len(payload)
+            sums.append(total)
+        return torch.stack(sums)
+
+    def _apply(self, mean: Tensor) -> None:
+        if (outer := self._method.outer) is None:
+            self._adam.update(self.weights, mean)
+            return
+        if outer.momentum:
+            kept = self._momentum
+            self._momentum = mean.clone() if kept is None else kept.mul_(outer.momentum).add_(mean)
+            mean = mean.add(self._momentum, alpha=outer.momentum) if outer.nesterov else self._momentum
+        self.weights = self.weights - outer.learning_rate * mean
+
+
+def _shaped(values: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    parts = torch.split(values, [math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+class _Adam:
+    """AdamW without decay, a row at a time, after its gradient is clipped to a norm."""
+
+    def __init__(self, rates: Tensor, betas: tuple[float, float], clip_norm: float) -> None:
+        self._rates, self._betas, self._clip_norm, self._steps = rates, betas, clip_norm, 0
+        self._first, self._second = (torch.zeros(len(rates), VALUES) for _ in range(2))
+
+    def update(self, weights: Tensor, gradient: Tensor) -> None:
+        """Change the weights in place."""
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        gradient = gradient * (self._clip_norm / (norms + _CLIP_EPSILON)).clamp_max(1.0)
+        beta1, beta2 = self._betas
+        self._steps += 1
+        self._first.lerp_(gradient, 1 - beta1)
+        self._second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = (self._second / (1 - beta2**self._steps)).sqrt_().add_(_EPSILON)
+        weights -= self._rates / (1 - beta1**self._steps) * self._first / scale
+
+    def keep(self, rows: Tensor, before: int) -> None:
+        """Go on with these of the `before` runs."""
+        each = len(self._rates) // before
+        rows = (rows[:, None] * each + torch.arange(each)).flatten()
+        self._rates, self._first, self._second = self._rates[rows], self._first[rows], self._second[rows]

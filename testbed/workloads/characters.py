@@ -1,0 +1,134 @@
+"""A language model of single characters, small enough to train many of side by side: what exchanges of gradients and
+of model differences are tried on.
+
+The text is the bundled one, byte by byte; of its 99 different bytes all but the 63 most frequent are one symbol. The
+model is one pre-norm transformer layer of 32 channels with two heads, without biases; its norms have no weights (Zhang
+and Sennrich, arXiv 1910.07467). Everything is batched over B models: their parameters are the rows of one tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import lzma
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from testbed.workloads import windows
+from testbed.workloads.sources import ASSETS
+from testbed.workloads.texts import BUNDLED
+
+VOCABULARY: Final = 64
+WIDTH: Final = 32
+HEADS: Final = 2
+SEQUENCE: Final = 32
+ROWS: Final[tuple[int, ...]] = (VOCABULARY, SEQUENCE, 3 * WIDTH, WIDTH, 4 * WIDTH, 4 * WIDTH, VOCABULARY)
+"""Of characters, positions, the queries, keys and values, the attention's output, both layers of the feed-forward part,
+and the output layer. All have WIDTH columns, the channels of the stream that they read or write, so that the model is
+one matrix of sum(ROWS) rows too."""
+_READS = (2, 4, 6)
+"""Which of them are multiplied as their transpose."""
+_SIZES = [rows * WIDTH for rows in ROWS]
+VALUES: Final = sum(_SIZES)
+_SPREAD = 0.02
+"""Of the first weights, as GPT-2's."""
+VALIDATION_SEQUENCES: Final = 128
+
+
+@functools.cache
+def characters() -> npt.NDArray[np.uint8]:
+    """Return the whole text as symbols, (t,). It is shared: not to be written to."""
+    text = np.frombuffer(lzma.decompress((ASSETS / BUNDLED["bundled"]).read_bytes()), np.uint8)
+    frequent = np.argsort(-np.bincount(text, minlength=256), kind="stable")[: VOCABULARY - 1]
+    symbols = np.full(256, VOCABULARY - 1, np.uint8)
+    symbols[frequent] = np.arange(VOCABULARY - 1, dtype=np.uint8)
+    return symbols[text]
+
+
+@functools.cache
+def _windows() -> windows.Windows:
+    return windows.cut_windows(len(characters()), SEQUENCE)
+
+
+class Batches:
+    """The training sequences of all workers, in an order that depends on the seed and nothing else."""
+
+    def __init__(self, *, workers: int, batch_size: int, seed: int) -> None:
+        """`batch_size`: sequences of one worker in a batch."""
+        self._workers, self._size, train = workers, batch_size, _windows().train
+        self._starts = train[windows.shuffled(len(train), f"characters {seed}")]
+
+    def batch(self, number: int) -> Tensor:
+        """Return the workers' batches of that number, (workers, batch_size, SEQUENCE + 1) int64."""
+        count = self._workers * self._size
+        places = np.arange(number * count, (number + 1) * count) % len(self._starts)
+        return _at(self._starts[places]).view(self._workers, self._size, SEQUENCE + 1)
+
+
+@functools.cache
+def validation() -> Tensor:
+    """Return the sequences that losses are judged by, (VALIDATION_SEQUENCES, SEQUENCE + 1) int64."""
+    starts = _windows().validation
+    return _at(starts[windows.shuffled(len(starts), "characters validation")[:VALIDATION_SEQUENCES]])
+
+
+def _at(starts: windows.Starts) -> Tensor:
+    return torch.from_numpy(characters()[starts[:, None] + np.arange(SEQUENCE + 1)].astype(np.int64))
+
+
+def first_weights(seed: int) -> Tensor:
+    """Draw the weights of one model, (VALUES,); what is added to the stream is smaller, as in GPT-2."""
+    draw = torch.Generator().manual_seed(seed)
+    parts = [torch.randn(size, generator=draw) * _SPREAD for size in _SIZES]
+    for added in (3, 5):
+        parts[added] /= math.sqrt(2)
+    return torch.cat(parts)
+
+
+def matrices(weights: Tensor) -> list[Tensor]:
+    """Return views (B, rows, WIDTH) of weights (B, VALUES)."""
+    return [part.view(len(weights), -1, WIDTH) for part in torch.split(weights, _SIZES, dim=1)]
+
+
+def losses(weights: Tensor, sequences: Tensor) -> Tensor:
+    """Return the mean cross-entropies in nats, (B,), of B models, each on sequences (B, m, SEQUENCE + 1) of its own."""
+    count, each = sequences.shape[:2]
+    parts = matrices(weights)
+    symbols, positions, attend, attended, widen, narrow, out = (
+        part.mT if place in _READS else part for place, part in enumerate(parts)
+    )
+    first_rows = VOCABULARY * torch.arange(count)[:, None, None]
+    hidden = functional.embedding(
+        (sequences[..., :-1] + first_rows).view(count, -1), symbols.reshape(-1, WIDTH)
+    ) + positions.repeat(1, each, 1)
+    asked = (_norm(hidden) @ attend).view(count * each, SEQUENCE, 3, HEADS, WIDTH // HEADS)
+    query, key, value = (asked[:, :, which].transpose(1, 2) for which in range(3))
+    seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    hidden = hidden + seen.transpose(1, 2).reshape(count, -1, WIDTH) @ attended
+    hidden = hidden + functional.gelu(_norm(hidden) @ widen, approximate="tanh") @ narrow
+    outputs = (_norm(hidden) @ out).view(-1, VOCABULARY)
+    found = functional.cross_entropy(outputs, sequences[..., 1:].reshape(-1), reduction="none")
+    return found.view(count, -1).mean(1)
+
+
+def gradients(weights: Tensor, sequences: Tensor) -> Tensor:
+    """Return the gradients of `losses`, (B, VALUES)."""
+    leaf = weights.detach().requires_grad_()
+    return torch.autograd.grad(losses(leaf, sequences).sum(), leaf)[0]
+
+
+def unigram_floor() -> float:
+    """Return the cross-entropy in nats of the validation sequences under how often each symbol occurs in training."""
+    starts = _windows().train
+    seen = characters()[starts[:, None] + np.arange(SEQUENCE)]
+    counts = np.bincount(seen.ravel(), minlength=VOCABULARY) + 1.0
+    return float(-np.log(counts / counts.sum())[validation()[:, 1:].numpy()].mean())
+
+
+def _norm(hidden: Tensor) -> Tensor:
+    return functional.rms_norm(hidden, (WIDTH,))

@@ -1,0 +1,142 @@
+"""Trainings side by side compute what workers, outer optimisers and buckets compute one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from testbed.replicas.bucket import Bucket
+from testbed.replicas.stacked import Run
+from testbed.replicas.stacked_text import SHAPES, Choices, Chosen, TextMethod, TextStack, train
+from testbed.replicas.worker import Worker
+from testbed.spec import OptimiserSpec, OuterSpec
+from testbed.workloads import characters
+
+NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
+FEW = {"workers": 2, "batch_size": 2}
+METHODS = {
+    "all-reduce": TextMethod("fp32", "values", **FEW),
+    "DD-EF": TextMethod("ef(topk(0.05, tensor))", "values", staleness=2, **FEW),
+    "PowerSGD": TextMethod("ef(powersgd(2))", "matrices", **FEW),
+    "DeMo": TextMethod(
+        "ef-decay(dct(topk-chunk(0.0156, 1024)), 0.999)", "rows", betas=(0.0, 0.0), clip_norm=1e9, **FEW
+    ),
+    "DiLoCo": TextMethod("fp32", "values", local_steps=3, outer=NESTEROV, **FEW),
+    "SparseLoCo": TextMethod(
+        "ef-decay(topk-chunk(0.0156), 0.95)",
+        "values",
+        local_steps=3,
+        outer=NESTEROV.model_copy(update={"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}),
+        **FEW,
+    ),
+}
+EXCHANGES = 4
+
+
+class CharacterLearner:
+    """A `worker.Learner` of one model, its parameters shaped as a codec is to see them."""
+
+    parts = 1
+
+    def __init__(self, run: Run, method: TextMethod, number: int) -> None:
+        sizes = [torch.Size(shape).numel() for shape in SHAPES[method.sees]]
+        first = torch.split(characters.first_weights(run.seed), sizes)
+        self.parameters = [
+            Parameter(part.view(shape).clone()) for part, shape in zip(first, SHAPES[method.sees], strict=True)
+        ]
+        self._batches = characters.Batches(workers=method.workers, batch_size=method.batch_size, seed=run.seed)
+        self._number = number
+
+    def loss(self, batch: int, part: int) -> Tensor:
+        weights = torch.cat([parameter.reshape(-1) for parameter in self.parameters])
+        return characters.losses(weights[None], self._batches.batch(batch)[self._number][None])[0]
+
+    def evaluate(self) -> float:
+        raise NotImplementedError
+
+
+def one_by_one(run: Run, method: TextMethod, choices: Choices | None = None) -> tuple[Tensor, int]:
+    """Return the weights, and what one worker sent."""
+    chosen = choices or (lambda step: Chosen(method.codec, method.staleness))
+    beta1, beta2 = method.betas
+    optimiser = OptimiserSpec(
+        learning_rate=run.learning_rate, weight_decay=0.0, beta1=beta1, beta2=beta2, clip_norm=method.clip_norm
+    )
+    learners = [CharacterLearner(run, method, number) for number in range(method.workers)]
+    workers = [
+        Worker(number, learner, optimiser=optimiser, outer=method.outer, steps=EXCHANGES)
+        for number, learner in enumerate(learners)
+    ]
+    shapes = SHAPES[method.sees]
+    ends = [
+        [Bucket(shapes, method.codec, seed=run.seed, sender=number) for number in range(method.workers)]
+        for _ in range(2)
+    ]
+    sent = 0
+    for step in range(EXCHANGES):
+        decoded = []
+        now, then = chosen(step), chosen(step + 1)
+        for worker, sender, receiver in zip(workers, *ends, strict=True):
+            computed = worker.compute(step, staleness=now.staleness, local_steps=method.local_steps)
+            sender.change(now.codec)
+            receiver.change(now.codec)
+            payload = sender.encode(computed.tensors, step)
+            decoded.append(receiver.decode(payload, step))
+        sent += len(payload)
+        for worker in workers:
+            worker.receive([torch.stack(parts).mean(0) for parts in zip(*decoded, strict=True)])
+            worker.apply_until(max(worker.applied, step + 1 - then.staleness))
+    return torch.cat([parameter.detach().reshape(-1) for parameter in learners[0].parameters]), sent
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_stack_computes_what_workers_and_buckets_do(method: TextMethod) -> None:
+    runs = [Run(0.001, 0), Run(0.004, 1)]
+    stack = TextStack(runs, method)
+    for exchange in range(EXCHANGES):
+        stack.step(exchange)
+        if exchange == 2:
+            stack.keep([1])
+    assert stack.running == [1]
+    weights, sent = one_by_one(runs[1], method)
+    # Rounding decides which of two values that are nearly as large is kept, and the sign of one that is nearly 0.
+    assert torch.isclose(stack.weights[0], weights, rtol=1e-3, atol=1e-6).float().mean() > 0.98
+    assert stack.sent_bytes[1] == sent
+
+
+def test_pairs_of_ratio_and_staleness_may_change_on_the_way() -> None:
+    def choices(step: int) -> Chosen:
+        return Chosen("ef(topk(0.05, tensor))" if step % 3 else "ef(topk(0.1, tensor))", (0, 2, 1, 0)[step % 4])
+
+    run, method = Run(0.004, 0), METHODS["DD-EF"]
+    stack = TextStack([run], method, choices)
+    for exchange in range(EXCHANGES):
+        stack.step(exchange)
+    weights, sent = one_by_one(run, method, choices)
+    assert torch.isclose(stack.weights[0], weights, rtol=1e-3, atol=1e-6).float().mean() > 0.98
+    assert stack.sent_bytes == [sent]
+
+
+def test_a_run_that_diverges_ends_and_the_others_do_not_notice() -> None:
+    def found(*rates: float) -> list[Any]:
+        runs = [Run(rate, 0) for rate in rates]
+        return list(train(runs, METHODS["all-reduce"]._replace(clip_norm=1e9), batches=4, evaluate_every=2))
+
+    both = found(1e30, 0.004)
+    assert {each.run for each in both} == {1}
+    assert [each._replace(run=0) for each in both] == found(0.004)
+    assert [each.batches for each in both] == [2, 4]
+
+
+def test_characters_know_their_floor_and_their_batches() -> None:
+    floor = characters.unigram_floor()
+    guess = characters.losses(torch.zeros(1, characters.VALUES), characters.validation()[None])
+    assert 2.8 < floor < 3.2 < guess.item() == pytest.approx(torch.tensor(64.0).log().item())
+    batches = characters.Batches(workers=3, batch_size=2, seed=0)
+    assert batches.batch(5).shape == (3, 2, characters.SEQUENCE + 1)
+    assert torch.equal(batches.batch(5), batches.batch(5))
+    assert not torch.equal(batches.batch(5), batches.batch(6))
