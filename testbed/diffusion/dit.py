@@ -5,13 +5,13 @@ noise at t = 0 to images at t = 1. An image is 16 tokens of 2 x 2 pixels; blocks
 (Peebles and Xie, ICCV 2023). With experts the feed-forward part is the sum of a shared expert and the top 2 of the
 others, weighted by the router's softmax (DiT-MoE, Fei et al., 2024).
 
-Shapes: T tokens, B images, d channels. Everything that a split must not change is computed token by token, (B, d) at a
-time: a matrix product of other rows may round otherwise.
+Shapes: T tokens, B images, d channels. Everything that a split must not change is computed by rows of the image, `ROW`
+tokens at a time: a matrix product of other shape may round otherwise. So a split is one of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -22,6 +22,9 @@ from testbed.workloads.digits import CLASSES, SIDE
 
 PATCH: Final = 2
 TOKENS: Final = (SIDE // PATCH) ** 2
+ROWS: Final = SIDE // PATCH
+ROW: Final = TOKENS // ROWS
+"""Tokens."""
 TOKEN_PIXELS: Final = PATCH * PATCH
 TOP: Final = 2
 """Experts that a token goes to."""
@@ -202,15 +205,13 @@ def _normed(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 def to_tokens(images: Tensor) -> Tensor:
     """Return images (B, 64) as the pixels of tokens, (T, B, 4)."""
-    rows = SIDE // PATCH
-    cut = images.reshape(-1, rows, PATCH, rows, PATCH).permute(1, 3, 0, 2, 4)
+    cut = images.reshape(-1, ROWS, PATCH, ROWS, PATCH).permute(1, 3, 0, 2, 4)
     return cut.reshape(TOKENS, len(images), TOKEN_PIXELS)
 
 
 def to_images(pixels: Tensor) -> Tensor:
     """Return pixels of tokens (T, B, 4) as images (B, 64): the inverse of `to_tokens`."""
-    rows = SIDE // PATCH
-    cut = pixels.reshape(rows, rows, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
+    cut = pixels.reshape(ROWS, ROWS, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
     return cut.reshape(-1, SIDE * SIDE)
 
 
@@ -227,11 +228,9 @@ def start(images: int, seed: int) -> tuple[Tensor, Tensor]:
     return noise, torch.arange(images) % CLASSES
 
 
-@torch.no_grad()
-def layer_by_token(block: Block, x: Tensor, modulations: Sequence[Tensor], tokens: Iterable[int]) -> Projected:
-    """Return what `Block.project` returns, token by token, (n, B, d)."""
-    parts = [block.project(x[token : token + 1], modulations) for token in tokens]
-    return Projected(*(torch.cat(part) for part in zip(*parts, strict=True)))
+def rows_of_tokens(first: int, end: int) -> list[slice]:
+    """Return the rows that tokens `first` to `end`, whole rows, consist of."""
+    return [slice(at, at + ROW) for at in range(first, end, ROW)]
 
 
 @torch.no_grad()
@@ -239,16 +238,16 @@ def sample(model: Dit, noise: Tensor, labels: Tensor, steps: int) -> Tensor:
     """Return images (B, 64), -1 to 1, from noise (T, B, 4): the unsplit sampler of a dense model, which every split
     without a codec and without staleness must equal bit for bit.
     """
-    z = noise
+    z, rows = noise, rows_of_tokens(0, TOKENS)
     for step in range(steps):
         condition = model.condition(torch.full((len(labels),), step / steps), labels)
-        x = torch.cat([model.begin(z[t : t + 1], slice(t, t + 1)) for t in range(TOKENS)])
+        x = torch.cat([model.begin(z[at], at) for at in rows])
         for layer in range(model.size.layers):
             block = model.block(layer)
             m = block.modulations(condition)
-            q, k, v = layer_by_token(block, x, m, range(TOKENS))
-            keys, values = by_heads(k, block.heads), by_heads(v, block.heads)
-            attended = [block.attend(x[t : t + 1], q[t : t + 1], keys, values, m) for t in range(TOKENS)]
-            x = torch.cat([block.feed_forward(token, m) for token in attended])
-        z = torch.cat([z[t : t + 1] + model.velocity(x[t : t + 1], condition) / steps for t in range(TOKENS)])
+            projected = [block.project(x[at], m) for at in rows]
+            keys, values = (by_heads(torch.cat([p[which] for p in projected]), block.heads) for which in (1, 2))
+            attended = [block.attend(x[at], p.q, keys, values, m) for at, p in zip(rows, projected, strict=True)]
+            x = torch.cat([block.feed_forward(row, m) for row in attended])
+        z = torch.cat([z[at] + model.velocity(x[at], condition) / steps for at in rows])
     return to_images(z)

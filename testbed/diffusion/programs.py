@@ -1,7 +1,7 @@
 """What each worker computes, sends and waits for while images are sampled: pure functions to lists of actions.
 
-Model weights are at every worker (patches), or each worker has some layers (pipelines). Tokens of all images of a
-request are divided evenly, in order.
+Model weights are at every worker (patches), or each worker has some layers (pipelines). Images are
+divided by rows of tokens, as evenly as these allow.
 
 ring        synchronous sequence parallelism: keys and values of every layer go round a ring, each hop forwards the
             payload as it came (Ring Attention; CompactFusion, arXiv 2507.17511)
@@ -82,6 +82,9 @@ class Program(NamedTuple):
     steps: int
     """Denoising steps."""
     tokens: int
+    """Of an image."""
+    rows: int
+    """Of an image: how many parts of as many tokens it can be cut into."""
     warmup: int = 1
     """Synchronous steps at the beginning of those programs that use what is of an earlier step."""
     patches: int = 1
@@ -90,14 +93,16 @@ class Program(NamedTuple):
     @property
     def shards(self) -> list[Tokens]:
         """The tokens of each worker, or of each patch of pipefusion."""
-        return divide(self.tokens, self.patches if self.name == "pipefusion" else self.workers)
+        row = self.tokens // self.rows
+        parts = divide(self.rows, self.patches if self.name == "pipefusion" else self.workers)
+        return [(first * row, end * row) for first, end in parts]
 
     def actions(self) -> list[Actions]:
         """Return what each worker does. SpecError where there is too little for each."""
-        most = self.tokens if self.name in ("ring", "gather", "displaced") else self.layers
-        if not (1 <= self.workers <= most and 1 <= self.patches <= self.tokens and self.warmup >= 1 and self.steps):
+        most = self.rows if self.name in ("ring", "gather", "displaced") else self.layers
+        if not (1 <= self.workers <= most and 1 <= self.patches <= self.rows and self.warmup >= 1 and self.steps):
             raise SpecError(
-                f"{self}: there are at most {most} workers, a patch for each of {self.tokens} tokens, "
+                f"{self}: there are at most {most} workers, a patch for each of {self.rows} rows, "
                 "one step, and one synchronous step at least"
             )
         make = {"pipefusion": _stage, "asyncdiff": _component}.get(self.name, _patch)

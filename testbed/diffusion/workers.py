@@ -6,6 +6,7 @@ alone: staleness is a message that the program receives late.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from torch import Tensor
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Stateful
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
-from testbed.diffusion.dit import TOKEN_PIXELS, TOKENS, Dit, by_heads, to_images
+from testbed.diffusion.dit import TOKEN_PIXELS, TOKENS, Dit, by_heads, rows_of_tokens, to_images
 from testbed.diffusion.programs import Action, Compute, Kind, Part, Program, Send, Tokens
 from testbed.errors import CodecError
 from testbed.pipeline.frame import HEADER_BYTES
@@ -25,6 +26,8 @@ _LENGTH = struct.Struct("<I")
 Stream = tuple[Kind, int, Tokens, int]
 """What one codec's memory is of: the kind of message, the layer, the tokens, and which of its tensors (0 keys, 1
 values)."""
+Modulations = Callable[[int, int], Sequence[Tensor]]
+"""Of a step and layer: the same at every worker."""
 Watch = Callable[[Part, Tensor, Tensor], None]
 """Is told of keys and values as they were, (2, n, B, d), and as a receiver decoded them."""
 
@@ -96,13 +99,12 @@ class _Worker:
         self.sender.forget()
         self.receiver.forget()
 
-    def do(self, action: Compute, condition: Tensor, steps: int) -> None:
+    def do(self, action: Compute, conditions: Sequence[Tensor], modulations: Modulations) -> None:
         model, block = self._model, self._model.block(action.layer)
-        m = block.modulations(condition) if action.task in ("project", "attend") else ()
+        m = modulations(action.step, action.layer) if action.task in ("project", "attend") else ()
         if action.task == "attend":
             keys, values = (by_heads(x[action.layer], block.heads) for x in (self.keys, self.values))
-        for token in range(*action.tokens):
-            at = slice(token, token + 1)
+        for at in rows_of_tokens(*action.tokens):
             match action.task:
                 case "begin":
                     self.hidden[at] = model.begin(self.pixels[at], at)
@@ -113,9 +115,9 @@ class _Worker:
                     attended = block.attend(self.hidden[at], self._queries[at], keys, values, m)
                     self.hidden[at] = block.feed_forward(attended, m)
                 case "velocity":
-                    self.velocity[at] = model.velocity(self.hidden[at], condition)
+                    self.velocity[at] = model.velocity(self.hidden[at], conditions[action.step])
                 case "update":
-                    self.pixels[at] = self.pixels[at] + self.velocity[at] / steps
+                    self.pixels[at] = self.pixels[at] + self.velocity[at] / len(conditions)
 
     def tensors(self, part: Part) -> list[Tensor]:
         """Return where a part lies, as views."""
@@ -162,6 +164,7 @@ class Workers:
         """Sample images from noise (T, B, 4). CodecError as it comes."""
         steps = self.program.steps
         conditions = [self.model.condition(torch.full((len(labels),), s / steps), labels) for s in range(steps)]
+        modulations = functools.cache(lambda step, layer: self.model.block(layer).modulations(conditions[step]))
         mail: dict[tuple[int, int, Part], bytes] = {}
         sizes: dict[Part, int] = {}
         for worker in self.workers:
@@ -170,7 +173,7 @@ class Workers:
         while any(left):
             moved = False
             for number, ahead in enumerate(left):
-                while ahead and self._do(number, ahead[-1], conditions, mail, sizes, watch):
+                while ahead and self._do(number, ahead[-1], conditions, modulations, mail, sizes, watch):
                     ahead.pop()
                     moved = True
             assert moved, f"workers wait for each other: {[ahead[-1] for ahead in left if ahead]}"
@@ -182,6 +185,7 @@ class Workers:
         number: int,
         action: Action,
         conditions: Sequence[Tensor],
+        modulations: Modulations,
         mail: dict[tuple[int, int, Part], bytes],
         sizes: dict[Part, int],
         watch: Watch | None,
@@ -189,7 +193,7 @@ class Workers:
         """Do a worker's next action; False where its message is not there yet."""
         worker = self.workers[number]
         if isinstance(action, Compute):
-            worker.do(action, conditions[action.step], len(conditions))
+            worker.do(action, conditions, modulations)
             return True
         part = action.part
         if isinstance(action, Send):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from testbed.diffusion import quality
-from testbed.diffusion.dit import SIZES, TOKENS, Dit, build_dit, sample, start, to_images, to_tokens
+from testbed.diffusion.dit import ROWS, SIZES, TOKENS, Dit, build_dit, sample, start, to_images, to_tokens
 from testbed.diffusion.pretrain import train
 from testbed.diffusion.programs import Costs, Program, Receive, divide, sent_parts, trace_of
 from testbed.diffusion.workers import Sampled, Workers
@@ -33,7 +33,7 @@ def model() -> Dit:
 
 
 def program(name: str, workers: int, **changed: int) -> Program:
-    return Program(name, workers, model().size.layers, STEPS, TOKENS, **changed)  # type: ignore[arg-type]
+    return Program(name, workers, model().size.layers, STEPS, TOKENS, ROWS, **changed)  # type: ignore[arg-type]
 
 
 def sampled(of: Program, codec: str = "fp32", **changed: int) -> Sampled:
@@ -132,8 +132,8 @@ def test_stale_programs_wait_for_what_is_due_and_less_often() -> None:
 
 def test_no_split_is_too_fine() -> None:
     assert divide(16, 3) == [(0, 6), (6, 11), (11, 16)]
-    with pytest.raises(SpecError, match="at most 16 workers"):
-        program("ring", 17).actions()
+    with pytest.raises(SpecError, match="at most 4 workers"):
+        program("ring", 5).actions()
 
 
 def test_frechet_distance_is_that_of_normal_distributions() -> None:
