@@ -145,17 +145,21 @@ class Workers:
         boundary: str = "fp32",
         key_steps: int = 1,
         refresh_every: int = 0,
+        decode_once: bool = False,
         seed: int = 0,
     ) -> None:
         """`codec`: of keys and values; `boundary`: of everything else, between stages. In the first `key_steps` steps,
-        and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first message. SpecError for
-        a program or a codec that cannot be.
+        and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first message.
+        `decode_once`: what several workers receive is decoded by the first of them, which gives the others what they
+        would have. SpecError for a program or a codec that cannot be.
         """
         codecs: dict[Kind, str] = dict.fromkeys(("hidden", "velocity", "pixels"), boundary)
         codecs["keys and values"] = codec
         self.model, self.program = model, program
         self._key_steps, self._refresh_every = key_steps, refresh_every
+        self._decode_once = decode_once
         self._sent: dict[Part, Tensor] = {}
+        self._decoded: dict[Part, list[Tensor]] = {}
         self._actions = program.actions()
         self.workers = [_Worker(model, codecs, seed) for _ in self._actions]
 
@@ -169,6 +173,7 @@ class Workers:
         sizes: dict[Part, int] = {}
         for worker in self.workers:
             worker.begin(noise)
+        self._decoded.clear()
         left = [list(reversed(actions)) for actions in self._actions]
         while any(left):
             moved = False
@@ -211,7 +216,9 @@ class Workers:
         if payload is None:
             return False
         worker.payloads[part] = payload
-        decoded = worker.receiver.decode(part, payload)
+        decoded = self._decoded.get(part) or worker.receiver.decode(part, payload)
+        if self._decode_once:
+            self._decoded[part] = decoded
         places = worker.tensors(part)
         if [value.shape for value in decoded] != [place.shape for place in places]:
             raise CodecError(f"cannot use {part}: its tensors have shapes {[tuple(d.shape) for d in decoded]}")

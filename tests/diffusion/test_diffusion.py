@@ -77,6 +77,8 @@ def test_the_bases_of_owner_and_receivers_agree_after_every_step_and_go_with_the
             assert all(held[0] and held[0].keys() == other.keys() for other in held)
             assert all(torch.equal(held[0][key], other[key]) for other in held for key in held[0])
     again = workers.sample(*start(IMAGES, 0))
+    once = Workers(model(), of, codec, decode_once=True).sample(*start(IMAGES, 0))
+    assert torch.equal(once.images, again.images)
     assert torch.equal(first.images, again.images)
     assert first.frame_bytes == again.frame_bytes
 
