@@ -162,6 +162,9 @@ class Workers:
         self._decoded: dict[Part, list[Tensor]] = {}
         self._actions = program.actions()
         self.workers = [_Worker(model, codecs, seed) for _ in self._actions]
+        if decode_once:  # whoever is the first: it needs what the others decoded before
+            for worker in self.workers:
+                worker.receiver = self.workers[0].receiver
 
     @torch.no_grad()
     def sample(self, noise: Tensor, labels: Tensor, watch: Watch | None = None) -> Sampled:
