@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
-from testbed.codecs.dense.cast import Bf16, Fp32
+from testbed.codecs.dense.cast import Bf16, Fp16, Fp32
 from testbed.codecs.dense.integer import Int8
 from testbed.codecs.memory.history import History, following
 from testbed.codecs.wire.header import VISIT_AT, Shape, check_finite, check_input
@@ -35,12 +35,17 @@ from testbed.codecs.wrap import (
 )
 from testbed.errors import CodecError
 
-First = Literal["inner", "fp32", "bf16"]
+First = Literal["inner", "fp32", "bf16", "half", "byte"]
 """What a micro-batch's first message goes over as, while there is nothing to differ from."""
 
 _INNER, _FULL = 0, 1
-CASTS: dict[str, type[Fp32 | Bf16]] = {"fp32": Fp32, "bf16": Bf16}
-"""What a first message may go over as."""
+CASTS: dict[str, Callable[[Context], Fp32 | Bf16 | Fp16 | Int8]] = {
+    "fp32": Fp32,
+    "bf16": Bf16,
+    "half": Fp16,
+    "byte": lambda context: Int8(context, rounding="nearest"),
+}
+"""What a first message may go over as. Not by the names of codecs: in `delta(int8)` int8 is what sends differences."""
 
 
 class Delta(ClosedLoop):
@@ -61,7 +66,7 @@ class Delta(ClosedLoop):
     """The length of a micro-batch's first message, of a shape. Not there where the inner codec does not say its own."""
 
     def __init__(self, context: Context, inner: Codec, first: First = "inner", **_: Any) -> None:
-        """`first`: a micro-batch's first message goes through the inner codec too, or as it is, in fp32 or bf16."""
+        """`first`: a micro-batch's first message goes through the inner codec too, or as it is, in one of `CASTS`."""
         self._history = History()
         super().__init__(inner, self._history)
         self._first = CASTS[first](context) if first in CASTS else None

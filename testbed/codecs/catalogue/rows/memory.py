@@ -10,8 +10,8 @@ _FIRST = Parameter(
     "first",
     "word",
     "inner",
-    "how a message key's first message is sent: through inner too, or in full",
-    choices=("inner", "fp32", "bf16"),
+    "how a message key's first message is sent: through inner too, in full, as fp16 (half) or int8 (byte)",
+    choices=("inner", "fp32", "bf16", "half", "byte"),
 )
 # The encoder subtracts P, encodes, decodes, and adds to P; the decoder adds to P and hands a copy over.
 _DELTA = Work(

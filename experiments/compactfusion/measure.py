@@ -1,0 +1,285 @@
+"""Sample digits with several workers and compare them with the unsplit sampler's: `python
+experiments/compactfusion/measure.py`.
+
+This writes arms.csv (a row for each arm, number of steps and seed), messages.csv (bytes of messages by denoising step)
+and errors.csv (keys and values of one request, step by step). The model is trained once a machine, in minutes:
+`python -m testbed.diffusion.pretrain dit-digits`. What is in the output folder already is kept: remove the CSVs to
+begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from testbed.diffusion import quality
+from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
+from testbed.diffusion.pretrain import classifier, load_dit
+from testbed.diffusion.programs import Part, Program, ProgramName, sent_parts
+from testbed.diffusion.workers import Workers
+from testbed.workloads import digits
+
+HERE = Path(__file__).resolve().parent
+IMAGES, SEEDS, STEPS = 24, (0, 1, 2), (28, 8)
+ERROR_IMAGES = 16
+MODEL = "dit-digits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """How images are sampled."""
+
+    name: str
+    program: ProgramName = "ring"
+    codec: str = "fp16"
+    warmup: int = 1
+    options: dict[str, int] = field(default_factory=dict)
+    """Of `Workers`."""
+    workers: tuple[int, ...] = (4,)
+    steps: tuple[int, ...] = STEPS
+
+
+def _residual(name: str, inner: str, first: str = "half", **changed: Any) -> Arm:
+    return Arm(name=name, codec=f"compactfusion({inner}, first={first})", **changed)
+
+
+LONG = STEPS[:1]
+ARMS = (
+    Arm(name="fp16"),
+    _residual("residual 1-bit", "onebit"),
+    _residual("residual 2-bit", "twobit"),
+    Arm(name="PipeFusion", program="pipefusion"),
+    Arm(name="DistriFusion", program="displaced"),
+    Arm(name="AsyncDiff", program="asyncdiff"),
+    Arm(name="1-bit", codec="onebit", steps=LONG),
+    Arm(name="2-bit", codec="twobit", steps=LONG),
+    Arm(name="open loop 1-bit", codec="delta-open(onebit, first=half)", steps=LONG),
+    Arm(name="open loop 2-bit", codec="delta-open(twobit, first=half)", steps=LONG),
+    _residual("residual INT4", "int4", steps=LONG),
+    _residual("residual low rank 16, INT4 factors", "lowrank(int4, rank=16)", steps=LONG),
+    _residual("residual low rank 4", "powersgd(4)", steps=LONG),
+    _residual("residual top 1/8", "topk(0.125)", steps=LONG),
+    _residual("residual INT4, entropy coded", "entropy(int4)", steps=LONG),
+    Arm(name="INT8", codec="int8", steps=LONG),
+    _residual("residual 1-bit, INT8 key frame", "onebit", first="byte", steps=LONG),
+    _residual("DistriFusion, residual 1-bit", "onebit", program="displaced", steps=LONG),
+    _residual("DistriFusion, residual 2-bit", "twobit", program="displaced", steps=LONG),
+    _residual("residual 1-bit, 4 key frames", "onebit", options={"key_steps": 4}, steps=LONG),
+    Arm(name="DistriFusion, 4 synchronous steps", program="displaced", warmup=4, steps=LONG),
+)
+"""The first ones are those of the paper."""
+WATCHED = ("1-bit", "open loop 1-bit", "residual 1-bit")
+
+
+class Row(NamedTuple):
+    """A line of arms.csv."""
+
+    arm: str
+    program: str
+    codec: str
+    workers: int
+    steps: int
+    seed: int
+    images: int
+    relative_l2: float
+    """To the unsplit sampler's images of the same noise."""
+    psnr_db: float
+    frechet_unsplit: float
+    """Between features of these images and of the unsplit sampler's, of the same noise."""
+    frechet_real: float
+    """Between features of these images and of the digits that the model learned from; it is of as few images as there
+    are, and so above 0 for real ones too."""
+    sent_bytes: float
+    """By a worker in a request, on average: frames, without headers of packets."""
+    key_bytes: float
+    """Of these, in synchronous steps, key frames and the last pixels: all that is not of the codec's later messages."""
+
+
+class Message(NamedTuple):
+    """A line of messages.csv."""
+
+    arm: str
+    program: str
+    codec: str
+    workers: int
+    steps: int
+    warmup: int
+    kind: str
+    step: int
+    frame_bytes: float
+    """Mean over layers and workers."""
+
+
+def program_of(arm: str, program: ProgramName, workers: int, steps: int, warmup: int, layers: int) -> Program:
+    """Return an arm's program. PipeFusion has as many patches as workers."""
+    patches = workers if program == "pipefusion" else 1
+    return Program(program, workers, layers, steps, TOKENS, ROWS, warmup=warmup, patches=patches)
+
+
+def measure(model: Dit, arm: Arm, workers: int, steps: int, seeds: Iterable[int], unsplit: Unsplit) -> Iterator[Row]:
+    """Yield a row for each seed, and keep the bytes of the last one's messages in `unsplit.messages`."""
+    program = program_of(arm.name, arm.program, workers, steps, arm.warmup, model.size.layers)
+    team = Workers(model, program, arm.codec, boundary="fp16", decode_once=True, **arm.options)
+    for seed in seeds:
+        noise, labels = start(unsplit.images, seed)
+        found = team.sample(noise, labels)
+        reference = unsplit(steps, seed)
+        sends = [part for _, part in sent_parts(program.actions())]
+        ours, theirs = (quality.features(classifier(), images) for images in (found.images, reference))
+        yield Row(
+            arm.name,
+            arm.program,
+            arm.codec,
+            workers,
+            steps,
+            seed,
+            unsplit.images,
+            quality.relative_l2(found.images, reference),
+            quality.psnr_db(found.images, reference),
+            quality.frechet_distance(ours, theirs),
+            quality.frechet_distance(ours, unsplit.real),
+            sum(found.frame_bytes[part] for part in sends) / workers,
+            sum(found.frame_bytes[part] for part in sends if _first(arm, part)) / workers,
+        )
+    by_step = defaultdict[tuple[str, int], list[int]](list)
+    for part, size in found.frame_bytes.items():
+        by_step[part.kind, part.step].append(size)
+    unsplit.messages += [
+        Message(arm.name, arm.program, arm.codec, workers, steps, arm.warmup, kind, step, fmean(sizes))
+        for (kind, step), sizes in sorted(by_step.items())
+    ]
+
+
+def _first(arm: Arm, part: Part) -> bool:
+    every = arm.options.get("refresh_every", 0)
+    key = part.step < max(arm.warmup, arm.options.get("key_steps", 1)) or (every > 0 and part.step % every == 0)
+    return key or part.kind == "pixels"
+
+
+class Unsplit:
+    """The unsplit sampler's images, made once; and features of the digits."""
+
+    def __init__(self, model: Dit, images: int) -> None:
+        self.model, self.images = model, images
+        self.real = quality.features(classifier(), digits.digits().train.images * 2 - 1)
+        self.messages: list[Any] = []
+        self._made: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, steps: int, seed: int) -> Tensor:
+        if (steps, seed) not in self._made:
+            self._made[steps, seed] = sample(self.model, *start(self.images, seed), steps)
+        return self._made[steps, seed]
+
+
+# ---------------------------------------------------------------------- keys and values, step by step
+class Error(NamedTuple):
+    """A line of errors.csv: norms of all layers' keys and values that a worker received, in one step."""
+
+    arm: str
+    step: int
+    norm: float
+    """Of what was sent."""
+    cosine: float
+    """Between what was sent and what was in the step before; empty in the first."""
+    change: float
+    """Norm of the difference between them."""
+    error: float
+    """Norm of what was decoded less what was sent."""
+    deviation: float
+    """Norm of what was decoded less what the unsplit sampler has there."""
+
+
+def errors(model: Dit, steps: int, images: int) -> Iterator[Error]:
+    """Yield what becomes of keys and values between two workers, without a codec and with those of `WATCHED`."""
+    exact: dict[Part, Tensor] = {}
+    codecs = {"fp32": "fp32"} | {arm.name: arm.codec for arm in ARMS if arm.name in WATCHED}
+    for name, codec in codecs.items():
+        sent: dict[Part, Tensor] = {}
+        got: dict[Part, Tensor] = {}
+
+        def watch(part: Part, before: Tensor, after: Tensor, sent: Any = sent, got: Any = got) -> None:
+            sent[part], got[part] = before, after
+
+        Workers(model, program_of(name, "ring", 2, steps, 1, model.size.layers), codec).sample(*start(images, 0), watch)
+        if not exact:
+            exact = sent
+        for step in range(steps):
+            parts = [part for part in sent if part.step == step]
+            now, was, true = (torch.stack([of[part] for part in parts]).flatten() for of in (sent, got, exact))
+            before = torch.stack([sent[part._replace(step=max(0, step - 1))] for part in parts]).flatten()
+            yield Error(
+                name,
+                step,
+                float(now.norm()),
+                float(torch.nn.functional.cosine_similarity(now, before, dim=0)) if step else float("nan"),
+                float((now - before).norm()) if step else float("nan"),
+                float((was - now).norm()),
+                float((was - true).norm()),
+            )
+
+
+def write(path: Path, kind: type[Any], rows: Sequence[NamedTuple]) -> None:
+    """Write a CSV, whole or not at all."""
+    draft = path.with_suffix(".part")
+    with draft.open("w", encoding="utf8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([kind._fields, *(map(_short, row) for row in rows)])
+    draft.rename(path)
+
+
+def read(path: Path) -> list[Any]:
+    """Return the rows of a CSV that `write` wrote, as text; none where there is none."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf8", newline="") as file:
+        return [tuple(row) for row in csv.reader(file)][1:]
+
+
+def _short(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def main(arguments: list[str]) -> int:
+    """Write the CSVs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
+    arms, seeds, images, few = ARMS, SEEDS, IMAGES, 0
+    model = load_dit("dit-digits-nano" if asked.quick else MODEL)
+    if asked.quick:
+        arms, seeds, images, few = ARMS[:10], (0, 1), 16, 4
+    asked.output.mkdir(parents=True, exist_ok=True)
+    if not (asked.output / "errors.csv").exists():
+        write(asked.output / "errors.csv", Error, list(errors(model, few or STEPS[0], min(images, ERROR_IMAGES))))
+    unsplit = Unsplit(model, images)
+    rows: list[Any] = read(asked.output / "arms.csv")
+    unsplit.messages = read(asked.output / "messages.csv")
+    made = {(row[0], int(row[3]), int(row[4])) for row in unsplit.messages}
+    for arm in arms:
+        for workers, steps in itertools.product(arm.workers, arm.steps[: 1 if few else None]):
+            if workers > model.size.layers and arm.program in ("pipefusion", "asyncdiff"):
+                continue
+            if (arm.name, workers, few or steps) in made:
+                continue
+            for row in measure(model, arm, workers, few or steps, seeds, unsplit):
+                print(*map(_short, row), flush=True)  # noqa: T201
+                rows.append(row)
+            write(asked.output / "arms.csv", Row, rows)
+            write(asked.output / "messages.csv", Message, unsplit.messages)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""Sample digits with experts on two workers and DICE's schedules: `python experiments/dice/measure.py`.
+
+This writes runs.csv, a row for each schedule, number of steps and seed, and latency.csv: how long a request takes over
+links as formulas, with these messages. The model is trained once a machine, in minutes: `python -m
+testbed.diffusion.pretrain dit-digits-moe`. What is in the output folder already is kept: remove the CSVs to begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from testbed.devices.device import load_device
+from testbed.diffusion import quality
+from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
+from testbed.diffusion.experts import ExpertCosts, Schedule, expert_trace, sample_experts
+from testbed.diffusion.pretrain import classifier, load_dit
+from testbed.play.ideal import Pipes, ideal_step_ns
+from testbed.profiles import load_profile
+from testbed.workloads import digits
+
+HERE = Path(__file__).resolve().parent
+MODEL, DEVICE, WORKERS, IMAGES = "dit-digits-moe", "laptop-cpu", 2, 32
+SEEDS, STEPS = (0, 1, 2), (28, 8)
+MBIT, DELAYS_US = (100, 300, 1000, 2000, 4000, 8000, 16000, 64000), (20, 500)
+SCHEDULES = {
+    "synchronous": Schedule(0),
+    "displaced": Schedule(2),
+    "interweaved": Schedule(1),
+    "interweaved, deep layers synchronous": Schedule(1, "deep"),
+    "interweaved, shallow layers synchronous": Schedule(1, "shallow"),
+    "interweaved, every second layer synchronous": Schedule(1, "staggered"),
+    "interweaved, low scores skipped": Schedule(1, skip="low"),
+    "interweaved, high scores skipped": Schedule(1, skip="high"),
+    "DICE": Schedule(1, "deep", "low"),
+    "interweaved, stale router weights": Schedule(1, scores="stale"),
+}
+"""DICE is the whole of the paper: interweaved, deep layers synchronous, low scores skipped in every second step."""
+
+
+class Row(NamedTuple):
+    """A line of runs.csv."""
+
+    schedule: str
+    steps: int
+    seed: int
+    images: int
+    relative_l2: float
+    """To the unsplit sampler's images of the same noise."""
+    psnr_db: float
+    frechet_unsplit: float
+    frechet_real: float
+    sent_mb: float
+    """By a worker on average: frames."""
+
+
+class Latency(NamedTuple):
+    """A line of latency.csv."""
+
+    schedule: str
+    steps: int
+    rate_mbps: int
+    """Of each worker's link, in each direction; 0: messages take no time."""
+    delay_us: int
+    """One way, between two workers."""
+    seconds: float
+
+
+def latencies(
+    name: str, steps: int, frame_bytes: dict[Any, int], size: Any, images: int, mbits: Sequence[int]
+) -> Iterator[Latency]:
+    """Yield how long a request takes. Experts are thought to be used alike."""
+    device = load_device(DEVICE)
+    assert device.fp32 is not None
+    tokens, per_flop = TOKENS * images / WORKERS, 1e9 / device.fp32.effective_flops
+    square = 2 * size.width**2
+    own = tokens * (8 * square + 4 * TOKENS * size.width) + images / WORKERS * 6 * square
+    costs = ExpertCosts(round(own * per_flop), round(tokens * TOP * 4 * square * per_flop), frame_bytes)
+    schedule = SCHEDULES[name]
+    trace = expert_trace(schedule, costs, layers=size.layers, steps=steps, workers=WORKERS)
+    yield Latency(name, steps, 0, 0, ideal_step_ns(trace, None, 1) / 1e9)
+    for mbit in mbits:
+        for delay_us in DELAYS_US:
+            link = load_profile(f"link({mbit}Mbit, {delay_us / 2:g}us, buffer=1s)")
+            yield Latency(name, steps, mbit, delay_us, ideal_step_ns(trace, Pipes("star", [link], WORKERS), 1) / 1e9)
+
+
+def write(path: Path, kind: type[Any], rows: Sequence[NamedTuple]) -> None:
+    """Write a CSV, whole or not at all."""
+    draft = path.with_suffix(".part")
+    with draft.open("w", encoding="utf8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([kind._fields, *(map(_short, row) for row in rows)])
+    draft.rename(path)
+
+
+def read(path: Path) -> list[Any]:
+    """Return the rows of a CSV that `write` wrote, as text; none where there is none."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf8", newline="") as file:
+        return [tuple(row) for row in csv.reader(file)][1:]
+
+
+def _short(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def main(arguments: list[str]) -> int:
+    """Write the CSVs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
+    name, seeds, every, images, mbits = MODEL, SEEDS, STEPS, IMAGES, MBIT
+    if asked.quick:
+        name, seeds, every, images, mbits = "dit-digits-moe-nano", (0, 1), (4,), 32, MBIT[2:4]
+    model = load_dit(name)
+    real = quality.features(classifier(), digits.digits().train.images * 2 - 1)
+    rows: list[Any] = read(asked.output / "runs.csv")
+    times: list[Any] = read(asked.output / "latency.csv")
+    made = {(row[0], int(row[1])) for row in times}
+    asked.output.mkdir(parents=True, exist_ok=True)
+    for steps in every:
+        if all((schedule, steps) in made for schedule in SCHEDULES):
+            continue
+        references = {
+            seed: sample_experts(model, *start(images, seed), steps, SCHEDULES["synchronous"]).images for seed in seeds
+        }
+        for schedule, of in SCHEDULES.items():
+            if (schedule, steps) in made:
+                continue
+            for seed in seeds:
+                found = sample_experts(model, *start(images, seed), steps, of, workers=WORKERS, codec="fp16")
+                ours, theirs = (quality.features(classifier(), x) for x in (found.images, references[seed]))
+                row = Row(
+                    schedule,
+                    steps,
+                    seed,
+                    images,
+                    quality.relative_l2(found.images, references[seed]),
+                    quality.psnr_db(found.images, references[seed]),
+                    quality.frechet_distance(ours, theirs),
+                    quality.frechet_distance(ours, real),
+                    sum(found.frame_bytes.values()) / WORKERS / 1e6,
+                )
+                print(*map(_short, row), flush=True)  # noqa: T201
+                rows.append(row)
+            times += latencies(schedule, steps, found.frame_bytes, SIZES[name], images, mbits)
+            write(asked.output / "runs.csv", Row, rows)
+            write(asked.output / "latency.csv", Latency, times)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

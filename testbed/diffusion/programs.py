@@ -1,0 +1,286 @@
+"""What each worker computes, sends and waits for while images are sampled: pure functions to lists of actions.
+
+Model weights are at every worker (patches), or each worker has some layers (pipelines). Images are
+divided by rows of tokens, as evenly as these allow.
+
+ring        synchronous sequence parallelism: keys and values of every layer go round a ring, each hop forwards the
+            payload as it came (Ring Attention; CompactFusion, arXiv 2507.17511)
+gather      the same, but everybody sends its own to every other worker
+displaced   as gather, but after `warmup` synchronous steps a layer uses what the others sent in the step before, and
+            its own as it is (DistriFusion, Li et al., CVPR 2024)
+pipefusion  layers in stages, tokens in patches that follow each other through them; a stage keeps keys and values of
+            all tokens, of which those of later patches are of the step before (PipeFusion, arXiv 2405.14430)
+asyncdiff   layers in components that all compute at once, each from what the one before it put out in the step before
+            (AsyncDiff, Chen et al., NeurIPS 2024)
+
+A worker's own keys and values are never coded. Attention begins when all keys and values are there: an online softmax
+would add up blocks in another order at every worker, and so round otherwise. At the end worker 0 has all pixels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from testbed.errors import SpecError
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+
+ProgramName = Literal["ring", "gather", "displaced", "pipefusion", "asyncdiff"]
+Kind = Literal["keys and values", "hidden", "velocity", "pixels"]
+Task = Literal["begin", "project", "attend", "velocity", "update"]
+Tokens = tuple[int, int]
+"""The first token, and the one behind the last."""
+
+
+class Part(NamedTuple):
+    """What one message holds: it is encoded once, however often it is sent."""
+
+    kind: Kind
+    step: int
+    """The denoising step in which it was computed."""
+    layer: int
+    """Of keys and values; of hidden states the layer that they go into; else 0."""
+    tokens: Tokens
+
+
+class Compute(NamedTuple):
+    """begin: pixels to hidden states; project: a layer's queries, keys and values; attend: the rest of the layer;
+    velocity: the last norm and product; update: an Euler step of the pixels.
+    """
+
+    task: Task
+    step: int
+    layer: int
+    tokens: Tokens
+
+
+class Send(NamedTuple):
+    """Hand a part over."""
+
+    part: Part
+    peer: int
+
+
+class Receive(NamedTuple):
+    """Wait for a part, and use it from now on."""
+
+    part: Part
+    peer: int
+
+
+Action = Compute | Send | Receive
+Actions = Sequence[Action]
+
+
+class Program(NamedTuple):
+    """How images are sampled."""
+
+    name: ProgramName
+    workers: int
+    layers: int
+    steps: int
+    """Denoising steps."""
+    tokens: int
+    """Of an image."""
+    rows: int
+    """Of an image: how many parts of as many tokens it can be cut into."""
+    warmup: int = 1
+    """Synchronous steps at the beginning of those programs that use what is of an earlier step."""
+    patches: int = 1
+    """Of pipefusion; 1: synchronous, each stage waits for the one before it."""
+
+    @property
+    def shards(self) -> list[Tokens]:
+        """The tokens of each worker, or of each patch of pipefusion."""
+        row = self.tokens // self.rows
+        parts = divide(self.rows, self.patches if self.name == "pipefusion" else self.workers)
+        return [(first * row, end * row) for first, end in parts]
+
+    def actions(self) -> list[Actions]:
+        """Return what each worker does. SpecError where there is too little for each."""
+        most = self.rows if self.name in ("ring", "gather", "displaced") else self.layers
+        if not (1 <= self.workers <= most and 1 <= self.patches <= self.rows and self.warmup >= 1 and self.steps):
+            raise SpecError(
+                f"{self}: there are at most {most} workers, a patch for each of {self.rows} rows, "
+                "one step, and one synchronous step at least"
+            )
+        make = {"pipefusion": _stage, "asyncdiff": _component}.get(self.name, _patch)
+        return [make(self, worker) for worker in range(self.workers)]
+
+
+def divide(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `count` things into runs of which none is longer than another by more than one, the longer ones first."""
+    ends = [-(-count * part // parts) for part in range(parts + 1)]
+    return list(itertools.pairwise(ends))
+
+
+# ---------------------------------------------------------------------- patches
+def _patch(program: Program, worker: int) -> Actions:
+    mine, count, last = program.shards[worker], program.workers, program.steps - 1
+    others = [(worker + further) % count for further in range(1, count)]
+    actions: list[Action] = []
+    for step in range(program.steps):
+        actions.append(Compute("begin", step, 0, mine))
+        for layer in range(program.layers):
+            actions.append(Compute("project", step, layer, mine))
+            own = Part("keys and values", step, layer, mine)
+            if program.name == "ring":
+                actions += _round(program, worker, step, layer)
+            elif program.name == "gather" or step < program.warmup:
+                actions += [Send(own, peer) for peer in others]
+                actions += [Receive(own._replace(tokens=program.shards[peer]), peer) for peer in others]
+            else:
+                if step > program.warmup:
+                    due = own._replace(step=step - 1)
+                    actions += [Receive(due._replace(tokens=program.shards[peer]), peer) for peer in others]
+                if step < last:
+                    actions += [Send(own, peer) for peer in others]
+            actions.append(Compute("attend", step, layer, mine))
+        actions += [Compute("velocity", step, 0, mine), Compute("update", step, 0, mine)]
+    if worker:
+        return [*actions, Send(Part("pixels", last, 0, mine), 0)]
+    return actions + [Receive(Part("pixels", last, 0, program.shards[peer]), peer) for peer in others]
+
+
+def _round(program: Program, worker: int, step: int, layer: int) -> list[Action]:
+    """Return a worker's hops of a ring: to the next worker goes first its own part, then each that came, as it came."""
+    count = program.workers
+    after, before = (worker + 1) % count, (worker - 1) % count
+    owned = [Part("keys and values", step, layer, program.shards[(worker - hop) % count]) for hop in range(count)]
+    actions: list[Action] = []
+    for given, taken in itertools.pairwise(owned):
+        actions += [Send(given, after), Receive(taken, before)]
+    return actions
+
+
+# ---------------------------------------------------------------------- pipelines
+def _layers(program: Program, stage: int, step: int, tokens: Tokens) -> list[Action]:
+    """Return the computation of a stage's layers."""
+    actions: list[Action] = []
+    for layer in range(*divide(program.layers, program.workers)[stage]):
+        actions += [Compute("project", step, layer, tokens), Compute("attend", step, layer, tokens)]
+    return actions
+
+
+def _stage(program: Program, stage: int) -> Actions:
+    layer, last_stage = divide(program.layers, program.workers)[stage][0], program.workers - 1
+    whole = [(0, program.tokens)]
+    actions: list[Action] = []
+    for step in range(program.steps):
+        for tokens in whole if step < program.warmup else program.shards:
+            if stage == 0:
+                if step:
+                    actions += _updates(program, step - 1, tokens, step - 1 < program.warmup)
+                actions.append(Compute("begin", step, 0, tokens))
+            else:
+                actions.append(Receive(Part("hidden", step, layer, tokens), stage - 1))
+            actions += _layers(program, stage, step, tokens)
+            if stage < last_stage:
+                after = divide(program.layers, program.workers)[stage + 1][0]
+                actions.append(Send(Part("hidden", step, after, tokens), stage + 1))
+            else:
+                actions.append(Compute("velocity", step, 0, tokens))
+                if stage:
+                    actions.append(Send(Part("velocity", step, 0, tokens), 0))
+    if stage == 0:
+        last = program.steps - 1
+        for tokens in whole if last < program.warmup else program.shards:
+            actions += _updates(program, last, tokens, last < program.warmup)
+    return actions
+
+
+def _updates(program: Program, step: int, tokens: Tokens, whole: bool) -> list[Action]:
+    """Return the update of tokens at the first stage, where their velocity comes from the last one: of a synchronous
+    step all at once, with its first tokens.
+    """
+    if whole and tokens[0]:
+        return []
+    tokens = (0, program.tokens) if whole else tokens
+    update: list[Action] = [Compute("update", step, 0, tokens)]
+    if program.workers == 1:
+        return update
+    return [Receive(Part("velocity", step, 0, tokens), program.workers - 1), *update]
+
+
+def _component(program: Program, component: int) -> Actions:
+    tokens, last, end = (0, program.tokens), program.steps - 1, program.workers - 1
+    layer = divide(program.layers, program.workers)[component][0]
+    actions: list[Action] = []
+    for step in range(program.steps):
+        if component == 0:
+            if step:
+                actions += _updates(program, step - 1, tokens, whole=False)
+            actions.append(Compute("begin", step, 0, tokens))
+        elif step != program.warmup:  # what came in the last synchronous step is used once more
+            due = step if step < program.warmup else step - 1
+            actions.append(Receive(Part("hidden", due, layer, tokens), component - 1))
+        actions += _layers(program, component, step, tokens)
+        if component < end:
+            after = divide(program.layers, program.workers)[component + 1][0]
+            if step < program.warmup or step < last:
+                actions.append(Send(Part("hidden", step, after, tokens), component + 1))
+        else:
+            actions.append(Compute("velocity", step, 0, tokens))
+            if component:
+                actions.append(Send(Part("velocity", step, 0, tokens), 0))
+    return actions + (_updates(program, last, tokens, whole=False) if component == 0 else [])
+
+
+# ---------------------------------------------------------------------- traces
+LABELS: Final = ("compute", "encode", "decode", "message", "end")
+_COMPUTE, _ENCODE, _DECODE, _MESSAGE, _END = range(len(LABELS))
+
+
+class Costs(NamedTuple):
+    """What a program's actions take."""
+
+    work_ns: Callable[[Compute], int]
+    frame_bytes: Callable[[Part], int]
+    codec_ns: Callable[[Part], tuple[int, int]] = lambda part: (0, 0)
+    """Encoding and decoding. A part that is forwarded is decoded while it is on its way to the next worker."""
+
+
+def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> Trace:
+    """Return the trace of so many requests, one a step: each begins when all workers have ended the one before. In the
+    first one TCP's windows open.
+    """
+    tags: dict[Part, int] = {}
+    lanes = []
+    for worker, actions in enumerate(workers):
+        lane = Lane(worker, "worker")
+        for request in range(requests):
+            encoded, pending_ns = set[Part](), 0
+            for action in actions:
+                if isinstance(action, Compute):
+                    if pending_ns:
+                        lane.add(WORK, label=_DECODE, value=pending_ns)
+                        pending_ns = 0
+                    lane.add(WORK, label=_COMPUTE, value=costs.work_ns(action))
+                    continue
+                part = action.part
+                tag = request << 24 | tags.setdefault(part, len(tags))
+                if isinstance(action, Receive):
+                    encoded.add(part)  # by somebody else
+                    lane.add(RECEIVE, label=_MESSAGE, peer=action.peer, tag=tag)
+                    pending_ns += costs.codec_ns(part)[1]
+                    continue
+                if part not in encoded and (encode_ns := costs.codec_ns(part)[0]):
+                    lane.add(WORK, label=_ENCODE, value=encode_ns)
+                encoded.add(part)
+                lane.add(SEND, label=_MESSAGE, peer=action.peer, tag=tag, value=costs.frame_bytes(part))
+            if pending_ns:
+                lane.add(WORK, label=_DECODE, value=pending_ns)
+            lane.add(SIGNAL, label=_END, tag=request)
+            lane.add(WAIT, label=_END, tag=request, value=len(workers))
+            lane.end_step()
+        lanes.append(lane)
+    nodes = tuple(f"worker {worker}" for worker in range(len(workers)))
+    return Trace(nodes, LABELS, tuple(lanes), {"maker": "diffusion"})
+
+
+def sent_parts(workers: Sequence[Actions]) -> list[tuple[int, Part]]:
+    """Return every message that crosses a link in a request: its sender and what it holds; a part as often as it is
+    sent.
+    """
+    return [(worker, a.part) for worker, actions in enumerate(workers) for a in actions if isinstance(a, Send)]
