@@ -69,7 +69,7 @@ def summarise(
     records do not belong together.
     """
     lost = dict(lost or {})
-    steps = align([records for name, records in zip(cell.node_names, stages, strict=True) if name not in lost])
+    steps = align([records for name, records in zip(cell.node_names, stages, strict=False) if name not in lost])
     train = [step for step in steps if step.phase == "train"]
     chosen = counted(steps, None if steady is None else steady[0])
     moved = traffic(chosen)

@@ -24,9 +24,27 @@ from testbed.codecs.contract import Payload
 from testbed.errors import CodecError
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.worker import Computed, Learner, Worker
-from testbed.spec import DataParallelSpec, Recipe
+from testbed.spec import DataParallelSpec, OptimiserSpec, Recipe
 
 _HEAD = struct.Struct("<I")
+
+
+class Training(NamedTuple):
+    """What a server and its workers know alike."""
+
+    data: DataParallelSpec
+    """With `arrivals`."""
+    optimiser: OptimiserSpec
+    """Of local steps."""
+    steps: int
+    """Of the server: the learning rate follows from it."""
+    seed: int
+
+
+def training_of(recipe: Recipe) -> Training:
+    """Return what a recipe says of it."""
+    assert recipe.data is not None
+    return Training(recipe.data, recipe.optimiser, recipe.training.steps, recipe.training.seed)
 
 
 class Update(NamedTuple):
@@ -55,17 +73,17 @@ class Applied(NamedTuple):
 class Server:
     """The server's weights, and what has arrived since it last changed them."""
 
-    def __init__(self, recipe: Recipe, learner: Learner, codecs: Sequence[str]) -> None:
+    def __init__(self, training: Training, learner: Learner, codecs: Sequence[str]) -> None:
         """`learner` has the model, which begins as all workers' do, and the validation data; `codecs` by worker."""
-        data = _data(recipe)
+        data, seed = training.data, training.seed
+        assert data.answer is not None
         self._bounds = [data.staleness_of(worker) for worker in range(data.workers)]
         self._parts = data.parts
         self.replica = Worker(
-            data.workers, learner, optimiser=recipe.optimiser, outer=data.outer, steps=recipe.training.steps
+            data.workers, learner, optimiser=training.optimiser, outer=data.outer, steps=training.steps
         )
-        shapes, seed = [tuple(parameter.shape) for parameter in self.replica.parameters], recipe.training.seed
+        shapes = [tuple(parameter.shape) for parameter in self.replica.parameters]
         self._senders = [Bucket(shapes, codec, seed=seed, sender=worker) for worker, codec in enumerate(codecs)]
-        assert data.answer is not None
         self._answer = Bucket(shapes, data.answer, seed=seed, sender=data.workers)
         self._began = [0] * data.workers
         """The step whose weights each worker's round began with."""
@@ -128,14 +146,12 @@ class Server:
 class Rounds:
     """One worker's rounds."""
 
-    def __init__(self, recipe: Recipe, number: int, learner: Learner, codec: str) -> None:
-        data = _data(recipe)
-        self.replica = Worker(
-            number, learner, optimiser=recipe.optimiser, outer=data.outer, steps=recipe.training.steps
-        )
-        self.local_steps = data.local_steps_of(number)
-        shapes, seed = [tuple(parameter.shape) for parameter in self.replica.parameters], recipe.training.seed
+    def __init__(self, training: Training, number: int, learner: Learner, codec: str) -> None:
+        data, seed = training.data, training.seed
         assert data.answer is not None
+        self.replica = Worker(number, learner, optimiser=training.optimiser, outer=data.outer, steps=training.steps)
+        self.local_steps = data.local_steps_of(number)
+        shapes = [tuple(parameter.shape) for parameter in self.replica.parameters]
         self._bucket = Bucket(shapes, codec, seed=seed, sender=number)
         self._answer = Bucket(shapes, data.answer, seed=seed, sender=data.workers)
         self.made = 0
@@ -171,9 +187,3 @@ class Rounds:
             return False
         self.replica.resume(step, self._answer.decode(view[_HEAD.size :], step))
         return True
-
-
-def _data(recipe: Recipe) -> DataParallelSpec:
-    assert recipe.data is not None
-    assert recipe.data.arrivals is not None
-    return recipe.data

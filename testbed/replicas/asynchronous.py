@@ -23,7 +23,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.transport import Arrival, Connection, SentFrame
 from testbed.records import ActionRecord
-from testbed.replicas.arrivals import Rounds, Server
+from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.decision import as_stated
 from testbed.replicas.node import Node, key_of
 from testbed.replicas.pace import worker_times
@@ -43,7 +43,7 @@ class AsynchronousWorker(Node):
     def train(self, learner: Learner) -> None:
         """Train until the server says goodbye. StageError, TransportError, CodecError as they come."""
         job, number, server = self.job, self.job.stage, self.job.data.workers
-        rounds = Rounds(job.recipe, number, learner, as_stated(job.recipe).codecs[number])
+        rounds = Rounds(training_of(job.recipe), number, learner, as_stated(job.recipe).codecs[number])
         assert isinstance(job.compute, Paced)
         local_ns = worker_times(job.compute, job.data, job.pipeline, number).local_ns * rounds.local_steps
         goes_on, arrived_ns = True, 0
@@ -108,7 +108,7 @@ class AsynchronousServer(Node):
         """
         job, data = self.job, self.job.data
         assert isinstance(job.compute, Paced)
-        server = Server(job.recipe, learner, as_stated(job.recipe).codecs)
+        server = Server(training_of(job.recipe), learner, as_stated(job.recipe).codecs)
         update_ns = job.compute.update_ns * job.compute.dilation
         for worker in range(data.workers):
             threading.Thread(target=self._listen, args=(worker,), name=f"hears worker {worker}", daemon=True).start()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from testbed.errors import CodecError
-from testbed.replicas.arrivals import Rounds, Server
+from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Events, Step
 from tests.small_replicas import SPARSE, Learner, a_recipe, same, trained
 
@@ -27,8 +27,8 @@ def events(
     assert recipe.data is not None
     assert recipe.data.arrivals is not None
     parts = recipe.data.parts
-    workers = [Rounds(recipe, number, Learner(parts, number), codec) for number in range(3)]
-    server = Server(recipe, Learner(parts, 0), [codec] * 3)
+    workers = [Rounds(training_of(recipe), number, Learner(parts, number), codec) for number in range(3)]
+    server = Server(training_of(recipe), Learner(parts, 0), [codec] * 3)
     training = Events(server, workers, recipe.data.arrivals, lambda a, b, size, at_ns: at_ns + 10, local_ns=pace_ns)
     return training, list(training.steps(steps))
 

@@ -30,7 +30,7 @@ training = {{ steps = {steps}, warmup_steps = 1, seed = 0, evaluate_every = 0 }}
 
 [cell.data]
 workers = 2
-exchange = "all-to-all"
+{exchange}
 staleness = 1
 local_steps = 1
 {more}
@@ -42,7 +42,7 @@ profile = ["{profile}"]
 
 
 def swept(command: Command, **fields: Any) -> list[Run]:
-    text = EXPERIMENT.format(**{"more": "", **fields})
+    text = EXPERIMENT.format(**{"more": "", "exchange": 'exchange = "all-to-all"', **fields})
     (command.folder / "sweep.toml").write_text(text, encoding="utf8")
     command.finish("sweep", "sweep.toml", "--clock", "virtual", within_s=590)
     folder = command.folder / "results" / command.folder.name
@@ -78,13 +78,28 @@ def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
         assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
 
 
-def test_live_choices_repeat_to_the_last_bit_and_nanosecond(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param('deco = { every = 2, noise = "exp", noise_weight = 1.0 }', id="choices"),
+        pytest.param(
+            'exchange = "star"\nanswer = "bf16"\narrivals = { period_s = 0.5 }\n'
+            "outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }",
+            id="arrivals",
+        ),
+    ],
+)
+def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, tmp_path: Path) -> None:
     """A link that varies has a seed for each of three runs; this one draws nothing, so all of them are one."""
     with Command.standing(tmp_path, "netem") as command:
-        deco = 'deco = { every = 2, noise = "exp", noise_weight = 1.0 }'
-        runs = swept(command, timing="live", steps=8, profile="varying-80mbps", more=deco)
+        exchange = {"exchange": ""} if "arrivals" in more else {}
+        runs = swept(command, timing="live", steps=8, profile="varying-80mbps", more=more, **exchange)
         first, *others = map(seen, runs)
         assert len(others) == 2
         assert others == [first, first]
-        sizes = {frame["payload_bytes"] for record in first[0] for frame in record["sent"]}
-        assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it
+        if "deco" in more:
+            sizes = {frame["payload_bytes"] for record in first[0] for frame in record["sent"]}
+            assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it
+        else:
+            applied = {record["step"] for record in first[-1] if record["received"]}
+            assert 0 < len(applied) < 8  # the network decided in which steps
