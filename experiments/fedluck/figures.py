@@ -295,7 +295,7 @@ def _finding(runs: Any, best: str) -> str:
         )
         if found is not None
     ]
-    return f"FedLuck's time to the target is {' and '.join(words)}"
+    return f"FedLuck's time to the target is\n{' and '.join(words)}"
 
 
 def main() -> int:
