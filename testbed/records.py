@@ -475,6 +475,9 @@ class Summary(Frozen):
     dilation: int = 1
     ended: Literal["steps", "target", "budget"] | None = None
     """Why training ended: all steps done, target loss reached, budget spent. None where the run did not end well."""
+    lost: dict[str, str] = Field(default={}, exclude_if=lambda lost: not lost)
+    """Workers that failed while asynchronous training went on without them, by name, and why; no number here is of
+    them."""
     certificate: Verdict | None
     bound: float | None = None
     """How much what was found wrong with the links changes the run's step, at most, as a share (`metrics.bound`)."""

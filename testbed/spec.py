@@ -111,6 +111,26 @@ class DecoSpec(Frozen):
     """How much, where nothing hides behind computing."""
 
 
+class ArrivalsSpec(Frozen):
+    """A server that applies what workers send as it arrives, and waits for none of them (`replicas.arrivals`)."""
+
+    period_s: float | None = Field(default=None, gt=0, exclude_if=_is_none)
+    """It applies what has arrived every so many seconds (FedLuck, arXiv 2407.05125)."""
+    buffer: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    """As soon as so many have arrived (FedBuff, arXiv 2106.06639): 1, each by itself; all workers, synchronous."""
+
+    @model_validator(mode="after")
+    def _has_one(self) -> ArrivalsSpec:
+        if (self.period_s is None) == (self.buffer is None):
+            raise ValueError("arrivals are applied by period_s, or by buffer; state one of them")
+        return self
+
+    @property
+    def period_ns(self) -> int | None:
+        """The period in nanoseconds."""
+        return None if self.period_s is None else round(self.period_s * 1e9)
+
+
 class DataParallelSpec(Frozen):
     """How workers that each train the whole model exchange what they learn. A step is one exchange."""
 
@@ -120,8 +140,9 @@ class DataParallelSpec(Frozen):
     aggregate. all-reduce: a ring adds up parts of dense messages and passes the sums on. all-gather: a ring passes
     every message on."""
     staleness: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_listed)] = Field(min_length=1)
-    """Steps that a worker may be ahead of the aggregate that it has; 0 is synchronous. One number for all workers, or
-    one per worker."""
+    """Steps that a worker may be ahead of the aggregate that it has; 0 is synchronous. With `arrivals`: steps that the
+    server may have made since the weights that an update began with; what is older is refused. One number for all
+    workers, or one per worker."""
     local_steps: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)] = Field(min_length=1)
     """Batches that a worker learns from between two exchanges. One number for all workers, or one per worker."""
     outer: OuterSpec | None = Field(default=None, exclude_if=_is_none)
@@ -131,6 +152,8 @@ class DataParallelSpec(Frozen):
     """Codec of the aggregate that a star's server sends."""
     deco: DecoSpec | None = Field(default=None, exclude_if=_is_none)
     """None: ratio and staleness stay as stated. Else they are what training begins with: live only."""
+    arrivals: ArrivalsSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: a step has a message of every worker. Else a step has those that have arrived: live only."""
     shares: tuple[Annotated[int, Field(ge=1)], ...] | None = None
     """Parts of each batch that a worker reads, and its weight in the aggregate; None: all workers alike."""
 
@@ -145,6 +168,13 @@ class DataParallelSpec(Frozen):
                 f"exchange is {self.exchange!r}; a star, and nothing else, needs the codec of its server's `answer`, "
                 "for example 'fp32'"
             )
+        if self.arrivals is not None and (self.exchange != "star" or self.outer is None or self.deco is not None):
+            raise ValueError(
+                "arrivals are applied by a star's server to what local steps changed, with ratios that stay: state "
+                "exchange = 'star' and outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }, and no deco"
+            )
+        if self.arrivals is not None and (self.arrivals.buffer or 0) > self.workers:
+            raise ValueError(f"arrivals.buffer is {self.arrivals.buffer}, and there are {self.workers} workers")
         if self.outer is None and max(self.local_steps) > 1:
             raise ValueError(
                 "local_steps are more than 1, so workers send what they have changed; state what is done with that, "
@@ -414,8 +444,10 @@ class Cell(Frozen):
 
     @property
     def cycle(self) -> int:
-        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps."""
-        return 1 if self.data is None else max(self.data.staleness) + 1
+        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps, and a
+        server that waits for nobody has no cycle.
+        """
+        return 1 if self.data is None or self.data.arrivals is not None else max(self.data.staleness) + 1
 
     @property
     def links(self) -> tuple[LinkProfile, ...]:

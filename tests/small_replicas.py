@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from testbed.pipeline.job import Endpoint, Limits, NodeJob
 from testbed.records import StepRecord
 from testbed.replicas.alone import Replicas
 from testbed.replicas.decision import Decision, Policy
@@ -17,6 +20,7 @@ from testbed.spec import (
     DataParallelSpec,
     Exchange,
     OptimiserSpec,
+    Paced,
     PipelineSpec,
     Recipe,
     TrainingSpec,
@@ -26,6 +30,7 @@ from testbed.spec import (
 INPUTS, INNER, CLASSES, EXAMPLES = 16, 64, 40, 4
 EXCHANGES: list[Exchange] = ["all-to-all", "star", "all-gather", "all-reduce"]
 SPARSE = "ef(topk(0.05, values=fp32))"
+INSTANT = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated")
 
 
 class Examples(NamedTuple):
@@ -115,6 +120,46 @@ def a_recipe(
         optimiser=OptimiserSpec(algorithm="sgd" if sgd else "adamw", clip_norm=1e6 if sgd else 0.5, **optimiser),
         training=TrainingSpec(steps=steps, warmup_steps=0, seed=3, evaluate_every=evaluate_every),
     )
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def node_jobs(
+    recipe: Recipe,
+    folder: Path,
+    endpoints: Sequence[Endpoint],
+    *,
+    compute: Paced = INSTANT,
+    message_s: float = 60,
+) -> list[NodeJob]:
+    assert recipe.data is not None
+    return [
+        NodeJob(
+            stage=node,
+            codec=recipe.codec,
+            compute=compute,
+            workload=recipe.workload,
+            pipeline=recipe.pipeline,
+            data=recipe.data,
+            optimiser=recipe.optimiser,
+            training=recipe.training,
+            vocabulary=2,
+            tokens="",
+            endpoints=tuple(endpoints),
+            token="0" * 32,
+            devices=(),
+            overhead_bytes=0,
+            folder=str(folder),
+            limits=Limits(connect_s=60, message_s=message_s),
+        )
+        for node in range(recipe.nodes)
+    ]
 
 
 class Trained(NamedTuple):

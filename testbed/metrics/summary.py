@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -55,6 +55,7 @@ def summarise(
     steady: tuple[int, int] | None = None,
     floor: float | None = None,
     ideals_s: Sequence[float] | None = None,
+    lost: Mapping[str, str] | None = None,
 ) -> Summary:
     """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
 
@@ -63,10 +64,12 @@ def summarise(
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
     those of the cell's recipe in the sweep's calibration, by stage; `steady` is what a player proved, first step and
     period; `floor` is the unigram floor of the text. `ideals_s`: the ideal durations of all training steps of data
-    parallel training, in seconds of the lab; None: they are not known there. ResultsError when the records do not
-    belong together.
+    parallel training, in seconds of the lab; None: they are not known there. `lost`: nodes that
+    training went on without, by name, and why; their records, which end early, are left out. ResultsError when the
+    records do not belong together.
     """
-    steps = align(stages)
+    lost = dict(lost or {})
+    steps = align([records for name, records in zip(cell.node_names, stages, strict=False) if name not in lost])
     train = [step for step in steps if step.phase == "train"]
     chosen = counted(steps, None if steady is None else steady[0])
     moved = traffic(chosen)
@@ -88,6 +91,7 @@ def summarise(
         timing=cell.timing,
         dilation=dilation,
         ended=_ended(cell, steps) if status == "ok" else None,
+        lost=lost,
         certificate=None if certificates is None else certificates.verdict,
         bound=None if certificates is None else certificates.bound,
         contended=stray_share(cell, chosen, costs),

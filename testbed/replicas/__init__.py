@@ -4,6 +4,8 @@ It holds the whole model, learns from its part of each batch, and exchanges what
 it computes, hands its message over, and applies the aggregates that are due: with staleness 0 that of this step, with
 staleness tau that of tau steps ago. Everyone applies the same aggregates in the same order, so all replicas are alike.
 
+Asynchronous rounds are otherwise: a server has the weights, applies what has arrived, and waits for nobody.
+
 bucket    all tensors of a worker as one message: codecs for the large ones, the small ones dense
 exchange  how messages become aggregates: a server, every worker for itself, a ring
 decision  what may change while training lasts: staleness, local steps, codecs
@@ -11,8 +13,12 @@ learners  what workers learn: a language model on a text
 worker    one replica: what it computes, and what it does with an aggregate
 pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry
+node      what nodes over links share: connections, the emulated device's time, records
 live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
+arrivals  asynchronous rounds: what a server applies of what has arrived, and what a worker does in a round
+asynchronous  their nodes over links
+events    the same in one process, with formulas for links
 federated federated averaging of digits in one process, round by round
 stacked   many short trainings of a small network side by side
 stacked_text  the same of a language model of characters, with any codec, local steps, and choices that change

@@ -135,6 +135,15 @@ class Worker:
             self.applied += 1
         return done
 
+    def resume(self, step: int, weights: Sequence[Tensor] | None = None) -> None:
+        """Hold these weights, if any are given, and count so many steps as applied: a server has done that."""
+        assert not self._under_way
+        if weights is not None:
+            with torch.no_grad():
+                for parameter, value in zip(self.parameters, weights, strict=True):
+                    parameter.copy_(value)
+        self.applied = step
+
     @contextmanager
     def looking_ahead(self) -> Iterator[None]:
         """Have all aggregates applied that are under way, and as it was before afterwards."""

@@ -103,6 +103,9 @@ def _data_words(cell: Cell, data: DataParallelSpec) -> str:
 
     words = [f"{data.workers} workers, {data.exchange}", f"staleness {listed(data.staleness)}"]
     words += [f"chosen by DeCo-SGD every {data.deco.every} steps"] if data.deco is not None else []
+    if data.arrivals is not None:
+        applied = data.arrivals
+        words += [f"applied every {applied.period_s:g} s" if applied.period_s else f"applied {applied.buffer} at once"]
     words += [f"answers in {data.answer}"] if data.answer is not None else []
     words += [f"batches shared {listed(data.shares)}"] if data.shares is not None else []
     if data.outer is not None:

@@ -11,6 +11,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from pydantic import Field
+
 from testbed.errors import TestbedError, UserError
 from testbed.frozen import Frozen
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
@@ -46,6 +48,8 @@ class Told(Frozen):
     evaluated: EvaluationDone | None = None
     ended: Ended | None = None
     """Why training ended; the last that is said of a run that ended well."""
+    lost: dict[str, str] = Field(default={})
+    """Workers that training went on without, by name, and why; said with `ended`."""
     failed: str | None = None
     """Why the run failed; the last that is said of it."""
     by_user: bool = False
@@ -90,7 +94,7 @@ def main() -> None:
                 Interrupt(lambda message: None),
                 lambda lab: say(Told(lab=lab)),
             )
-        say(Told(ended=ended))
+        say(Told(ended=ended, lost={name: failed.message for name, failed in session.lost.items()}))
     except TestbedError as error:
         say(Told(failed=str(error), by_user=isinstance(error, UserError)))
     except Exception:

@@ -107,6 +107,7 @@ class _Runner:
         self._run, self._cell, self._links, self._progress = results.new_run(folder, cell), cell, links, progress
         self._lab: LabRecord | None = None
         self._floor: float | None = None
+        self._lost: dict[str, str] = {}
         results.write_json(self._run.folder / "environment.json", describe_machine())
 
     def run(self, kernel: GuestKernel, tokens: Tokens, link_seed: int) -> None:
@@ -148,6 +149,9 @@ class _Runner:
             if told is None:
                 said = os.pread(words.fileno(), 1 << 20, 0).decode(errors="replace").strip()[-_LAST_WORDS:]
                 raise StageError(f"the guest of {self._cell.id} ended without a word: {said or 'no message'}")
+            self._lost = told.lost
+            for name, why in told.lost.items():
+                self._progress.note(f"{self._cell.id}: training went on without {name}: {why}")
             if told.failed is not None:
                 raise (SpecError if told.by_user else StageError)(told.failed)
 
@@ -196,7 +200,14 @@ class _Runner:
             results.write_json(self._run.folder / "certificate.json", certificates)
         message = None if error is None else str(error) or type(error).__name__
         summary = summarise(
-            self._cell, self._lab, certificates, stages, status=status, error=message, floor=self._floor
+            self._cell,
+            self._lab,
+            certificates,
+            stages,
+            status=status,
+            error=message,
+            floor=self._floor,
+            lost=self._lost,
         )
         results.write_json(self._run.folder / "summary.json", summary)
         self._progress.end(self._cell, summary)

@@ -136,6 +136,11 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
             f"{where}: data.exchange is 'all-reduce', whose partial sums are encoded at every hop, and codec "
             f"{messages.text} does more than round each value; take fp32 or bf16, or exchange = 'all-gather' or 'star'"
         )
+    if data.arrivals is not None and answer is not None and not answer.row.linear:
+        raise SpecError(
+            f"{where}: data.answer is {answer.text!r}, and with data.arrivals a server answers with weights, each "
+            "worker at other steps; take one that rounds and remembers nothing: fp32, bf16 or fp16"
+        )
     return data.model_copy(update={"answer": None if answer is None else answer.text})
 
 
@@ -148,11 +153,12 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
             f"{where}: data parallel training is played, or run live, with stated durations: leave played_steps out, "
             "and say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'"
         )
-    if data.deco is not None and cell.timing == "played":
-        raise SpecError(
-            f"{where}: data.deco goes by what links carry, so over each link it trains otherwise and cannot be played; "
-            'set timing = "live"'
-        )
+    for name in ("deco", "arrivals"):
+        if getattr(data, name) is not None and cell.timing == "played":
+            raise SpecError(
+                f"{where}: data.{name} goes by what links carry, so over each link it trains otherwise and cannot be "
+                'played; set timing = "live"'
+            )
     if cell.timing == "live" and (
         changes["clock"] == "real" or data.exchange in ("all-reduce", "all-gather") or cell.training.target_loss
     ):

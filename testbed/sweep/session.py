@@ -71,6 +71,8 @@ class Session:
     def __init__(self, cell: Cell, engine_reason: str, *, link_seed: int = 0) -> None:
         """`link_seed` is added to the seed of every pipe."""
         self.network = network_of(cell)
+        self.lost: dict[str, JobFailed] = {}
+        """Workers that ended badly in the last run, and that it went on without: by name."""
         self.hosts: list[Host] = []
         with ExitStack() as stack:
             spec = LabSpec(
@@ -122,15 +124,26 @@ class Session:
         with Sampler(self.lab, folder / "counters.jsonl") as sampler:
             for host, job, sockets in zip(self.hosts, work, make_sockets(len(work)), strict=True):
                 host.start(job, sockets)
-            ended = self._follow(work, sampler, observer, interrupt, patience_s)
+            survives = cell.data is not None and cell.data.arrivals is not None
+            ended = self._follow(work, sampler, observer, interrupt, patience_s, survives=survives)
         self.during = sampler.during
         self.lab.hold()
         return ended
 
     def _follow(
-        self, work: tuple[Job, ...], sampler: Sampler, observer: Observer, interrupt: Interrupt, patience_s: float
+        self,
+        work: tuple[Job, ...],
+        sampler: Sampler,
+        observer: Observer,
+        interrupt: Interrupt,
+        patience_s: float,
+        *,
+        survives: bool,
     ) -> Ended:
-        """Read what the stages say until each has said that it is done."""
+        """Read what the stages say until each has said that it is done. `survives`: the last of them, a server, goes on
+        without those that fail.
+        """
+        self.lost.clear()
         running = set(range(len(work)))
         told = False
         ended: Ended = "steps"
@@ -160,13 +173,16 @@ class Session:
                             case JobDone():
                                 running.discard(key.data)
                                 ended = message.ended
+                            case JobFailed() if survives and key.data < len(work) - 1:
+                                running.discard(key.data)
+                                self.lost[work[key.data].name] = message
                             case JobFailed():
                                 failures[key.data] = message
                                 deadline = min(deadline, time.monotonic() + _GRACE_S)
                 if time.monotonic() > deadline:
                     break
         if failures:
-            raise _cause({work[stage].name: failed for stage, failed in failures.items()})
+            raise _cause({**self.lost, **{work[stage].name: failed for stage, failed in failures.items()}})
         if running:
             silent = ", ".join(work[stage].name for stage in sorted(running))
             raise StageError(f"{silent} said nothing for {patience_s:.0f} s and were stopped")
@@ -210,8 +226,8 @@ def _transfer_s(cell: Cell) -> float:
 
 
 def _computing_s(cell: Cell) -> float:
-    """Return how long the actions of one step last in the lab if none overlap; 0 where nothing holds them to a
-    duration.
+    """Return how long the actions of one step last in the lab if none overlap, and a server's period; 0 where nothing
+    holds them to a duration.
     """
     if not isinstance(cell.compute, Paced):
         return 0.0
@@ -219,7 +235,8 @@ def _computing_s(cell: Cell) -> float:
     if cell.data is not None:
         parts *= max(cell.data.parts) * max(cell.data.local_steps)
     action_ns = max(cell.compute.forward_ns) + max(cell.compute.backward_ns)
-    return parts * stages * action_ns * cell.compute.dilation / 1e9
+    waits_ns = 0 if cell.data is None or cell.data.arrivals is None else cell.data.arrivals.period_ns or 0
+    return (parts * stages * action_ns + waits_ns) * cell.compute.dilation / 1e9
 
 
 def _cause(failures: dict[str, JobFailed]) -> StageError | SpecError:

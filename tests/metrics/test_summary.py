@@ -122,6 +122,15 @@ def test_a_step_that_not_every_stage_finished_is_left_out() -> None:
     assert len(align([stages[0], stages[1][:-3], stages[2]])) == len(stages[0]) - 3
 
 
+def test_a_run_that_went_on_without_a_node_is_summed_up_without_it() -> None:
+    what, (whole, stages) = cell("int8", SLOW, stages=3), run()
+    short = [stages[0], stages[1][:2], stages[2]]
+    assert summarise(what, None, None, short, status="ok", error=None).steps == 2
+    summary = summarise(what, None, None, short, status="ok", error=None, lost={"stage 1": "killed"})
+    assert (summary.steps, summary.lost) == (whole.steps, {"stage 1": "killed"})
+    assert "lost" not in whole.model_dump()
+
+
 def test_records_of_different_steps_are_refused() -> None:
     _, stages = run()
     with pytest.raises(ResultsError, match="do not belong together"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import socket
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,53 +13,25 @@ from torch import Tensor
 
 from testbed.errors import CodecError, SpecError, TestbedError
 from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Endpoint, Limits, NodeJob
+from testbed.pipeline.job import Endpoint, NodeJob
 from testbed.policies.cycle import Exchanged
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
 from testbed.replicas.decision import Decision
 from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
-from testbed.replicas.live import Links, ServerNode, WorkerNode, peers_of
+from testbed.replicas.live import take_part
+from testbed.replicas.node import Links, peers_of
 from testbed.spec import DecoSpec, Exchange, Paced, Recipe
-from tests.small_replicas import SPARSE, Learner, Net, a_recipe, same, trained
+from tests.small_replicas import SPARSE, Learner, a_recipe, free_ports, node_jobs, same, trained
 
 CHOICES = ((2, 1, 3, "ef(topk(0.2))"), (6, 3, 0, "ef(topk(0.4, values=fp32))"))
 """(step at which it is told, staleness until then, staleness, codec)"""
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def jobs_of(recipe: Recipe, folder: Path) -> list[NodeJob]:
-    assert recipe.data is not None
-    ends = tuple(Endpoint(address="127.0.0.1", port=port) for port in free_ports(recipe.nodes))
-    return [
-        NodeJob(
-            stage=node,
-            codec=recipe.codec,
-            compute=Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated"),
-            workload=recipe.workload,
-            pipeline=recipe.pipeline,
-            data=recipe.data,
-            optimiser=recipe.optimiser,
-            training=recipe.training,
-            vocabulary=2,
-            tokens="",
-            endpoints=ends,
-            token="0" * 32,
-            devices=(),
-            overhead_bytes=0,
-            folder=str(folder),
-            limits=Limits(connect_s=60, message_s=60),
-        )
-        for node in range(recipe.nodes)
-    ]
+    ends = [Endpoint(address="127.0.0.1", port=port) for port in free_ports(recipe.nodes)]
+    return node_jobs(recipe, folder, ends)
 
 
 class OverLoopback(NamedTuple):
@@ -91,13 +62,12 @@ def over_loopback(recipe: Recipe, folder: Path, *, lost: int | None = None) -> O
             with Links(job, sockets[node]) as links:
                 links.connect()
                 ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
+                learner = learners[min(node, job.data.workers - 1)]
+                goes_on = take_part(job, ordered, outputs[node], lambda message: None, None, learner)
                 if node < job.data.workers:
-                    learner = learners[node]
-                    WorkerNode(job, ordered, outputs[node], lambda message: None).train(learner)
                     weights[node] = [parameter.detach() for parameter in learner.parameters]
-                else:
-                    shapes = [tuple(parameter.shape) for parameter in Net().parameters()]
-                    ServerNode(job, ordered, outputs[node], lambda message: None).serve(shapes)
+                if not goes_on:
+                    return
                 links.leave()
         except BaseException as error:
             errors[node] = error
@@ -205,6 +175,21 @@ def test_a_decision_crosses_at_the_head_of_a_message() -> None:
     assert with_ratio("ef(topk(0.1, values=fp32))", 0.25) == "ef(topk(0.25, fp32))"
     with pytest.raises(SpecError, match="keeps no stated share"):
         ratio_of("ef(int8)")
+
+
+def test_by_arrivals_it_goes_on_without_a_lost_worker(tmp_path: Path) -> None:
+    """A buffer of all workers is of all that are left, so what two of three compute does not depend on the time."""
+    outer = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
+    found = over_loopback(
+        a_recipe("star", SPARSE, workers=3, steps=6, evaluate_every=3, outer=outer, arrivals={"buffer": 3}),
+        tmp_path,
+        lost=1,
+    )
+    assert [str(error) for error in found.errors if error] == ["it has had enough"]
+    names = [[(record.phase, record.step) for record in node] for node in found.records]
+    assert names[0] == names[2] == names[3]
+    assert names[1] == names[0][:2]  # two rounds were answered
+    assert [len(record.received) for record in found.records[3] if record.phase == "train"] == [3, 3, 2, 2, 2, 2]
 
 
 def test_a_lost_worker_ends_all_and_none_waits_for_ever(tmp_path: Path) -> None:

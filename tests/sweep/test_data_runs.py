@@ -29,7 +29,7 @@ training = {{ steps = {steps}, warmup_steps = 1, seed = 0, evaluate_every = 0 }}
 
 [cell.data]
 workers = 2
-exchange = "all-to-all"
+{exchange}
 staleness = 1
 local_steps = 1
 {more}
@@ -42,7 +42,9 @@ profile = ["{profile}"]
 
 def swept(folder: Path, **fields: Any) -> Run:
     folder.mkdir(exist_ok=True)
-    (folder / "sweep.toml").write_text(EXPERIMENT.format(**{"more": "", **fields}), encoding="utf8")
+    (folder / "sweep.toml").write_text(
+        EXPERIMENT.format(**{"more": "", "exchange": 'exchange = "all-to-all"', **fields}), encoding="utf8"
+    )
     with Command.standing(folder, "netem") as command:
         command.finish("sweep", "sweep.toml", "--clock", "virtual", within_s=590)
     (cell_id,) = results.last_sweep(folder / "results" / folder.name).cells
@@ -61,13 +63,28 @@ def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
     assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
 
 
-def test_live_choices_repeat_to_the_last_bit_and_nanosecond(tmp_path: Path) -> None:
-    deco = 'deco = { every = 2, noise = "exp", noise_weight = 1.0 }'
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param('deco = { every = 2, noise = "exp", noise_weight = 1.0 }', id="choices"),
+        pytest.param(
+            'exchange = "star"\nanswer = "bf16"\narrivals = { period_s = 0.5 }\n'
+            "outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }",
+            id="arrivals",
+        ),
+    ],
+)
+def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, tmp_path: Path) -> None:
+    stated = {"exchange": ""} if "exchange" in more else {}
     runs = [
-        swept(tmp_path / name, timing="live", steps=8, profile="link(5Mbit, 20ms)", more=deco)
+        swept(tmp_path / name, timing="live", steps=8, profile="link(5Mbit, 20ms)", more=more, **stated)
         for name in ("first", "another")
     ]
     first, another = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
     assert first == another
-    sizes = {frame.payload_bytes for record in first[0] for frame in record.sent}
-    assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it
+    if "deco" in more:
+        sizes = {frame.payload_bytes for record in first[0] for frame in record.sent}
+        assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it
+    else:
+        applied = {record.step for record in first[-1] if record.received}
+        assert 0 < len(applied) < 8  # the network decided in which steps

@@ -1,0 +1,342 @@
+"""Train digits by asynchronous and synchronous federated rounds over slow links: `python experiments/fedluck/train.py`.
+
+This writes runs.csv, a row for each training: when it reached the target accuracy, and what had been sent by then; and
+choices.csv, what FedLuck chooses for each device. Computing is real, and time is that of formulas for devices and links
+(`testbed.replicas.events`); guest.py holds that against a network. For each method the learning rate is the one
+with the least mean time over TUNING_SEEDS, which are not the seeds that count, on the published network. What is
+finished is kept, so that an interrupted program goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from testbed.errors import StageError
+from testbed.play.ideal import Pipes
+from testbed.policies import fedluck
+from testbed.policies.fedluck import DeviceChoice
+from testbed.profiles import load_profile
+from testbed.replicas.arrivals import Rounds, Server, Training
+from testbed.replicas.bucket import Bucket
+from testbed.replicas.events import Events
+from testbed.replicas.federated import DigitsLearner
+from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
+from testbed.workloads.digits import build_model, digits, score
+from testbed.workloads.shards import ShardBatches, data_shares, divide
+
+HERE = Path(__file__).resolve().parent
+DEVICES, BATCH, ALPHA, PERIOD_S = 10, 16, 1.0, 1.5
+STEP_S = tuple(np.linspace(0.4, 0.1, DEVICES).tolist())
+"""Of a local step, by device (FedLuck, ASyncConfig.json for FMNIST)."""
+BANDWIDTHS_MB = tuple(np.linspace(0.1, 0.25, DEVICES).tolist())
+"""Of each device's uplink, in MB/s, but for the straggler's."""
+STRAGGLER = 1
+PUBLISHED, NETWORKS = 0.03, (0.1, 0.03, 0.01)
+"""The straggler's bandwidths, in MB/s; the first is a link like the others'."""
+PUBLISHED_BYTES = 4 * 234_090
+"""Of the published network's weights. Rates are scaled by ours over these, so that a dense message takes as long."""
+DELAY_MS, BOUND = 10, 1000
+"""One way; and the staleness beyond which an update is refused: none is, as published."""
+MODEL = "digits-mlp-large"
+TARGET, MOST_S, MOST_LOCAL_STEPS = 0.9, 3000.0, 6_000
+FIRST_RATE, FACTOR, PATIENCE = 0.8, 2, 2
+"""The learning rate that is tried first; then those so many times as large, and as small, until they are worse. A trial
+ends after so many times as long as the method's best rate took.
+"""
+SEEDS, TUNING_SEEDS = range(5), (100, 101)
+FEDLUCK, SYNCHRONOUS = "FedLuck", "FedAvg"
+_DENSE, _MEASURED = 1.0, 0.1
+"""A ratio that goes dense; and the one whose message says what FedLuck counts per kept value."""
+
+
+class Device(NamedTuple):
+    """What a device needs."""
+
+    step_s: float
+    full_s: float
+    """For a message of ratio 1, with positions."""
+
+
+Choose = Callable[[Device], DeviceChoice]
+
+
+def fixed(local_steps: int, ratio: float) -> Choose:
+    """Choose alike for every device."""
+    return lambda device: DeviceChoice(local_steps, ratio)
+
+
+def joint(device: Device) -> DeviceChoice:
+    """Choose as FedLuck does."""
+    return fedluck.choose(device.step_s, device.full_s, PERIOD_S)
+
+
+def _least(pairs: Sequence[tuple[int, float]], device: Device) -> DeviceChoice:
+    values = [
+        float(fedluck.objective(k, d, step_s=device.step_s, full_s=device.full_s, period_s=PERIOD_S)) for k, d in pairs
+    ]
+    return DeviceChoice(*pairs[int(np.argmin(values))])
+
+
+def ratio_only(device: Device) -> DeviceChoice:
+    """Choose the ratio by FedLuck's objective, with the local steps of the fixed choices."""
+    return _least([(5, percent / 100) for percent in range(1, 101)], device)
+
+
+def steps_only(device: Device) -> DeviceChoice:
+    """Choose the local steps by FedLuck's objective, with the ratio of the fixed choices."""
+    return _least([(steps, 0.1) for steps in range(2, fedluck.MOST_LOCAL_STEPS + 1)], device)
+
+
+class Method(NamedTuple):
+    """How rounds are made."""
+
+    arrivals: ArrivalsSpec
+    choose: Choose
+    server_rate: float = 1.0
+    codec: str = "{}"
+
+
+_PERIOD, _ALL = ArrivalsSpec(period_s=PERIOD_S), ArrivalsSpec(buffer=DEVICES)
+METHODS = {
+    FEDLUCK: Method(_PERIOD, joint),
+    SYNCHRONOUS: Method(_ALL, fixed(5, 0.1)),
+    "periodic, 5 steps, 0.1": Method(_PERIOD, fixed(5, 0.1)),
+    "periodic, 5 steps, 0.3": Method(_PERIOD, fixed(5, 0.3)),
+    "periodic, 10 steps, 0.1": Method(_PERIOD, fixed(10, 0.1)),
+    "periodic, 10 steps, 0.3": Method(_PERIOD, fixed(10, 0.3)),
+    "FedBuff": Method(ArrivalsSpec(buffer=3), fixed(5, 0.1)),
+    "FedAsync": Method(ArrivalsSpec(buffer=1), fixed(5, 0.1), server_rate=0.4),
+    "periodic, ratio chosen": Method(_PERIOD, ratio_only),
+    "periodic, steps chosen": Method(_PERIOD, steps_only),
+    "FedLuck, synchronous": Method(_ALL, joint),
+    "FedLuck, error feedback": Method(_PERIOD, joint, codec="ef({})"),
+    "FedAvg, dense": Method(_ALL, fixed(5, _DENSE)),
+}
+ELSEWHERE = (SYNCHRONOUS, "periodic, 5 steps, 0.1", FEDLUCK)
+"""What is tried over the other networks."""
+QUICK = (SYNCHRONOUS, "periodic, 5 steps, 0.1", FEDLUCK)
+"""What the short form tries."""
+
+
+class Choice(NamedTuple):
+    """A line of choices.csv."""
+
+    straggler: float
+    """Its bandwidth, in MB/s of the published sizes."""
+    device: int
+    step_s: float
+    full_s: float
+    local_steps: int
+    ratio: float
+    staleness: int
+    """Periods after which its message is there, as FedLuck counts."""
+
+
+class Row(NamedTuple):
+    """A line of runs.csv."""
+
+    use: str
+    """tuning, or result."""
+    straggler: float
+    method: str
+    learning_rate: float
+    seed: int
+    seconds: float
+    """To the target; NaN: not reached."""
+    sent_mb: float
+    """By all devices until then: payloads, positions included."""
+    answered_mb: float
+    """By the server."""
+    steps: int
+    """Of the server, until then or in all."""
+    local_steps: int
+    accuracy: float
+    """The best that was seen."""
+    staleness: float
+    """Of what was applied, mean."""
+    stalest: int
+
+
+def bandwidths(straggler: float) -> list[float]:
+    """Return the devices' bandwidths, in MB/s of the published sizes."""
+    return [straggler if device == STRAGGLER else rate for device, rate in enumerate(BANDWIDTHS_MB)]
+
+
+def text_of(ratio: float) -> str:
+    """Return the codec of a ratio."""
+    return "fp32" if ratio == _DENSE else f"topk({ratio:g}, tensor, fp32)"
+
+
+def devices(straggler: float) -> list[Device]:
+    """Return what FedLuck goes by: durations of local steps, and of messages as the codec packs them."""
+    parameters = [parameter.detach() for parameter in build_model(MODEL, 0).parameters()]
+    bucket = Bucket([tuple(each.shape) for each in parameters], text_of(_MEASURED), seed=0, sender=0)
+    expansion = len(bucket.encode(parameters, 0)) / (_MEASURED * bucket.raw_bytes)
+    return [
+        Device(step_s, expansion * PUBLISHED_BYTES / (1e6 * bandwidth))
+        for step_s, bandwidth in zip(STEP_S, bandwidths(straggler), strict=True)
+    ]
+
+
+def links(straggler: float) -> list[str]:
+    """Return the profiles of the devices' links, and of the server's. What comes down is not slowed, as published."""
+    scale = sum(parameter.numel() for parameter in build_model(MODEL, 0).parameters()) * 4 / PUBLISHED_BYTES
+    rates = [8 * round(1e6 * scale * bandwidth) for bandwidth in bandwidths(straggler)]
+    fast = f"link(1Gbit, {DELAY_MS}ms"
+    return [*(f"{fast}, up.rate={rate}bit, up.buffer=256kB)" for rate in rates), f"{fast})"]
+
+
+class Case(NamedTuple):
+    """Which method, over which links."""
+
+    straggler: float
+    method: str
+
+    @property
+    def choices(self) -> list[DeviceChoice]:
+        """By device."""
+        return [METHODS[self.method].choose(device) for device in devices(self.straggler)]
+
+
+def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], DigitsLearner], list[str]]:
+    """Return a training, what its devices learn from, and their codecs."""
+    method, choices = METHODS[case.method], case.choices
+    labels = digits().train.labels.numpy()
+    shards = divide(labels, data_shares(DEVICES, 1.0), alpha=ALPHA, seed=seed)
+    optimiser = OptimiserSpec(
+        algorithm="sgd", learning_rate=rate, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1e9
+    )
+    data = DataParallelSpec(
+        workers=DEVICES,
+        exchange="star",
+        staleness=BOUND,
+        local_steps=[choice.local_steps for choice in choices],
+        outer=OuterSpec(learning_rate=method.server_rate, momentum=0.0, nesterov=False),
+        answer="fp32",
+        arrivals=method.arrivals,
+    )
+
+    def learner(device: int) -> DigitsLearner:
+        return DigitsLearner(MODEL, seed, ShardBatches(shards[device], BATCH, seed=seed, worker=device))
+
+    codecs = ["fp32" if choice.ratio == _DENSE else method.codec.format(text_of(choice.ratio)) for choice in choices]
+    return Training(data, optimiser, 1, seed), learner, codecs
+
+
+def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) -> Row:
+    """Train until the target is reached, or it has taken too long."""
+    training, learner, codecs = make(case, rate, seed)
+    server_learner = learner(0)
+    server = Server(training, server_learner, codecs)
+    workers = [Rounds(training, device, learner(device), codec) for device, codec in enumerate(codecs)]
+    arrivals, test = training.data.arrivals, digits().test
+    assert arrivals is not None
+    pipes = Pipes("star", [load_profile(link) for link in links(case.straggler)], DEVICES + 1)
+    events = Events(server, workers, arrivals, pipes.sent, local_ns=[round(step_s * 1e9) for step_s in STEP_S])
+    best, stale, seconds, sent, answered = 0.0, list[int](), math.nan, math.nan, math.nan
+    try:
+        for step in events.steps(1 << 30):
+            stale += [update.staleness for update in step.applied.used]
+            if step.applied.used:
+                best = max(best, score(server_learner.model, test).accuracy)
+            if best >= TARGET:
+                seconds, sent, answered = step.at_ns / 1e9, step.received_bytes / 1e6, step.answered_bytes / 1e6
+                break
+            taken = sum(worker.made * worker.local_steps for worker in workers)
+            if step.at_ns > most_s * 1e9 or taken > MOST_LOCAL_STEPS:
+                break
+    except StageError:  # it diverged
+        pass
+    taken = sum(worker.made * worker.local_steps for worker in workers)
+    return Row(
+        use, *case, rate, seed, seconds, sent, answered, server.step, taken, best,
+        fmean(stale) if stale else math.nan, max(stale, default=0),
+    )  # fmt: skip
+
+
+def write(path: Path, rows: Iterable[NamedTuple], fields: Sequence[str]) -> None:
+    """Write a CSV, whole or not at all."""
+    draft = path.with_suffix(".part")
+    with draft.open("w", encoding="utf8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([fields, *rows])
+    draft.rename(path)
+
+
+class Table:
+    """runs.csv, a row at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._rows = path, list[Row]()
+        self._known: dict[tuple[str, ...], Row] = {}
+        if path.exists():
+            with path.open(encoding="utf8", newline="") as file:
+                for words in list(csv.reader(file))[1:]:
+                    use, straggler, method, rate, seed, *numbers = words
+                    measured = [float(each) if "." in each or each == "nan" else int(each) for each in numbers]
+                    self._add(Row(use, float(straggler), method, float(rate), int(seed), *measured))
+
+    def row(self, use: str, case: Case, rate: float, seed: int, most_s: float) -> Row:
+        """Return a training's row; it is made where there is none."""
+        key = tuple(map(str, (use, *case, rate, seed)))
+        if key not in self._known:
+            self._add(train(case, use, rate, seed, most_s))
+            print(*self._known[key], flush=True)  # noqa: T201
+            write(self._path, self._rows, Row._fields)
+        return self._known[key]
+
+    def _add(self, row: Row) -> None:
+        self._rows.append(row)
+        self._known[tuple(map(str, row[:5]))] = row
+
+
+def main(arguments: list[str]) -> int:
+    """Write both tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=HERE, help="folder for the tables (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
+    methods, elsewhere, networks, seeds, tuning = tuple(METHODS), ELSEWHERE, NETWORKS, SEEDS, TUNING_SEEDS
+    if asked.quick:
+        methods, elsewhere, networks, seeds, tuning = QUICK, (), (PUBLISHED,), range(2), TUNING_SEEDS[:1]
+    asked.output.mkdir(parents=True, exist_ok=True)
+    chosen = [
+        Choice(straggler, number, *device, *choice, fedluck.staleness(choice, **device._asdict(), period_s=PERIOD_S))
+        for straggler in networks
+        for number, device in enumerate(devices(straggler))
+        for choice in [joint(device)]
+    ]
+    write(asked.output / "choices.csv", chosen, Choice._fields)
+    table = Table(asked.output / "runs.csv")
+
+    def times(use: str, case: Case, rate: float, tried: Iterable[int], most_s: float = MOST_S) -> float:
+        found = [table.row(use, case, rate, seed, most_s).seconds for seed in tried]
+        return fmean(seconds if math.isfinite(seconds) else math.inf for seconds in found)
+
+    best = {}
+    for method in methods:
+        published = Case(PUBLISHED, method)
+        best[method] = FIRST_RATE
+        least_s = times("tuning", published, FIRST_RATE, tuning)
+        for factor in () if asked.quick else (FACTOR, 1 / FACTOR):
+            while (found_s := times("tuning", published, best[method] * factor, tuning, PATIENCE * least_s)) < least_s:
+                best[method], least_s = best[method] * factor, found_s
+        times("result", published, best[method], seeds)
+    for straggler, method in itertools.product(networks, elsewhere):
+        times("result", Case(straggler, method), best[method], seeds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
