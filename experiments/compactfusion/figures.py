@@ -21,6 +21,7 @@ from matplotlib.patches import Patch
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import experiments, style
 from testbed.report.claims import EXACT, Claim, Verdict, claims_table
+from testbed.report.labels import Mark, label_marks
 
 HERE = Path(__file__).resolve().parent
 MEASURE, LATENCY = "python experiments/compactfusion/measure.py", "python experiments/compactfusion/latency.py"
@@ -497,20 +498,14 @@ def draw_rates(folder: Path) -> Figure:
     figure = Figure(figsize=(8.6, 4.6), layout="constrained")
     axes = figure.subplots()
     kinds = {"residual": "#0072b2", "open loop": "#e69f00", "naive": "#767d86", "stale": "#cc79a7"}
+    marks = []
     for arm, row in means.iterrows():
         name = str(arm)
         kind = next((kind for kind in kinds if name.startswith(kind)), "naive")
         if name.startswith(("PipeFusion", "DistriFusion", "AsyncDiff")):
             kind = "stale"
         axes.plot(row.ratio, row.relative_l2, "D" if kind == "stale" else "o", color=kinds[kind])
-        axes.annotate(
-            name.removeprefix("residual "),
-            (row.ratio, row.relative_l2),
-            xytext=(5, 3),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=kinds[kind],
-        )
+        marks.append(Mark(row.ratio, row.relative_l2, name.removeprefix("residual "), kinds[kind]))
     axes.set(
         xscale="log",
         yscale="log",
@@ -518,6 +513,8 @@ def draw_rates(folder: Path) -> Figure:
         ylabel="relative L2 error of images",
     )
     axes.legend(handles=[Patch(color=kinds[kind], label=kind) for kind in kinds], loc="lower right", fontsize=8)
+    axes.margins(0.15)
+    label_marks(axes, marks)
     style.state(figure, "A closed loop beats an open one and no residuals; PipeFusion sends as few bytes")
     return figure
 
@@ -548,8 +545,8 @@ def draw_latency(folder: Path) -> Figure:
     axes.axhline(float(alone.seconds.iloc[0]), color=style.MUTED, ls=":")
     axes.annotate(
         "one worker",
-        (0, float(alone.seconds.iloc[0])),
-        xytext=(2, 3),
+        (9, float(alone.seconds.iloc[0])),
+        xytext=(2, -9),
         textcoords="offset points",
         color=style.MUTED,
         fontsize=8,

@@ -229,7 +229,7 @@ def draw(folder: Path) -> Figure:
         )
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set(xlabel="relative L2 error of images to the synchronous sampler's (bars: lowest to highest of the seeds)")
+    axes.set(xlabel="relative L2 error to the synchronous sampler's images (bars: lowest to highest seed)")
     axes.grid(axis="y", visible=False)
     axes.legend(loc="lower right")
     title = "One step of staleness costs less than two, and half of the layers less again"
