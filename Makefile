@@ -1,6 +1,6 @@
 # make sweep    run the default experiment and write its report; needs no root     (make sweep ARGS=--quick)
 # make check    test what needs no privilege, no network and little time: about five minutes
-# make test     test what this machine can test, and of what takes long a third: each run has the next, so three in a
+# make test     test what this machine can test, and of what takes long a quarter: each run has the next, so four in a
 #               row have had all (at once: TESTBED_PART=all make test; a few: make test ARGS='-k codecs'). What is decided
 #               by time runs in a guest with a virtual clock (python -m testbed vm --build), and is skipped without one
 # make lint     check style, types and who imports whom

@@ -1,7 +1,7 @@
 """What this machine can do is found by trying; a test whose need is missing is skipped, or fails where it is required.
 
 TESTBED_REQUIRE=netem,root  names the needs that must be there: a skip for one of them becomes a failure.
-TESTBED_PART=2              of what is marked `slow`, tests the second of three parts; `all` of it. Where nothing is
+TESTBED_PART=2              of what is marked `slow`, tests the second of four parts; `all` of it. Where nothing is
                             said a run of the whole suite takes the part that is next, and CI all.
 
 No test is decided by a time on the real clock, which says how busy the machine is. What is decided by time is marked
@@ -103,7 +103,7 @@ FIRST = (
 )
 """Where tests run side by side these files begin, the longest first, so that no worker is left with a long one."""
 
-PARTS = 3
+PARTS = 4
 _PART = "TESTBED_PART"
 
 _NEEDS = {

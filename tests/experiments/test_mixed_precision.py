@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from testbed.report import experiments, style
-from testbed.report.claims import read_claims
 from tests.commands import Command
 
 NAME = "mixed_precision"
@@ -27,9 +22,3 @@ def test_what_a_search_finds_costs_at_most_its_budget_and_every_arm_has_every_se
         for arm in figures.ARMS:
             assert {len(tables.of_arm(arm, bits)) for bits in tables.widths} == {3}
         assert len(figures.draw(tables).axes) == len(tables.models) + 1
-
-
-@pytest.mark.slow
-def test_the_quick_form_makes_claims(command: Command, tmp_path: Path) -> None:
-    command.finish("reproduce", NAME, "--quick")
-    assert read_claims(tmp_path / "results" / "quick" / NAME / "drawn" / "claims.csv")

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pandas
-import pytest
-
 from testbed.report import experiments, style
-from testbed.report.claims import read_claims
 from tests.commands import Command
 
 NAME = "state_transfer"
@@ -32,13 +26,3 @@ def test_every_state_was_judged_and_played_through_all_its_codecs() -> None:
         coded = tables.quality.dropna()
         assert (coded.order0_bytes <= coded.payload_bytes).all()
         assert len(figures.draw(tables).axes) == len(tables.states)
-
-
-@pytest.mark.clock_kernel
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_quick_form_makes_claims(command: Command, tmp_path: Path) -> None:
-    command.finish("reproduce", NAME, "--quick")
-    drawn = tmp_path / "results" / "quick" / NAME / "drawn"
-    assert read_claims(drawn / "claims.csv")
-    assert not pandas.read_csv(drawn / "transfers.csv").empty

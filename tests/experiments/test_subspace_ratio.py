@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from testbed.codecs.catalogue import placement
 from testbed.report import experiment_tables, experiments, style
-from testbed.report.claims import read_claims
 from testbed.sweep import plan
 from tests.commands import Command
 
@@ -37,13 +32,3 @@ def test_the_figure_has_every_family_and_codecs_that_send_as_many_bits_as_the_su
                 assert min(abs(bits[codec] * ratio / 16 - 1) for ratio in figures.RATIOS) < 0.3, codec
         labels = {text.get_text() for text in figures.draw(tables).legends[0].get_texts()}
         assert labels == {words for words, _, _ in figures.FAMILIES.values()}
-
-
-@pytest.mark.clock_kernel
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_quick_form_makes_claims(command: Command, tmp_path: Path) -> None:
-    command.finish("reproduce", NAME, "--quick")
-    drawn = tmp_path / "results" / "quick" / NAME / "drawn"
-    assert read_claims(drawn / "claims.csv")
-    assert (drawn / "ratio.png").stat().st_size > 0

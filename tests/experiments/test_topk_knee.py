@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from pathlib import Path
-
-import pytest
 
 from testbed.report import experiment_tables, experiments, style
-from testbed.report.claims import read_claims
 from testbed.sweep import plan
 from tests.commands import Command
 
@@ -39,14 +35,3 @@ def test_the_figure_has_every_share_and_every_kind_of_error_feedback() -> None:
         drawn = {float(x) for line in left.lines for x in line.get_xdata() if len(line.get_xdata()) > 2}
         assert drawn == set(figures.SHARES)
         assert [label.get_text() for label in right.get_xticklabels()] == list(figures.FEEDBACKS.values())
-
-
-@pytest.mark.clock_kernel
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_quick_form_makes_claims(command: Command, tmp_path: Path) -> None:
-    said = command.finish("reproduce", NAME, "--quick")
-    assert "top-k of 10 %" in said
-    drawn = tmp_path / "results" / "quick" / NAME / "drawn"
-    assert read_claims(drawn / "claims.csv")
-    assert (drawn / "knee.png").stat().st_size > 0

@@ -1,0 +1,43 @@
+"""The short form of an experiment goes through all its steps and judges something; those of cells.toml alone are in
+tests/sweep/test_predict.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.report.claims import read_claims
+from tests.commands import Command
+
+NAMES = (
+    "aqsgd_finetuning",
+    "compactfusion",
+    "dagc",
+    "deco_sgd",
+    "deco_varying",
+    "dice",
+    "fedht",
+    "fedluck",
+    "local_steps_or_codec",
+    "mixed_precision",
+    "state_transfer",
+    "subspace_ratio",
+    "topk_knee",
+)
+"""Those without tests of their own for more than this."""
+
+
+@pytest.mark.clock_kernel
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_goes_through_and_makes_claims(name: str, command: Command, tmp_path: Path) -> None:
+    command.finish("reproduce", name, "--quick")
+    drawn = tmp_path / "results" / "quick" / name / "drawn"
+    assert read_claims(drawn / "claims.csv")
+    assert all(path.stat().st_size > 0 for path in drawn.glob("*.png"))
+    assert {path.name for path in drawn.glob("*.png")} == {
+        path.name for path in (Command.shipped / name).glob("*.png")
+    }, "it draws what is committed"
