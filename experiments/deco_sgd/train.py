@@ -19,10 +19,10 @@ import torch
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.message_key import MessageKey
-from testbed.policies.cycle import Exchanged
+from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
-from testbed.replicas.stacked import Method, Run, steps_to
+from testbed.replicas.stacked import Method, Trial, steps_to
 
 HERE = Path(__file__).resolve().parent
 WORKERS, BATCH, ALPHA = 4, 16, 0.5
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 def choices(links_mbps: Sequence[int], delays_ms: Sequence[int]) -> Iterator[Choice]:
     """Yield what DeCo-SGD chooses for each network, which it knows."""
-    exchanged = Exchanged(4 * VALUES, EXPANSION)
+    exchanged = MessageSize(4 * VALUES, EXPANSION)
     for rate, delay in itertools.product(links_mbps, delays_ms):
         link = LinkEstimate(1e6 * rate, delay * 10**6)
         chosen = choose(link, exchanged, round(COMPUTE_S * 1e9), noise_weight=1.0)
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
         chosen = list(choices(LINKS_MBPS[:2], DELAYS_MS[:1]))
     pairs = list(itertools.product(ratios, stalenesses))
     pairs += [pair for pair in dict.fromkeys((each.ratio, each.staleness) for each in chosen) if pair not in pairs]
-    runs = [Run(rate, seed) for rate, seed in itertools.product(rates, seeds)]
+    runs = [Trial(rate, seed) for rate, seed in itertools.product(rates, seeds)]
     rows: list[Row] = []
     for ratio, staleness in pairs:
         method, bits = Method(ratio, staleness, WORKERS, BATCH, ALPHA), bits_of(ratio)

@@ -20,8 +20,8 @@ from testbed.codecs.make import make
 from testbed.message_key import MessageKey
 from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.pipeline.frame import HEADER_BYTES as FRAME_BYTES
-from testbed.policies.cycle import Exchanged, iteration_s
-from testbed.policies.deco import Choice
+from testbed.policies.cycle import MessageSize, iteration_s
+from testbed.policies.deco import DecoChoice
 from testbed.policies.links import LinkEstimate
 from testbed.profiles import LinkProfile, Pipe, load_profile
 from testbed.profiles.timeline import Timeline, timeline
@@ -33,7 +33,7 @@ WORKERS = 2
 COMPUTE_NS = 400_000_000
 EVERY = 5
 """Steps between choices."""
-FIRST = Choice(1, 0.01)
+FIRST = DecoChoice(1, 0.01)
 _SAMPLE = 1_000_000
 
 
@@ -107,7 +107,7 @@ class Oracle(Informed):
     chooses the pair that would get there first if the link stayed like that. What it chooses holds at once.
     """
 
-    steps_to_target: Mapping[Choice, float]
+    steps_to_target: Mapping[DecoChoice, float]
     network: Network
 
     def decide(self, step: int) -> Decision | None:
@@ -118,8 +118,8 @@ class Oracle(Informed):
         rate_bps = min(pipe.bits_between(self.now_ns, until_ns) / (until_ns - self.now_ns) * 1e9 for pipe in self.pipes)
         delay_s = self.slowest().delay_ns / 1e9
 
-        def expected_s(pair: Choice) -> float:
-            exchanged = Exchanged(wire_bytes(self.network.message_bytes(pair.ratio), self.network.link), 1.0)
+        def expected_s(pair: DecoChoice) -> float:
+            exchanged = MessageSize(wire_bytes(self.network.message_bytes(pair.ratio), self.network.link), 1.0)
             cycle_s = iteration_s(
                 exchanged, 1.0, pair.staleness, compute_s=COMPUTE_NS / 1e9, rate_bps=rate_bps, delay_s=delay_s
             )
@@ -136,7 +136,7 @@ class Static(Leader):
         """Say nothing."""
 
 
-def leader_of(kind: type[Leader], network: Network, first: Choice) -> Leader:
+def leader_of(kind: type[Leader], network: Network, first: DecoChoice) -> Leader:
     """Make one that begins with a pair."""
     leader = kind(
         DecoSpec(every=EVERY, noise="exp", noise_weight=1.0),
@@ -171,7 +171,7 @@ class _Direction:
         self.messages.append((first_ns, self._free_ns + self.timeline.at(int(self._free_ns)).delay_ns))
 
 
-def simulate(network: Network, leader: Leader, first: Choice, steps: int) -> list[Step]:
+def simulate(network: Network, leader: Leader, first: DecoChoice, steps: int) -> list[Step]:
     """Return what happens in each step; in the last one nothing is waited for that would not be before another."""
     directions = [_Direction(pipe, network.link) for pipe in _pipes(network.link)]
     start = Decision(0, (first.staleness,) * WORKERS, (1,) * WORKERS, (codec(first.ratio),) * WORKERS)
@@ -214,5 +214,5 @@ def _pipes(link: LinkProfile) -> list[Pipe]:
     return [pipe for pipe in (link.up, link.down) if pipe is not None]
 
 
-PAIRS = tuple(itertools.starmap(Choice, itertools.product((0, 1), (0.01, 0.003, 0.001))))
+PAIRS = tuple(itertools.starmap(DecoChoice, itertools.product((0, 1), (0.01, 0.003, 0.001))))
 """Static ones: staleness and ratio."""

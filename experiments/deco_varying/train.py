@@ -33,9 +33,9 @@ from timeline import (
 
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
-from testbed.policies.deco import Choice
+from testbed.policies.deco import DecoChoice
 from testbed.replicas.leader import Leader
-from testbed.replicas.stacked import Run
+from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import Choices, Chosen, TextMethod, train
 
 HERE = Path(__file__).resolve().parent
@@ -84,14 +84,14 @@ class Sizes(NamedTuple):
     widen: int
 
 
-def name_of(pair: Choice) -> str:
+def name_of(pair: DecoChoice) -> str:
     """Return the name of a static pair's arm."""
     return f"static ({pair.ratio:g}, {pair.staleness})"
 
 
-def steps_to(choices: Choices, rates: Iterable[float], seeds: Iterable[int], sizes: Sizes) -> dict[Run, float | None]:
+def steps_to(choices: Choices, rates: Iterable[float], seeds: Iterable[int], sizes: Sizes) -> dict[Trial, float | None]:
     """Train with all these rates and seeds; returns the steps to the target."""
-    runs = [Run(rate, seed) for rate, seed in itertools.product(rates, seeds)]
+    runs = [Trial(rate, seed) for rate, seed in itertools.product(rates, seeds)]
     first = choices(0)
     method = TextMethod(
         first.codec, "values", staleness=first.staleness, betas=BETAS, workers=WORKERS, batch_size=BATCH_SIZE
@@ -106,14 +106,14 @@ def steps_to(choices: Choices, rates: Iterable[float], seeds: Iterable[int], siz
     return {run: None if each is None else round(each.steps, 3) for run, each in met.items()}
 
 
-def mean_steps(found: Mapping[Run, float | None], rate: float) -> float:
+def mean_steps(found: Mapping[Trial, float | None], rate: float) -> float:
     """Return the mean over seeds at a rate; infinite where one does not get there."""
     steps = [steps for run, steps in found.items() if run.learning_rate == rate]
     known = [each for each in steps if each is not None]
     return sum(known) / len(known) if len(known) == len(steps) else math.inf
 
 
-def trained(choices: Choices, sizes: Sizes) -> tuple[dict[Run, float | None], float]:
+def trained(choices: Choices, sizes: Sizes) -> tuple[dict[Trial, float | None], float]:
     """Tune the rate, and train all seeds at the best; returns the steps to the target, and that rate."""
     rates = sorted(sizes.rates)
     found = steps_to(choices, rates, sizes.tuning, sizes)
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> int:
         print(arm, network, best, mean, flush=True)  # noqa: T201
         return mean
 
-    needed: dict[Choice, float] = {}
+    needed: dict[DecoChoice, float] = {}
     for pair in pairs:
         needed[pair] = keep(name_of(pair), "", following([Step(pair.ratio, pair.staleness, 0, 0.0, 0.0)]))
     reached = {pair: steps for pair, steps in needed.items() if steps < math.inf}

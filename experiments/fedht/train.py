@@ -21,7 +21,7 @@ import torch
 
 from testbed.errors import StageError
 from testbed.policies import thresholds
-from testbed.replicas.federated import CodecsOfRound, FederatedSpec, Federation, Round
+from testbed.replicas.federated import CodecsOfRound, FederatedRound, FederatedSpec, Federation
 
 HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, FLOOR = 10, 25, 5, 16, 0.1
@@ -89,7 +89,7 @@ def codecs_of(setting: Setting, federation: Federation) -> CodecsOfRound:
     return codecs
 
 
-def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> tuple[Row, list[Round]]:
+def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> tuple[Row, list[FederatedRound]]:
     """Train once."""
     spec = FederatedSpec(
         model="digits-mlp-large",
@@ -104,7 +104,7 @@ def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> tu
         seed=seed,
     )
     federation = Federation(spec)
-    seen: list[Round] = []
+    seen: list[FederatedRound] = []
     try:
         seen.extend(federation.train(codecs_of(setting, federation)))
         loss, accuracy = seen[-1].loss, seen[-1].accuracy

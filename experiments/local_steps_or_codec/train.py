@@ -21,7 +21,7 @@ from methods import METHODS, MethodRow
 
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
-from testbed.replicas.stacked import Run
+from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import Evaluated, TextMethod, train
 from testbed.workloads.characters import VALUES
 
@@ -86,7 +86,7 @@ class Length(NamedTuple):
 
 def curves(name: str, method: TextMethod, rates: Sequence[float], seeds: Iterable[int], length: Length) -> list[Curve]:
     """Train a method with all these rates and seeds."""
-    runs = [Run(rate, seed) for rate in rates for seed in seeds]
+    runs = [Trial(rate, seed) for rate in rates for seed in seeds]
 
     def line(each: Evaluated) -> Curve:
         return Curve(name, *runs[each.run], each.batches, round(each.loss, 5), each.payload_bytes)

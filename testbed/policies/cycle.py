@@ -15,8 +15,8 @@ def steady_cycle_s(compute_s: float, busy_s: float, whole_s: float, staleness: i
     return max(compute_s, busy_s, (compute_s + whole_s) / (staleness + 1))
 
 
-class Exchanged(NamedTuple):
-    """What is exchanged in an iteration, over a link of one rate."""
+class MessageSize(NamedTuple):
+    """How large what is exchanged in an iteration is, with and without compression."""
 
     dense_bytes: float
     """The message without compression."""
@@ -29,7 +29,7 @@ class Exchanged(NamedTuple):
 
 
 def iteration_s(
-    exchanged: Exchanged, ratio: float, staleness: int, *, compute_s: float, rate_bps: float, delay_s: float
+    exchanged: MessageSize, ratio: float, staleness: int, *, compute_s: float, rate_bps: float, delay_s: float
 ) -> float:
     """Return the steady cycle where one link carries the messages: S is the message over the rate, E that and the
     delay.

@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from testbed.errors import SpecError
-from testbed.policies.cycle import Exchanged, iteration_s
+from testbed.policies.cycle import MessageSize, iteration_s
 from testbed.policies.links import LinkEstimate
 
 NoiseFactor: TypeAlias = Callable[[float, int], float]
 """Of a ratio and a staleness: how much they slow convergence down, by whichever theory or measurement."""
 
 
-class Choice(NamedTuple):
+class DecoChoice(NamedTuple):
     """What all workers do from some iteration on."""
 
     staleness: int
@@ -89,7 +89,7 @@ def _between(marks: Sequence[float], value: float) -> tuple[int, int, float]:
     return before, after, (value - marks[before]) / (marks[after] - marks[before])
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """What a choice must stay within."""
 
     least_ratio: float = 1e-3
@@ -98,18 +98,18 @@ class Limits(NamedTuple):
     """Ratios that are tried where nothing hides, evenly spaced in their logarithm from the least to 1."""
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = SearchLimits()
 
 
 def choose(
     link: LinkEstimate,
-    exchanged: Exchanged,
+    exchanged: MessageSize,
     compute_ns: int,
     *,
     noise: NoiseFactor = exponential,
     noise_weight: float,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Choice:
+    limits: SearchLimits = DEFAULT_LIMITS,
+) -> DecoChoice:
     """Choose for one link: the slowest of several, with the longest computing time.
 
     `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target as two short trainings show them
@@ -118,7 +118,7 @@ def choose(
     shortest = link.delay_ns // compute_ns + 1
     longest = -(-link.delay_ns // compute_ns) + 1
     hidden = [
-        Choice(staleness, ratio)
+        DecoChoice(staleness, ratio)
         for staleness in dict.fromkeys((shortest, longest))
         if staleness <= limits.most_staleness
         and (ratio := _hiding_ratio(link, exchanged, compute_ns, staleness)) >= limits.least_ratio
@@ -128,7 +128,7 @@ def choose(
     return fastest(link, exchanged, compute_ns, noise=noise, noise_weight=noise_weight, limits=limits)
 
 
-def _hiding_ratio(link: LinkEstimate, exchanged: Exchanged, compute_ns: int, staleness: int) -> float:
+def _hiding_ratio(link: LinkEstimate, exchanged: MessageSize, compute_ns: int, staleness: int) -> float:
     """Return the largest ratio whose message and delay hide behind computing."""
     time_s = min(compute_ns, staleness * compute_ns - link.delay_ns) / 1e9
     fits_bytes = link.rate_bps / 8 * time_s
@@ -139,20 +139,20 @@ def _hiding_ratio(link: LinkEstimate, exchanged: Exchanged, compute_ns: int, sta
 
 def fastest(
     link: LinkEstimate,
-    exchanged: Exchanged,
+    exchanged: MessageSize,
     compute_ns: int,
     *,
     noise: NoiseFactor,
     noise_weight: float,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Choice:
+    limits: SearchLimits = DEFAULT_LIMITS,
+) -> DecoChoice:
     """Choose the pair of the grid whose iterations to a target take the least time: the fall-back, and the oracle's
     line in figures.
     """
     step = math.log(limits.least_ratio) / (limits.grid_ratios - 1)
     ratios = [math.exp(step * place) for place in range(limits.grid_ratios)]
 
-    def expected(each: Choice) -> float:
+    def expected(each: DecoChoice) -> float:
         cycle_s = iteration_s(
             exchanged,
             each.ratio,
@@ -163,7 +163,7 @@ def fastest(
         )
         return cycle_s * (1 + noise_weight * math.sqrt(noise(each.ratio, each.staleness)))
 
-    return min(itertools.starmap(Choice, itertools.product(range(limits.most_staleness + 1), ratios)), key=expected)
+    return min(itertools.starmap(DecoChoice, itertools.product(range(limits.most_staleness + 1), ratios)), key=expected)
 
 
 def noise_weight_of(first: tuple[float, float], second: tuple[float, float]) -> float:
@@ -182,12 +182,12 @@ def noise_weight_of(first: tuple[float, float], second: tuple[float, float]) -> 
     return slope / base
 
 
-def approach(before: Choice, wanted: Choice, *, most_change: int = 2) -> Choice:
+def approach(before: DecoChoice, wanted: DecoChoice, *, most_change: int = 2) -> DecoChoice:
     """Return the wanted choice with a staleness at most `most_change` away from the one before, so that a queue of
     aggregates neither drains nor grows at once.
     """
     staleness = min(max(wanted.staleness, before.staleness - most_change), before.staleness + most_change)
-    return Choice(staleness, wanted.ratio)
+    return DecoChoice(staleness, wanted.ratio)
 
 
 def has_moved(before: LinkEstimate, now: LinkEstimate, *, tolerance: float = 0.2) -> bool:

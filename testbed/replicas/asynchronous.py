@@ -25,7 +25,7 @@ from testbed.pipeline.transport import Arrival, Connection, SentFrame
 from testbed.records import ActionRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.decision import as_stated
-from testbed.replicas.node import Node, key_of
+from testbed.replicas.node import ReplicaNode, key_of
 from testbed.replicas.pace import worker_times
 from testbed.replicas.worker import Learner
 from testbed.spec import Paced
@@ -34,7 +34,7 @@ _LOOK_NS = 10**9
 """How often a server that waits for a buffer to fill looks whether it has waited too long."""
 
 
-class AsynchronousWorker(Node):
+class AsynchronousWorker(ReplicaNode):
     """A worker: round after round, each from the weights that the server sent last.
 
     Its record of a step of the server's has the round that was applied, or refused, in that step; others are empty.
@@ -82,7 +82,7 @@ class _Heard(NamedTuple):
     what: Arrival | TransportError
 
 
-class AsynchronousServer(Node):
+class AsynchronousServer(ReplicaNode):
     """The server: it applies what has arrived, and answers those whom it has heard."""
 
     def __init__(

@@ -66,7 +66,7 @@ class FederatedSpec(Frozen):
         return learning_rate(self.optimiser, number, self.rounds)
 
 
-class Round(NamedTuple):
+class FederatedRound(NamedTuple):
     """What was seen of a round, after the server's answer."""
 
     number: int
@@ -117,7 +117,7 @@ class Federation:
         labels: Indices = digits().train.labels.numpy()
         return [[int((labels[shard] == each).sum()) for each in range(CLASSES)] for shard in self.shards]
 
-    def train(self, codecs: CodecsOfRound) -> Iterator[Round]:
+    def train(self, codecs: CodecsOfRound) -> Iterator[FederatedRound]:
         """Train; yields each round. StageError where it diverges."""
         spec, test = self.spec, digits().test
         learners, workers = self._clients()
@@ -144,7 +144,7 @@ class Federation:
                 worker.apply_until(number + 1)
             loss, accuracy = score(learners[0].model, test)
             sent = sum(map(len, payloads))
-            yield Round(number, spec.stepsize(number), loss, accuracy, sent, sum(kept) / len(kept))
+            yield FederatedRound(number, spec.stepsize(number), loss, accuracy, sent, sum(kept) / len(kept))
 
     def first_update(self) -> Tensor:
         """Return what all clients would send in the first round of the tensors that are coded, as one vector."""

@@ -15,8 +15,8 @@ from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.codecs.contract import Payload
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.job import NodeJob
-from testbed.policies.cycle import Exchanged
-from testbed.policies.deco import NOISE_FACTORS, Choice, approach, choose
+from testbed.policies.cycle import MessageSize
+from testbed.policies.deco import NOISE_FACTORS, DecoChoice, approach, choose
 from testbed.policies.links import LinkEstimate, PassiveEstimator
 from testbed.replicas.decision import Decision, as_stated
 from testbed.replicas.pace import worker_times
@@ -100,7 +100,7 @@ class Leader:
         self._spec, self._first = spec, first
         # Connections last, and a profile may ask for windows that stay open; one that does not makes links seem slower.
         self._links = {worker: PassiveEstimator(least_products=0) for worker in hears}
-        self._last = Choice(max(first.staleness), ratio_of(first.codecs[0]))
+        self._last = DecoChoice(max(first.staleness), ratio_of(first.codecs[0]))
         self._told = first
         self._compute_ns, self._copies = compute_ns, copies
         self._raw_bytes, self._expansion = raw_bytes, 1.0
@@ -150,7 +150,7 @@ class Leader:
             return None
         wanted = choose(
             slowest,
-            Exchanged(self._raw_bytes * self._copies, self._expansion),
+            MessageSize(self._raw_bytes * self._copies, self._expansion),
             self._compute_ns,
             noise=NOISE_FACTORS[self._spec.noise],
             noise_weight=self._spec.noise_weight,

@@ -24,13 +24,13 @@ from testbed.replicas.decision import as_stated
 from testbed.replicas.exchange import Sums
 from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
 from testbed.replicas.learners import text_learner
-from testbed.replicas.node import Links, Node, peers_of
+from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of
 from testbed.replicas.pace import worker_times
 from testbed.replicas.worker import Learner, Worker
 from testbed.spec import Paced
 
 
-class Lockstep(Node):
+class Lockstep(ReplicaNode):
     """A node of which each step has a message of every worker; one of them may choose for all (`leader`)."""
 
     def __init__(
@@ -204,7 +204,7 @@ def train_node(
     `asked` is not heard: workers do not meet, so none can end without the others; who wants an end at once kills them.
     """
     set_up_torch()
-    with Links(job, sockets) as links, ExitStack() as stack:
+    with PeerLinks(job, sockets) as links, ExitStack() as stack:
         number = min(job.stage, job.data.workers - 1)  # a server needs the tensors' shapes, and perhaps an evaluation
         learner = text_learner(job.recipe, number, vocabulary=job.vocabulary, tokens=job.tokens)
         counters = stack.enter_context(DeviceCounters(job.devices, job.overhead_bytes)) if job.devices else None

@@ -44,7 +44,7 @@ def peers_of(job: NodeJob) -> list[int]:
     return [peer for peer in range(job.data.workers) if peer != job.stage]
 
 
-class Node:
+class ReplicaNode:
     """A worker or a server: connections by peer, time, and the records of its steps."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Node:
         return tuple(sorted(found, key=lambda frame: frame.last_byte_ns))
 
 
-class Links:
+class PeerLinks:
     """A node's connections, while they last; a context manager. It listens from the start."""
 
     def __init__(self, job: NodeJob, sockets: Sequence[socket.socket]) -> None:
@@ -231,7 +231,7 @@ class Links:
         )
         self.by_peer[peer] = self._stack.enter_context(connection)
 
-    def __enter__(self) -> Links:
+    def __enter__(self) -> PeerLinks:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -29,7 +29,7 @@ DIVERGED = 10.0
 """Nats; a guess among ten classes costs 2.3."""
 
 
-class Run(NamedTuple):
+class Trial(NamedTuple):
     """One training of a stack."""
 
     learning_rate: float
@@ -51,7 +51,7 @@ class Method(NamedTuple):
 
 
 def steps_to(
-    target: float, runs: Sequence[Run], method: Method, *, steps: int, evaluate_every: int, patience: int
+    target: float, runs: Sequence[Trial], method: Method, *, steps: int, evaluate_every: int, patience: int
 ) -> list[int | None]:
     """Return, by run, the steps after which the loss of the test images was first at most the target.
 
@@ -71,7 +71,7 @@ def steps_to(
     return [reached.get(run) for run in range(len(runs))]
 
 
-def _first_rate(runs: Sequence[Run], reached: Mapping[int, int], default: int) -> float:
+def _first_rate(runs: Sequence[Trial], reached: Mapping[int, int], default: int) -> float:
     """Return the least steps with which a learning rate brought all its seeds there, or the default."""
     slowest: dict[float, float] = {}
     for run, each in enumerate(runs):
@@ -82,7 +82,7 @@ def _first_rate(runs: Sequence[Run], reached: Mapping[int, int], default: int) -
 class Stack:
     """R trainings of n workers: what workers did not send is (R n, P), aggregates under way are (R, P)."""
 
-    def __init__(self, runs: Sequence[Run], method: Method) -> None:
+    def __init__(self, runs: Sequence[Trial], method: Method) -> None:
         self._method = method
         self.running = list(range(len(runs)))
         """By row of the stack: which run it is."""

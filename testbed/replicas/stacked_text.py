@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.stacked import Run
+from testbed.replicas.stacked import Trial
 from testbed.spec import OuterSpec
 from testbed.workloads import characters
 from testbed.workloads.characters import ROWS, VALUES, WIDTH
@@ -79,7 +79,7 @@ class Evaluated(NamedTuple):
 
 
 def train(
-    runs: Sequence[Run],
+    runs: Sequence[Trial],
     method: TextMethod,
     *,
     batches: int,
@@ -109,7 +109,7 @@ def train(
 class TextStack:
     """R trainings of n workers. Rows of runs are (R, P), of workers (R n, P)."""
 
-    def __init__(self, runs: Sequence[Run], method: TextMethod, choices: Choices | None = None) -> None:
+    def __init__(self, runs: Sequence[Trial], method: TextMethod, choices: Choices | None = None) -> None:
         stated = Chosen(method.codec, method.staleness)
         self._method, self._choices = method, choices or (lambda exchange: stated)
         self.running = list(range(len(runs)))

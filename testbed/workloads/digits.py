@@ -26,7 +26,7 @@ _BRIGHTEST = 16.0
 TEST_EXAMPLES: Final = 360
 
 
-class Examples(NamedTuple):
+class LabelledImages(NamedTuple):
     """n labelled images."""
 
     images: Tensor
@@ -34,17 +34,17 @@ class Examples(NamedTuple):
     labels: Tensor
     """(n,) int64, 0 to 9."""
 
-    def at(self, places: object) -> Examples:
+    def at(self, places: object) -> LabelledImages:
         """Return those at the given places, an index array."""
         chosen = torch.as_tensor(places)
-        return Examples(self.images[chosen], self.labels[chosen])
+        return LabelledImages(self.images[chosen], self.labels[chosen])
 
 
 class Digits(NamedTuple):
     """All images, cut into two."""
 
-    train: Examples
-    test: Examples
+    train: LabelledImages
+    test: LabelledImages
 
 
 class Score(NamedTuple):
@@ -60,7 +60,9 @@ class Score(NamedTuple):
 def digits() -> Digits:
     """Read the images. They are shared: not to be written to."""
     images, labels = load_digits(return_X_y=True)
-    every = Examples(torch.tensor(images / _BRIGHTEST, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64))
+    every = LabelledImages(
+        torch.tensor(images / _BRIGHTEST, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
+    )
     order = shuffled(len(labels), "digits test")
     return Digits(every.at(order[TEST_EXAMPLES:]), every.at(order[:TEST_EXAMPLES]))
 
@@ -108,12 +110,12 @@ def build_model(name: str, seed: int) -> nn.Module:
         return MODELS[name]()
 
 
-def batch_loss(model: nn.Module, examples: Examples) -> Tensor:
+def batch_loss(model: nn.Module, examples: LabelledImages) -> Tensor:
     """Return the mean cross-entropy in nats, a scalar in autograd's graph."""
     return functional.cross_entropy(model(examples.images), examples.labels)
 
 
-def score(model: nn.Module, examples: Examples) -> Score:
+def score(model: nn.Module, examples: LabelledImages) -> Score:
     """Return loss and accuracy."""
     with torch.no_grad():
         outputs = model(examples.images)

@@ -11,7 +11,7 @@ import pytest
 from testbed.metrics.wires import wire_bytes
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.policies.cycle import steady_cycle_s
-from testbed.policies.deco import Choice
+from testbed.policies.deco import DecoChoice
 from testbed.profiles.timeline import timeline
 from tests.commands import Command
 
@@ -33,7 +33,7 @@ def model() -> Iterator[ModuleType]:
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("ratio", [0.001, 0.01])
 def test_over_a_link_that_stays_a_step_is_the_steady_cycle(model: ModuleType, ratio: float, staleness: int) -> None:
-    network, pair = model.Network("link(80Mbit, 50ms)", 40_000_000), Choice(staleness, ratio)
+    network, pair = model.Network("link(80Mbit, 50ms)", 40_000_000), DecoChoice(staleness, ratio)
     steps = model.simulate(network, model.leader_of(model.Static, network, pair), pair, 40)
     link = network.link
     packet = link.mtu + link.overhead_bytes
@@ -62,7 +62,7 @@ def test_a_leader_follows_the_link_later_than_one_that_is_told(model: ModuleType
 def test_the_oracle_takes_the_pair_that_is_soonest_at_the_rate_to_come(model: ModuleType) -> None:
     network = model.NETWORKS["varying-80mbps"]
     oracle = model.leader_of(model.Oracle, network, model.FIRST)
-    small, large = Choice(1, 0.001), Choice(1, 0.03)
+    small, large = DecoChoice(1, 0.001), DecoChoice(1, 0.03)
     oracle.network, oracle.steps_to_target = network, {small: 200.0, large: 100.0}
     oracle.pipes = [timeline(pipe) for pipe in (network.link.up, network.link.down)]
     said = {}

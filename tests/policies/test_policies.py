@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from testbed.errors import SpecError
 from testbed.policies import dagc, deco, fedluck, thresholds
-from testbed.policies.cycle import Exchanged, iteration_s, steady_cycle_s
+from testbed.policies.cycle import MessageSize, iteration_s, steady_cycle_s
 from testbed.policies.links import LinkEstimate, PassiveEstimator, oracle
 from testbed.profiles import load_profile
 
@@ -61,7 +61,7 @@ def test_deco_s_golden_vectors(
     cycle_s: float,
     synchronous_s: float,
 ) -> None:
-    link, exchanged = LinkEstimate(8 * rate, round(delay_s * NS)), Exchanged(size, EXPANSION)
+    link, exchanged = LinkEstimate(8 * rate, round(delay_s * NS)), MessageSize(size, EXPANSION)
     choice = deco.choose(link, exchanged, round(compute_s * NS), noise_weight=1.0)
     assert choice == (staleness, pytest.approx(ratio, rel=1e-4))
     times = {"compute_s": compute_s, "rate_bps": 8 * rate, "delay_s": delay_s}
@@ -80,7 +80,7 @@ LINKS = st.builds(LinkEstimate, st.floats(1e5, 1e10), st.integers(0, 10**9))
     name=st.sampled_from(["exp", "additive"]),
 )
 def test_no_pair_that_hides_is_less_noisy(link: LinkEstimate, size: float, compute_ns: int, name: str) -> None:
-    exchanged, noise = Exchanged(size, EXPANSION), deco.NOISE_FACTORS[name]
+    exchanged, noise = MessageSize(size, EXPANSION), deco.NOISE_FACTORS[name]
     choice = deco.choose(link, exchanged, compute_ns, noise=noise, noise_weight=1.0)
     times = {"compute_s": compute_ns / NS, "rate_bps": link.rate_bps, "delay_s": link.delay_ns / NS}
 
@@ -96,7 +96,7 @@ def test_no_pair_that_hides_is_less_noisy(link: LinkEstimate, size: float, compu
 
 
 def test_where_nothing_hides_the_fastest_of_the_grid_is_taken() -> None:
-    link, exchanged = LinkEstimate(1e5, 0), Exchanged(4e7, EXPANSION)
+    link, exchanged = LinkEstimate(1e5, 0), MessageSize(4e7, EXPANSION)
     choice = deco.choose(link, exchanged, 10**8, noise_weight=0.5)
     assert choice == deco.fastest(link, exchanged, 10**8, noise=deco.exponential, noise_weight=0.5)
     assert 1e-3 <= choice.ratio <= 1
@@ -133,8 +133,8 @@ def test_a_weight_comes_back_from_two_probes() -> None:
 
 
 def test_staleness_moves_slowly_and_small_changes_are_none() -> None:
-    assert deco.approach(deco.Choice(1, 0.5), deco.Choice(9, 0.1)) == (3, 0.1)
-    assert deco.approach(deco.Choice(9, 0.5), deco.Choice(8, 0.1)) == (8, 0.1)
+    assert deco.approach(deco.DecoChoice(1, 0.5), deco.DecoChoice(9, 0.1)) == (3, 0.1)
+    assert deco.approach(deco.DecoChoice(9, 0.5), deco.DecoChoice(8, 0.1)) == (8, 0.1)
     link = LinkEstimate(1e8, 10**7)
     assert not deco.has_moved(link, LinkEstimate(1.1e8, 10**7))
     assert deco.has_moved(link, LinkEstimate(1.3e8, 10**7))

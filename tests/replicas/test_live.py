@@ -14,14 +14,14 @@ from torch import Tensor
 from testbed.errors import CodecError, SpecError, TestbedError
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Endpoint, NodeJob
-from testbed.policies.cycle import Exchanged
+from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
 from testbed.replicas.decision import Decision
 from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
 from testbed.replicas.live import take_part
-from testbed.replicas.node import Links, peers_of
+from testbed.replicas.node import PeerLinks, peers_of
 from testbed.spec import DecoSpec, Exchange, Paced, Recipe
 from tests.small_replicas import SPARSE, Learner, a_recipe, free_ports, node_jobs, same, trained
 
@@ -59,7 +59,7 @@ def over_loopback(recipe: Recipe, folder: Path, *, lost: int | None = None) -> O
     def run(node: int) -> None:
         job = jobs[node]
         try:
-            with Links(job, sockets[node]) as links:
+            with PeerLinks(job, sockets[node]) as links:
                 links.connect()
                 ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
                 learner = learners[min(node, job.data.workers - 1)]
@@ -150,7 +150,7 @@ def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
     assert leader.decide(4) is None  # it is not the time
     decision = leader.decide(7)
     link = LinkEstimate(40e6, 20_000_000)
-    wanted = choose(link, Exchanged(1_000_000, 0.6), 100_000_000, noise_weight=1.0)
+    wanted = choose(link, MessageSize(1_000_000, 0.6), 100_000_000, noise_weight=1.0)
     assert decision is not None
     assert decision.staleness == (wanted.staleness,) * 2
     assert ratio_of(decision.codecs[0]) == pytest.approx(wanted.ratio, rel=1e-6)

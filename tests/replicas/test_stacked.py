@@ -13,7 +13,7 @@ from torch.nn import Parameter, functional
 from torch.nn.utils import parameters_to_vector
 
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.stacked import MODEL, VALUES, Method, Run, Stack, steps_to
+from testbed.replicas.stacked import MODEL, VALUES, Method, Stack, Trial, steps_to
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec
 from testbed.workloads.digits import build_model, digits
@@ -44,7 +44,7 @@ class FlatLearner:
         raise NotImplementedError
 
 
-def one_by_one(run: Run, method: Method, codec: str) -> Tensor:
+def one_by_one(run: Trial, method: Method, codec: str) -> Tensor:
     shards = divide(digits().train.labels.numpy(), [1.0] * method.workers, alpha=method.alpha, seed=run.seed)
     sgd = OptimiserSpec(
         algorithm="sgd", learning_rate=run.learning_rate, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1e9
@@ -74,7 +74,7 @@ def one_by_one(run: Run, method: Method, codec: str) -> Tensor:
 @pytest.mark.parametrize(("ratio", "codec"), [(0.1, "ef(topk(0.1, tensor, fp32))"), (1.0, "fp32")])
 def test_a_stack_computes_what_workers_and_buckets_do(ratio: float, codec: str) -> None:
     method = METHOD._replace(ratio=ratio)
-    runs = [Run(rate, seed) for rate, seed in itertools.product((0.1, 0.4), (0, 1))]
+    runs = [Trial(rate, seed) for rate, seed in itertools.product((0.1, 0.4), (0, 1))]
     stack = Stack(runs, method)
     for step in range(STEPS):
         stack.step(step)
@@ -87,9 +87,9 @@ def test_a_stack_computes_what_workers_and_buckets_do(ratio: float, codec: str) 
 
 
 def test_steps_to_a_target_are_those_of_each_run_alone() -> None:
-    runs = [Run(rate, 0) for rate in (0.4, 0.2, 0.001, 1e4)]
+    runs = [Trial(rate, 0) for rate in (0.4, 0.2, 0.001, 1e4)]
 
-    def steps(runs: Sequence[Run], patience: int) -> list[int | None]:
+    def steps(runs: Sequence[Trial], patience: int) -> list[int | None]:
         return steps_to(2.1, runs, METHOD, steps=24, evaluate_every=2, patience=patience)
 
     together = steps(runs, 100)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.stacked import Run
+from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import SHAPES, Choices, Chosen, TextMethod, TextStack, train
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec, OuterSpec
@@ -42,7 +42,7 @@ class CharacterLearner:
 
     parts = 1
 
-    def __init__(self, run: Run, method: TextMethod, number: int) -> None:
+    def __init__(self, run: Trial, method: TextMethod, number: int) -> None:
         sizes = [torch.Size(shape).numel() for shape in SHAPES[method.sees]]
         first = torch.split(characters.first_weights(run.seed), sizes)
         self.parameters = [
@@ -59,7 +59,7 @@ class CharacterLearner:
         raise NotImplementedError
 
 
-def one_by_one(run: Run, method: TextMethod, choices: Choices | None = None) -> tuple[Tensor, int]:
+def one_by_one(run: Trial, method: TextMethod, choices: Choices | None = None) -> tuple[Tensor, int]:
     """Return the weights, and what one worker sent."""
     chosen = choices or (lambda step: Chosen(method.codec, method.staleness))
     beta1, beta2 = method.betas
@@ -95,7 +95,7 @@ def one_by_one(run: Run, method: TextMethod, choices: Choices | None = None) -> 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_stack_computes_what_workers_and_buckets_do(method: TextMethod) -> None:
-    runs = [Run(0.001, 0), Run(0.004, 1)]
+    runs = [Trial(0.001, 0), Trial(0.004, 1)]
     stack = TextStack(runs, method)
     for exchange in range(EXCHANGES):
         stack.step(exchange)
@@ -112,7 +112,7 @@ def test_pairs_of_ratio_and_staleness_may_change_on_the_way() -> None:
     def choices(step: int) -> Chosen:
         return Chosen("ef(topk(0.05, tensor))" if step % 3 else "ef(topk(0.1, tensor))", (0, 2, 1, 0)[step % 4])
 
-    run, method = Run(0.004, 0), METHODS["DD-EF"]
+    run, method = Trial(0.004, 0), METHODS["DD-EF"]
     stack = TextStack([run], method, choices)
     for exchange in range(EXCHANGES):
         stack.step(exchange)
@@ -123,7 +123,7 @@ def test_pairs_of_ratio_and_staleness_may_change_on_the_way() -> None:
 
 def test_a_run_that_diverges_ends_and_the_others_do_not_notice() -> None:
     def found(*rates: float) -> list[Any]:
-        runs = [Run(rate, 0) for rate in rates]
+        runs = [Trial(rate, 0) for rate in rates]
         return list(train(runs, METHODS["all-reduce"]._replace(clip_norm=1e9), batches=4, evaluate_every=2))
 
     both = found(1e30, 0.004)

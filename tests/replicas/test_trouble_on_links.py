@@ -32,7 +32,7 @@ from testbed.records import StepRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Events
 from testbed.replicas.live import take_part
-from testbed.replicas.node import Links, peers_of
+from testbed.replicas.node import PeerLinks, peers_of
 from testbed.spec import Paced, Recipe
 from tests.small_replicas import SPARSE, Learner, a_recipe, node_jobs
 
@@ -158,7 +158,7 @@ def _be_node(job: NodeJob, own: Any, sockets: Any, space: int, began_ns: int, *,
         folder = Path(job.folder)
         with (folder / f"steps-{job.stage}.jsonl").open("x") as steps:
             try:
-                with Links(job, own) as links:
+                with PeerLinks(job, own) as links:
                     links.connect()
                     time.sleep((began_ns - time.monotonic_ns()) / 1e9)
                     learner = (Crashing if crashes else Learner)(job.data.parts, min(job.stage, WORKERS - 1))
