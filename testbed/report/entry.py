@@ -238,6 +238,7 @@ class Entry:
             "step_interval_s": None if step is None else step.interval,
             "step_quartiles_s": tuple(map(median, zip(*quartiles, strict=True))) if quartiles else None,
             "split": None if step_s is None else _combined_split(splits, step_s),
+            "lost": {name: why for summary in summaries for name, why in summary.lost.items()},
             "overrun_share": _of_known(max, (summary.overrun_share for summary in summaries)),
         }
         # Runs of a seed have the same losses: each seed counts once.

@@ -44,6 +44,7 @@ def test_every_table_can_be_made(experiment: Path) -> None:
             f"codec_rates.{name}" for name in CodecRates.model_fields
         }  # of cells whose codecs cost a device's time
         known |= {name for name in names if name.startswith("data.")}  # of data parallel cells
+        known.add("lost")  # of asynchronous cells
         known.add("optimiser.algorithm")  # of cells without AdamW
         assert set(names) - found <= known
 

@@ -291,9 +291,15 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     kinds = {name: {field.annotation, *get_args(field.annotation)} for name, field in Summary.model_fields.items()}
     numbers = {name for name, kind in kinds.items() if kind & {int, float}}
     for run, whole, real, ended in zip(runs, (40, 10, 20), (4.0, 1.0, 2.0), ("steps", "target", "steps"), strict=True):
-        change(run, ended=ended, **{name: whole if int in kinds[name] else real for name in numbers})
+        change(
+            run,
+            ended=ended,
+            lost={f"worker {whole}": "killed"},
+            **{name: whole if int in kinds[name] else real for name in numbers},
+        )
     combined = one_group(tmp_path).cells["home", "int8"].measured
     assert combined.ended is None
+    assert combined.lost.keys() == {"worker 40", "worker 10", "worker 20"}
     expected = {name: 20 if int in kinds[name] else 2.0 for name in numbers}
     expected |= {"measured_steps": 70, "overrun_share": 4.0}
     expected |= dict.fromkeys(("train_loss", "validation_loss", "uncompressed_loss"), pytest.approx(7 / 3))
@@ -302,7 +308,16 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     assert all(type(getattr(combined, name)) in kinds[name] for name in numbers)
     # What is left is made of the steps or the cells, or cannot differ between runs that stand together and ended well.
     of_steps = {"step_interval_s", "step_quartiles_s", "split"}
-    assert set(kinds) - numbers == of_steps | {"status", "error", "cell_id", "engine", "timing", "ended", "certificate"}
+    assert set(kinds) - numbers == of_steps | {
+        "status",
+        "error",
+        "cell_id",
+        "engine",
+        "timing",
+        "ended",
+        "lost",
+        "certificate",
+    }
 
 
 def test_a_contended_run_is_hollow_and_no_speed_up_is_computed_from_it(tmp_path: Path) -> None:
