@@ -162,9 +162,14 @@ def test_what_is_played_is_near_its_ideal_and_is_played_once(file: str, tmp_path
     assert said[-1] == "0 cells are missing"
 
 
+NO_FLOOR = {"local_steps_or_codec"}
+"""Where more than two workers send to all, pipes are no floor: TCP's flows share a link. tests/experiments/
+test_quick_forms.py has its short form."""
+
+
 @pytest.mark.slow
 @pytest.mark.clock_kernel
-@pytest.mark.parametrize("name", sorted(predict.cell_files()))
+@pytest.mark.parametrize("name", sorted(predict.cell_files().keys() - NO_FLOOR))
 def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: Path) -> None:
     kernel = find_clock_kernel()
     assert kernel is not None
