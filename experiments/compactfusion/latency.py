@@ -14,7 +14,6 @@ virtual clock, with TCP: the last of two requests, because in the first one wind
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 import tempfile
@@ -40,8 +39,11 @@ from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.split import step_split
 from testbed.profiles import LinkProfile, load_profile
+from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
+_DIGITS = 7
+"""Of numbers in the tables."""
 DEVICE = "laptop-cpu"
 MBIT = (100, 500, 2000, 10000, 30000)
 DELAYS_US = (20, 200, 1000, 10000)
@@ -230,7 +232,8 @@ def main(arguments: list[str]) -> int:
         mbits = PLAYED_MBIT[::3] if asked.quick else PLAYED_MBIT
         rows = [row for job in chosen for row in ideal_rows(job, mbits, (PLAYED_DELAY_US,))]
         rows += [row for job in jobs if job.arm == "one worker" for row in ideal_rows(job, (), ())]
-        write(asked.output / "played.csv", [*rows, *played_rows(chosen, mbits, PLAYED_DELAY_US)])
+        rows += played_rows(chosen, mbits, PLAYED_DELAY_US)
+        csv_rows.write_rows(asked.output / "played.csv", Row._fields, rows, digits=_DIGITS)
         return 0
     mbits, delays_us = (MBIT[2::3], DELAYS_US[::4]) if asked.quick else (MBIT, DELAYS_US)
     todo = [(job, mbits, delays_us) for job in jobs if job.program.steps == most]
@@ -238,31 +241,13 @@ def main(arguments: list[str]) -> int:
         published = pandas.read_csv(HERE / "published.csv")
         one_device_s = float(published[published.what == "seconds of one device"].value.iloc[0])
         todo += [(job, FLUX_MBIT, FLUX_DELAYS_US) for job in flux_jobs(one_device_s)]
-    kept = read(asked.output / "latency.csv")
+    kept = csv_rows.read_rows(asked.output / "latency.csv")
     made = {tuple(row[:2]) for row in kept}
     for job, at, after in todo:
         if (job.setting, job.arm) not in made:
             kept += ideal_rows(job, at, after)
-            write(asked.output / "latency.csv", kept)
+            csv_rows.write_rows(asked.output / "latency.csv", Row._fields, kept, digits=_DIGITS)
     return 0
-
-
-def read(path: Path) -> list[Any]:
-    """Return the rows of a CSV that `write` wrote, as text; none where there is none."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf8", newline="") as file:
-        return list(csv.reader(file))[1:]
-
-
-def write(path: Path, rows: Sequence[Any]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows([f"{v:.7g}" if isinstance(v, float) else v for v in row] for row in rows)
-    draft.rename(path)
 
 
 if __name__ == "__main__":

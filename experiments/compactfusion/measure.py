@@ -10,11 +10,10 @@ begin anew.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -28,9 +27,12 @@ from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.diffusion.programs import Part, Program, ProgramName, sent_parts
 from testbed.diffusion.workers import Workers
+from testbed.report import csv_rows
 from testbed.workloads import digits
 
 HERE = Path(__file__).resolve().parent
+_DIGITS = 6
+"""Of numbers in the tables."""
 IMAGES, SEEDS, STEPS = 24, (0, 1, 2), (28, 8)
 ERROR_IMAGES = 16
 MODEL = "dit-digits"
@@ -229,26 +231,6 @@ def errors(model: Dit, steps: int, images: int) -> Iterator[Error]:
             )
 
 
-def write(path: Path, kind: type[Any], rows: Sequence[NamedTuple]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([kind._fields, *(map(_short, row) for row in rows)])
-    draft.rename(path)
-
-
-def read(path: Path) -> list[Any]:
-    """Return the rows of a CSV that `write` wrote, as text; none where there is none."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf8", newline="") as file:
-        return [tuple(row) for row in csv.reader(file)][1:]
-
-
-def _short(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -262,10 +244,11 @@ def main(arguments: list[str]) -> int:
         arms, seeds, images, few = ARMS[:10], (0, 1), 16, 4
     asked.output.mkdir(parents=True, exist_ok=True)
     if not (asked.output / "errors.csv").exists():
-        write(asked.output / "errors.csv", Error, list(errors(model, few or STEPS[0], min(images, ERROR_IMAGES))))
+        found = errors(model, few or STEPS[0], min(images, ERROR_IMAGES))
+        csv_rows.write_rows(asked.output / "errors.csv", Error._fields, found, digits=_DIGITS)
     unsplit = Unsplit(model, images)
-    rows: list[Any] = read(asked.output / "arms.csv")
-    unsplit.messages = read(asked.output / "messages.csv")
+    rows: list[Any] = csv_rows.read_rows(asked.output / "arms.csv")
+    unsplit.messages = csv_rows.read_rows(asked.output / "messages.csv")
     made = {(row[0], int(row[3]), int(row[4])) for row in unsplit.messages}
     for arm in arms:
         for workers, steps in itertools.product(arm.workers, arm.steps[: 1 if few else None]):
@@ -274,10 +257,10 @@ def main(arguments: list[str]) -> int:
             if (arm.name, workers, few or steps) in made:
                 continue
             for row in measure(model, arm, workers, few or steps, seeds, unsplit):
-                print(*map(_short, row), flush=True)  # noqa: T201
+                print(*csv_rows.shortened(row, _DIGITS), flush=True)  # noqa: T201
                 rows.append(row)
-            write(asked.output / "arms.csv", Row, rows)
-            write(asked.output / "messages.csv", Message, unsplit.messages)
+            csv_rows.write_rows(asked.output / "arms.csv", Row._fields, rows, digits=_DIGITS)
+            csv_rows.write_rows(asked.output / "messages.csv", Message._fields, unsplit.messages, digits=_DIGITS)
     return 0
 
 

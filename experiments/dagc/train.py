@@ -8,7 +8,6 @@ choice suits uniform ratios best, and what the others gain is not due to it.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 import sys
@@ -22,6 +21,7 @@ import torch
 from testbed.errors import StageError
 from testbed.policies import dagc
 from testbed.replicas.federated import FederatedSpec, Federation
+from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, ALPHA = 10, 30, 5, 16, 1.0
@@ -156,11 +156,7 @@ def main(arguments: list[str]) -> int:
         for setting, seed in itertools.product(group, seeds):
             add(train(setting, "result", best, seed, rounds))
     asked.output.mkdir(parents=True, exist_ok=True)
-    draft = asked.output / "runs.csv.part"
-    with draft.open("w", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([Row._fields, *rows])
-    draft.rename(asked.output / "runs.csv")
+    csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
     return 0
 
 

@@ -7,10 +7,9 @@ of the grid, and with those chosen. Networks and sizes are numbers here; figures
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.replicas.stacked import Method, Trial, steps_to
+from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 WORKERS, BATCH, ALPHA = 4, 16, 0.5
@@ -78,15 +78,6 @@ def bits_of(ratio: float) -> float:
     return 8 * memoryview(payload).nbytes / _SAMPLE
 
 
-def write(path: Path, rows: Iterable[NamedTuple], fields: Sequence[str]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([fields, *rows])
-    draft.rename(path)
-
-
 def main(arguments: list[str]) -> int:
     """Write both CSVs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,8 +100,8 @@ def main(arguments: list[str]) -> int:
         rows += [Row(ratio, staleness, *run, taken, bits) for run, taken in zip(runs, steps, strict=True)]
         print(ratio, staleness, bits, steps, flush=True)  # noqa: T201
     asked.output.mkdir(parents=True, exist_ok=True)
-    write(asked.output / "choices.csv", chosen, Choice._fields)
-    write(asked.output / "runs.csv", rows, Row._fields)
+    csv_rows.write_rows(asked.output / "choices.csv", Choice._fields, chosen)
+    csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pandas
 from timeline import COMPUTE_NS, NETWORKS, WORKERS, Network
-from train import DECO, HERE, write
+from train import DECO, HERE
 
 from testbed.errors import LabError, UserError
 from testbed.net.lab import LabSpec
@@ -24,6 +24,7 @@ from testbed.play.guests import play_jobs
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.trace import WORK, Trace
+from testbed.report import csv_rows
 from testbed.vm import find_clock_kernel
 
 STEPS = 60
@@ -99,7 +100,7 @@ def main(arguments: list[str]) -> int:
             lane, times = trace.lanes[1], read_played(outcome.output).lanes[1]
             ends_ns = [times.end_ns[start - 1] for start in lane.starts[1:]]
             made += [PlayedLine(arm, name, step, round(end / 1e9, 4)) for step, end in enumerate(ends_ns)]
-    write(asked.output / "played.csv", made, PlayedLine._fields)
+    csv_rows.write_rows(asked.output / "played.csv", PlayedLine._fields, made)
     return 0
 
 

@@ -7,7 +7,6 @@ target of every training: static pairs, which are the same over all links, and a
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 import sys
@@ -37,6 +36,7 @@ from testbed.policies.deco import DecoChoice
 from testbed.replicas.leader import Leader
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import Choices, Chosen, TextMethod, train
+from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 BATCHES, EVALUATE_EVERY, TARGET = 448, 8, 2.5
@@ -164,15 +164,6 @@ def until_all_are_there(when: Sequence[Line], rows: Sequence[Row]) -> list[Line]
     return [line for line in when if line.step <= needed.get(line.arm + line.network, needed.get(line.arm, math.inf))]
 
 
-def write(path: Path, rows: Iterable[NamedTuple], fields: Sequence[str]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([fields, *rows])
-    draft.rename(path)
-
-
 def main(arguments: list[str]) -> int:
     """Write both CSVs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -214,8 +205,8 @@ def main(arguments: list[str]) -> int:
             when += lines(arm, network, steps)
             keep(arm, network.profile, following(steps))
     asked.output.mkdir(parents=True, exist_ok=True)
-    write(asked.output / "timeline.csv", until_all_are_there(when, rows), Line._fields)
-    write(asked.output / "runs.csv", rows, Row._fields)
+    csv_rows.write_rows(asked.output / "timeline.csv", Line._fields, until_all_are_there(when, rows))
+    csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
     return 0
 
 

@@ -8,7 +8,6 @@ testbed.diffusion.pretrain dit-digits-moe`. What is in the output folder already
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,9 +22,12 @@ from testbed.diffusion.experts import ExpertCosts, Schedule, expert_trace, sampl
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.play.ideal import Pipes, ideal_step_ns
 from testbed.profiles import load_profile
+from testbed.report import csv_rows
 from testbed.workloads import digits
 
 HERE = Path(__file__).resolve().parent
+_DIGITS = 6
+"""Of numbers in the tables."""
 MODEL, DEVICE, WORKERS, IMAGES = "dit-digits-moe", "laptop-cpu", 2, 32
 SEEDS, STEPS = (0, 1, 2), (28, 8)
 MBIT, DELAYS_US = (100, 300, 1000, 2000, 4000, 8000, 16000, 64000), (20, 500)
@@ -91,26 +93,6 @@ def latencies(
             yield Latency(name, steps, mbit, delay_us, ideal_step_ns(trace, Pipes("star", [link], WORKERS), 1) / 1e9)
 
 
-def write(path: Path, kind: type[Any], rows: Sequence[NamedTuple]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([kind._fields, *(map(_short, row) for row in rows)])
-    draft.rename(path)
-
-
-def read(path: Path) -> list[Any]:
-    """Return the rows of a CSV that `write` wrote, as text; none where there is none."""
-    if not path.exists():
-        return []
-    with path.open(encoding="utf8", newline="") as file:
-        return [tuple(row) for row in csv.reader(file)][1:]
-
-
-def _short(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,8 +105,8 @@ def main(arguments: list[str]) -> int:
         name, seeds, every, images, mbits = "dit-digits-moe-nano", (0, 1), (4,), 32, MBIT[2:4]
     model = load_dit(name)
     real = quality.features(classifier(), digits.digits().train.images * 2 - 1)
-    rows: list[Any] = read(asked.output / "runs.csv")
-    times: list[Any] = read(asked.output / "latency.csv")
+    rows: list[Any] = csv_rows.read_rows(asked.output / "runs.csv")
+    times: list[Any] = csv_rows.read_rows(asked.output / "latency.csv")
     made = {(row[0], int(row[1])) for row in times}
     asked.output.mkdir(parents=True, exist_ok=True)
     for steps in every:
@@ -150,11 +132,11 @@ def main(arguments: list[str]) -> int:
                     quality.frechet_distance(ours, real),
                     sum(found.frame_bytes.values()) / WORKERS / 1e6,
                 )
-                print(*map(_short, row), flush=True)  # noqa: T201
+                print(*csv_rows.shortened(row, _DIGITS), flush=True)  # noqa: T201
                 rows.append(row)
             times += latencies(schedule, steps, found.frame_bytes, SIZES[name], images, mbits)
-            write(asked.output / "runs.csv", Row, rows)
-            write(asked.output / "latency.csv", Latency, times)
+            csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows, digits=_DIGITS)
+            csv_rows.write_rows(asked.output / "latency.csv", Latency._fields, times, digits=_DIGITS)
     return 0
 
 

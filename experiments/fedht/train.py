@@ -8,20 +8,20 @@ are not the seeds that count, at the strongest label skew.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from testbed.errors import StageError
 from testbed.policies import thresholds
 from testbed.replicas.federated import CodecsOfRound, FederatedRound, FederatedSpec, Federation
+from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, FLOOR = 10, 25, 5, 16, 0.1
@@ -120,14 +120,6 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-def write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    """Write a table, whole or not at all."""
-    draft = path.with_name(f"{path.name}.part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-    draft.rename(path)
-
-
 def main(arguments: list[str]) -> int:
     """Write both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,8 +151,8 @@ def main(arguments: list[str]) -> int:
         for alpha, ratio, seed in itertools.product(alphas, tried, seeds):
             add(Setting(method, alpha, ratio), "result", best, seed)
     asked.output.mkdir(parents=True, exist_ok=True)
-    write(asked.output / "runs.csv", [Row._fields, *rows])
-    write(asked.output / "rounds.csv", [("method", "alpha", "seed", "round", "stepsize", "kept"), *followed])
+    csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
+    csv_rows.write_rows(asked.output / "rounds.csv", ("method", "alpha", "seed", "round", "stepsize", "kept"), followed)
     return 0
 
 

@@ -10,7 +10,6 @@ finished is kept, so that an interrupted program goes on where it was.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import math
 import sys
@@ -31,6 +30,7 @@ from testbed.replicas.arrivals import Rounds, Server, Training
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.events import Events
 from testbed.replicas.federated import DigitsLearner
+from testbed.report import csv_rows
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
 from testbed.workloads.digits import build_model, digits, score
 from testbed.workloads.shards import ShardBatches, data_shares, divide
@@ -265,26 +265,15 @@ def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) 
     )  # fmt: skip
 
 
-def write(path: Path, rows: Iterable[NamedTuple], fields: Sequence[str]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([fields, *rows])
-    draft.rename(path)
-
-
 class Table:
     """runs.csv, a row at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._rows = path, list[Row]()
         self._known: dict[tuple[str, ...], Row] = {}
-        if path.exists():
-            with path.open(encoding="utf8", newline="") as file:
-                for words in list(csv.reader(file))[1:]:
-                    use, straggler, method, rate, seed, *numbers = words
-                    measured = [float(each) if "." in each or each == "nan" else int(each) for each in numbers]
-                    self._add(Row(use, float(straggler), method, float(rate), int(seed), *measured))
+        for use, straggler, method, rate, seed, *numbers in csv_rows.read_rows(path):
+            measured = [float(each) if "." in each or each == "nan" else int(each) for each in numbers]
+            self._add(Row(use, float(straggler), method, float(rate), int(seed), *measured))
 
     def row(self, use: str, case: Case, rate: float, seed: int, most_s: float) -> Row:
         """Return a training's row; it is made where there is none."""
@@ -292,7 +281,7 @@ class Table:
         if key not in self._known:
             self._add(train(case, use, rate, seed, most_s))
             print(*self._known[key], flush=True)  # noqa: T201
-            write(self._path, self._rows, Row._fields)
+            csv_rows.write_rows(self._path, Row._fields, self._rows)
         return self._known[key]
 
     def _add(self, row: Row) -> None:
@@ -317,7 +306,7 @@ def main(arguments: list[str]) -> int:
         for number, device in enumerate(devices(straggler))
         for choice in [joint(device)]
     ]
-    write(asked.output / "choices.csv", chosen, Choice._fields)
+    csv_rows.write_rows(asked.output / "choices.csv", Choice._fields, chosen)
     table = Table(asked.output / "runs.csv")
 
     def times(use: str, case: Case, rate: float, tried: Iterable[int], most_s: float = MOST_S) -> float:

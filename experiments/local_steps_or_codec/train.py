@@ -9,7 +9,6 @@ figures.py puts steps and seconds together.
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -23,6 +22,7 @@ from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import Evaluated, TextMethod, train
+from testbed.report import csv_rows
 from testbed.workloads.characters import VALUES
 
 HERE = Path(__file__).resolve().parent
@@ -154,15 +154,6 @@ def listed(row: MethodRow, found: Sequence[Curve]) -> Listed:
     return Listed(row.name, row.family, row.exchange, row.method.workers, local_steps, VALUES, sent_bytes)
 
 
-def write(path: Path, rows: Iterable[NamedTuple], fields: Sequence[str]) -> None:
-    """Write a CSV, whole or not at all."""
-    draft = path.with_suffix(".part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([fields, *rows])
-    draft.rename(path)
-
-
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -186,9 +177,9 @@ def main(arguments: list[str]) -> int:
         every += found
         lines.append(listed(row, found))
         print(*rows, sep="\n", flush=True)  # noqa: T201
-    write(asked.output / "curves.csv", every, Curve._fields)
-    write(asked.output / "tuning.csv", rates, Tried._fields)
-    write(asked.output / "methods.csv", lines, Listed._fields)
+    csv_rows.write_rows(asked.output / "curves.csv", Curve._fields, every)
+    csv_rows.write_rows(asked.output / "tuning.csv", Tried._fields, rates)
+    csv_rows.write_rows(asked.output / "methods.csv", Listed._fields, lines)
     return 0
 
 

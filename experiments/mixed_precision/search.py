@@ -21,7 +21,7 @@ import torch
 
 from testbed.errors import TestbedError
 from testbed.policies import precision
-from testbed.report import experiments
+from testbed.report import csv_rows
 
 MODELS = {"gpt2-mini-trained": (4, 4, 256, 16), "smollm2-135m": (6, 1, 128, 6)}
 """Model -> stages, sequences in a batch, tokens of each, held-out batches."""
@@ -156,7 +156,7 @@ def main() -> int:
     asked = parser.parse_args()
     asked.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    done = {row["model"] for row in experiments.kept_rows(asked.output / "settings.csv")}
+    done = {row["model"] for row in csv_rows.read_records(asked.output / "settings.csv")}
     try:
         for model, (stages, sequences, length, batches) in (QUICK if asked.quick else MODELS).items():
             if model in done or not (asked.quick or model in asked.models):
@@ -167,8 +167,8 @@ def main() -> int:
                 print(*row, flush=True)  # noqa: T201
             harm = [{row.bits: row.divergence for row in rows if row.boundary == at} for at in range(cut.boundaries)]
             found = settings(cut, model, harm, batches, sequences * length * cut.parts[0].width)
-            experiments.append_rows(asked.output / "sensitivity.csv", rows)
-            experiments.append_rows(asked.output / "settings.csv", found)
+            csv_rows.append_rows(asked.output / "sensitivity.csv", rows)
+            csv_rows.append_rows(asked.output / "settings.csv", found)
     except TestbedError as error:
         sys.stderr.write(f"testbed: error: {error}\n")
         return error.exit_status

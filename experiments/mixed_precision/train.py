@@ -27,7 +27,7 @@ from torch import Tensor
 from testbed import keyed
 from testbed.errors import TestbedError
 from testbed.policies import precision
-from testbed.report import experiments
+from testbed.report import csv_rows
 from testbed.workloads.data import Batch
 
 MODEL, STAGES, SEQUENCES, LENGTH = "gpt2-mini-trained", 4, 4, 128
@@ -143,13 +143,13 @@ def main() -> int:
     seeds, steps, setting, held_out = SEEDS, STEPS, (MODEL, STAGES, SEQUENCES, LENGTH), HELD_OUT
     if asked.quick:
         seeds, steps, setting, held_out = range(2), 4, QUICK, 2
-    done = {(row["arm"], int(row["seed"])) for row in experiments.kept_rows(path)}
+    done = {(row["arm"], int(row["seed"])) for row in csv_rows.read_records(path)}
     try:
         for seed in seeds:
             for arm in ("untrained", *ARMS):
                 if (arm, seed) not in done and (arm != "untrained" or not seed):
                     rows = trained(arm, seed, 0 if arm == "untrained" else steps, setting, held_out)
-                    experiments.append_rows(path, rows)
+                    csv_rows.append_rows(path, rows)
                     print(arm, seed, *(f"{row.bits}: {row.loss:.4f}" for row in rows), flush=True)  # noqa: T201
     except TestbedError as error:
         sys.stderr.write(f"testbed: error: {error}\n")

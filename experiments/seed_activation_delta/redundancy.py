@@ -9,7 +9,6 @@ and late in training. figures.py draws it.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from testbed import paths
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.pipeline.optimise import Optimiser, learning_rate
+from testbed.report import csv_rows
 from testbed.spec import Cell
 from testbed.sweep import plan
 from testbed.workloads.build import build_stage
@@ -166,11 +166,7 @@ def main(arguments: list[str]) -> int:
             print(*row, flush=True)  # noqa: T201
             rows.append(row)
     asked.output.mkdir(parents=True, exist_ok=True)
-    draft = asked.output / "redundancy.csv.part"
-    with draft.open("w", encoding="utf8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([Row._fields, *rows])
-    draft.rename(asked.output / "redundancy.csv")
+    csv_rows.write_rows(asked.output / "redundancy.csv", Row._fields, rows)
     return 0
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import state
 
 from testbed.errors import TestbedError
-from testbed.report import experiments
+from testbed.report import csv_rows
 
 REPEATS = 5
 
@@ -54,14 +54,14 @@ def main() -> int:
     """Go through the models and their codecs; what is in the table is kept."""
     asked = state.asked(__doc__ or "")
     path = asked.output / "messages.csv"
-    done = {(row["state"], row["codec"]) for row in experiments.kept_rows(path)}
+    done = {(row["state"], row["codec"]) for row in csv_rows.read_records(path)}
     try:
         for name in asked.states:
             if todo := [codec for codec in state.STATES[name].arms if (name, codec) not in done]:
                 of = state.state_of(name)
                 for codec in todo:
                     rows = encoded(of, codec)
-                    experiments.append_rows(path, rows)
+                    csv_rows.append_rows(path, rows)
                     spent = (sum(row.encode_ns for row in rows) / 1e9, sum(row.decode_ns for row in rows) / 1e9)
                     print(name, codec, sum(row.payload_bytes for row in rows), *spent, flush=True)  # noqa: T201
     except TestbedError as error:

@@ -23,7 +23,7 @@ from testbed.play.played import read_played
 from testbed.play.split import step_split
 from testbed.play.synthetic import transfer_trace
 from testbed.profiles import load_profile
-from testbed.report import experiments
+from testbed.report import csv_rows
 
 LINKS = {20: "link(20Mbit, 10ms)", 80: "consumer-80mbps"}
 """Mbit/s -> the profile of both ends' links."""
@@ -77,9 +77,9 @@ def main() -> int:
     """Play what messages.csv has and transfers.csv lacks."""
     asked = state.asked(__doc__ or "")
     path = asked.output / "transfers.csv"
-    done = {(row["state"], row["codec"], int(row["mbps"])) for row in experiments.kept_rows(path)}
+    done = {(row["state"], row["codec"], int(row["mbps"])) for row in csv_rows.read_records(path)}
     sent: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
-    for row in experiments.kept_rows(asked.output / "messages.csv"):
+    for row in csv_rows.read_records(asked.output / "messages.csv"):
         if row["state"] in asked.states:
             numbers = (int(row["encode_ns"]), int(row["payload_bytes"]), int(row["decode_ns"]))
             sent.setdefault((row["state"], row["codec"]), []).append(numbers)
@@ -89,7 +89,7 @@ def main() -> int:
             raise LabError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
         for first in range(0, len(todo), _AT_ONCE):
             rows = played(todo[first : first + _AT_ONCE], kernel)
-            experiments.append_rows(path, rows)
+            csv_rows.append_rows(path, rows)
             for row in rows:
                 print(*row, flush=True)  # noqa: T201
     except TestbedError as error:

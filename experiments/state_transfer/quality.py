@@ -21,7 +21,7 @@ from testbed.codecs.contract import Payload
 from testbed.codecs.wire import bits
 from testbed.errors import TestbedError
 from testbed.replicas.bucket import SMALL
-from testbed.report import experiments
+from testbed.report import csv_rows
 
 RECOVERED = "gpt2-mini-trained"
 RECOVERY_STEPS = (10,)
@@ -150,10 +150,10 @@ def main() -> int:
     try:
         for name in asked.states:
             transfer = state.STATES[name]
-            done = {row["codec"] for row in experiments.kept_rows(folder / "quality.csv") if row["state"] == name}
+            done = {row["codec"] for row in csv_rows.read_records(folder / "quality.csv") if row["state"] == name}
             todo = [codec for codec in transfer.arms if codec not in done]
-            known = {row["state"] for row in experiments.kept_rows(folder / "kinds.csv")}
-            runs = {(row["codec"], int(row["seed"])) for row in experiments.kept_rows(folder / "recovery.csv")}
+            known = {row["state"] for row in csv_rows.read_records(folder / "kinds.csv")}
+            runs = {(row["codec"], int(row["seed"])) for row in csv_rows.read_records(folder / "recovery.csv")}
             again = [] if name != RECOVERED else [
                 (codec, seed) for codec in (transfer.arms[0], *(state.chain(width)[1] for width in state.WIDTHS[2:]))
                 for seed in SEEDS if (codec, seed) not in runs
@@ -162,15 +162,15 @@ def main() -> int:
                 continue
             of = state.state_of(name)
             if name not in known and of.before is None:
-                experiments.append_rows(folder / "kinds.csv", kinds(of))
+                csv_rows.append_rows(folder / "kinds.csv", kinds(of))
             for codec in todo:
                 quality, losses = judged(of, codec, transfer.sequences)
-                experiments.append_rows(folder / "losses.csv", losses)
-                experiments.append_rows(folder / "quality.csv", [quality])
+                csv_rows.append_rows(folder / "losses.csv", losses)
+                csv_rows.append_rows(folder / "quality.csv", [quality])
                 print(*quality, sum(each.loss for each in losses) / len(losses), flush=True)  # noqa: T201
             for codec, seed in again:
                 rows = recovered(of, codec, seed, transfer.sequences)
-                experiments.append_rows(folder / "recovery.csv", rows)
+                csv_rows.append_rows(folder / "recovery.csv", rows)
                 print(*rows, flush=True)  # noqa: T201
     except TestbedError as error:
         sys.stderr.write(f"testbed: error: {error}\n")

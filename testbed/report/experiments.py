@@ -9,7 +9,6 @@ list[Claim]`, and `blocks(folder) -> dict[str, str]`, the generated blocks of th
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib.util
 import sys
 import textwrap
@@ -89,26 +88,6 @@ def draw_and_publish(
         for name, draw in figures.items():
             save_figure(draw(output), output, name)
     publish(output, blocks(output), claims(output))
-
-
-def kept_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table that a program goes on with; none where it is not there."""
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def append_rows(path: Path, rows: Iterable[Any]) -> None:
-    """Put rows, NamedTuples of one kind, at the end of a table: all of them or none."""
-    added = list(rows)
-    before = path.read_text(encoding="utf8") if path.is_file() else ",".join(added[0]._fields) + "\n"
-    draft = path.with_name(f"{path.name}.part")
-    with draft.open("w", encoding="utf8", newline="") as file:
-        file.write(before)
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([f"{cell:.7g}" if isinstance(cell, float) else cell for cell in row] for row in added)
-    draft.rename(path)
 
 
 @contextmanager

@@ -1,0 +1,45 @@
+"""Tables of experiments' programs: what is appended is what would have been written at once, and nothing is lost."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.report.csv_rows import append_rows, read_records, read_rows, write_rows
+
+
+class Row(NamedTuple):
+    words: str
+    count: int
+    share: float
+
+
+_rows = st.lists(
+    st.builds(Row, st.text("a,\"' -", max_size=6), st.integers(), st.floats(allow_nan=False)), min_size=1, max_size=4
+)
+
+
+@given(first=_rows, then=_rows)
+def test_appended_is_written_at_once(first: list[Row], then: list[Row]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = Path(folder, "one.csv"), Path(folder, "other.csv")
+        append_rows(one, first)
+        append_rows(one, then)
+        write_rows(other, Row._fields, [*first, *then], digits=7)
+        assert one.read_bytes() == other.read_bytes()
+        assert [row[:2] for row in read_rows(one)] == [(row.words, str(row.count)) for row in (*first, *then)]
+        assert [tuple(record.values()) for record in read_records(one)] == read_rows(one)
+
+
+def test_a_table_is_as_it_was_where_a_row_cannot_be_made(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    assert read_rows(path) == []
+    write_rows(path, ["value"], [[0.1]])
+    with pytest.raises(ZeroDivisionError):
+        write_rows(path, ["value"], ([1 / value] for value in (1, 0)))
+    assert read_rows(path) == [("0.1",)]
