@@ -37,5 +37,6 @@ def predict(
     rows = table("grid", "cell", "step", "ideal", right=("step", "ideal"))
     for row in frame.itertuples():
         step = "not played" if row.step_s != row.step_s else f"{row.step_s:.4g} s"
-        rows.add_row(row.grid, row.cell, step, f"{row.ideal_s:.4g} s")
+        ideal = "not known" if row.ideal_s != row.ideal_s else f"{row.ideal_s:.4g} s"
+        rows.add_row(row.grid, row.cell, step, ideal)
     out.print(rows)

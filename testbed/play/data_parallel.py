@@ -86,6 +86,13 @@ class DataParallelShape(Frozen):
         """Whether all nodes wait for each other at the end of a step: no, a worker runs ahead, and then waits."""
         return False
 
+    @property
+    def flows_share(self) -> bool:
+        """Whether messages of several senders come to one receiver at once. TCP's flows share its link, and pipes take
+        one message after the other: they are no ideal then.
+        """
+        return self.exchange == "all-to-all" and self.workers > 2
+
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
         """Return the time of a step in the steady state: the mean over whole cycles of `staleness + 1` steps, half of
         all steps at most. The last step is left out, for it receives what is still under way.

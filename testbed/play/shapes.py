@@ -105,6 +105,11 @@ class Shape(Frozen):
         """Whether all nodes wait for each other at the end of a step, so that it tells nothing of the steps before."""
         return True
 
+    @property
+    def flows_share(self) -> bool:
+        """Whether messages of several senders come to one receiver at once: no, each boundary has its link."""
+        return False
+
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
         """Return the time of a step in the steady state."""
         return float(median(steps_ns))

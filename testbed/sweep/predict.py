@@ -124,8 +124,8 @@ class Planned(NamedTuple):
 class PredictionResult(Frozen):
     """What came of a cell. Times are of a step in the steady state, where one was reached."""
 
-    ideal_ns: int
-    """Over the links as formulas: `play.ideal`."""
+    ideal_ns: int | None
+    """Over the links as formulas, `play.ideal`; None where several flows share a link, of which these know nothing."""
     unlinked_ns: int
     """Where messages take no time."""
     step_ns: float | None
@@ -286,7 +286,7 @@ def _play(
         outcome.output.unlink()
         assert result.step_ns is not None
         say(
-            f"{cell.id}: {units.format_time(result.step_ns)}, ideal {units.format_time(result.ideal_ns)}, "
+            f"{cell.id}: {units.format_time(result.step_ns)}, ideal {_time(result.ideal_ns)}, "
             f"{outcome.host_seconds:.1f} s here"
         )
 
@@ -311,7 +311,11 @@ def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> Predicti
     )
 
 
-def _computed(cell: PredictionCell) -> dict[str, int]:
+def _time(ideal_ns: int | None) -> str:
+    return "not known" if ideal_ns is None else units.format_time(ideal_ns)
+
+
+def _computed(cell: PredictionCell) -> dict[str, int | None]:
     steps = _IDEAL_STEPS if cell.shape.barrier else cell.steps
     trace = cell.shape.trace(steps)
     if cell.duplex == "inbound":
@@ -325,7 +329,7 @@ def _computed(cell: PredictionCell) -> dict[str, int]:
         cell.shape.steady_ns(spans[-1:] if cell.shape.barrier else spans)
         for spans in (ideal_steps_ns(trace, over, steps) for over in (links, None))
     )
-    return {"ideal_ns": round(ideal), "unlinked_ns": round(unlinked)}
+    return {"ideal_ns": None if cell.shape.flows_share else round(ideal), "unlinked_ns": round(unlinked)}
 
 
 def _scaled(profile: LinkProfile, scale: int) -> LinkProfile:
@@ -380,10 +384,10 @@ def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
                 "payload_bytes_per_step": shape.payload_bytes,
                 "wire_bytes_per_step": None if found.wire_bytes is None else found.wire_bytes * each.cell.scale,
                 "step_s": math.nan if found.step_ns is None else found.step_ns / 1e9,
-                "ideal_s": found.ideal_ns / 1e9,
+                "ideal_s": math.nan if found.ideal_ns is None else found.ideal_ns / 1e9,
                 "no_network_s": found.unlinked_ns / 1e9,
                 "formula_s": shape.formula_s(each.cell.topology, each.cell.profiles),
-                "tokens_per_s": shape.tokens * 1e9 / step_ns,
+                "tokens_per_s": math.nan if step_ns is None else shape.tokens * 1e9 / step_ns,
                 "repeats": found.repeats,
                 "steps_counted": len(found.steps_ns),
                 "retransmitted_bytes": found.retransmitted_bytes,
