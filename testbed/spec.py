@@ -336,7 +336,8 @@ class Cell(Frozen):
     codec_cost: CodecCost = "host"
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
     emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
-    clock, and on the virtual one zero."""
+    clock, and on the virtual one zero. In data parallel training it is always zero: a message is made, and an aggregate
+    read, within the time of the work before or after it."""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
     workload: WorkloadSpec
@@ -382,7 +383,7 @@ class Cell(Frozen):
             raise ValueError("played_steps is for played cells; a live cell has training.steps")
         if self.timing == "live" and self.clock == "virtual":
             self._check_live_virtual()
-        elif self.timing == "live" and self.codec_cost != "host":
+        elif self.timing == "live" and self.codec_cost != "host" and self.data is None:
             raise ValueError(
                 f"codec_cost is {self.codec_cost!r}, and on the real clock a live cell's codecs cost what they cost: "
                 "'host'; on the virtual clock (--clock virtual) they cost nothing: 'zero'"

@@ -196,8 +196,8 @@ def link(
         return _link_on_virtual_clock(profiles.load_profile(profile, overrides), min(map(units.parse_size, message)))
     from testbed.net.lab import Lab, LabSpec
     from testbed.report.certificates import certificate_summary, certificate_table
+    from testbed.sweep.bounded_steps import reference_step
     from testbed.sweep.environment import hold_machine
-    from testbed.sweep.expected_step import reference_step
 
     wanted = profiles.load_profile(profile, overrides)
     sizes = [units.parse_size(size) for size in message]
@@ -230,7 +230,7 @@ def link(
 def _link_on_virtual_clock(wanted: LinkProfile, message_bytes: int) -> None:
     from testbed.play.certify import certify_virtual
     from testbed.report.certificates import certificate_summary, certificate_table
-    from testbed.sweep.expected_step import reference_step
+    from testbed.sweep.bounded_steps import reference_step
     from testbed.vm import find_clock_kernel
 
     if (kernel := find_clock_kernel()) is None:

@@ -1,7 +1,8 @@
 """How far does what was found wrong with a lab's links move a step? Certificates are judged by that.
 
-A step is simulated (`metrics.ideal`) over the links as they were asked and as they were found, and the bound is the
-difference as a share of the first. Each measurement is turned into a deviation of a wire:
+A step is simulated (`metrics.ideal`; of data parallel training `play.replica_steps`) over the links as they were asked
+and as they were found, and the bound is the difference as a share of the first. Each measurement is turned into a
+deviation of a wire:
 
 rate, goodput, schedule   the wire's rate, found / asked
 delay                     so much more delay on every message
@@ -23,8 +24,8 @@ they seldom come together, so a bound is rather too wide than too narrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.metrics.ideal import ideal_step_s
@@ -41,7 +42,7 @@ from testbed.records import (
     SentRecord,
     StepRecord,
 )
-from testbed.spec import Cell, route
+from testbed.spec import Cell
 
 _TIMER_NS = 200_000_000
 """The least that Linux's TCP waits before it sends again without having been told."""
@@ -49,38 +50,33 @@ _TAIL_PACKETS = 3
 """Fewer packets than this after a lost one do not tell TCP of it (three duplicate acknowledgements, RFC 5681)."""
 _APART_LINKS = 8
 """With more links the bound of a measurement is that of its quantity on all links at once, which is no smaller."""
-_STEPS, _MANY_ACTIONS = 3, 2000
+STEPS, MANY_ACTIONS = 3, 2000
 """Steps of a run that are looked at, and with how many actions only one is: each is simulated several times."""
 _Sign = Literal["slow", "fast"]
+_Step = TypeVar("_Step")
 Deviations = dict[tuple[int, str], WireDeviation]
+StepDurations = Callable[[Deviations], list[float]]
+"""How long one or more steps take over wires that deviate, in seconds of the lab."""
 
 
 class BoundedStep:
     """A step that bounds are shares of."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        steps: Sequence[PipelineStep],
-        said: str,
-        *,
-        played_at_ns: int | None = None,
-        alike: bool = False,
-    ) -> None:
-        """Take one or more `steps` of the cell; the bound is the worst of them. `said`: whose they are, in words.
+    def __init__(self, cell: Cell, seconds: StepDurations, said: str, *, alike: bool = False) -> None:
+        """Take one or more steps of the cell; the bound is the worst of them. `said`: whose they are, in words.
 
         `alike`: one link was measured, and all of the cell's are like it.
         """
         self.cell, self.alike = cell, alike
-        self._steps, self._played_at_ns = tuple(steps), played_at_ns
-        self._asked_s = self._seconds({})
+        self._seconds, self._asked_s = seconds, seconds({})
         shortest, longest = (pick(self._asked_s, default=0.0) * 1e3 for pick in (min, max))
         took = f"{longest:.4g} ms" if shortest == longest else f"{shortest:.4g} to {longest:.4g} ms"
         self.said = f"{said}, {took} long over the links as asked"
 
-    def _seconds(self, deviations: Deviations) -> list[float]:
-        wires = Wires(self.cell, self._played_at_ns, deviations)
-        return [ideal_step_s(wires, step.records, step.free_ns, self.cell.compute) for step in self._steps]
+    @property
+    def seconds(self) -> float:
+        """How long the longest of them takes over the links as asked."""
+        return max(self._asked_s, default=0.0)
 
     def moved(self, deviations: Deviations) -> float:
         """Return how far these deviations move the step, as a share of it."""
@@ -102,33 +98,38 @@ class BoundedStep:
     def assess_during(self, during: DuringRecord) -> DuringRecord:
         """Say how much longer the step is if every message is as late on every shaped wire as the mean was."""
         late = WireDeviation(delay_ns=during.mean_ms * 1e6)
-        stages = range(self.cell.pipeline.stages)
         crossed: Deviations = {
-            (hop.link, hop.side): late
-            for sender in stages
-            for receiver in (sender - 1, sender + 1)
-            if receiver in stages
-            for hop in route(self.cell, sender, receiver)
-            if hop.pipe is not None
+            (link, side): late
+            for link, profile in enumerate(self.cell.links if self.cell.nodes > 1 else ())
+            for side in LINK_DIRECTIONS
+            if profile.pipe(side) is not None
         }
         return during.model_copy(update={"bound": self.moved(crossed) if crossed and during.samples else None})
 
 
-def run_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
-    """Return up to three of a run's steps that count (one where they are large); None where there are none, and for
-    data parallel training, whose steps are not simulated: its links are judged by their own tolerances.
-    """
-    if cell.data is not None:
-        return None
+def pipeline_step(cell: Cell, stages: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
+    """Return up to three of a pipeline's steps that count (one where they are large); None where there are none."""
     chosen = steady(align(stages))
     if not chosen:
         return None
     actions = sum(len(record.actions) for record in chosen[-1].records)
-    if actions > _MANY_ACTIONS:
-        some = [chosen[-1]]
-    else:
-        some = [chosen[round(place * (len(chosen) - 1) / (_STEPS - 1))] for place in range(_STEPS)]
-    return BoundedStep(cell, list(dict.fromkeys(some)), "the run's own steps", played_at_ns=played_at_ns)
+    some = spread_out(chosen, 1 if actions > MANY_ACTIONS else STEPS)
+    return BoundedStep(cell, _simulated(cell, some, played_at_ns), "the run's own steps")
+
+
+def spread_out(steps: Sequence[_Step], count: int) -> list[_Step]:
+    """Return `count` of some steps at most, evenly spread, the last one among them."""
+    if count == 1:
+        return [steps[-1]]
+    return list(dict.fromkeys(steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)))
+
+
+def _simulated(cell: Cell, steps: Sequence[PipelineStep], played_at_ns: int | None) -> StepDurations:
+    def seconds(deviations: Deviations) -> list[float]:
+        wires = Wires(cell, played_at_ns, deviations)
+        return [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in steps]
+
+    return seconds
 
 
 def stated_step(
@@ -189,7 +190,7 @@ def stated_step(
                 sockets=(),
             )
         )
-    return BoundedStep(cell, [PipelineStep(tuple(records), None)], said, alike=alike)
+    return BoundedStep(cell, _simulated(cell, [PipelineStep(tuple(records), None)], None), said, alike=alike)
 
 
 # ------------------------------------------------------------------ from measurements to deviations

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from testbed.directions import LINK_DIRECTIONS
+from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.timeline import timeline
 from testbed.spec import Cell, route
@@ -131,6 +131,10 @@ class Wires:
                         played=played_at_ns is not None,
                         deviation=deviations.get((index, side), EXACT),
                     )
+
+    def wire(self, link: int, way: LinkDirection) -> Wire | None:
+        """Return one direction of a link; None where it is not shaped."""
+        return self._wires.get((link, way))
 
     def path(self, sender: int, receiver: int) -> tuple[Wire | None, ...]:
         """Return the wires that a frame crosses between two neighbouring stages; None for an unshaped direction."""

@@ -42,7 +42,8 @@ class Start(Frozen):
 class Finish(Frozen):
     """End the job that runs, if one does, after its running step or evaluation; it then says `JobDone`.
 
-    One stage that is told is enough: all stages end after the same step.
+    One stage that is told is enough: all stages end after the same step. Nodes of data parallel training do not meet at
+    each step and end some later (`replicas.ending`).
     """
 
     kind: Literal["finish"] = "finish"

@@ -7,8 +7,10 @@ alike, so all of them end after the same step.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -93,6 +95,23 @@ class Gather:
             losses.append(stage_loss)
             norms.extend(itertools.islice(rest, int(count)))
         return Met(int(max(lines)), int(max(lefts)), any(asks), losses[-1], global_norm(norms))
+
+    def announce(self, value: float) -> None:
+        """Have the hub tell all others a number, and wait for nobody: they find it when they look. Others say nothing.
+
+        Who has what the hub did afterwards, over whichever way, finds the number there.
+        """
+        for sock in self._sockets if self._stage == 0 else ():
+            with contextlib.suppress(OSError):  # who is gone needs no telling
+                sock.send(struct.pack("d", value))
+
+    def announced(self) -> float | None:
+        """Return what the hub has announced; None where that is nothing yet. At the hub itself always None."""
+        data = b""
+        if self._stage != 0 and select.select([self._sockets[0]], [], [], 0)[0]:
+            with contextlib.suppress(OSError):  # that the hub is gone is found where its messages are missed
+                data = self._sockets[0].recv(_LARGEST_BYTES)
+        return float(struct.unpack("d", data)[0]) if data else None
 
     def _send(self, peer: int, sock: socket.socket, data: bytes) -> None:
         assert len(data) < _LARGEST_BYTES

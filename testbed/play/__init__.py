@@ -14,7 +14,7 @@ synthetic a pipeline's trace without a model
 shapes    what a model's shapes, a device and a codec's size make of such a trace
 data_parallel  the same of workers that hold whole models: a server, rings, delayed aggregation
 pipelines a training becomes a trace, and what was played the records of a run
-replicas  the same of data parallel training
+replicas  the same of data parallel training; replica_steps.py has the steps that its certificates are judged by
 
 guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:
 job          what is to be played over which lab, and what became of it

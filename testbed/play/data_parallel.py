@@ -12,7 +12,7 @@ all-gather   a ring passes on every message as it is: of sparse ones, which have
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -142,7 +142,9 @@ class DataParallelShape(Frozen):
         lanes = [lane for worker in workers for lane in worker.lanes()]
         nodes = [f"worker {worker}" for worker in range(self.workers)]
         if self.exchange == "star":
-            lanes.append(server_lane(self.workers, steps, _LABELS, frames=lambda step: [sizes[1]] * self.workers))
+            lanes.append(
+                server_lane(self.workers, range(steps), _LABELS, frames=lambda step: [sizes[1]] * self.workers)
+            )
             nodes.append("server")
         return Trace(tuple(nodes), LABELS, tuple(lanes), {"maker": "synthetic data parallel"})
 
@@ -307,11 +309,16 @@ def make_lanes(exchange: Exchange, worker: int, workers: int, labels: LaneLabels
 
 
 def server_lane(
-    workers: int, steps: int, labels: LaneLabels, *, frames: Frames, work: Callable[[Lane], None] = lambda lane: None
+    workers: int,
+    steps: Iterable[int],
+    labels: LaneLabels,
+    *,
+    frames: Frames,
+    work: Callable[[Lane], None] = lambda lane: None,
 ) -> Lane:
     """Make the lane of a star's server, which has every worker's message before it works and answers them in turn."""
     lane = Lane(workers, "server")
-    for step in range(steps):
+    for step in steps:
         for worker in range(workers):
             lane.add(RECEIVE, label=labels.gradient, peer=worker, tag=step)
         work(lane)

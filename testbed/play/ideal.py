@@ -6,17 +6,18 @@ windows that open, acknowledgements against the other direction, packets that ar
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 from testbed.directions import LinkDirection
-from testbed.metrics.wires import wire_bytes
+from testbed.metrics.wires import Wires, wire_bytes
 from testbed.play.trace import Trace
 from testbed.play.unlinked import Links, play_unlinked, step_ends
 from testbed.profiles import LinkProfile
-from testbed.spec import Topology
+from testbed.spec import Cell, Topology
 
 Duplex = Literal["full", "inbound"]
 
@@ -58,6 +59,29 @@ class Pipes:
             start + _ns(total, pipe.rate_bps), last_ns + packet_ns * (last_ns > first_ns)
         )
         return start + packet_ns + pipe.delay_ns, free + pipe.delay_ns
+
+
+class PipesFound(Pipes):
+    """The same over a cell's wires, which may vary with time, and deviate from what was asked for."""
+
+    def __init__(self, cell: Cell, wires: Wires, *, begins_ns: int = 0) -> None:
+        """`begins_ns`: when the trace does, since the links were played."""
+        super().__init__(cell.topology, cell.links, cell.nodes)
+        self._wires, self._begins_ns = wires, begins_ns
+        self._reached: dict[tuple[int, LinkDirection], float] = defaultdict(float)
+
+    def _cross(self, link: int, way: LinkDirection, size: int, first_ns: int, last_ns: int) -> tuple[int, int]:
+        if (wire := self._wires.wire(link, way)) is None:
+            return first_ns, last_ns
+        bits, origin = wire.bits(size), self._begins_ns
+        start = max(first_ns, self._free[link, way])
+        packet_ns = min(bits, wire.packet_bits) * 1e9 / wire.rate_at(origin + start)
+        left = max(wire.carried_at(origin + start, bits) - origin, last_ns + packet_ns * (last_ns > first_ns))
+        free = self._free[link, way] = math.ceil(left)
+        due = free + wire.delay_at(origin + free) + wire.late_ns(size, free - last_ns)
+        # Order is kept even while the delay falls.
+        reached = self._reached[link, way] = max(due, self._reached[link, way])
+        return math.ceil(start + packet_ns + wire.delay_at(origin + start)), math.ceil(reached)
 
 
 class InboundWire:

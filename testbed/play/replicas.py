@@ -10,10 +10,10 @@ wait for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from testbed.play.data_parallel import LaneLabels, WorkerLanes, make_lanes, server_lane
+from testbed.play.data_parallel import LaneLabels, make_lanes, server_lane
 from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.played import Played, PlayedLane, SocketState
 from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
@@ -26,40 +26,48 @@ _LOCAL, _UPDATE = range(2)
 _LABELS = LaneLabels(LABELS.index("gradient"), LABELS.index("aggregate"))
 
 
-def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]]) -> Trace:
-    """Return the trace of a cell: `training` holds the records of its recipe's training, by node."""
-    data, trained = _data(cell), [_trained(records) for records in training]
+def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], steps: range | None = None) -> Trace:
+    """Return the trace of a cell: `training` holds the records of its recipe's training, or of a live run, by node.
+
+    `steps`: those that the trace is of, as if all before them had ended; None: all.
+    """
+    trained = [_trained(records) for records in training]
 
     def frames(node: int, step: int) -> list[int]:
         return [frame.frame_bytes for frame in trained[node][step].sent]
 
-    workers = [
-        make_lanes(data.exchange, worker, data.workers, _LABELS, frames=functools.partial(frames, worker))
-        for worker in range(data.workers)
-    ]
-    for worker, records in zip(workers, trained, strict=False):
-        assert isinstance(cell.compute, Paced)
-        local_ns, update_ns = worker_times(cell.compute, data, cell.pipeline, worker.lane.node)
-        for record in records:
-            _add_step(worker, record, local_ns, update_ns)
-    lanes = [lane for worker in workers for lane in worker.lanes()]
+    def applied(worker: int, step: int) -> list[int]:
+        return [action.microbatch for action in trained[worker][step].actions if action.kind == "A"]
+
+    return make_trace(cell, range(len(trained[0])) if steps is None else steps, frames, applied)
+
+
+def make_trace(
+    cell: Cell, steps: range, frames: Callable[[int, int], Sequence[int]], applied: Callable[[int, int], Sequence[int]]
+) -> Trace:
+    """Return the trace of some steps. By node and step: `frames` says the bytes of each message, `applied` which steps'
+    aggregates a worker applies; those of steps before the first are there.
+    """
+    data = _data(cell)
+    assert isinstance(cell.compute, Paced)
+    lanes: list[Lane] = []
+    for number in range(data.workers):
+        worker = make_lanes(data.exchange, number, data.workers, _LABELS, frames=functools.partial(frames, number))
+        local_ns, update_ns = worker_times(cell.compute, data, cell.pipeline, number)
+        for step in steps:
+            for _ in range(data.local_steps_of(number)):
+                worker.lane.add(WORK, label=_LOCAL, value=local_ns)
+            worker.give(step)
+            for due in applied(number, step):
+                if due in steps:
+                    worker.have(due)
+                worker.lane.add(WORK, label=_UPDATE, value=update_ns)
+            worker.end_step()
+        lanes += worker.lanes()
     if data.exchange == "star":
-        server = data.workers
-        lanes.append(server_lane(server, len(trained[server]), _LABELS, frames=lambda step: frames(server, step)))
+        lanes.append(server_lane(data.workers, steps, _LABELS, frames=functools.partial(frames, data.workers)))
     about = {"codec": cell.codec, "model": cell.workload.model, "exchange": data.exchange}
     return Trace(cell.node_names, LABELS, tuple(lanes), about)
-
-
-def _add_step(worker: WorkerLanes, record: StepRecord, local_ns: int, update_ns: int) -> None:
-    for action in record.actions:
-        if action.kind == "L":
-            worker.lane.add(WORK, label=_LOCAL, value=local_ns)
-    worker.give(record.step)
-    for action in record.actions:
-        if action.kind == "A":
-            worker.have(action.microbatch)
-            worker.lane.add(WORK, label=_UPDATE, value=update_ns)
-    worker.end_step()
 
 
 def ideals_s(cell: Cell, trace: Trace) -> list[float] | None:

@@ -1,7 +1,8 @@
 """Asynchronous federated rounds over links: a worker, and the server that applies what has arrived (`arrivals`).
 
-A message bears the number of its worker's round, and so does its answer. When the server has made all its steps it says
-goodbye to everyone; who is in the middle of a round then ends it first, and nobody applies it.
+A message bears the number of its worker's round, and so does its answer. When the server has made all its steps, or a
+person wants it to end, it says goodbye to everyone; who is in the middle of a round then ends it first, and nobody
+applies it.
 
 The server goes on without a worker that is lost, be it that it crashed or that its connection broke; with a buffer, as
 soon as all that are left have been heard. A worker that loses its server ends.
@@ -22,9 +23,10 @@ from testbed.errors import TransportError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.transport import Arrival, Connection, SentFrame
-from testbed.records import ActionRecord
+from testbed.records import ActionRecord, ReceivedRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.decision import as_stated
+from testbed.replicas.ending import Ending
 from testbed.replicas.node import ReplicaNode, key_of
 from testbed.replicas.pace import worker_times
 from testbed.replicas.worker import Learner
@@ -91,11 +93,16 @@ class AsynchronousServer(ReplicaNode):
         connections: Mapping[int, Connection],
         steps: IO[str],
         report: Callable[[StepDone | EvaluationDone], None],
+        ending: Ending,
         counters: DeviceCounters | None = None,
     ) -> None:
-        super().__init__(job, connections, steps, report, counters)
+        super().__init__(job, connections, steps, report, ending, counters)
         self.lost: dict[int, TransportError] = {}
         self._heard: SimpleQueue[_Heard] = SimpleQueue()
+        self._noted: dict[tuple[int, int], ReceivedRecord] = {}
+        """What has come, by worker and round."""
+        self._applied: list[tuple[int, int]] = []
+        """Of which workers and rounds this step has updates."""
         self._came: dict[int, Arrival] = {}
         """By worker: what has come and waits to be applied."""
         self._last_heard_ns = self.line.at_ns
@@ -117,11 +124,12 @@ class AsynchronousServer(ReplicaNode):
         for step in range(job.training.steps):
             due_ns = self._wait(step, began_ns)
             came = {worker: self._came[worker] for worker in sorted(self._came) if self._in_time(worker, due_ns)}
+            self._applied = [(worker, self._numbers[worker]) for worker in came]
             for worker, arrival in came.items():
                 server.arrived(worker, self._numbers[worker], arrival.payload)
                 del self._came[worker]
             applied, action = self.line.work("A", step, update_ns, server.apply, due_ns)
-            last = step + 1 == job.training.steps
+            last = self.ending.end_now(step)
             sent = [] if last else [(worker, self._numbers[worker]) for worker in applied.answered]
             for worker, number in sent:
                 self._numbers[worker] += 1
@@ -132,6 +140,8 @@ class AsynchronousServer(ReplicaNode):
             self.write(step, [action], sent=sent, tokens=learned)
             if self.evaluates_after(step):
                 self.write(step + 1, (), loss=server.replica.evaluate(), evaluated=True)
+            if last:
+                break
         for worker in range(data.workers):
             self._try_to_send(worker, self._numbers[worker], server.goodbye(), 0)
         self.finish()
@@ -201,6 +211,13 @@ class AsynchronousServer(ReplicaNode):
             self.send(worker, number, message, raw_bytes)
         except TransportError as error:
             self._lose(worker, error)
+
+    def _received(self) -> tuple[ReceivedRecord, ...]:
+        """Return what this step has updates of: others may have come meanwhile."""
+        for record in super()._received():
+            assert record.peer is not None
+            self._noted[record.peer, record.microbatch] = record
+        return tuple(self._noted.pop(key) for key in self._applied if key in self._noted)
 
     def _frames_sent(self, peer: int, *, finished: bool) -> Sequence[SentFrame]:
         try:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from testbed.pipeline.transport import Arrival, Connection
 from testbed.replicas.asynchronous import AsynchronousServer, AsynchronousWorker
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import as_stated
+from testbed.replicas.ending import Ending
 from testbed.replicas.exchange import Sums
 from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
 from testbed.replicas.learners import text_learner
 from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of
 from testbed.replicas.pace import worker_times
-from testbed.replicas.worker import Learner, Worker
+from testbed.replicas.worker import Computed, Learner, Worker
 from testbed.spec import Paced
 
 
@@ -39,9 +40,10 @@ class Lockstep(ReplicaNode):
         connections: Mapping[int, Connection],
         steps: IO[str],
         report: Callable[[StepDone | EvaluationDone], None],
+        ending: Ending,
         counters: DeviceCounters | None = None,
     ) -> None:
-        super().__init__(job, connections, steps, report, counters)
+        super().__init__(job, connections, steps, report, ending, counters)
         self.decisions = Decisions(as_stated(job.recipe))
         shown = job.data.workers if job.data.exchange == "star" else 0
         self.leader_is = None if job.data.deco is None else shown
@@ -79,6 +81,13 @@ class Lockstep(ReplicaNode):
         self.decisions.add(decision)
         return with_head(decision, payload)
 
+    def steps(self) -> Iterator[int]:
+        """Yield the steps of the training, each when it is to begin."""
+        step = 0
+        while self.ending.goes_on(step):
+            yield step
+            step += 1
+
     def messages_of(self, step: int) -> list[tuple[int, int]]:
         """Return which messages a step's record has: one to each peer."""
         return [(peer, step) for peer in self.connections]
@@ -102,6 +111,14 @@ class WorkerNode(Lockstep):
         assert isinstance(job.compute, Paced)
         times = worker_times(job.compute, job.data, job.pipeline, number)
 
+        def make(step: int) -> Computed:
+            # The message is made within the local steps' time: codecs cost nothing, on either clock.
+            now = self.decisions.at(step)
+            computed = worker.compute(step, staleness=now.staleness[number], local_steps=now.local_steps[number])
+            bucket.change(now.codecs[number])
+            own[step] = bucket.encode(computed.tensors, step)
+            return computed
+
         def apply(step: int, payloads: Mapping[int, Arrival]) -> None:
             if star:
                 worker.receive(answer.decode(payloads[job.data.workers].payload, step))
@@ -111,21 +128,13 @@ class WorkerNode(Lockstep):
                 worker.receive(sums.of(every, step))
             worker.apply_until(step + 1)
 
-        for step in range(job.training.steps):
-            now = self.decisions.at(step)
-            stale, batches = now.staleness[number], now.local_steps[number]
-            computed, action = self.line.work(
-                "L",
-                step,
-                times.local_ns * batches,
-                partial(worker.compute, step, staleness=stale, local_steps=batches),
-            )
-            bucket.change(now.codecs[number])
-            own[step] = bucket.encode(computed.tensors, step)
+        for step in self.steps():
+            local_ns = times.local_ns * self.decisions.at(step).local_steps[number]
+            computed, action = self.line.work("L", step, local_ns, partial(make, step))
             message = self.headed(step, own[step])
             for peer in self.connections:
                 self.send(peer, step, message, bucket.raw_bytes)
-            actions, last = [action], step + 1 == job.training.steps
+            actions, last = [action], step + 1 == self.ending.steps
             stale = self.decisions.at(step + 1).staleness[number]
             while worker.applied < (step + 1 if last else step + 1 - stale):
                 due = worker.applied
@@ -156,7 +165,7 @@ class ServerNode(Lockstep):
             sums.change(self.decisions.at(step).codecs)
             return answer.encode(sums.of([arrival.payload for arrival in came], step), step)
 
-        for step in range(job.training.steps):
+        for step in self.steps():
             came = [self.take(worker, step) for worker in range(workers)]
             arrived_ns = max(arrival.last_byte_ns for arrival in came)
             payload, action = self.line.work("A", step, 0, partial(made, step, came), arrived_ns)
@@ -174,6 +183,7 @@ def take_part(
     connections: Mapping[int, Connection],
     steps: IO[str],
     report: Callable[[StepDone | EvaluationDone], None],
+    ending: Ending,
     counters: DeviceCounters | None,
     learner: Learner,
 ) -> bool:
@@ -181,15 +191,15 @@ def take_part(
     works = job.stage < job.data.workers
     if job.data.arrivals is not None:
         if works:
-            AsynchronousWorker(job, connections, steps, report, counters).train(learner)
+            AsynchronousWorker(job, connections, steps, report, ending, counters).train(learner)
         else:
-            AsynchronousServer(job, connections, steps, report, counters).serve(learner)
+            AsynchronousServer(job, connections, steps, report, ending, counters).serve(learner)
         return works
     if works:
-        WorkerNode(job, connections, steps, report, counters).train(learner)
+        WorkerNode(job, connections, steps, report, ending, counters).train(learner)
     else:
         shapes = [tuple(parameter.shape) for parameter in learner.parameters]
-        ServerNode(job, connections, steps, report, counters).serve(shapes)
+        ServerNode(job, connections, steps, report, ending, counters).serve(shapes)
     return True
 
 
@@ -199,9 +209,9 @@ def train_node(
     report: Callable[[StepDone | EvaluationDone], None],
     asked: Callable[[], bool],
 ) -> Ended:
-    """Build what the node needs, connect it, do its part, and take leave; returns why training ended: all steps done.
+    """Build what the node needs, connect it, do its part, and take leave; returns why training ended.
 
-    `asked` is not heard: workers do not meet, so none can end without the others; who wants an end at once kills them.
+    `asked` says whether a person wants it to end before its last step: all nodes do, after the same step (`ending`).
     """
     set_up_torch()
     with PeerLinks(job, sockets) as links, ExitStack() as stack:
@@ -211,6 +221,7 @@ def train_node(
         links.connect()
         with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
             ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
-            if take_part(job, ordered, steps, report, counters, learner):
+            ending = links.ending(asked)
+            if take_part(job, ordered, steps, report, ending, counters, learner):
                 links.leave()
-    return "steps"
+    return ending.ended

@@ -27,6 +27,7 @@ from testbed.pipeline.pacing import be_prompt, step_back
 from testbed.pipeline.transport import Arrival, Connection, SentFrame
 from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
+from testbed.replicas.ending import Ending
 from testbed.replicas.pace import Line
 from testbed.workloads import models
 
@@ -53,9 +54,10 @@ class ReplicaNode:
         connections: Mapping[int, Connection],
         steps: IO[str],
         report: Callable[[StepDone | EvaluationDone], None],
+        ending: Ending,
         counters: DeviceCounters | None = None,
     ) -> None:
-        self.job, self._steps, self._report = job, steps, report
+        self.job, self._steps, self._report, self.ending = job, steps, report, ending
         self.connections = dict(connections)
         """By peer: those that are not lost."""
         self._counters, self.line = counters, Line()
@@ -74,10 +76,10 @@ class ReplicaNode:
         self.connections[peer].send(key_of(number), payload, raw_bytes=raw_bytes, not_before_ns=self.line.at_ns)
 
     def evaluates_after(self, step: int) -> bool:
-        """Say whether an evaluation follows a step."""
-        training = self.job.training
+        """Say whether an evaluation follows a step: none does where a person asked for the end."""
+        training, last = self.job.training, step + 1 == self.ending.steps
         due = training.evaluate_every > 0 and (step + 1) % training.evaluate_every == 0
-        return due or step + 1 == training.steps
+        return not self.ending.early if last else due
 
     def write(
         self,
@@ -212,6 +214,10 @@ class PeerLinks:
         if job.prompt:
             sys.stdout.write(f"{job.name} works with {step_back()}\n")
         self._gather.exchange([])  # the first step starts when every node is there
+
+    def ending(self, asked: Callable[[], bool] = lambda: False) -> Ending:
+        """Return by what the node knows when training ends; `asked` says whether a person wants it to."""
+        return Ending(self._job, self._gather, asked)
 
     def leave(self) -> None:
         """Say the end to all peers and wait for theirs: pair by pair in an order that all nodes keep."""

@@ -5,7 +5,7 @@ running.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -14,25 +14,20 @@ from typing import Literal
 import numpy as np
 
 from testbed import paths, results
-from testbed.codecs.catalogue import placement as codecs
 from testbed.errors import StageError, TestbedError
 from testbed.metrics import summarise
-from testbed.metrics.bound import run_step
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
-from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StageCosts, StepRecord, Summary
+from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StageCosts, Summary
 from testbed.spec import Cell, WorkloadSpec, recipe_of
+from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
 from testbed.sweep.environment import describe_machine, hold_machine
-from testbed.sweep.expected_step import expected_step
 from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.session import Session, Tokens, network_of
-from testbed.workloads import models as workloads
 from testbed.workloads.floor import unigram_floor
 
 _NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
-_SAME_SIZE = 1.1
-"""Messages that differ by less than this factor are measured once: each costs a second of idling."""
 Status = Literal["ok", "failed", "interrupted"]
 
 
@@ -125,6 +120,7 @@ class _Runner:
         self._after: Certificate | None = None
         self._during: DuringRecord | None = None
         self._floor: float | None = None
+        self._lost: dict[str, str] = {}
         results.write_json(run.folder / "environment.json", describe_machine())
 
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
@@ -135,14 +131,17 @@ class _Runner:
         self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         self._progress.phase("certifying the links")
         expected = expected_messages(cell)
-        step = expected_step(cell, expected[0])
+        step = expected_step(cell)
         self._before = session.lab.certify("quick", expected, step=step)
         self._write_certificates()
         self._progress.phase("starting")
         with interrupt.patient():
             ended = session.train(cell, tokens, folder, self._progress, interrupt, self._note_lab)
+            self._lost = {name: failed.message for name, failed in session.lost.items()}
+            for name, why in self._lost.items():
+                self._progress.note(f"{cell.id}: training went on without {name}: {why}")
             self._progress.phase("certifying the links again")
-            stages = [self._run.steps(stage) for stage in range(cell.pipeline.stages)]
+            stages = [self._run.steps(node) for node in range(cell.nodes)]
             played_at_ns = self._lab.played_at_ns if self._lab else None
             step = run_step(cell, stages, played_at_ns) or step
             self._before = step.assess(self._before)
@@ -162,7 +161,7 @@ class _Runner:
 
     def close(self, status: Status, error: BaseException | None) -> Summary:
         """Write summary.json, the last file of a run, from what the other files hold."""
-        stages = [self._run.steps(stage) for stage in range(self._cell.pipeline.stages)]
+        stages = [self._run.steps(node) for node in range(self._cell.nodes)]
         message = None if error is None else str(error) or _NAMES.get(type(error), type(error).__name__)
         summary = summarise(
             self._cell,
@@ -173,6 +172,7 @@ class _Runner:
             error=message,
             costs=self._costs,
             floor=self._floor,
+            lost=self._lost,
         )
         results.write_json(self._run.folder / "summary.json", summary)
         return summary
@@ -180,36 +180,6 @@ class _Runner:
     def _note_lab(self, record: LabRecord) -> None:
         self._lab = record
         results.write_json(self._run.folder / "lab.json", record)
-
-
-def expected_messages(cell: Cell) -> tuple[int, ...]:
-    """Return the sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it,
-    and as fp32.
-
-    Where codecs differ by boundary or direction, the widest counts.
-    """
-    spec, pipeline = cell.workload, cell.pipeline
-    values = (
-        spec.batch_size
-        // (pipeline.microbatches * pipeline.accumulation)
-        * spec.sequence_length
-        * workloads.hidden_width(spec)
-    )
-    return tuple(
-        sorted({max(1, int(values * bits / 8)) for bits in (codecs.parse_placement(cell.codec).nominal_bits, 32)})
-    )
-
-
-def sent_messages(stages: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
-    """Return the sizes in bytes to certify with after a run: the smallest, the median and the largest frame that it
-    sent; those that are about the same once; empty where nothing was sent.
-    """
-    sizes = sorted(sent.frame_bytes for records in stages for record in records for sent in record.sent)
-    chosen: list[int] = []
-    for size in (sizes[0], sizes[len(sizes) // 2], sizes[-1]) if sizes else ():
-        if not chosen or size > _SAME_SIZE * chosen[-1]:
-            chosen.append(size)
-    return tuple(chosen)
 
 
 def prepare_text(workload: WorkloadSpec) -> Tokens:

@@ -18,6 +18,7 @@ from testbed.errors import TestbedError
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
 from testbed.spec import Cell, Paced, Recipe, link_count
+from testbed.sweep.bounded_steps import expected_step
 from testbed.sweep.session import network_of
 from testbed.workloads import models as workloads
 
@@ -101,6 +102,8 @@ class Estimator:
         """Estimate a step in the lab: what takes longest of the schedule, this machine's cores and the slowest link,
         and the way of one frame.
         """
+        if cell.data is not None:
+            return expected_step(cell).seconds
         compute, pipeline = cell.compute, cell.pipeline
         if isinstance(compute, Paced):
             forward_ns, backward_ns, update_ns = compute.forward_ns, compute.backward_ns, compute.update_ns

@@ -20,7 +20,6 @@ from testbed import results, vm
 from testbed.errors import GuestKernelError, StageError, TestbedError
 from testbed.frozen import canonical_json
 from testbed.metrics import summarise
-from testbed.metrics.bound import run_step
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
 from testbed.play import pipelines, replicas
@@ -35,6 +34,7 @@ from testbed.profiles import LinkProfile
 from testbed.records import Calibration, Certificate, LabRecord, RunCertificates, StageCosts, StepRecord, Summary
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
+from testbed.sweep.bounded_steps import run_step
 from testbed.sweep.calibration import BUDGET_S, calibrate
 from testbed.sweep.controller import prepare_text
 from testbed.sweep.environment import describe_machine, hold_folder, hold_machine

@@ -65,7 +65,7 @@ def resolve_cell(
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
         own_pace = {"mode": "measured" if timing == "live" else "calibrated"}
-        # On the real clock a live cell's codecs cost what they cost; that they cost nothing is for the virtual one.
+        # On the real clock a live pipeline's codecs cost what they cost; that they cost nothing is for the virtual one.
         virtual = clock == "virtual" and (timing == "played" or content.get("codec_cost") == "zero")
         means = {"engine": "netem" if virtual else engine, "clock": "real"}
         # What it costs on a device is filled in below, with the device's rates.
@@ -159,12 +159,10 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
                 f"{where}: data.{name} goes by what links carry, so over each link it trains otherwise and cannot be "
                 'played; set timing = "live"'
             )
-    if cell.timing == "live" and (
-        changes["clock"] == "real" or data.exchange in ("all-reduce", "all-gather") or cell.training.target_loss
-    ):
+    if cell.timing == "live" and (data.exchange in ("all-reduce", "all-gather") or cell.training.target_loss):
         raise SpecError(
-            f"{where}: data parallel training is run live on the virtual clock (--clock virtual), with data.exchange "
-            "'star' or 'all-to-all' and without a training.target_loss; set these, or timing = 'played'"
+            f"{where}: data parallel training is run live with data.exchange 'star' or 'all-to-all' and without a "
+            "training.target_loss; set these, or timing = 'played'"
         )
 
 

@@ -172,7 +172,8 @@ class Session:
                                 deadline = time.monotonic() + patience_s
                             case JobDone():
                                 running.discard(key.data)
-                                ended = message.ended
+                                # Of nodes that follow a server only the server knows why it ended.
+                                ended = message.ended if ended == "steps" else ended
                             case JobFailed() if survives and key.data < len(work) - 1:
                                 running.discard(key.data)
                                 self.lost[work[key.data].name] = message

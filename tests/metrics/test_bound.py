@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from testbed.directions import LINK_DIRECTIONS
 from testbed.metrics import Wires, align, ideal_step_s
-from testbed.metrics.bound import BoundedStep, run_step
+from testbed.metrics.bound import BoundedStep, pipeline_step
 from testbed.profiles import LinkProfile
 from testbed.records import BOUND, Certificate, DuringRecord, Measurement
 from tests.synthetic import Pipeline, pipe, profile
@@ -23,7 +23,7 @@ def ran(link: LinkProfile = LINK, **changes: Any) -> tuple[Pipeline, BoundedStep
     pipeline = Pipeline(link, **changes)
     pipeline.run(0)
     pipeline.run(1)
-    step = run_step(pipeline.cell, pipeline.records, None)
+    step = pipeline_step(pipeline.cell, pipeline.records, None)
     assert step is not None
     return pipeline, step
 

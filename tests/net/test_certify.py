@@ -17,7 +17,7 @@ from testbed.net.lab import Lab, LabSpec
 from testbed.net.plan import End, Link
 from testbed.profiles import Bernoulli, Change, Schedule, load_profile, profile_files
 from testbed.records import BOUND
-from testbed.sweep.expected_step import reference_step
+from testbed.sweep.bounded_steps import reference_step
 from tests.net.test_judge import BURSTY, pipe, profile
 
 MOVING = {"rtt", "delay", "jitter", "loss", "reordered", "duplicated", "rate", "queue", "message"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.directions import LINK_DIRECTIONS
-from testbed.metrics.bound import run_step
+from testbed.metrics.bound import pipeline_step
 from testbed.play import certify
 from testbed.play.certify import (
     EXACT,
@@ -110,7 +110,7 @@ def test_a_network_s_certificate_has_those_of_its_links_and_stands_alone(found_m
     pipeline = Pipeline((LINK, other, LINK))
     pipeline.run(0)
     pipeline.run(1)
-    step = run_step(pipeline.cell, pipeline.records, None)
+    step = pipeline_step(pipeline.cell, pipeline.records, None)
     assert step is not None
     whole = network_certificate("star", pipeline.cell.links, {LINK: virtual(40.0), other: virtual(found_ms)})
     assert [m.link for m in whole.measurements] == ["node-0", "node-1", "node-2"]

@@ -25,6 +25,7 @@ from testbed.replicas.node import PeerLinks, peers_of
 from testbed.spec import DecoSpec, Exchange, Paced, Recipe
 from tests.small_replicas import SPARSE, Learner, a_recipe, free_ports, node_jobs, same, trained
 
+OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
 CHOICES = ((2, 1, 3, "ef(topk(0.2))"), (6, 3, 0, "ef(topk(0.4, values=fp32))"))
 """(step at which it is told, staleness until then, staleness, codec)"""
 
@@ -40,8 +41,13 @@ class OverLoopback(NamedTuple):
     errors: list[BaseException | None]
 
 
-def over_loopback(recipe: Recipe, folder: Path, *, lost: int | None = None) -> OverLoopback:
-    """Run all nodes, each in a thread; `lost` ends after its second step."""
+def over_loopback(
+    recipe: Recipe, folder: Path, *, lost: int | None = None, asked_in: int | None = None
+) -> OverLoopback:
+    """Run all nodes, each in a thread; `lost` ends after its second step; a person asks for the end when a node has
+    read that batch.
+    """
+    asked = threading.Event()
     jobs, sockets = jobs_of(recipe, folder), make_sockets(recipe.nodes)
     outputs = [io.StringIO() for _ in jobs]
     weights: list[list[Tensor]] = [[] for _ in jobs]
@@ -53,8 +59,14 @@ def over_loopback(recipe: Recipe, folder: Path, *, lost: int | None = None) -> O
                 raise TestbedError("it has had enough")
             return super().loss(batch, part)
 
+    class Asking(Learner):
+        def loss(self, batch: int, part: int) -> Tensor:
+            if batch == asked_in:
+                asked.set()
+            return super().loss(batch, part)
+
     parts = jobs[0].data.parts
-    learners = [(Quitter if node == lost else Learner)(parts, node) for node in range(len(parts))]  # they share a seed
+    learners = [(Quitter if node == lost else Asking)(parts, node) for node in range(len(parts))]  # they share a seed
 
     def run(node: int) -> None:
         job = jobs[node]
@@ -63,7 +75,9 @@ def over_loopback(recipe: Recipe, folder: Path, *, lost: int | None = None) -> O
                 links.connect()
                 ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
                 learner = learners[min(node, job.data.workers - 1)]
-                goes_on = take_part(job, ordered, outputs[node], lambda message: None, None, learner)
+                goes_on = take_part(
+                    job, ordered, outputs[node], lambda message: None, links.ending(asked.is_set), None, learner
+                )
                 if node < job.data.workers:
                     weights[node] = [parameter.detach() for parameter in learner.parameters]
                 if not goes_on:
@@ -132,6 +146,31 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
     assert had[0] == had[1]
 
 
+@pytest.mark.parametrize(
+    ("exchange", "staleness", "more"),
+    [
+        ("star", 0, {}),
+        ("all-to-all", (0, 2), {}),
+        ("star", 3, {"deco": DecoSpec(every=50, noise="exp", noise_weight=1.0)}),
+        ("star", 9, {"outer": OUTER, "arrivals": {"buffer": 2}}),
+    ],
+)
+def test_who_asks_for_the_end_gets_it_soon_and_after_the_same_step_everywhere(
+    exchange: Exchange, staleness: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = a_recipe(exchange, SPARSE, workers=2, staleness=staleness, steps=40, **more)
+    live = over_loopback(recipe, tmp_path, asked_in=2)
+    assert live.errors == [None] * recipe.nodes
+    done = {len(node) for node in live.records}
+    if recipe.data is not None and recipe.data.arrivals is None:
+        (steps,) = done
+        shorter = recipe.training.model_copy(update={"steps": steps})
+        assert same(live.weights[0], trained(recipe.model_copy(update={"training": shorter})).weights(0))
+        assert same(live.weights[0], live.weights[1])
+    assert max(done) < 40
+    assert {record.phase for node in live.records for record in node} == {"train"}
+
+
 def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
     """Two links of 80 and 40 Mbit/s, 20 ms each way, and a dense message of 1 MB: the slower one decides."""
     deco = DecoSpec(every=4, noise="exp", noise_weight=1.0)
@@ -179,9 +218,8 @@ def test_a_decision_crosses_at_the_head_of_a_message() -> None:
 
 def test_by_arrivals_it_goes_on_without_a_lost_worker(tmp_path: Path) -> None:
     """A buffer of all workers is of all that are left, so what two of three compute does not depend on the time."""
-    outer = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
     found = over_loopback(
-        a_recipe("star", SPARSE, workers=3, steps=6, evaluate_every=3, outer=outer, arrivals={"buffer": 3}),
+        a_recipe("star", SPARSE, workers=3, steps=6, evaluate_every=3, outer=OUTER, arrivals={"buffer": 3}),
         tmp_path,
         lost=1,
     )

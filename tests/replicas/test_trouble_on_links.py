@@ -163,7 +163,7 @@ def _be_node(job: NodeJob, own: Any, sockets: Any, space: int, began_ns: int, *,
                     time.sleep((began_ns - time.monotonic_ns()) / 1e9)
                     learner = (Crashing if crashes else Learner)(job.data.parts, min(job.stage, WORKERS - 1))
                     ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
-                    if take_part(job, ordered, steps, lambda message: None, None, learner):
+                    if take_part(job, ordered, steps, lambda message: None, links.ending(), None, learner):
                         links.leave()
                     weights = [parameter.detach() for parameter in learner.parameters]
                     torch.save(weights, folder / f"weights-{job.stage}")

@@ -10,7 +10,7 @@ import pytest
 from testbed.codecs.catalogue import table
 from testbed.errors import SpecError
 from testbed.sweep import plan
-from testbed.sweep.controller import expected_messages
+from testbed.sweep.bounded_steps import expected_messages
 from tests.synthetic import cell
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from testbed.errors import SpecError
 from testbed.spec import Cell, recipe_of
+from testbed.sweep.bounded_steps import expected_messages
 from testbed.sweep.resolve import resolve_cell
 
 FIELDS: dict[str, Any] = {
@@ -58,6 +59,17 @@ def test_numbers_and_codecs_may_differ_between_workers() -> None:
     assert cell.data is not None
     assert [cell.data.staleness_of(worker) for worker in range(4)] == [0, 1, 2, 3]
     assert cell.codec == "0: fp32; rest: topk(0.1)"
+
+
+def test_live_it_is_the_same_on_either_clock() -> None:
+    """On the real clock a message is made within its step's time, so codecs cost nothing there either."""
+    virtual = a_cell(timing="live")
+    real = resolve_cell({**FIELDS, "timing": "live"}, "relay", "it", "real")
+    means = {"clock": "real", "engine": "relay"}
+    assert real == virtual.model_copy(update=means)
+    assert expected_messages(real) == tuple(sorted(expected_messages(real)))
+    sparse, dense = expected_messages(real)
+    assert dense > 10 * sparse
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from testbed import results
+from testbed.metrics.steps import align
 from testbed.results import Run
 from tests.commands import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXPERIMENT = """
 question = "Does it go through?"
@@ -40,18 +41,19 @@ profile = ["{profile}"]
 """
 
 
-def swept(folder: Path, **fields: Any) -> Run:
+def swept(folder: Path, clock: str = "virtual", **fields: Any) -> Run:
     folder.mkdir(exist_ok=True)
     (folder / "sweep.toml").write_text(
         EXPERIMENT.format(**{"more": "", "exchange": 'exchange = "all-to-all"', **fields}), encoding="utf8"
     )
-    with Command.standing(folder, "netem") as command:
-        command.finish("sweep", "sweep.toml", "--clock", "virtual", within_s=590)
+    with Command.standing(folder, "auto") as command:
+        command.finish("sweep", "sweep.toml", "--clock", clock, within_s=590)
     (cell_id,) = results.last_sweep(folder / "results" / folder.name).cells
     (run,) = results.finished_runs(folder / "results" / folder.name, cell_id)
     return run
 
 
+@pytest.mark.clock_kernel
 def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
     summary = swept(tmp_path, timing="played", steps=6, profile="link(20Mbit, 20ms)").summary
     assert summary is not None
@@ -63,6 +65,24 @@ def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
     assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.root
+def test_live_on_the_real_clock_it_trains_as_without_a_network(tmp_path: Path) -> None:
+    runs = [
+        swept(tmp_path / timing, "real", timing=timing, steps=4, profile="link(20Mbit, 20ms)")
+        for timing in ("live", "played")
+    ]
+    live, played = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
+    losses = [[step.loss for step in align(stages)] for stages in (live, played)]
+    assert losses[0] == losses[1]
+    sizes = [[frame.payload_bytes for node in stages for r in node for frame in r.sent] for stages in (live, played)]
+    assert sizes[0] == sizes[1]
+    certificates = runs[0].certificates
+    assert certificates is not None
+    assert certificates.before.bound is not None
+    assert certificates.after is not None
+
+
+@pytest.mark.clock_kernel
 @pytest.mark.parametrize(
     "more",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.sweep.controller import expected_messages, sent_messages
+from testbed.sweep.bounded_steps import expected_messages, sent_messages
 from tests.synthetic import FRAME_HEADER, Pipeline, cell
 
 VALUES = 4 * 64 * 256  # sequences of a micro-batch, tokens, width of gpt2-mini

@@ -1,0 +1,59 @@
+"""After which step data parallel training ends: the last one, or a few after a person asked for it.
+
+Workers do not meet at the end of a step, so node 0 decides, and announces it over the sockets of `pipeline.gather`,
+which use no shaped link. It does so before it sends its message of the step that it is in. Nobody begins a step before
+it has the messages of all up to `staleness + 1` steps before, so whoever begins the last step of an early end, or after
+it, has heard of it: all nodes end after the same step, and hold the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from testbed.pipeline.control import Ended
+from testbed.pipeline.gather import Gather
+from testbed.pipeline.job import NodeJob
+from testbed.policies.deco import DEFAULT_LIMITS
+
+
+class Ending:
+    """One node's view of when training ends."""
+
+    def __init__(self, job: NodeJob, gather: Gather, asked: Callable[[], bool]) -> None:
+        """`asked` says whether a person wants training to end early."""
+        self._gather, self.asked, self._decides = gather, asked, job.stage == 0
+        self.steps = job.training.steps
+        """Steps that training has, as far as is known here."""
+        self.early = False
+        """Whether these are fewer than were stated."""
+        self._furthest = max(job.data.staleness)
+        if job.data.deco is not None:
+            self._furthest = max(self._furthest, DEFAULT_LIMITS.most_staleness)
+
+    def goes_on(self, step: int) -> bool:
+        """Say whether there is such a step: to be called by every node before it begins it."""
+        if not self.early:
+            steps = self._asked_for(step) if self._decides else self._gather.announced()
+            if steps is not None and steps < self.steps:
+                self.steps, self.early = int(steps), True
+        return step < self.steps
+
+    def _asked_for(self, step: int) -> int | None:
+        """Decide, where a person has asked: the hub is about to begin `step`."""
+        if not self.asked():
+            return None
+        steps = step + self._furthest + 2
+        if steps < self.steps:
+            self._gather.announce(steps)
+        return steps
+
+    def end_now(self, step: int) -> bool:
+        """Say whether a step that has begun is the last: for a node that decides by itself, and that others follow."""
+        if self.asked() and step + 1 < self.steps:
+            self.steps, self.early = step + 1, True
+        return step + 1 == self.steps
+
+    @property
+    def ended(self) -> Ended:
+        """Why training ended, once it has."""
+        return "asked" if self.early else "steps"

@@ -1,0 +1,126 @@
+"""The steps that certificates are judged by: a run's own, and where there is no run yet the one that a cell expects.
+
+That is the cell's schedule, and nothing computed: compute hides what a link does wrong, so no step with the same
+messages is moved by a larger share of itself. Paced stages and workers have their durations in the cell, and keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from testbed.codecs.catalogue.codec_spec import parse_codec
+from testbed.codecs.catalogue.placement import parse_placement
+from testbed.devices import flops
+from testbed.metrics.bound import BoundedStep, pipeline_step, stated_step
+from testbed.pipeline.schedule import actions
+from testbed.play.replica_steps import replica_step, stated_replica_step
+from testbed.profiles import LinkProfile
+from testbed.records import StepRecord
+from testbed.spec import Cell, Engine, Measured, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.workloads import models
+
+_SAME_SIZE = 1.1
+"""Messages that differ by less than this factor are measured once: each costs a second of idling."""
+
+_EXPECTED = "a step as the cell expects it"
+
+
+def expected_step(cell: Cell) -> BoundedStep:
+    """Return a step of the cell, with messages of the size that its codecs nominally make."""
+    if cell.data is not None:
+        return stated_replica_step(cell, _replica_messages(cell), _EXPECTED)
+    return _stated(cell, _EXPECTED, expected_messages(cell)[0])
+
+
+def run_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
+    """Return the steps of a run that its links are judged by; None where none counts. `nodes`: records by node."""
+    return (pipeline_step if cell.data is None else replica_step)(cell, nodes, played_at_ns)
+
+
+def expected_messages(cell: Cell) -> tuple[int, ...]:
+    """Return the sizes in bytes to certify with before a run: one micro-batch's tensor as the codec nominally sends it,
+    and as fp32; in data parallel training what each node sends.
+
+    Where codecs differ by boundary or direction, the widest counts.
+    """
+    if cell.data is not None:
+        parts = cell.data.workers if cell.data.exchange == "all-reduce" else 1
+        return some_sizes([-(-size // parts) for size in _replica_messages(cell)])
+    spec, pipeline = cell.workload, cell.pipeline
+    values = (
+        spec.batch_size
+        // (pipeline.microbatches * pipeline.accumulation)
+        * spec.sequence_length
+        * models.hidden_width(spec)
+    )
+    return tuple(sorted({max(1, int(values * bits / 8)) for bits in (parse_placement(cell.codec).nominal_bits, 32)}))
+
+
+def sent_messages(nodes: Iterable[Sequence[StepRecord]]) -> tuple[int, ...]:
+    """Return the sizes in bytes to certify with after a run: the smallest, the median and the largest frame that it
+    sent; those that are about the same once; empty where nothing was sent.
+    """
+    return some_sizes([sent.frame_bytes for records in nodes for record in records for sent in record.sent])
+
+
+def some_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Return the smallest, the median and the largest, those that are about the same once."""
+    ordered, chosen = sorted(sizes), list[int]()
+    for size in (ordered[0], ordered[len(ordered) // 2], ordered[-1]) if ordered else ():
+        if not chosen or size > _SAME_SIZE * chosen[-1]:
+            chosen.append(size)
+    return tuple(chosen)
+
+
+def _replica_messages(cell: Cell) -> list[int]:
+    """Return the nominal size of the messages of each node, in bytes."""
+    data = cell.data
+    assert data is not None
+    size, placed = models.workload_size(cell.workload), parse_placement(cell.codec)
+    codecs = [placed.at(worker, "backward") for worker in range(data.workers)]
+    codecs += [] if data.answer is None else [parse_codec(data.answer)]
+    values = flops.parameters(size, range(size.layers))
+    return [max(1, int(values * codec.nominal_bits / 8)) for codec in codecs]
+
+
+def reference_step(profile: LinkProfile, engine: Engine, message_bytes: int) -> BoundedStep:
+    """Return what `testbed link` judges a link by: the default experiment's step in a star of three such links, with
+    messages of this size.
+    """
+    cell = Cell(
+        codec="fp32",
+        profiles=(profile,),
+        topology="star",
+        engine=engine,
+        compute=Measured(),
+        workload=WorkloadSpec(
+            family="gpt2",
+            model="gpt2-mini",
+            text="bundled",
+            sequence_length=64,
+            batch_size=16,
+            validation_batches=1,
+        ),
+        pipeline=PipelineSpec(stages=3, microbatches=4, schedule="1f1b", in_flight=4),
+        optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0, beta1=0.9, beta2=0.999, clip_norm=1),
+        training=TrainingSpec(steps=1, warmup_steps=0, seed=0, evaluate_every=0),
+    )
+    size = f"{message_bytes / 1024:.4g} KiB"
+    said = f"3 stages in a star of such links, 4 micro-batches of {size} forward and backward, nothing computed"
+    return _stated(cell, said, message_bytes, alike=True)
+
+
+def _stated(cell: Cell, said: str, frame_bytes: int, *, alike: bool = False) -> BoundedStep:
+    pipeline = cell.pipeline
+    order = [
+        actions(
+            pipeline.schedule,
+            stage=stage,
+            stages=pipeline.stages,
+            microbatches=pipeline.microbatches,
+            in_flight=pipeline.in_flight,
+            accumulation=pipeline.accumulation,
+        )
+        for stage in range(pipeline.stages)
+    ]
+    return stated_step(cell, order, said, frame_bytes=frame_bytes, alike=alike)

@@ -1,0 +1,64 @@
+"""The steps that links of data parallel training are judged by: as asked they move nothing, and what is slower does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.metrics.wires import WireDeviation, Wires
+from testbed.play import replicas
+from testbed.play.ideal import Pipes, PipesFound, ideal_steps_ns
+from testbed.play.replica_steps import replica_step, stated_replica_step
+from testbed.spec import ArrivalsSpec, Cell, Exchange, OuterSpec
+from testbed.sweep.bounded_steps import expected_messages, expected_step
+from tests.play.test_replica_traces import a_cell
+from tests.small_replicas import EXCHANGES, SPARSE
+
+ALL = [(link, way) for link in range(5) for way in ("up", "down")]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_as_asked_they_take_what_pipes_say_and_a_slower_link_moves_them(exchange: Exchange, staleness: int) -> None:
+    cell, training = a_cell(exchange, staleness=staleness, steps=12)
+    trace = replicas.trace_of(cell, training)
+    pipes = ideal_steps_ns(trace, Pipes(cell.topology, cell.links, cell.nodes), trace.steps)
+    found = ideal_steps_ns(trace, PipesFound(cell, Wires(cell)), trace.steps)
+    assert found == pytest.approx(pipes, abs=100)  # each hop is rounded to a nanosecond
+    step = replica_step(cell, training, None)
+    assert step is not None
+    assert step.moved(dict.fromkeys(ALL, WireDeviation())) == pytest.approx(0, abs=1e-6)
+    slower, slowest, late = (
+        step.moved(dict.fromkeys(ALL, deviation))
+        for deviation in (WireDeviation(rate=0.9), WireDeviation(rate=0.5), WireDeviation(delay_ns=20e6))
+    )
+    assert 0 < slower < slowest < 1.01
+    # Workers that are two steps ahead do not wait for a delay that fits into two steps.
+    assert late > 0.1 or staleness
+
+
+def test_a_step_that_nobody_has_run_is_that_of_the_run_with_such_messages() -> None:
+    cell, training = a_cell("star", workers=2, staleness=(0, 1), steps=12)
+    ran = replica_step(cell, training, None)
+    stated = stated_replica_step(cell, [records[0].sent[0].frame_bytes for records in training], "it")
+    assert ran is not None
+    assert stated.seconds == pytest.approx(ran.seconds, rel=0.02)
+    assert expected_step(cell).seconds > stated.seconds  # of a larger model than the one that was trained
+    assert len(expected_messages(cell)) == 1
+
+
+def test_rounds_that_nobody_waits_for_are_judged_by_one_in_which_all_do() -> None:
+    cell, training = a_cell("star", SPARSE, workers=2, steps=12)
+    data: dict[str, Any] = {
+        "arrivals": ArrivalsSpec(period_s=5.0),
+        "outer": OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False),
+        "staleness": (7,),
+    }
+    assert cell.data is not None
+    asynchronous = Cell.model_construct(**{**dict(cell), "data": cell.data.model_copy(update=data)})
+    ours, theirs = (replica_step(each, training, None) for each in (asynchronous, cell))
+    assert ours is not None
+    assert theirs is not None
+    assert ours.seconds == pytest.approx(theirs.seconds, rel=0.1)
+    assert replica_step(asynchronous, [[] for _ in training], None) is None
