@@ -22,6 +22,8 @@ NEAR = {"pair": 0.01, "server": 0.02, "ring": 0.02, "shared": 0.02, "paced": 0.0
 """How far a played cycle may be from its formula, by grid."""
 _SOME_GRIDS = ("exchange", "answer_bits")
 """Columns that cells.csv lacks where only the grid of two workers was played, as in the short form."""
+LIVE, LIVE_NEAR = "live.csv", 0.03
+"""Live runs on both clocks (live.py), and how far apart their steps may be."""
 TITLES = {
     "pair": "delayed aggregation between two workers",
     "server": "a server on a fast link",
@@ -80,6 +82,41 @@ def regimes(folder: Path) -> Any:
     return pd.DataFrame(rows)
 
 
+def live(folder: Path) -> Any:
+    """Return every cell that was run live on both clocks."""
+    rows = pd.read_csv(folder / LIVE)
+    return pd.DataFrame(
+        {
+            "exchange": rows.exchange,
+            "staleness": rows.staleness,
+            "link": rows.network,
+            "virtual": [f"{value * 1e3:.1f} ms" for value in rows.virtual_s],
+            "real": [f"{value * 1e3:.1f} ms" for value in rows.real_s],
+            "apart": [_percent(value, "+.1%") for value in rows.apart],
+            "links' bound": [_percent(value) for value in rows.bound],
+            "same losses": rows.same_losses.map({True: "yes", False: "no"}),
+        }
+    )
+
+
+def live_claim(folder: Path) -> Claim:
+    """Return whether live steps on the real clock are those on the virtual one."""
+    rows = pd.read_csv(folder / LIVE)
+    apart = rows.apart.abs()
+    worst = rows.loc[apart.idxmax()]
+    return Claim(
+        claim=f"A live step on the real clock is that on the virtual clock to within {_percent(LIVE_NEAR, '.0%')}",
+        source="ours",
+        published="",
+        ours=f"{_percent(apart.max())} at most, {_percent(apart.median())} in the median of {len(rows)} cells",
+        interval="one run of each",
+        verdict="holds" if apart.max() <= LIVE_NEAR else "fails",
+        why=f"the worst: {worst.exchange}, staleness {worst.staleness}, {worst.network}; the losses of "
+        f"{int(rows.same_losses.sum())} of {len(rows)} are the same bit for bit",
+        command=f"python -m testbed reproduce {NAME}",
+    )
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what arithmetic claims and what became of it."""
     frame, rows = cells(folder), []
@@ -97,7 +134,7 @@ def claims(folder: Path) -> list[Claim]:
                 command=COMMAND,
             )
         )
-    return rows
+    return [*rows, live_claim(folder)]
 
 
 def _worst(part: Any) -> str:
@@ -117,6 +154,7 @@ def blocks(folder: Path) -> dict[str, str]:
         "answer": experiments.prose(answer),
         "regimes": experiments.markdown_of(regimes(folder)),
         "others": experiments.markdown_of(table(folder)),
+        "live": experiments.markdown_of(live(folder)),
         "claims": claims_table(claims(folder)),
     }
 
