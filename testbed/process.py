@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -276,3 +276,11 @@ if __name__ == "__main__":
     from testbed import process  # under its own name: the program imports it too, and errors have one class each
 
     process.run_module(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+
+
+def process_group(leader: int) -> Iterator[int]:
+    """Yield the ids of the processes of a group."""
+    for name in (folder.name for folder in Path("/proc").iterdir()):
+        with contextlib.suppress(ProcessLookupError):
+            if name.isdigit() and os.getpgid(int(name)) == leader:
+                yield int(name)

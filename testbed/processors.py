@@ -1,7 +1,9 @@
-"""How this machine's processors spend their time, as /proc/stat says."""
+"""How this machine's processors spend their time, as /proc says."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,3 +33,15 @@ def parse_processors(stat: str) -> dict[str, ProcessorTicks]:
             ticks = [int(word) for word in words[:8]]  # guests' time is in user's already
             processors[name] = ProcessorTicks(idle=ticks[3], waiting=ticks[4], stolen=ticks[7], total=sum(ticks))
     return processors
+
+
+def granted_share(pids: Iterable[int]) -> float:
+    """Return in which share of the time that processes could have run they were let run, since they began: 1 where no
+    other wanted their processor, and where the kernel does not say (/proc/PID/schedstat).
+    """
+    ran_ns = waited_ns = 0
+    for pid in pids:
+        with suppress(OSError):  # it has ended, or the kernel keeps no such statistics
+            ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+            ran_ns, waited_ns = ran_ns + int(ran), waited_ns + int(waited)
+    return ran_ns / (ran_ns + waited_ns) if ran_ns and waited_ns else 1.0

@@ -23,7 +23,8 @@ from testbed.play.inside import ALONE, TEMPORARY
 from testbed.play.job import Outcome, PlayJob
 from testbed.play.player import Clock
 from testbed.play.trace import RECEIVE, SEND, read_trace
-from testbed.process import ROOT, start_program
+from testbed.process import ROOT, process_group, start_program
+from testbed.processors import granted_share
 from testbed.vm.guest import Guest, start_guest
 from testbed.vm.kernel import GuestKernel
 
@@ -264,10 +265,17 @@ class _Play:
     def _hangs(self, worker: _Worker) -> str | None:
         """Say that a worker has shown no sign of life for too long; None where it has."""
         predicted_s = 0.0 if worker.job is None else self._predicted_s[worker.job]
-        patience_s = max(_PATIENCE_S, _PATIENCE * predicted_s)
-        if time.monotonic() - worker.moved_s < patience_s:
+        silent_s, patience_s = time.monotonic() - worker.moved_s, max(_PATIENCE_S, _PATIENCE * predicted_s)
+        if silent_s < patience_s:
             return None
-        return f"it made no progress for {patience_s:.0f} s of this machine's time and was ended"
+        # Beside busy programs it gets a share of a processor, and is as much slower.
+        share = granted_share(process_group(worker.process.pid))
+        if silent_s * share < patience_s:
+            return None
+        return (
+            f"it made no progress for {silent_s:.0f} s of this machine's time, with a processor for {share:.0%} of the "
+            "time in which it wanted one, and was ended"
+        )
 
     def _fail(self, worker: _Worker, why: str) -> None:
         assert worker.job is not None

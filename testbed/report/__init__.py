@@ -31,6 +31,7 @@ codec_costs    the benchmark of codecs: table, page and figure
 link_accuracy  the grid of link accuracy: tables and page
 maps           which codec to take over which link, over a grid of rate and delay
 experiments    what the figure programs of experiments/ share
+csv_rows       the tables that programs of experiments write and go on with
 experiment_tables    the CSVs that every experiment commits: seeds, tuning, certificates, comparisons
 experiment_verdicts  comparisons and verdicts from those rows, and what a README says of them
 predicted      what the figure programs of predicted experiments share

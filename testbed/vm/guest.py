@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from testbed.errors import CapabilityError, GuestKernelError, SpecError
-from testbed.process import ROOT, start_program
+from testbed.process import ROOT, process_group, start_program
 from testbed.vm.kernel import LOADER_FD, GuestKernel
 from testbed.vm.plan import archive
 
@@ -394,7 +394,7 @@ class Guest:
         refuses another, the guest's kernel tries the same page fault again, for ever and without a word.
         """
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
-        full = {pid for pid in _group(self._process.pid) if _mappings(pid) >= limit}
+        full = {pid for pid in process_group(self._process.pid) if _mappings(pid) >= limit}
         if full & before:
             raise GuestKernelError(
                 "a process in the guest holds as many memory mappings as this machine allows one process "
@@ -502,7 +502,7 @@ def _wait_for_group(leader: int) -> None:
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(leader, 0)
-            if not any(_runs(pid) for pid in _group(leader)):
+            if not any(_runs(pid) for pid in process_group(leader)):
                 return
             time.sleep(0.005)
 
@@ -512,14 +512,6 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
-
-
-def _group(leader: int) -> Iterator[int]:
-    """Yield the processes of a process group."""
-    for name in (folder.name for folder in Path("/proc").iterdir()):
-        with suppress(ProcessLookupError):
-            if name.isdigit() and os.getpgid(int(name)) == leader:
-                yield int(name)
 
 
 def _mappings(pid: int) -> int:

@@ -103,3 +103,15 @@ def test_one_that_dies_before_it_takes_a_job_costs_none_unless_all_do(
     else:
         assert "-9" in str(outcome.error)
         assert 1 < len(started) < deaths
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_one_that_others_keep_from_working_is_not_taken_for_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    for name in ("_PATIENCE_S", "_PATIENCE"):
+        monkeypatch.setattr(guests, name, 1e-9)
+    monkeypatch.setattr(guests, "granted_share", lambda pids: share)
+    (outcome,) = play_jobs([job(tmp_path, "one")], clock="real", folder=tmp_path / "work")
+    assert ("made no progress" in (outcome.error or "")) == bool(share)
+    assert (outcome.error is None) != bool(share)
