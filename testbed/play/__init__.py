@@ -13,6 +13,8 @@ steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model
 shapes    what a model's shapes, a device and a codec's size make of such a trace
 data_parallel  the same of workers that hold whole models: a server, rings, delayed aggregation
+hybrid    pipelines within replicas and data parallel across them, at the sites of a scenario
+scenarios who trains together, over which links: scenarios.toml
 pipelines a training becomes a trace, and what was played the records of a run
 replicas  the same of data parallel training; replica_steps.py has the steps that its certificates are judged by
 

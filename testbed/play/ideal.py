@@ -105,6 +105,17 @@ class InboundWire:
         return self._free[node]
 
 
+class AlonePipes(Pipes):
+    """Pipes, but each message finds its links empty: what no message can be faster than, however TCP's flows share
+    them.
+    """
+
+    def sent(self, node: int, peer: int, size: int, now_ns: int) -> int:
+        """Let a message cross the links of its path, as if there were no other."""
+        self._free.clear()
+        return super().sent(node, peer, size, now_ns)
+
+
 def ideal_steps_ns(trace: Trace, links: Links | None, steps: int = 3) -> list[int]:
     """Return how long each of the first `steps` steps takes over these links; None: where messages take no time.
 

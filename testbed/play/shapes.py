@@ -221,17 +221,26 @@ def _messages(
         stated = math.ceil(asked.payload.forward * tokens), math.ceil(asked.payload.backward * tokens)
         return stated, (0, 0), (0, 0)
     assert asked.codec is not None
-    codecs = [placement.parse_placement(asked.codec).at(0, way) for way in _WAYS]
-    for spec in codecs:
+    sizes = codec_bytes(asked.codec, shape)
+    if asked.codec_cost == "zero":
+        return sizes, (0, 0), (0, 0)
+    rates = rates_of(device)
+    specs = (placement.parse_placement(asked.codec).at(0, way) for way in _WAYS)
+    (e1, d1), (e2, d2) = (device_codec_ns(spec, way, shape, rates) for spec, way in zip(specs, _WAYS, strict=True))
+    return sizes, (e1, e2), (d1, d2)
+
+
+def codec_bytes(codec: str, shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Return how large a micro-batch's activations and gradients of this shape are as a codec sends them: by its
+    formula. SpecError where it has none.
+    """
+    specs = [placement.parse_placement(codec).at(0, way) for way in _WAYS]
+    for spec in specs:
         if spec.row.bits is None:
             raise SpecError(f"how large the messages of {spec.text} are follows from no formula; state a payload")
     values = math.prod(shape)
-    first, second = (math.ceil(spec.bits(way, shape) * values / 8) for spec, way in zip(codecs, _WAYS, strict=True))
-    if asked.codec_cost == "zero":
-        return (first, second), (0, 0), (0, 0)
-    rates = rates_of(device)
-    (e1, d1), (e2, d2) = (device_codec_ns(spec, way, shape, rates) for spec, way in zip(codecs, _WAYS, strict=True))
-    return (first, second), (e1, e2), (d1, d2)
+    first, second = (math.ceil(spec.bits(way, shape) * values / 8) for spec, way in zip(specs, _WAYS, strict=True))
+    return first, second
 
 
 def _stated_size(table: Mapping[str, Any]) -> ModelSize:

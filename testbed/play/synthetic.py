@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from testbed.pipeline.schedule import actions
+from testbed.pipeline.schedule import Action, actions
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.spec import ScheduleName
 
 LABELS = ("forward", "backward", "encode", "decode", "update", "activation", "gradient", "barrier")
 _LABEL = {name: number for number, name in enumerate(LABELS)}
+_WORKS = (_LABEL["forward"], _LABEL["backward"])
+MESSAGES = (_LABEL["activation"], _LABEL["gradient"])
+"""What a message is called, forward and backward."""
 Both = int | tuple[int, int]
 """A number for activations and gradients alike, or one for each."""
+Message = Callable[[int, int, int, int], None]
+"""See `add_batch`."""
 
 
 def pipeline_trace(
@@ -40,28 +45,29 @@ def pipeline_trace(
     sizes, encode, decode = (_each(value, 2) for value in (message_bytes, encode_ns, decode_ns))
     boxes = _Inboxes(stages) if blocking else None
     lanes = tuple(Lane(stage, "compute") for stage in range(stages))
+
+    def take(stage: int, before: int, way: int, tag: int) -> None:
+        lane, what = lanes[stage], MESSAGES[way]
+        if boxes is None:
+            lane.add(RECEIVE, label=what, peer=before, tag=tag)
+        else:
+            lane.add(WAIT, label=what, tag=boxes.event(before, tag), value=1)
+        lane.add(WORK, label=_LABEL["decode"], value=decode[way])
+
+    def give(stage: int, after: int, way: int, tag: int) -> None:
+        lane, what = lanes[stage], MESSAGES[way]
+        lane.add(WORK, label=_LABEL["encode"], value=encode[way])
+        lane.add(SEND, label=what, peer=after, tag=tag, value=sizes[way])
+        if boxes is not None:
+            lane.add(WAIT, label=what, tag=boxes.receive(stage, after, tag, what), value=1)
+
     for step in range(steps):
         for stage, lane in enumerate(lanes):
-            for kind, microbatch in actions(
+            order = actions(
                 schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight or stages
-            ):
-                way = int(kind == "B")
-                before, after = (stage + 1, stage - 1) if way else (stage - 1, stage + 1)
-                what = _LABEL["gradient" if way else "activation"]
-                tag = (step * microbatches + microbatch) * 2 + way
-                if 0 <= before < stages:
-                    if boxes is None:
-                        lane.add(RECEIVE, label=what, peer=before, tag=tag)
-                    else:
-                        lane.add(WAIT, label=what, tag=boxes.event(before, tag), value=1)
-                    lane.add(WORK, label=_LABEL["decode"], value=decode[way])
-                work_ns, name = (backward[stage], "backward") if way else (forward[stage], "forward")
-                lane.add(WORK, label=_LABEL[name], value=work_ns)
-                if 0 <= after < stages:
-                    lane.add(WORK, label=_LABEL["encode"], value=encode[way])
-                    lane.add(SEND, label=what, peer=after, tag=tag, value=sizes[way])
-                    if boxes is not None:
-                        lane.add(WAIT, label=what, tag=boxes.receive(stage, after, tag, what), value=1)
+            )
+            works = forward[stage], backward[stage]
+            add_batch(lane, order, stage, stages, works, first_tag=step * microbatches * 2, take=take, give=give)
             lane.add(SIGNAL, label=_LABEL["barrier"], tag=step)
             lane.add(WAIT, label=_LABEL["barrier"], tag=step, value=stages)
             lane.add(WORK, label=_LABEL["update"], value=update[stage])
@@ -70,6 +76,32 @@ def pipeline_trace(
             boxes.end_step()
     nodes = tuple(f"stage {stage}" for stage in range(stages))
     return Trace(nodes, LABELS, lanes + (boxes.lanes if boxes else ()), {"maker": "synthetic pipeline"})
+
+
+def add_batch(
+    lane: Lane,
+    order: Iterable[Action],
+    stage: int,
+    stages: int,
+    works_ns: tuple[int, int],
+    *,
+    first_tag: int,
+    take: Message,
+    give: Message,
+) -> None:
+    """Add what a stage does for a batch: its actions in order, which take `works_ns` forward and backward, and its
+    messages. `take` and `give` add how a message comes from a neighbour and goes to one: they are called with the
+    stage, the neighbour, 0 forward or 1 backward, and the message's tag, from `first_tag` on two for each micro-batch.
+    """
+    for kind, microbatch in order:
+        way = int(kind == "B")
+        before, after = (stage + 1, stage - 1) if way else (stage - 1, stage + 1)
+        tag = first_tag + microbatch * 2 + way
+        if 0 <= before < stages:
+            take(stage, before, way, tag)
+        lane.add(WORK, label=_WORKS[way], value=works_ns[way])
+        if 0 <= after < stages:
+            give(stage, after, way, tag)
 
 
 def transfer_trace(messages: Iterable[tuple[int, int, int]]) -> Trace:

@@ -22,5 +22,6 @@ asynchronous  their nodes over links
 events    the same in one process, with formulas for links
 federated federated averaging of digits in one process, round by round
 stacked   many short trainings of a small network side by side
-stacked_text  the same of a language model of characters, with any codec, local steps, and choices that change
+stacked_text  the same of a language model of characters, with any codec, local steps, choices that change, cut models
+tuned_text    its methods at the learning rates that suit them
 """

@@ -10,11 +10,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from testbed.codecs.contract import Context
+from testbed.codecs.make import make
+from testbed.message_key import Direction, MessageKey
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.stacked import Trial
 from testbed.spec import OuterSpec
@@ -23,6 +26,7 @@ from testbed.workloads.characters import ROWS, VALUES, WIDTH
 
 _EPSILON, _CLIP_EPSILON = 1e-8, 1e-6
 """As in AdamW, and as `Optimiser` clips."""
+_WAYS: Final[tuple[Direction, ...]] = ("forward", "backward")
 SHAPES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {
     "values": [(VALUES,)],
     "rows": [(sum(ROWS), WIDTH)],
@@ -53,6 +57,12 @@ class TextMethod(NamedTuple):
     workers: int = 4
     batch_size: int = 4
     """Sequences of each worker in a batch."""
+    batch_sizes: tuple[int, ...] = ()
+    """Where workers differ: of each. They divide `batch_size`."""
+    split: tuple[int, ...] = ()
+    """Workers whose model is cut into four stages, see `characters.CUTS`."""
+    boundary: str = "fp32"
+    """The codec of what they send between stages, a token at a time: a call has all tokens of a run's split workers."""
 
 
 class Chosen(NamedTuple):
@@ -125,6 +135,7 @@ class TextStack:
         """(R, P), the same at all workers of a run."""
         self._shapes = SHAPES[method.sees]
         self._ends = [[self._bucket(run.seed, worker) for worker in range(method.workers)] for run in runs]
+        self._boundaries = [_Boundaries(method.boundary, run.seed) for run in runs] if method.split else []
         rates = torch.tensor([[run.learning_rate] for run in runs])
         each = 1 if method.outer is None else method.workers
         self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm)
@@ -136,11 +147,11 @@ class TextStack:
         method = self._method
         before = self.weights.repeat_interleave(method.workers, 0)
         if method.outer is None:
-            message = characters.gradients(before, self._sequences(exchange))
+            message = self._gradients(before, exchange)
         else:
             weights = before.clone()
             for batch in range(exchange * method.local_steps, (exchange + 1) * method.local_steps):
-                self._adam.update(weights, characters.gradients(weights, self._sequences(batch)))
+                self._adam.update(weights, self._gradients(weights, batch))
             message = before - weights
         finite = message.isfinite().all(1).view(-1, method.workers).all(1)
         if not bool(finite.all()):
@@ -165,13 +176,35 @@ class TextStack:
         rows = torch.tensor([self.running.index(run) for run in runs], dtype=torch.int64)
         self._adam.keep(rows, len(self.running))
         self._seeds, self._ends = [self._seeds[row] for row in rows], [self._ends[row] for row in rows]
+        if self._boundaries:
+            self._boundaries = [self._boundaries[row] for row in rows]
         self.weights = self.weights[rows]
         self._momentum = None if self._momentum is None else self._momentum[rows]
         self._under_way = deque(each[rows] for each in self._under_way)
         self.running = list(runs)
 
+    def _gradients(self, weights: Tensor, batch: int) -> Tensor:
+        split = self._method.split
+        if not split:
+            return characters.gradients(weights, self._sequences(batch))
+
+        def at_cut(stream: Tensor, cut: int) -> Tensor:
+            streams = stream.view(len(self.running), -1, *stream.shape[1:])
+            parts = list(streams.unbind(1))
+            crossed = _AtCut.apply(  # type: ignore[no-untyped-call]
+                streams[:, list(split)], cut, batch, self._boundaries
+            )
+            for place, worker in enumerate(split):
+                parts[worker] = crossed[:, place]
+            return torch.stack(parts, 1).flatten(0, 1)
+
+        return characters.gradients(weights, self._sequences(batch), at_cut)
+
     def _sequences(self, batch: int) -> Tensor:
         chosen = {seed: self._batches[seed].batch(batch) for seed in set(self._seeds)}
+        for worker, size in enumerate(self._method.batch_sizes):
+            for sequences in chosen.values():  # the mean over a smaller batch is that over its repetition
+                sequences[worker] = sequences[worker, torch.arange(self._method.batch_size) % size]
         return torch.cat([chosen[seed] for seed in self._seeds])
 
     def _bucket(self, seed: int, worker: int) -> tuple[Bucket, Bucket]:
@@ -204,6 +237,44 @@ class TextStack:
             self._momentum = mean.clone() if kept is None else kept.mul_(outer.momentum).add_(mean)
             mean = mean.add(self._momentum, alpha=outer.momentum) if outer.nesterov else self._momentum
         self.weights = self.weights - outer.learning_rate * mean
+
+
+class _Boundaries:
+    """The codecs at all cuts of one run's split workers, both directions and both ends."""
+
+    def __init__(self, codec: str, seed: int) -> None:
+        self._ends = {
+            (cut, way): [make(codec, Context(seed=seed, boundary=cut, direction=way)) for _ in range(2)]
+            for cut in range(characters.CUTS)
+            for way in _WAYS
+        }
+
+    def cross(self, values: Tensor, cut: int, way: Direction, batch: int) -> Tensor:
+        """Return what the other end decodes; NaNs where the run has diverged, which its message shows too."""
+        if not bool(values.isfinite().all()):
+            return torch.full_like(values, math.nan)
+        encoder, decoder = self._ends[cut, way]
+        key = MessageKey("train", batch, 0, ())
+        return decoder.decode(encoder.encode(values, key), key)
+
+
+class _AtCut(torch.autograd.Function):
+    """Sends activations through codecs on their way forward, and gradients on their way back; a run at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, cut: int, batch: int, boundaries: Sequence[_Boundaries]) -> Tensor:
+        """`stream`: (R, split workers, tokens, channels)."""
+        ctx.place = cut, batch, boundaries
+        return _cross(stream, "forward", *ctx.place)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _cross(gradient, "backward", *ctx.place), None, None, None
+
+
+def _cross(values: Tensor, way: Direction, cut: int, batch: int, boundaries: Sequence[_Boundaries]) -> Tensor:
+    rows = zip(boundaries, values.detach(), strict=True)
+    return torch.stack([each.cross(row, cut, way, batch) for each, row in rows])
 
 
 def _shaped(values: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -26,6 +26,7 @@ from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.lab import LabSpec
 from testbed.play.data_parallel import DataParallelShape, DataParallelTable, resolve_data_parallel
 from testbed.play.guests import Progress, play_jobs
+from testbed.play.hybrid import HybridShape, HybridTable, access_links, resolve_hybrid
 from testbed.play.ideal import Duplex, InboundWire, Pipes, ideal_steps_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
@@ -88,16 +89,26 @@ class DataParallelCellTable(DataParallelTable, PlayTable):
     """A cell that is data parallel training: `parallelism = "data"`."""
 
 
-_KINDS: Mapping[str, tuple[type[PlayTable], Callable[[Mapping[str, Any], str], Shape | DataParallelShape]]] = {
+class HybridCellTable(HybridTable, PlayTable):
+    """A cell that is pipelines within replicas and data parallel across them: `parallelism = "hybrid"`. Its links are
+    those of its scenario's sites.
+    """
+
+    topology: Literal["star"] = "star"
+
+
+AnyShape = Shape | DataParallelShape | HybridShape
+_KINDS: Mapping[str, tuple[type[PlayTable], Callable[[Mapping[str, Any], str], AnyShape]]] = {
     "pipeline": (PipelineCellTable, resolve_shape),
     "data": (DataParallelCellTable, resolve_data_parallel),
+    "hybrid": (HybridCellTable, resolve_hybrid),
 }
 
 
 class PredictionCell(Frozen):
     """One cell with every number resolved: what decides its result, and nothing else."""
 
-    shape: Shape | DataParallelShape
+    shape: AnyShape
     topology: Topology
     profiles: tuple[LinkProfile, ...]
     duplex: Duplex
@@ -204,6 +215,11 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
     if parallelism not in _KINDS:
         raise UnknownNameError(f"{where}: parallelism", parallelism, _KINDS)
     kind, resolve_job = _KINDS[parallelism]
+    if parallelism == "hybrid":
+        job = {name: value for name, value in fields.items() if name not in PlayTable.model_fields}
+        if "links" in fields:
+            raise SpecError(f"{where}: links are those of the scenario; state none, or change the scenario")
+        fields = {**fields, "links": access_links(job, where)}
     try:
         table = kind.model_validate(fields)
     except ValidationError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import lzma
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -38,6 +39,10 @@ VALUES: Final = sum(_SIZES)
 _SPREAD = 0.02
 """Of the first weights, as GPT-2's."""
 VALIDATION_SEQUENCES: Final = 128
+CUTS: Final = 3
+"""Where the model can be cut into four stages: behind the embeddings, the attention, and the feed-forward part."""
+Cut = Callable[[Tensor, int], Tensor]
+"""Given the stream and which of the CUTS it is at, what goes on behind it."""
 
 
 @functools.cache
@@ -95,8 +100,11 @@ def matrices(weights: Tensor) -> list[Tensor]:
     return [part.view(len(weights), -1, WIDTH) for part in torch.split(weights, _SIZES, dim=1)]
 
 
-def losses(weights: Tensor, sequences: Tensor) -> Tensor:
-    """Return the mean cross-entropies in nats, (B,), of B models, each on sequences (B, m, SEQUENCE + 1) of its own."""
+def losses(weights: Tensor, sequences: Tensor, at_cut: Cut = lambda stream, cut: stream) -> Tensor:
+    """Return the mean cross-entropies in nats, (B,), of B models, each on sequences (B, m, SEQUENCE + 1) of its own.
+
+    `at_cut`: what becomes of the stream, (B, m SEQUENCE, WIDTH), between stages.
+    """
     count, each = sequences.shape[:2]
     parts = matrices(weights)
     symbols, positions, attend, attended, widen, narrow, out = (
@@ -106,20 +114,21 @@ def losses(weights: Tensor, sequences: Tensor) -> Tensor:
     hidden = functional.embedding(
         (sequences[..., :-1] + first_rows).view(count, -1), symbols.reshape(-1, WIDTH)
     ) + positions.repeat(1, each, 1)
+    hidden = at_cut(hidden, 0)
     asked = (_norm(hidden) @ attend).view(count * each, SEQUENCE, 3, HEADS, WIDTH // HEADS)
     query, key, value = (asked[:, :, which].transpose(1, 2) for which in range(3))
     seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    hidden = hidden + seen.transpose(1, 2).reshape(count, -1, WIDTH) @ attended
-    hidden = hidden + functional.gelu(_norm(hidden) @ widen, approximate="tanh") @ narrow
+    hidden = at_cut(hidden + seen.transpose(1, 2).reshape(count, -1, WIDTH) @ attended, 1)
+    hidden = at_cut(hidden + functional.gelu(_norm(hidden) @ widen, approximate="tanh") @ narrow, 2)
     outputs = (_norm(hidden) @ out).view(-1, VOCABULARY)
     found = functional.cross_entropy(outputs, sequences[..., 1:].reshape(-1), reduction="none")
     return found.view(count, -1).mean(1)
 
 
-def gradients(weights: Tensor, sequences: Tensor) -> Tensor:
+def gradients(weights: Tensor, sequences: Tensor, at_cut: Cut = lambda stream, cut: stream) -> Tensor:
     """Return the gradients of `losses`, (B, VALUES)."""
     leaf = weights.detach().requires_grad_()
-    return torch.autograd.grad(losses(leaf, sequences).sum(), leaf)[0]
+    return torch.autograd.grad(losses(leaf, sequences, at_cut).sum(), leaf)[0]
 
 
 def unigram_floor() -> float:

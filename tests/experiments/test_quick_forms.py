@@ -22,6 +22,7 @@ NAMES = (
     "fedluck",
     "local_steps_or_codec",
     "mixed_precision",
+    "sites",
     "state_transfer",
     "subspace_ratio",
     "topk_knee",

@@ -140,3 +140,52 @@ def test_characters_know_their_floor_and_their_batches() -> None:
     assert batches.batch(5).shape == (3, 2, characters.SEQUENCE + 1)
     assert torch.equal(batches.batch(5), batches.batch(5))
     assert not torch.equal(batches.batch(5), batches.batch(6))
+
+
+SPLIT = METHODS["all-reduce"]._replace(split=(1,))
+
+
+def gradients_of(method: TextMethod) -> Tensor:
+    """Of a stack's first batch, (runs x workers, P)."""
+    runs = [Trial(0.004, 0), Trial(0.004, 1)]
+    stack = TextStack(runs, method)
+    return stack._gradients(stack.weights.repeat_interleave(method.workers, 0), 0)
+
+
+def test_a_model_that_is_cut_computes_the_same_where_nothing_is_lost_and_less_exactly_with_fewer_bits() -> None:
+    whole = gradients_of(METHODS["all-reduce"])
+    assert torch.equal(gradients_of(SPLIT), whole)
+    errors = []
+    for codec in ("int8", "int4", "int2"):
+        cut = gradients_of(SPLIT._replace(boundary=codec))
+        assert torch.equal(cut[::2], whole[::2]), "workers that are whole do not notice"
+        errors.append(float((cut[1::2] - whole[1::2]).norm() / whole[1::2].norm()))
+    assert 0 < 5 * errors[0] < errors[1] < errors[2] / 2
+
+
+def test_gradients_cross_a_cut_too() -> None:
+    """Where activations cross as they are, what lies before the cut gets other gradients, and what lies behind not."""
+    whole = gradients_of(SPLIT)
+    cut = gradients_of(SPLIT._replace(boundary="fwd=fp32, bwd=int2"))
+    for place, (parts, others) in enumerate(zip(characters.matrices(cut), characters.matrices(whole), strict=True)):
+        assert torch.equal(parts[1], others[1]) == (place == len(characters.ROWS) - 1)
+
+
+def test_a_run_does_not_notice_which_others_are_cut_beside_it() -> None:
+    method = METHODS["SparseLoCo"]._replace(split=(0, 1), boundary="int4")
+    stacks = [TextStack([Trial(0.004, seed) for seed in seeds], method) for seeds in ((0, 1), (1,))]
+    for stack in stacks:
+        stack.step(0)
+    stacks[0].keep([1])
+    for stack in stacks:
+        stack.step(1)
+    assert torch.isclose(stacks[0].weights, stacks[1].weights, rtol=1e-3, atol=1e-6).float().mean() > 0.98
+
+
+def test_a_worker_of_smaller_batches_reads_the_first_of_its_sequences() -> None:
+    fewer = gradients_of(METHODS["all-reduce"]._replace(batch_sizes=(2, 1)))
+    whole = gradients_of(METHODS["all-reduce"])
+    assert torch.allclose(fewer[::2], whole[::2])
+    sequences = characters.Batches(workers=2, batch_size=2, seed=0).batch(0)[1, :1]
+    alone = characters.gradients(characters.first_weights(0)[None], sequences[None])
+    assert torch.allclose(fewer[1], alone[0], atol=1e-6)

@@ -136,6 +136,20 @@ def test_unknown_keys_are_named(file: str) -> None:
         predict.plan_cells(file)
 
 
+def test_a_hybrid_s_links_are_those_of_its_scenario(file: str) -> None:
+    path = Path(file)
+    cell = FILE.split("[grid.one]")[0].replace('device = "rtx-3090"\n', "").replace("stages = 3\n", "")
+    cell += 'parallelism = "hybrid"\nscenario = "community"\nbits = 1\n'
+    path.write_text(cell + "[grid.one]\nvariants = [{ replicas = [3] }, { replicas = [1, 2] }]\n")
+    one, two = (each.cell for each in predict.plan_cells(file))
+    assert (one.shape.nodes, one.shape.flows_share) == (3, False)
+    assert (two.shape.nodes, two.shape.flows_share, len(two.profiles)) == (4, True, 4)
+    assert two.topology == "star"
+    path.write_text(cell + 'links = "datacenter"\n[grid.one]\nvariants = [{ replicas = [3] }]\n')
+    with pytest.raises(SpecError, match="links are those of the scenario"):
+        predict.plan_cells(file)
+
+
 def test_every_shipped_file_makes_cells() -> None:
     for name in predict.cell_files():
         assert predict.plan_cells(name)
@@ -176,6 +190,8 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
     share = frame.step_s / frame.ideal_s - 1
     assert share.notna().any()
     assert (share.dropna() > -0.1).all()
+    if "exchanged_bytes" in frame:  # a hybrid's formula is a floor
+        assert (frame.formula_s <= frame.step_s).all()
     undisturbed = [not any(map(_disturbed, each.cell.profiles)) for each in planned]
     assert (share[undisturbed].dropna() < 0.1).all()
     folder = predict.cell_files()[name].parent

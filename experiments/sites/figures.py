@@ -1,0 +1,303 @@
+"""Draw the figure of sites and make its tables: `python experiments/sites/figures.py`.
+
+This reads curves.csv and layouts.csv, which train.py writes into the output folder, and cells.csv, which
+`python -m testbed predict sites` writes into the results; it copies the latter.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+
+from testbed.errors import ResultsError
+from testbed.metrics.curves import LossPoint
+from testbed.metrics.statistics import of_differences
+from testbed.metrics.time_to_loss import crossing
+from testbed.metrics.verdicts import Judgement, judge
+from testbed.play.scenarios import load_scenarios
+from testbed.report import experiments, predicted, style
+from testbed.report.claims import Claim, claims_table
+
+HERE = Path(__file__).resolve().parent
+COMMAND = "python experiments/sites/train.py"
+PREDICT = "python -m testbed predict sites"
+DATA, PIPELINE, HYBRID = "data parallel", "pipeline", "hybrid"
+COLOURS = {DATA: "#0072b2", PIPELINE: "#d55e00", HYBRID: "#009e73"}
+WHOLE = "hybrid, a pipeline per site"
+"""Four replicas whose numbers no codec touches."""
+EQUAL, BITS_NEAR = 0.02, 2e-3
+"""Nats that count as no worse; and how far a cell's bits may be from those that were counted, as a share."""
+HETEROGENEOUS = "Heterogeneous Low-Bandwidth Pre-Training, arXiv 2601.02360, abstract"
+
+BySeed = Mapping[int, float]
+
+
+def kind(layout: str) -> str:
+    """Return which of the three ways to train a layout is."""
+    return next((each for each in (DATA, PIPELINE) if layout.startswith(each)), HYBRID)
+
+
+class Results(NamedTuple):
+    """What was measured."""
+
+    layouts: Any
+    """layouts.csv, by name."""
+    curves: dict[str, dict[int, list[LossPoint]]]
+    """By layout and seed; a step is a batch of every replica."""
+    target: float
+    cells: Any
+    """Of the layouts that were trained, with `batch_s`: a step over its batches."""
+
+    def batches(self, name: str) -> BySeed:
+        """Return each seed's batches to the target; nothing where one of them does not get there."""
+        met = {seed: crossing(points, self.target) for seed, points in self.curves[name].items()}
+        return {} if None in met.values() else {seed: each.steps for seed, each in met.items() if each is not None}
+
+    def seconds(self, name: str) -> BySeed:
+        """Return each seed's seconds to the target; nothing as above."""
+        (batch_s,) = self.cells.batch_s[self.cells["label.method"] == name]
+        return {seed: batches * batch_s for seed, batches in self.batches(name).items()}
+
+    def last(self, name: str) -> BySeed:
+        """Return each seed's loss after all batches."""
+        return {seed: points[-1].loss for seed, points in self.curves[name].items()}
+
+    def played(self, scenario: str) -> list[str]:
+        """Return the layouts at a scenario's sites that reach the target, the first to get there first."""
+        names = self.cells["label.method"][self.cells.scenario == scenario]
+        return sorted((name for name in names if self.batches(name)), key=lambda name: _mean(self.seconds(name)))
+
+
+def results(folder: Path) -> Results:
+    """Read a folder's CSVs. ResultsError where cells.csv has other bits than were trained."""
+    curves, layouts, cells = (pandas.read_csv(folder / name) for name in ("curves.csv", "layouts.csv", predicted.FILE))
+    cells = cells[cells["label.method"].isin(layouts.layout)]
+    layouts = layouts.set_index("layout")
+    for cell in cells.to_dict("records"):
+        trained = layouts.loc[cell["label.method"]]
+        if trained.workers > 1 and abs(cell["bits"] / trained.bits - 1) > BITS_NEAR:
+            raise ResultsError(
+                f"{folder}: {cell['label.method']} was played with {cell['bits']} bits per parameter, and sends "
+                f"{trained.bits}; put these into cells.toml and run predict again"
+            )
+    cells = cells.assign(batch_s=cells.step_s / cells.local_steps.fillna(1))
+    points = {
+        str(name): {
+            int(seed): [LossPoint(row.batches, 0.0, row.loss) for row in each.itertuples()]
+            for seed, each in part.groupby("seed")
+        }
+        for name, part in curves.groupby("method", sort=False)
+    }
+    return Results(layouts, points, float(pandas.read_csv(folder / "tuning.csv").target.iloc[0]), cells)
+
+
+# ------------------------------------------------------------------ tables
+def times_table(folder: Path) -> Any:
+    """Return, for each layout at its sites, how long a batch takes, and how long the loss."""
+    found, rows = results(folder), []
+    for scenario in dict.fromkeys(found.cells.scenario):
+        names = found.cells["label.method"][found.cells.scenario == scenario]
+        order = found.played(scenario)
+        for name in [*order, *(name for name in names if name not in order)]:
+            (cell,) = found.cells[found.cells["label.method"] == name].to_dict("records")
+            share = cell["no_network_s"] / cell["step_s"]
+            batches, seconds = found.batches(name), found.seconds(name)
+            rows.append(
+                {
+                    "scenario": scenario,
+                    "layout": name,
+                    "sequences per batch": f"{found.layouts.loc[name].sequences * 8:.0f}",
+                    "seconds per batch": f"{cell['batch_s']:.3g}",
+                    "of it without links": f"{share:.0%}",
+                    "above the floor": f"{cell['step_s'] / cell['formula_s'] - 1:.1%}",
+                    f"batches to {found.target:g} nats": _spread(batches, "{:.0f}") if batches else "not all seeds",
+                    "seconds": _spread(seconds, "{:.0f}") if seconds else "",
+                }
+            )
+    return pandas.DataFrame(rows)
+
+
+def losses_table(folder: Path) -> Any:
+    """Return the loss after equal batches of every layout that was trained."""
+    found = results(folder)
+    tuning = pandas.read_csv(folder / "tuning.csv")
+    rates = tuning[tuning.chosen].set_index("method").learning_rate
+    return pandas.DataFrame(
+        {
+            "layout": name,
+            "replicas": found.layouts.loc[name].workers,
+            "rate": f"{rates[name]:g}",
+            "last loss": _spread(found.last(name), "{:.3f}"),
+        }
+        for name in found.curves
+    )
+
+
+def scenarios_table() -> Any:
+    """Return the scenarios, and where their numbers come from."""
+    rows = []
+    for name, scenario in load_scenarios().items():
+        sites = [
+            f"{sites.count} x {sites.devices} {sites.device} on `{sites.link}`"
+            + (f", {sites.within} within" if sites.within else "")
+            for sites in scenario.sites
+        ]
+        what = {
+            "scenario": name,
+            "sites": "; ".join(sites),
+            "server": f"`{scenario.server}`",
+            "source": scenario.source,
+        }
+        rows.append(what)
+    return pandas.DataFrame(rows)
+
+
+# ------------------------------------------------------------------ claims
+def claims(folder: Path) -> list[Claim]:
+    """Return what was published and what we asked, and what became of it."""
+    found, rows = results(folder), []
+    small = "a model of 17,408 parameters, cut at 3 places, 8 local steps, rates tuned for the time to the target"
+
+    def loss(claim: str, published: str, ours: str, base: str, effect: float) -> None:
+        if {ours, base} <= found.curves.keys():
+            judged = judge("loss", found.last(ours), found.last(base), effect)
+            why = f"{experiments.shown_words(judged, _mean(found.last(base)))}; {small}"
+            rows.append(
+                _claim(claim, HETEROGENEOUS, published, f"{judged.value:+.3f} nats after equal tokens", judged, why)
+            )
+
+    for codec in ("int4", "int2"):
+        loss(
+            f"Two of four replicas cut, {codec} across the cuts: at most {EQUAL} nats more than none cut",
+            "activation compression composes with SparseLoCo at modest cost",
+            f"hybrid, {codec}, full batches", WHOLE, EQUAL,
+        )  # fmt: skip
+    for codec in ("int4", "int2"):
+        loss(
+            f"{codec} in two of four replicas loses less than in all four",
+            "selective compression consistently improves the tradeoff, most at aggressive ratios",
+            f"hybrid, {codec}, full batches", f"all cut, {codec}", 0.0,
+        )  # fmt: skip
+    for scenario in dict.fromkeys(found.cells.scenario):
+        order = found.played(scenario)
+        best = {each: next((name for name in order if kind(name) == each), None) for each in COLOURS}
+        for other in (DATA, PIPELINE):
+            ours, base = best[HYBRID], best[other]
+            if ours is None or base is None:
+                continue
+            judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), 1.0)
+            rows.append(
+                _claim(
+                    f"At the sites of {scenario} training the best hybrid reaches the loss sooner than {other} alone",
+                    "ours",
+                    "",
+                    f"{judged.value:.2f} times as soon: {ours}, against {base}",
+                    judged,
+                    "batches of a model of 17,408 parameters, seconds of one of 2.7 billion",
+                )
+            )
+    return rows
+
+
+def _claim(claim: str, source: str, published: str, ours: str, judged: Judgement, why: str) -> Claim:
+    if judged.measure == "loss":
+        interval = experiments.interval_words(judged)
+    else:
+        interval = f"{judged.interval_words}, 95 %, {judged.n} seeds"
+    return Claim(
+        claim=claim,
+        source=source,
+        published=published,
+        ours=ours,
+        interval=interval,
+        verdict=judged.verdict or "not resolved",
+        why=why,
+        command=f"{COMMAND}; {PREDICT}" if source == "ours" else COMMAND,
+    )
+
+
+# ------------------------------------------------------------------ the README
+def blocks(folder: Path) -> dict[str, str]:
+    """Return the generated blocks of the README."""
+    return {
+        "answer": experiments.prose(answer(folder)),
+        "claims": claims_table(claims(folder)),
+        "times": experiments.markdown_of(times_table(folder)),
+        "losses": experiments.markdown_of(losses_table(folder)),
+        "scenarios": experiments.markdown_of(scenarios_table()),
+    }
+
+
+def answer(folder: Path) -> str:
+    """Return which layout is first in each scenario, and by how much."""
+    found, said = results(folder), []
+    for scenario in dict.fromkeys(found.cells.scenario):
+        order = found.played(scenario)
+        if not order:
+            continue
+        first = order[0]
+        others = {kind(name): name for name in reversed(order) if kind(name) != kind(first)}
+        parts = []
+        for other in sorted(others.values(), key=order.index):
+            judged = judge("time_to_loss", found.seconds(first), found.seconds(other))
+            parts.append(f"{judged.value:.2f}x as soon as {other} ({judged.interval_words})")
+        said.append(f"{scenario.capitalize()}: {first}, {', '.join(parts)}.")
+    return f"First at {found.target:g} nats. {' '.join(said)}"
+
+
+def _mean(of: BySeed) -> float:
+    return float(np.mean(list(of.values())))
+
+
+def _spread(of: BySeed, form: str) -> str:
+    estimate = of_differences(list(of.values()), "seed")
+    ends = estimate.interval
+    if ends is None or math.isnan(ends[0]):
+        return form.format(estimate.value)
+    return f"{form.format(estimate.value)} ({form.format(ends[0])} to {form.format(ends[1])})"
+
+
+# ------------------------------------------------------------------ figure
+def draw(folder: Path) -> Figure:
+    """Draw the seconds to the loss of each layout, a panel for each scenario."""
+    found = results(folder)
+    scenarios = [scenario for scenario in dict.fromkeys(found.cells.scenario) if found.played(scenario)]
+    counts = [len(found.played(scenario)) for scenario in scenarios]
+    figure = Figure(figsize=(9.2, 0.9 + 0.42 * (sum(counts) + len(counts))), layout="constrained")
+    panels: Sequence[Any] = np.atleast_1d(figure.subplots(len(scenarios), 1, height_ratios=counts))
+    for axes, scenario in zip(panels, scenarios, strict=True):
+        order = found.played(scenario)
+        for row, name in enumerate(reversed(order)):
+            seconds = found.seconds(name)
+            value = _mean(seconds)
+            axes.barh(row, value, color=COLOURS[kind(name)], height=0.7)
+            axes.plot(list(seconds.values()), [row] * len(seconds), "|", color=style.MUTED, ms=7)
+            axes.annotate(
+                f"{value:,.0f} s", (max(seconds.values()), row), (6, 0),
+                textcoords="offset points", va="center", fontsize=8.5,
+            )  # fmt: skip
+        axes.set_yticks(range(len(order)), list(reversed(order)))
+        axes.set(title=f"{scenario.capitalize()}: {order[0]} is first")
+        axes.set_xlim(0, 1.1 * max(max(found.seconds(name).values()) for name in order))
+        axes.grid(visible=False, axis="y")
+    panels[-1].set_xlabel(f"seconds to a loss of {found.target:g} nats (marks: seeds)")
+    return figure
+
+
+def main() -> int:
+    """Write the figure, cells.csv, claims.csv and the README's blocks."""
+    from_folder, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
+    (output / predicted.FILE).write_bytes((from_folder / predicted.FILE).read_bytes())
+    experiments.draw_and_publish(HERE, output, {"sites": draw}, blocks, claims)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

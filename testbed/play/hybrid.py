@@ -1,0 +1,393 @@
+"""Pipelines within replicas and data parallel training across them, composed on one set of links; from shapes alone.
+
+Devices stand at sites, and a site has one access link, which carries all that its devices send to and get from others.
+Each replica is a pipeline over devices that follow each other in the list of sites: over one device, a whole replica;
+over those of one site; or over several sites, each boundary then crosses two access links. A step is `local_steps`
+batches of every replica, and an exchange: of gradients where it is one, of what the batches changed where it is more
+(DiLoCo, arXiv 2311.08105; some replicas whole and some split: arXiv 2601.02360). All wait for it: staleness 0.
+
+star         every device sends its share of the parameters to a server, which holds the whole, and sends the aggregate
+             when it has all: to each device that of its share, and once to devices of a site that hold the same share,
+             of which the first passes it on
+all-to-all   every device sends to the devices of each other replica what both hold: the layers that they share; a
+             whole replica sends each stage of a split one its part, and gets as much from it
+
+Between two devices of a site messages take their bits at the site's own rate, as a formula: links of a hundred gigabits
+cannot be emulated here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from testbed.devices.device import Precision
+from testbed.devices.flops import ADAMW_BYTES, parameters, stage
+from testbed.errors import SpecError
+from testbed.frozen import Frozen
+from testbed.metrics.wires import wire_bytes
+from testbed.pipeline.schedule import actions
+from testbed.play.ideal import AlonePipes, ideal_step_ns
+from testbed.play.scenarios import SiteDevice, load_scenario
+from testbed.play.shapes import codec_bytes, model_on_device, resolve
+from testbed.play.synthetic import LABELS as PIPELINE_LABELS
+from testbed.play.synthetic import MESSAGES, add_batch
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.profiles import LinkProfile
+from testbed.spec import ScheduleName, Topology
+from testbed.workloads.models import ModelSize, split_layers
+
+LABELS = (*PIPELINE_LABELS, "exchange")
+_UPDATE, _BARRIER, _EXCHANGE = (LABELS.index(name) for name in ("update", "barrier", "exchange"))
+_Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class HybridTable(Frozen):
+    """A job as a file states it."""
+
+    parallelism: Literal["hybrid"]
+    scenario: str
+    """A row of scenarios.toml."""
+    model: str | dict[str, Any]
+    """The name of a model whose shapes are known here, or a table with the fields of `ModelSize`."""
+    precision: Precision
+    compute: Annotated[float, Field(gt=0)] = 1.0
+    """Every action takes so many times as long as the device files say."""
+    sequence_length: _Count
+    sequences: _Count
+    """In a micro-batch."""
+    replicas: tuple[_Count, ...] = Field(min_length=1)
+    """How many stages each has. They take the scenario's devices in order; those that are left over do nothing."""
+    microbatches: _Count | tuple[_Count, ...]
+    """Of a replica's batch; or of each replica's."""
+    schedule: ScheduleName = "1f1b"
+    in_flight: _Count | None = None
+    """None: as many as a replica has stages."""
+    codec: str = "bf16"
+    """Of messages between stages at different sites."""
+    site_codec: str = "bf16"
+    """Of messages between stages at one site."""
+    local_steps: _Count = 1
+    """Batches between two exchanges. A step is all of these."""
+    exchange: Literal["star", "all-to-all"] = "star"
+    bits: Annotated[float, Field(gt=0)] | None = None
+    """Of what a replica sends, per parameter; stated where there are several replicas."""
+    answer_bits: Annotated[float, Field(gt=0)] | None = None
+    """Of the star's aggregate; None: as many."""
+
+
+class HybridShape(Frozen):
+    """A step in numbers. A trace follows from it. Devices are numbered through all replicas."""
+
+    sites: tuple[int, ...]
+    """Where each device is."""
+    replicas: tuple[int, ...]
+    """How many stages each has: devices that follow each other."""
+    microbatches: tuple[int, ...]
+    """Of each replica's batch."""
+    schedule: ScheduleName
+    in_flight: tuple[int, ...]
+    """By replica."""
+    local_steps: int
+    forward_ns: tuple[int, ...]
+    """Of one micro-batch, by device."""
+    backward_ns: tuple[int, ...]
+    update_ns: tuple[int, ...]
+    crossing_bytes: tuple[int, int]
+    """Of a micro-batch's activations, and of its gradients, between two sites."""
+    site_bytes: tuple[int, int]
+    """The same within one."""
+    within_bps: tuple[int, ...]
+    """The rate within each site; 0 where it has one device."""
+    star: bool
+    exchanged: tuple[tuple[int, int, int], ...]
+    """Of each message of an exchange: sender, receiver, bytes. The server, if any, is the device after the last."""
+    passed_on: tuple[tuple[int, int, int], ...] = ()
+    """The same, of what devices pass on of what they got."""
+    tokens: int
+    """In a step, of all replicas."""
+
+    @property
+    def nodes(self) -> int:
+        return max(self.sites) + 1 + self.star
+
+    @property
+    def least_steps(self) -> int:
+        """Fewer tell nothing of the steady state."""
+        return 3
+
+    @property
+    def barrier(self) -> bool:
+        """Whether all nodes wait for each other at the end of a step: yes, for the exchange."""
+        return True
+
+    @property
+    def flows_share(self) -> bool:
+        """Whether messages of several senders come to one receiver at once: where there are several replicas. Of their
+        links pipes are no floor; `formula_s` is.
+        """
+        return len(self.replicas) > 1
+
+    def steady_ns(self, steps_ns: Sequence[int]) -> float:
+        """Return the time of a step in the steady state."""
+        return float(median(steps_ns))
+
+    @property
+    def message_bytes(self) -> tuple[int, ...]:
+        """How large the messages are that cross links; (1,) where there are none."""
+        return tuple(size for _, _, size, _ in self._crossings()) or (1,)
+
+    @property
+    def payload_bytes(self) -> int:
+        """What all sites send over their links in a step."""
+        return sum(size * count for _, _, size, count in self._crossings())
+
+    def columns(self) -> dict[str, float]:
+        """Return what is known of a step before it is played, in bytes, by its name in a table."""
+        return {
+            "activation_bytes": self.crossing_bytes[0],
+            "gradient_bytes": self.crossing_bytes[1],
+            "exchanged_bytes": sum(size for _, _, size in self.exchanged),
+        }
+
+    def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float:
+        """Return what no transport can be faster than, however messages share links: the critical path where each
+        message is alone on its links, or the time that the busiest direction of a link takes for all that it carries.
+        """
+        alone_s = ideal_step_ns(self.trace(2), AlonePipes(topology, profiles, self.nodes), 2) / 1e9
+        busy_s: dict[tuple[int, str], float] = defaultdict(float)
+        for sender, receiver, size, count in self._crossings():
+            for node, way in ((sender, "up"), (receiver, "down")):
+                profile = profiles[node % len(profiles)]
+                if (pipe := profile.up if way == "up" else profile.down) is not None:
+                    busy_s[node, way] += count * wire_bytes(size, profile) * 8 / pipe.rate_bps
+        return max(alone_s, *busy_s.values(), 0.0)
+
+    def devices(self) -> list[range]:
+        """Return the devices of each replica, first stage first."""
+        ends = itertools.accumulate(self.replicas)
+        return [range(end - count, end) for count, end in zip(self.replicas, ends, strict=True)]
+
+    def site_of(self, device: int) -> int:
+        """Return the node of a device or the server."""
+        return self.sites[device] if device < len(self.sites) else self.nodes - 1
+
+    def _crossings(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the messages of a step that cross links: sender's node, receiver's, bytes, how many."""
+        for devices, microbatches in zip(self.devices(), self.microbatches, strict=True):
+            for a, b in itertools.pairwise(map(self.site_of, devices)):
+                if a != b:
+                    yield a, b, self.crossing_bytes[0], microbatches * self.local_steps
+                    yield b, a, self.crossing_bytes[1], microbatches * self.local_steps
+        for sender, receiver, size in self.exchanged:
+            if self.site_of(sender) != self.site_of(receiver):
+                yield self.site_of(sender), self.site_of(receiver), size, 1
+
+    def trace(self, steps: int, scale: int = 1) -> Trace:
+        """Return the trace of so many steps; messages that cross links are divided by `scale`."""
+        lanes = [Lane(site, f"device {device}") for device, site in enumerate(self.sites)]
+        if self.star:
+            lanes.append(Lane(self.nodes - 1, "server"))
+        post = _Post(self, lanes, scale)
+        for step in range(steps):
+            for replica in range(len(self.replicas)):
+                for batch in range(step * self.local_steps, (step + 1) * self.local_steps):
+                    self._add_batch(replica, batch, lanes, post)
+            # The server has all shares before it answers; everyone else sends its own first.
+            server = len(self.sites)
+            for sender, receiver, size in self.exchanged:
+                if sender != server:
+                    post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
+            for sender, receiver, _ in self.exchanged:
+                if receiver == server:
+                    post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
+            for sender, receiver, size in self.exchanged:
+                if sender == server:
+                    post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
+            for sender, receiver, _ in self.exchanged:
+                if receiver != server:
+                    post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
+            for sender, receiver, size in self.passed_on:
+                post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
+                post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
+            for lane in (*lanes, *post.lanes()):
+                lane.end_step()
+        names = tuple(f"site {site}" for site in range(max(self.sites) + 1)) + ("server",) * self.star
+        return Trace(names, LABELS, (*lanes, *post.lanes()), {"maker": "synthetic hybrid"})
+
+    def _add_batch(self, replica: int, batch: int, lanes: Sequence[Lane], post: _Post) -> None:
+        own, microbatches = self.devices()[replica], self.microbatches[replica]
+
+        def sizes(device: int, other: int) -> tuple[int, int]:
+            return self.site_bytes if self.site_of(device) == self.site_of(other) else self.crossing_bytes
+
+        def take(stage: int, before: int, way: int, tag: int) -> None:
+            post.receive(own[before], own[stage], tag, MESSAGES[way])
+
+        def give(stage: int, after: int, way: int, tag: int) -> None:
+            size = sizes(own[stage], own[after])[way]
+            post.send(own[stage], own[after], tag, size, MESSAGES[way])
+
+        for number, device in enumerate(own):
+            lane, works = lanes[device], (self.forward_ns[device], self.backward_ns[device])
+            order = actions(
+                self.schedule,
+                stage=number,
+                stages=len(own),
+                microbatches=microbatches,
+                in_flight=self.in_flight[replica],
+            )
+            first_tag = batch * microbatches * 2
+            add_batch(lane, order, number, len(own), works, first_tag=first_tag, take=take, give=give)
+            barrier = post.number("barrier", replica, batch)
+            lane.add(SIGNAL, label=_BARRIER, tag=barrier)
+            lane.add(WAIT, label=_BARRIER, tag=barrier, value=len(own))
+            lane.add(WORK, label=_UPDATE, value=self.update_ns[device])
+
+
+class _Post:
+    """Carries messages between devices: over links, or within a site, by a lane that works as long as its bits take."""
+
+    def __init__(self, shape: HybridShape, lanes: Sequence[Lane], scale: int) -> None:
+        self._shape, self._lanes, self._scale = shape, lanes, scale
+        self._within: dict[tuple[int, int], Lane] = {}
+        self._numbers: defaultdict[tuple[object, ...], int] = defaultdict(itertools.count().__next__)
+
+    def number(self, *what: object) -> int:
+        """Return the tag of a message, or an event's: the same whenever it is asked for."""
+        return self._numbers[what]
+
+    def lanes(self) -> list[Lane]:
+        """Return those that carry what stays within sites."""
+        return list(self._within.values())
+
+    def send(self, sender: int, receiver: int, tag: object, size: int, label: int) -> None:
+        """Let a device, or the server, send a message."""
+        site, peer, lane = self._shape.site_of(sender), self._shape.site_of(receiver), self._lanes[sender]
+        if site != peer:
+            number = self.number(sender, receiver, tag)
+            lane.add(SEND, label=label, peer=peer, tag=number, value=-(-size // self._scale))
+            return
+        handed, there = self.number("handed", sender, receiver, tag), self.number("there", sender, receiver, tag)
+        name = f"from device {sender} to {receiver}"
+        wire = self._within.setdefault((sender, receiver), Lane(site, name))
+        lane.add(SIGNAL, label=label, tag=handed)
+        wire.add(WAIT, label=label, tag=handed, value=1)
+        wire.add(WORK, label=label, value=math.ceil(size * 8e9 / self._shape.within_bps[site]))
+        wire.add(SIGNAL, label=label, tag=there)
+
+    def receive(self, sender: int, receiver: int, tag: object, label: int) -> None:
+        """Let a device, or the server, wait for a message."""
+        site, lane = self._shape.site_of(sender), self._lanes[receiver]
+        if site != self._shape.site_of(receiver):
+            lane.add(RECEIVE, label=label, peer=site, tag=self.number(sender, receiver, tag))
+        else:
+            lane.add(WAIT, label=label, tag=self.number("there", sender, receiver, tag), value=1)
+
+
+# ------------------------------------------------------------------ from tables
+def _taken(asked: HybridTable) -> list[SiteDevice]:
+    devices, needed = load_scenario(asked.scenario).devices(), sum(asked.replicas)
+    if needed > len(devices):
+        raise SpecError(
+            f"replicas is {list(asked.replicas)}, {needed} stages in all; the scenario {asked.scenario} has "
+            f"{len(devices)} devices"
+        )
+    return devices[:needed]
+
+
+def access_links(table: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the access links of the sites that a job uses, in order, and then the server's. SpecError as below."""
+    return resolve(HybridTable, _links, table, where)
+
+
+def _links(asked: HybridTable) -> tuple[str, ...]:
+    by_site = {device.site: device.link for device in _taken(asked)}
+    return tuple(by_site.values()) + (load_scenario(asked.scenario).server,) * _has_server(asked)
+
+
+def _has_server(asked: HybridTable) -> bool:
+    return asked.exchange == "star" and len(asked.replicas) > 1
+
+
+def resolve_hybrid(table: Mapping[str, Any], where: str) -> HybridShape:
+    """Return the numbers of a job. SpecError, which starts with `where`, for what cannot be resolved."""
+    return resolve(HybridTable, _shape, table, where)
+
+
+def _shape(asked: HybridTable) -> HybridShape:
+    devices, several = _taken(asked), len(asked.replicas) > 1
+    microbatches = asked.microbatches
+    if isinstance(microbatches, int):
+        microbatches = (microbatches,) * len(asked.replicas)
+    if len(microbatches) != len(asked.replicas):
+        raise SpecError(f"microbatches is {list(microbatches)}; {len(asked.replicas)} replicas need one number each")
+    if several and asked.bits is None:
+        raise SpecError("state how many bits per parameter replicas exchange: bits = 32")
+    size = model_on_device(asked.model, devices[0].device, asked.precision)[0]
+    parts = [split_layers(size.layers, stages) for stages in asked.replicas]
+    forward, update = list[float](), list[float]()
+    for own, at in zip(itertools.chain(*parts), devices, strict=True):
+        _, device, flops = model_on_device(asked.model, at.device, asked.precision)
+        count = stage(size, own, sequence_length=asked.sequence_length, sequences=asked.sequences)
+        forward.append(count / flops * asked.compute)
+        update.append(ADAMW_BYTES * parameters(size, own) / device.bandwidth_bytes_per_s)
+    shape = (asked.sequences, asked.sequence_length, size.width)
+    exchanged, passed_on = _exchange(asked, size, parts, devices) if several else ((), ())
+    return HybridShape(
+        sites=tuple(device.site for device in devices),
+        replicas=asked.replicas,
+        microbatches=microbatches,
+        schedule=asked.schedule,
+        in_flight=tuple(asked.in_flight or stages for stages in asked.replicas),
+        local_steps=asked.local_steps,
+        forward_ns=tuple(math.ceil(seconds * 1e9) for seconds in forward),
+        backward_ns=tuple(math.ceil(2 * seconds * 1e9) for seconds in forward),
+        update_ns=tuple(math.ceil(seconds * 1e9) for seconds in update),
+        crossing_bytes=codec_bytes(asked.codec, shape),
+        site_bytes=codec_bytes(asked.site_codec, shape),
+        within_bps=tuple({device.site: device.within_bps for device in devices}.values()),
+        star=_has_server(asked),
+        exchanged=exchanged,
+        passed_on=passed_on,
+        tokens=asked.sequences * asked.sequence_length * asked.local_steps * sum(microbatches),
+    )
+
+
+_Messages = tuple[tuple[int, int, int], ...]
+
+
+def _exchange(
+    asked: HybridTable, size: ModelSize, parts: Sequence[Sequence[range]], devices: Sequence[SiteDevice]
+) -> tuple[_Messages, _Messages]:
+    """Return an exchange's messages, and those that are passed on. `parts`: the layers of each replica's stages."""
+    assert asked.bits is not None
+    numbers = itertools.count()
+    held = [[(next(numbers), own) for own in part] for part in parts]
+
+    def sized(own: range, bits: float) -> int:
+        return max(1, math.ceil(parameters(size, own) * bits / 8))
+
+    messages = list[tuple[int, int, int]]()
+    if asked.exchange == "all-to-all":
+        for further in range(1, len(held)):
+            for number, part in enumerate(held):
+                for (device, own), (other, its) in itertools.product(part, held[(number + further) % len(held)]):
+                    if both := range(max(own.start, its.start), min(own.stop, its.stop)):
+                        messages.append((device, other, sized(both, asked.bits)))
+        return tuple(messages), ()
+    answers, passed_on, first = list[tuple[int, int, int]](), list[tuple[int, int, int]](), dict[object, int]()
+    for device, own in itertools.chain(*held):
+        messages.append((device, len(devices), sized(own, asked.bits)))
+        answer = sized(own, asked.answer_bits or asked.bits)
+        if (same := first.setdefault((devices[device].site, own), device)) == device:
+            answers.append((len(devices), device, answer))
+        else:
+            passed_on.append((same, device, answer))
+    return (*messages, *answers), tuple(passed_on)
