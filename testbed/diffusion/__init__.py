@@ -12,4 +12,6 @@ step.
 | `workers` | what a worker of a program computes, with real payloads; and all of them in one process | yes |
 | `experts` | the same for expert parallelism of the variant with experts, and DICE's schedules | yes |
 | `exchange` | has workers do their actions, whatever lies between them | no |
+| `live` | samples with a worker in each node of a lab, over TCP, on the virtual clock | yes |
+| `inside` | what `live` runs in the guest | yes |
 """
