@@ -445,22 +445,17 @@ def blocks(folder: Path) -> dict[str, str]:
 
 
 def _answer(folder: Path) -> str:
-    frame, words = arms(folder), []
-    for method in TEXTS:
-        same, best = (
-            against(rows, (method, 2), (BASELINES[0], None), "validation_loss", BOUND)
-            for rows in (at_one_rate(frame), frame)
-        )
-        if same is not None and best is not None:
-            own = "" if best.value == same.value else f", {best.value:+.3f} at its own best rate"
-            words.append(f"{method} {difference_words(same)}{own}")
+    frame = arms(folder)
+    same = {
+        method: against(at_one_rate(frame), (method, 2), (BASELINES[0], None), "validation_loss", BOUND)
+        for method in TEXTS
+    }
+    words = [f"{method} {difference_words(found)}" for method, found in same.items() if found is not None]
     told = f" {_times_finding(folder)}." if (folder / predicted.FILE).is_file() else ""
+    why = ": it is the differences that keep the loss" if _differences_do_it(frame) else ""
     return experiments.prose(
-        f"**Answer.** Validation loss less fp32's after four passes with 2 bits forward, in nats, at fp32's best rate: "
-        f"{'; '.join(words)}. It is the differences that keep the loss, not the full first pass.{told}"
-        if _differences_do_it(frame)
-        else f"**Answer.** Validation loss less fp32's after four passes with 2 bits forward, in nats, at fp32's best "
-        f"rate: {'; '.join(words)}.{told}"
+        "**Answer.** Loss less fp32's after four passes of 2 bits forward, in nats, at fp32's rate: "
+        f"{'; '.join(words)}{why}.{told}"
     )
 
 

@@ -6,7 +6,6 @@ This reads codecs.csv from the output folder, which measure.py writes.
 from __future__ import annotations
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -170,16 +169,16 @@ def claims(folder: Path) -> list[Claim]:
 
 
 def answer(codecs: Any) -> str:
-    """Return the answer in a few lines."""
-    fp16, bf16 = PLANES.format("fp16"), PLANES.format("bf16")
-    lines = [
-        f"- {NAMES[model]}: {span(left(codecs, model, 'bundled', fp16))} of fp16 activations are left, "
-        f"{span(left(codecs, model, 'bundled', bf16))} of bf16 ones "
-        f"({span(left(codecs, model, 'bundled', 'zstd(bf16)'))} at level 1); where one sentence is repeated, "
-        f"{span(left(codecs, model, 'repeated', fp16))} of fp16."
-        for model in models_of(codecs)
-    ]
-    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
+    """Return the answer in three lines; `table` has every number."""
+    fp16, every = PLANES.format("fp16"), models_of(codecs)
+    models = [model for model in every if model not in RANDOM] or every
+    said = " and ".join(f"{span(left(codecs, model, 'bundled', fp16))} ({NAMES[model]})" for model in models)
+    repeated = [share for model in models for share in left(codecs, model, "repeated", fp16)]
+    return experiments.prose(
+        f"**Answer.** Byte planes and zstd leave {said} of the bytes of fp16 activations, where "
+        f"{100 * PUBLISHED:.0f} % are published, and {span(repeated)} where one sentence is repeated. The low byte of "
+        "an fp16 value is noise, so half of the bytes stay."
+    )
 
 
 def blocks(folder: Path) -> dict[str, str]:

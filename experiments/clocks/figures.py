@@ -88,11 +88,10 @@ def blocks(folder: Path) -> dict[str, str]:
     losses = "The losses are the same in all of them, bit for bit." if frame.same_losses.all() else "LOSSES DIFFER."
     answer = (
         f"Over links that lose nothing a played step and a live one are {_percent(apart.median())} apart in the median "
-        f"of {len(sure)} cells and {_percent(apart.max())} at most; the played one is the shorter in "
-        f"{int((sure.difference < 0).sum())} of them. Over links that lose packets the medians of {len(chance)} cells "
-        f"are {_percent(chance.difference.abs().median())} apart in the median and "
-        f"{_percent(chance.difference.abs().max())} at most, and {within} of the {len(chance)} intervals contain zero: "
-        f"which packets are lost decides more than the clock does. {losses}"
+        f"of {len(sure)} cells and {_percent(apart.max())} at most; over links that lose packets "
+        f"{_percent(chance.difference.abs().median())} in the median of {len(chance)} and "
+        f"{_percent(chance.difference.abs().max())} at most, and {within} of the {len(chance)} intervals contain zero. "
+        f"{losses}"
     )
     table = frame.assign(
         live=frame.live_ms.map("{:.1f} ms".format),

@@ -111,8 +111,8 @@ def blocks(folder: Path) -> dict[str, str]:
     frame, said = cells(folder), []
     for grid, part in frame.groupby("grid", sort=False):
         off = part.off.abs()
-        said.append(f"{TITLES[str(grid)]}: {_percent(off.max(), '.2%')} at worst of {len(part)} settings")
-    answer = f"How far played cycles are from arithmetic: {'; '.join(said)}."
+        said.append(f"{TITLES[str(grid)]} {_percent(off.max(), '.2%')}")
+    answer = f"How far played cycles are from arithmetic, at worst: {'; '.join(said)}."
     return {
         "answer": experiments.prose(answer),
         "regimes": experiments.markdown_of(regimes(folder)),

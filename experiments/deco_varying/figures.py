@@ -229,15 +229,14 @@ def answer(folder: Path) -> str:
         static = [arm for arm in found.arms(network) if arm not in CHOOSERS]
         if not found.steps[network, DECO] or not static:
             continue
-        times = [against(found, network, DECO, arm).value for arm in static]
         best = found.best_static(network)
         judged, oracle = (against(found, network, DECO, base) for base in (best, ORACLE))
         said.append(
-            f"Over {network} DeCo-SGD reaches the loss {min(times):.2f} to {max(times):.2f} times as soon as static "
-            f"pairs: {judged.value:.2f} times as soon as the best, {best} ({judged.interval_words}), and "
-            f"{oracle.value:.2f} times as soon as the oracle ({oracle.interval_words})."
+            f"over {network} {judged.value:.2f} times ({judged.interval_words}) as soon as the best static pair, "
+            f"{best.removeprefix('static ')}, and {oracle.value:.2f} times ({oracle.interval_words}) as soon as the "
+            "oracle"
         )
-    return " ".join(said)
+    return f"DeCo-SGD reaches the loss {'; '.join(said)}."
 
 
 def _mean(of: BySeed) -> float:

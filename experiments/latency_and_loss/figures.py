@@ -207,19 +207,17 @@ def blocks(folder: Path) -> dict[str, str]:
         return "(not played)" if found is None else f"{found.value:.3g} times"
 
     still = [
-        f"{gain({**usual, **link, 'codec': FEWEST}, {**base, **link})} as fast as {BASELINE} at {link['delay']} ms"
+        f"{gain({**usual, **link, 'codec': FEWEST}, {**base, **link})} as fast at {link['delay']} ms"
         for link in ({"loss": 0.0, "delay": near}, {"loss": 0.0, "delay": far})
     ]
-    said = [f"Over 80 Mbit/s without loss {FEWEST} makes a step {' and '.join(still)}: what is left is round trips."]
+    said = [f"At 80 Mbit/s without loss {FEWEST} makes {BASELINE}'s step {' and '.join(still)}: round trips are left."]
     for loss, delay in _lossy(frame):
         link = {"loss": loss, "delay": delay}
         said.append(
-            f"At {loss:g} % loss and {delay} ms bbr instead of cubic makes {BASELINE}'s step "
+            f"At {loss:g} % loss and {delay} ms bbr for cubic makes it "
             f"{gain({**base, **link, 'control': 'bbr'}, {**base, **link})} as fast, int8 over cubic "
             f"{gain({**base, **link, 'codec': 'int8'}, {**base, **link})}."
         )
-    idle = gain({**base, "loss": 0.0, "delay": far}, {**base, "loss": 0.0, "delay": far, "restarts": True})
-    said.append(f"Slow start after idle makes {BASELINE}'s step at {far} ms {idle} as long.")
     answer = " ".join(said)
     return {
         "answer": experiments.prose(answer),

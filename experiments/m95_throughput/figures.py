@@ -104,14 +104,14 @@ def blocks(folder: Path) -> dict[str, str]:
     answer = (
         f"Twenty times fewer bytes make the pipeline {ours['mask(0.05)'] / ours['bf16']:.1f} times "
         f"as fast at 200 Mbit/s "
-        f"(published {theirs:.1f}), because the GPUs then\nlimit it: without a network they reach "
+        f"(published {theirs:.1f}), because the GPUs then limit it: without a network they reach "
         f"{compute_bound(folder):.0f} tokens per second, and with 19 of 20 values masked "
-        f"{ours['mask(0.05)']:.0f}. Tenfold less gives {ours['mask(0.1)'] / ours['bf16']:.1f} times\n(published "
+        f"{ours['mask(0.05)']:.0f}. Tenfold less gives {ours['mask(0.1)'] / ours['bf16']:.1f} times (published "
         f"{PUBLISHED['mask(0.1)'] / PUBLISHED['bf16']:.1f}). Played steps are within {off:.2%} of bytes, "
         "delay and schedule."
     ).replace("%", " %")
     return {
-        "answer": answer,
+        "answer": experiments.prose(answer),
         "throughput": experiments.markdown_of(table(folder)),
         "delays": experiments.markdown_of(delays(folder)),
         "claims": claims_table(claims(folder)),

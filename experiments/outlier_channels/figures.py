@@ -6,7 +6,6 @@ This reads tensors.csv and codecs.csv from the output folder, which measure.py w
 from __future__ import annotations
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +179,17 @@ def claims(folder: Path) -> list[Claim]:
 
 
 def answer(tensors: Any, codecs: Any) -> str:
-    """Return the answer in a few lines."""
-    lines = []
-    for model in models_of(codecs):
-        here = tensors[tensors.model == model]
-        largest = {way: span(here[here.direction == way].channel_ratio) for way in WAYS}
-        gain = {way: span(ratios(codecs, model, way, "int4", "hadamard(int4)")) for way in WAYS}
-        eight = span(ratios(codecs, model, "forward", "int8", "hadamard(int8)"))
-        lines.append(
-            f"- {NAMES[model]}: the largest channel of activations is {largest['forward']} times the median one, and a "
-            f"rotation divides int4's error by {gain['forward']}, int8's by {eight}. Gradients: {largest['backward']} "
-            f"times; int4's error by {gain['backward']}."
-        )
-    return "\n".join(textwrap.fill(line, 120, subsequent_indent="  ") for line in lines)
+    """Return the answer in three lines; the tables have every number."""
+    forward = tensors[tensors.direction == "forward"]
+    said = []
+    for model in reversed(models_of(codecs)):
+        gain = span(ratios(codecs, model, "forward", "int4", "hadamard(int4)"))
+        largest = f"{span(forward[forward.model == model].channel_ratio)} times"
+        of = f" ({largest})" if said else f", whose largest channel is {largest} the median one"
+        said.append(f"by {gain} on {NAMES[model]}{of}")
+    return experiments.prose(
+        f"**Answer.** A rotation (`hadamard`, `tah`) divides int4's error of activations {'; '.join(said)}."
+    )
 
 
 def blocks(folder: Path) -> dict[str, str]:

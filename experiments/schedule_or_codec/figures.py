@@ -96,13 +96,17 @@ def blocks(folder: Path) -> dict[str, str]:
     answer = (
         f"At 200 Mbit/s and 50 ms the subspace's 322 bytes per token earn "
         f"{base / times[8]['322']:.2f}x in classic 1F1B, "
-        f"and twice as many micro-batches in\nflight earn {base / times[16]['bf16']:.2f}x with no codec at all; both "
+        f"and twice as many micro-batches in flight earn {base / times[16]['bf16']:.2f}x with no codec at all; both "
         f"together {base / times[16]['322']:.2f}x. At a hundredfold less the schedule decides: "
-        f"{base / times[8]['21']:.0f}x with\n8 in flight, {base / times[32]['21']:.0f}x with 32. "
+        f"{base / times[8]['21']:.0f}x with 8 in flight, {base / times[32]['21']:.0f}x with 32. "
         f"Played steps are within "
         f"{predicted.departure(cells(folder)):.2%} of bytes, delay and schedule."
     ).replace("%", " %")
-    return {"answer": answer, "steps": experiments.markdown_of(table(folder)), "claims": claims_table(claims(folder))}
+    return {
+        "answer": experiments.prose(answer),
+        "steps": experiments.markdown_of(table(folder)),
+        "claims": claims_table(claims(folder)),
+    }
 
 
 def draw(folder: Path) -> Any:

@@ -364,21 +364,20 @@ def at_equal_error(all_: Measured, name: str) -> float | None:
 
 # ------------------------------------------------------------------ words
 def answer(folder: Path) -> str:
-    """Return the answer in a few sentences."""
+    """Return the answer in three lines; the tables have every number."""
     all_, parts = measured(folder), []
     for name in (each for each in WHOLE if each in all_.states):
         free = [codec for codec in all_.codecs(name) if all_.harm(name, codec).verdict == "holds"]
         best = max(free, key=lambda codec: all_.ratio(name, codec))
         _, plain, chain = state.chain("int8")
-        parts.append(
-            f"{NAMES[name]} takes {all_.seconds(name, 'fp32', SLOW):.1f} s as fp32 at {SLOW} Mbit/s and "
-            f"{all_.seconds(name, 'fp32', FAST):.1f} s at {FAST}; through MesonGS's chain at 8 bits "
-            f"{all_.seconds(name, chain, SLOW):.1f} and {all_.seconds(name, chain, FAST):.1f} s, without its transform "
-            f"{all_.seconds(name, plain, SLOW):.1f} and {all_.seconds(name, plain, FAST):.1f} s; the shortest that "
-            f"loses at most {HARMLESS:g} nats is `{best}`: {all_.seconds(name, best, SLOW):.1f} and "
-            f"{all_.seconds(name, best, FAST):.1f} s."
+        fp32, whole, short, least = (
+            f"{all_.seconds(name, codec, SLOW):.1f} s" for codec in ("fp32", chain, plain, best)
         )
-    return " ".join(parts) or "No trained state was measured: this is the short form."
+        parts.append(
+            f"{NAMES[name]} takes {fp32} as fp32 at {SLOW} Mbit/s, {whole} through MesonGS's chain at 8 bits, {short} "
+            f"without its transform, and {least} as `{best}`, the shortest that loses at most {HARMLESS:g} nats."
+        )
+    return " ".join(["**Answer.**", *parts]) if parts else "No trained state was measured: this is the short form."
 
 
 def blocks(folder: Path) -> dict[str, str]:

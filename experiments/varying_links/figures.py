@@ -159,11 +159,10 @@ def blocks(folder: Path) -> dict[str, str]:
     frame, said = pd.read_csv(folder / SUMMARY), []
     for network in frame.network.unique():
         follows, stays = arms(frame, network)
-        bits = frame[frame.network == network].groupby("codec").bits_per_value.mean()
         said.append(
             f"Over {network}, {follows} is {ratio(frame, network, follows, BASELINE).value:.2f} times as fast as "
             f"{BASELINE} and {ratio(frame, network, follows, stays).value:.2f} times as fast as {stays}, the fastest "
-            f"that does not choose, with {bits[follows]:.1f} bits per value instead of {bits[stays]:.1f}."
+            "that does not choose."
         )
     return {
         "answer": experiments.prose(" ".join(said)),

@@ -54,6 +54,16 @@ class Judgement(NamedTuple):
     verdict: Verdict | None
     seeds: int | None
     """Where not resolved: how many pairs of seeds would resolve it, were the truth what was seen."""
+    error: float | None = None
+    """Standard error of the difference, or of the ratio's logarithm; None where there is no interval, or no chance."""
+
+    def seeds_for(self, size: float) -> int | None:
+        """Return how many pairs of seeds would find a true effect of `size` (nats, or a factor) 4 times in 5; None
+        where the spread is not known, or they are too many to count.
+        """
+        if self.error is None:
+            return None
+        return statistics.seeds_needed(self.error, self.n, size if self.measure == "loss" else math.log(size))
 
     @property
     def words(self) -> str:
@@ -105,7 +115,7 @@ def judge(
         seeds = statistics.seeds_needed(found.error, found.estimate.n, distance)
     return Judgement(
         measure, value, interval, False, found.paired, found.estimate.n, found.estimate.rule, detectable, effect,
-        verdict, seeds,
+        verdict, seeds, found.error,
     )  # fmt: skip
 
 

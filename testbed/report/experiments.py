@@ -36,6 +36,8 @@ from testbed.results import Run, last_sweep
 
 _LARGEST_SVG = 300_000
 """The largest SVG, in bytes, that is worth its place in a repository."""
+_MINUTES = 180
+"""From so many on a time is said in hours."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
 _AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
@@ -226,6 +228,32 @@ def loss_words(loss: float, found: Judgement, *, against: bool = False) -> dict[
         "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
         "why": shown_words(found, loss),
     }
+
+
+def left_open(compared: Sequence[Judgement], size: float, effect: str, training_s: float) -> str:
+    """Say what would resolve the comparisons that are not: how many seeds find an effect of `size` (nats, or a factor;
+    `effect` in words) 4 times in 5 with the spread that was seen, and how many hours of one core they take.
+
+    `training_s`: one training, on one core. The hours count both arms of each comparison, though some share one. Empty
+    where all are resolved.
+    """
+    unsure = [found for found in compared if found.verdict == "not resolved"]
+    if not unsure:
+        return ""
+    said = f"{len(unsure)} of {len(compared)} comparisons are not resolved."
+    few = [(found, seeds) for found in unsure if (seeds := found.seeds_for(size)) is not None and seeds > found.n]
+    if few:
+        counts = sorted({seeds for _, seeds in few})
+        many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        minutes = sum(2 * (seeds - found.n) for found, seeds in few) * training_s / 60
+        long = f"{minutes:.0f} minutes" if minutes < _MINUTES else f"{minutes / 60:.0f} hours"
+        said += (
+            f" To find {effect} 4 times in 5, {len(few)} of them need {many} seeds per arm instead of "
+            f"{min(found.n for found, _ in few)}: {long} of one core at {training_s:.3g} s per training."
+        )
+    if near := sum((seeds := found.seeds_for(size)) is not None and seeds <= found.n for found in unsure):
+        said += f" {near} have seeds enough for that, and lie too near their bound."
+    return prose(said)
 
 
 def curves(folder: str | Path, value: str = "loss") -> Any:

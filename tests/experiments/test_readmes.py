@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from testbed.report import blocks, claims, experiments
 from tests.commands import Command
 
 _PROGRAMS = sorted(Command.shipped.glob("*/figures.py"))
+_LINES, _COLUMNS = 4, 120
 _NUMBER = re.compile(r"[~*`(]*[-+\N{MINUS SIGN}]?\d")
 _MENDED_BY = "python -m testbed docs writes it again from the CSVs beside it"
 
@@ -33,6 +35,15 @@ def test_a_readme_is_what_its_figures_program_makes_of_the_csvs(program: Path) -
 @pytest.mark.parametrize("path", sorted(Command.shipped.glob("*/claims.csv")), ids=lambda path: path.parent.name)
 def test_claims_are_well_formed(path: Path) -> None:
     assert claims.read_claims(path)
+
+
+@pytest.mark.parametrize("readme", sorted(Command.shipped.glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_a_readme_answers_in_a_few_lines_before_its_picture(readme: Path) -> None:
+    _, *lines = readme.read_text(encoding="utf8").split("\n")
+    before = itertools.takewhile(lambda line: not line.startswith(("![", "**Question.**", "```", "## ")), lines)
+    answer = [line for line in before if line and not line.startswith("<!--")]
+    assert 1 <= len(answer) <= _LINES, "the rest of the numbers belongs into a table further down"
+    assert max(map(len, answer)) <= _COLUMNS
 
 
 def _tables_with_numbers(page: str) -> list[str]:

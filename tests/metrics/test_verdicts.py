@@ -125,3 +125,14 @@ def test_a_time_to_a_loss_needs_the_loss_to_be_stated() -> None:
         with pytest.raises(ValidationError, match="without target_loss"):
             CompareSpec(**table)  # type: ignore[arg-type]
         assert CompareSpec(**table, target_loss=5.0)  # type: ignore[arg-type]
+
+
+def test_the_seeds_of_a_comparison_find_what_it_would_have_shown() -> None:
+    ours, base = dict(enumerate([1.2, 1.5, 1.1, 1.4, 1.3])), dict.fromkeys(range(5), 1.0)
+    for measure, exact in (("loss", False), ("speed_up", False), ("speed_up", True)):
+        found = judge(measure, ours, base, 1.3, exact=exact)  # type: ignore[arg-type]
+        assert found.detectable is not None
+        assert found.seeds_for(found.detectable * 1.0001) == found.n
+        wanted = (found.seeds_for(size) for size in (1.05, 1.1, 1.2))
+        assert sorted(wanted, reverse=True) == [found.seeds_for(size) for size in (1.05, 1.1, 1.2)]
+    assert judge("loss", {0: 1.0}, {0: 1.1}, 0.0).seeds_for(0.1) is None

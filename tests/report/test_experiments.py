@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
+from testbed.metrics.verdicts import judge
 from testbed.report import experiments
 
 
@@ -124,3 +125,15 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     # of an arm without rows of its seeds the summary tells
     assert experiments.judge_loss(tmp_path, 0.1, {"codec": "int1"}, {"codec": "fp32"}, "less") == from_summary
     assert experiments.judge_loss(tmp_path, 0.1, {"codec": "int3"}, {"codec": "fp32"}, "less") is None
+
+
+def test_what_is_left_open_says_how_many_seeds_and_hours_close_it() -> None:
+    base = dict.fromkeys(range(5), 1.0)
+    sure, unsure = (judge("loss", dict(enumerate(each)), base, 0.5) for each in ([1.1] * 5, [0.0, 1.0, 2.0, 1.5, 2.5]))
+    assert experiments.left_open([sure], 0.5, "half a nat", 60.0) == ""
+    seeds = unsure.seeds_for(0.5)
+    assert seeds is not None
+    said = experiments.left_open([sure, unsure], 0.5, "half a nat", 60.0).replace("\n", " ")
+    assert said.startswith("1 of 2 comparisons are not resolved. To find half a nat")
+    assert f"{seeds} seeds per arm instead of 5: {2 * (seeds - 5):.0f} minutes" in said
+    assert "seeds enough" in experiments.left_open([unsure], 9.0, "9 nats", 60.0)
