@@ -18,7 +18,7 @@ import torch
 from testbed.devices.device import load_device
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
-from testbed.diffusion.experts import ExpertCosts, Schedule, expert_trace, sample_experts
+from testbed.diffusion.experts import ExpertCosts, ExpertProgram, Schedule, expert_trace, sample_experts
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.play.ideal import Pipes, ideal_step_ns
 from testbed.profiles import load_profile
@@ -85,7 +85,7 @@ def latencies(
     own = tokens * (8 * square + 4 * TOKENS * size.width) + images / WORKERS * 6 * square
     costs = ExpertCosts(round(own * per_flop), round(tokens * TOP * 4 * square * per_flop), frame_bytes)
     schedule = SCHEDULES[name]
-    trace = expert_trace(schedule, costs, layers=size.layers, steps=steps, workers=WORKERS)
+    trace = expert_trace(ExpertProgram(schedule, WORKERS, size.layers, steps), costs)
     yield Latency(name, steps, 0, 0, ideal_step_ns(trace, None, 1) / 1e9)
     for mbit in mbits:
         for delay_us in DELAYS_US:

@@ -17,26 +17,40 @@ the number of workers, every matrix product has the same rows.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from testbed.codecs.contract import Codec, Context, MessageKey
+from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
-from testbed.diffusion.dit import TOP, Block, Dit, Routing, by_heads, to_images
-from testbed.diffusion.programs import LABELS, divide
-from testbed.errors import SpecError
-from testbed.pipeline.frame import HEADER_BYTES
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.diffusion.dit import TOKENS, TOP, Block, Dit, Routing, by_heads, to_images
+from testbed.diffusion.exchange import Payload, run_together
+from testbed.diffusion.programs import (
+    Action,
+    Actions,
+    Compute,
+    Costs,
+    Crossing,
+    Deferred,
+    Receive,
+    Send,
+    Task,
+    divide,
+    trace_of,
+)
+from testbed.errors import CodecError, SpecError
+from testbed.play.trace import Trace
 
 BLOCK: Final = 16
 """Images."""
-_INDEX_BYTES = 1
-"""Of a dispatched token: which expert it is for. Where it belongs is known to its sender."""
-Deferred = Literal["dispatch", "combine"]
+_LENGTH = struct.Struct("<I")
+"""Of a dispatched payload. Behind it each token has a byte: which of the sender's blocks it is of, and for which of the
+receiver's experts. Where in the block it belongs is known to its sender."""
+_PAIRS = 256
+"""Of a block and an expert: what a byte tells apart."""
 
 
 class Schedule(NamedTuple):
@@ -71,14 +85,26 @@ class Schedule(NamedTuple):
         return (0,) if self.skip == "low" else (1,)
 
 
-class Crossing(NamedTuple):
-    """One message of the all-to-all."""
+class ExpertProgram(NamedTuple):
+    """How images are sampled."""
 
-    what: Deferred
-    step: int
-    layer: int
-    sender: int
-    receiver: int
+    schedule: Schedule
+    workers: int
+    layers: int
+    steps: int
+    """Denoising steps."""
+
+    def actions(self) -> list[Actions]:
+        """Return what each worker does."""
+        return [list(_actions(self, worker)) for worker in range(self.workers)]
+
+    def lag_of(self, layer: int, step: int) -> int:
+        """See `Schedule.lag_of`."""
+        return self.schedule.lag_of(layer, self.layers, step)
+
+    def slots(self, layer: int, step: int) -> tuple[int, ...]:
+        """See `Schedule.slots`."""
+        return self.schedule.slots(layer, self.layers, step)
 
 
 class ExpertSampled(NamedTuple):
@@ -89,118 +115,189 @@ class ExpertSampled(NamedTuple):
     frame_bytes: dict[Crossing, int]
 
 
+class _Chosen(NamedTuple):
+    """Rows of a block that go to an expert."""
+
+    place: int
+    """Of the block, among its worker's."""
+    at: Tensor
+    slot: Tensor
+
+
 class _Used(NamedTuple):
-    """What experts made of a block's tokens in one step."""
+    """What experts made of a worker's tokens in one step and layer, by block."""
 
-    outputs: Tensor
-    """(rows, TOP, d)"""
-    routing: Routing
+    outputs: list[Tensor]
+    """(rows, TOP, d) each; slots that are not sent stay zero until they are used."""
+    routings: list[Routing]
+    chosen: list[list[_Chosen]]
+    """By the worker that they are sent to; block by block, and expert by expert."""
 
 
-class _Crossings:
-    """What is sent in one layer and step, with real payloads."""
+class ExpertWorker:
+    """What one worker holds of a request: its images, and the experts that are at it."""
 
-    def __init__(self, codec: Codec, step: int, layer: int, frame_bytes: dict[Crossing, int]) -> None:
-        self._codec, self._step, self._layer, self._bytes = codec, step, layer, frame_bytes
+    def __init__(self, model: Dit, program: ExpertProgram, number: int, codec: str) -> None:
+        """`codec`: of all tokens that cross, one without memory. SpecError for a codec that cannot be."""
+        self._model, self._program, self._number = model, program, number
+        self._codec = make(codec, Context(0, 0, "forward"))
 
-    def cross(self, what: Deferred, rows: Tensor, sender: int, receiver: int) -> Tensor:
-        """Return what the receiver has of rows (n, d)."""
-        if sender == receiver or not len(rows):
-            return rows
-        key = MessageKey("evaluation", self._step, self._layer, ())
-        payload = self._codec.encode(rows, key)
-        more = HEADER_BYTES + (_INDEX_BYTES * len(rows) if what == "dispatch" else 0)
-        place = Crossing(what, self._step, self._layer, sender, receiver)
-        self._bytes[place] = self._bytes.get(place, 0) + memoryview(payload).nbytes + more
-        return self._codec.decode(payload, key)
+    def begin(self, noise: Tensor, labels: Tensor) -> None:
+        """Begin with noise (T, B, 4) and labels (B,) of all workers' images. SpecError where images are no whole
+        blocks, one at least for each worker, or there are more workers than experts.
+        """
+        images, experts, workers = len(labels), self._model.size.experts, self._program.workers
+        blocks = images // BLOCK
+        if images % BLOCK or not 1 <= workers <= min(blocks, experts):
+            raise SpecError(
+                f"{images} images for {workers} workers and {experts} experts: images come in blocks of {BLOCK}, and "
+                "each worker has a block and an expert at least"
+            )
+        if workers > 1 and -(-blocks // workers) * -(-experts // workers) > _PAIRS:
+            raise SpecError(f"{images} images for {workers} workers and {experts} experts: take fewer images")
+        mine = slice(*(BLOCK * end for end in divide(blocks, workers)[self._number]))
+        self._pixels = list(torch.split(noise[:, mine], BLOCK, dim=1))
+        self._labels = torch.split(labels[mine], BLOCK)
+        self._used: dict[tuple[int, int], _Used] = {}
+        """By step and layer."""
+        self._arrived: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}
+        """By step and layer: each sender's tokens (n, d), and the byte of each."""
+        self._done: dict[Crossing, Tensor] = {}
+
+    @property
+    def images(self) -> Tensor:
+        """This worker's images, (n, 64)."""
+        return to_images(torch.cat(self._pixels, dim=1))
+
+    # ------------------------------------------------------------------ computing
+    def compute(self, action: Compute) -> None:
+        step, layer = action.step, action.layer
+        match action.task:
+            case "own":
+                self._own(step, layer)
+            case "experts":
+                self._experts(step, layer)
+            case "mix":
+                self._mix(step, layer)
+
+    def _own(self, step: int, layer: int) -> None:
+        model, program = self._model, self._program
+        block = model.block(layer)
+        if layer == 0:
+            time = torch.full((BLOCK,), step / program.steps)
+            self._conditions = [model.condition(time, labels) for labels in self._labels]
+            self._hidden = [model.begin(pixels, slice(None)) for pixels in self._pixels]
+        self._modulations = [block.modulations(condition) for condition in self._conditions]
+        pairs = zip(self._hidden, self._modulations, strict=True)
+        self._hidden = [_attended(block, x, m) for x, m in pairs]
+        inputs = [block.feed_input(x, m) for x, m in zip(self._hidden, self._modulations, strict=True)]
+        self._inputs = inputs
+        routings = [block.route(x.flatten(0, 1)) for x in inputs]
+        slots = program.slots(layer, step)
+        chosen = [
+            [
+                _Chosen(place, *_chosen(routing, expert, slots))
+                for place, routing in enumerate(routings)
+                for expert in range(receiver, len(block.experts), program.workers)
+            ]
+            for receiver in range(program.workers)
+        ]
+        outputs = [torch.zeros(BLOCK * TOKENS, TOP, model.size.width) for _ in inputs]
+        self._used[step, layer] = _Used(outputs, routings, chosen)
+        self._arrived.setdefault((step, layer), {})[self._number] = self._given(step, layer, self._number)
+
+    def _given(self, step: int, layer: int, receiver: int) -> tuple[Tensor, Tensor]:
+        """Return the tokens of the layer that was computed last that go to a worker, (n, d), and the byte of each."""
+        chosen = self._used[step, layer].chosen[receiver]
+        given = torch.cat([self._inputs[each.place].flatten(0, 1)[each.at] for each in chosen])
+        return given, torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(each.at) for each in chosen]))
+
+    def _experts(self, step: int, layer: int) -> None:
+        """Compute what experts make of all tokens that came, each block's for itself."""
+        block, workers = self._model.block(layer), self._program.workers
+        here = [block.experts[expert] for expert in range(self._number, len(block.experts), workers)]
+        for sender, (tokens, pairs) in self._arrived.pop((step, layer)).items():
+            outputs = []
+            for pair, taken in enumerate(torch.split(tokens, torch.bincount(pairs).tolist())):
+                padded = torch.zeros(BLOCK * TOKENS, tokens.shape[1])
+                padded[: len(taken)] = taken
+                outputs.append(here[pair % len(here)](padded)[: len(taken)])
+            made = torch.cat(outputs) if outputs else tokens
+            if sender == self._number:
+                self._combine(step, layer, sender, made)
+            else:
+                self._done[Crossing("combine", step, layer, self._number, sender)] = made
+
+    def _combine(self, step: int, layer: int, worker: int, made: Tensor) -> None:
+        """Put what a worker's experts made where it belongs."""
+        used = self._used[step, layer]
+        chosen = used.chosen[worker]
+        if len(made) != sum(len(each.at) for each in chosen):
+            raise CodecError(f"cannot use what worker {worker} made in step {step}, layer {layer}: {len(made)} tokens")
+        for each, output in zip(chosen, torch.split(made, [len(each.at) for each in chosen]), strict=True):
+            used.outputs[each.place][each.at, each.slot] = output
+
+    def _mix(self, step: int, layer: int) -> None:
+        program, block = self._program, self._model.block(layer)
+        source = max(0, step - program.lag_of(layer, step))
+        used, fresh = self._used[source, layer], self._used[step, layer].routings
+        for left in set(range(TOP)) - set(program.slots(layer, source)):
+            for now, before in zip(used.outputs, self._used[source - 1, layer].outputs, strict=True):
+                now[:, left] = before[:, left]
+        self._used.pop((source - 2, layer), None)
+        for place, inputs in enumerate(self._inputs):
+            scores = (fresh if program.schedule.scores == "fresh" else used.routings)[place].scores
+            mixed = (used.outputs[place] * scores[..., None]).sum(1).view(inputs.shape)
+            gate = self._modulations[place][5]
+            self._hidden[place] = self._hidden[place] + gate * (block.feed(inputs) + mixed)
+        if layer == program.layers - 1:
+            done = zip(self._pixels, self._hidden, self._conditions, strict=True)
+            self._pixels = [z + self._model.velocity(x, condition) / program.steps for z, x, condition in done]
+
+    # ------------------------------------------------------------------ messages
+    def payload(self, part: Crossing) -> bytes:
+        key = MessageKey("evaluation", part.step, part.layer, ())
+        if part.what == "combine":
+            made = self._done.pop(part)
+            return bytes(self._codec.encode(made, key)) if len(made) else b""
+        tokens, pairs = self._given(part.step, part.layer, part.receiver)
+        encoded = bytes(self._codec.encode(tokens, key)) if len(tokens) else b""
+        return b"".join((_LENGTH.pack(len(encoded)), encoded, bytes(pairs.tolist())))
+
+    def receive(self, part: Crossing, payload: Payload) -> None:
+        key, width, view = (
+            MessageKey("evaluation", part.step, part.layer, ()),
+            self._model.size.width,
+            memoryview(payload),
+        )
+        if part.what == "combine":
+            made = self._codec.decode(view, key) if len(view) else torch.zeros(0, width)
+            self._combine(part.step, part.layer, part.sender, made)
+            return
+        end = _LENGTH.size + (_LENGTH.unpack_from(view)[0] if len(view) >= _LENGTH.size else 0)
+        pairs = torch.tensor(list(view[end:]), dtype=torch.int64)
+        tokens = self._codec.decode(view[_LENGTH.size : end], key) if end > _LENGTH.size else torch.zeros(0, width)
+        if tokens.shape != (len(pairs), width):
+            raise CodecError(f"cannot use {part}: {tuple(tokens.shape)} tokens for {len(pairs)} places")
+        self._arrived.setdefault((part.step, part.layer), {})[part.sender] = tokens, pairs
 
 
 @torch.no_grad()
 def sample_experts(
     model: Dit, noise: Tensor, labels: Tensor, steps: int, schedule: Schedule, *, workers: int = 1, codec: str = "fp32"
 ) -> ExpertSampled:
-    """Sample images from noise (T, B, 4), whole blocks of them. `codec`: of all tokens that cross, one without memory.
-
-    SpecError where images are no whole blocks, one at least for each worker, or there are more workers than experts.
-    """
-    images, size = len(labels), model.size
-    blocks = images // BLOCK
-    if images % BLOCK or not 1 <= workers <= min(blocks, size.experts):
-        raise SpecError(
-            f"{images} images for {workers} workers and {size.experts} experts: images come in blocks of {BLOCK}, and "
-            "each worker has a block and an expert at least"
-        )
-    home = {block: worker for worker, of in enumerate(divide(blocks, workers)) for block in range(*of)}
-    made = make(codec, Context(0, 0, "forward"))
-    pixels = list(torch.split(noise, BLOCK, dim=1))
-    frame_bytes: dict[Crossing, int] = {}
-    past = defaultdict[int, list[list[_Used]]](list)
-    for step in range(steps):
-        conditions = [model.condition(torch.full((BLOCK,), step / steps), part) for part in torch.split(labels, BLOCK)]
-        hidden = [model.begin(part, slice(None)) for part in pixels]
-        for number in range(size.layers):
-            block = model.block(number)
-            modulations = [block.modulations(condition) for condition in conditions]
-            hidden = [_attended(block, x, m) for x, m in zip(hidden, modulations, strict=True)]
-            inputs = [block.feed_input(x, m) for x, m in zip(hidden, modulations, strict=True)]
-            routings = [block.route(x.flatten(0, 1)) for x in inputs]
-            slots = schedule.slots(number, size.layers, step)
-            sent = _Crossings(made, step, number, frame_bytes)
-            fresh = _through_experts(block, inputs, routings, slots, home, workers, sent)
-            if len(slots) < TOP:
-                (left,) = set(range(TOP)) - set(slots)
-                for now, before in zip(fresh, past[number][-1], strict=True):
-                    now.outputs[:, left] = before.outputs[:, left]
-            past[number] = [*past[number][-2:], fresh]
-            lag = min(schedule.lag_of(number, size.layers, step), len(past[number]) - 1)
-            for place, used in enumerate(past[number][-1 - lag]):
-                scores = routings[place].scores if schedule.scores == "fresh" else used.routing.scores
-                mixed = (used.outputs * scores[..., None]).sum(1).view(inputs[place].shape)
-                shared = block.feed(inputs[place])
-                hidden[place] = hidden[place] + modulations[place][5] * (shared + mixed)
-        pixels = [
-            z + model.velocity(x, condition) / steps for z, x, condition in zip(pixels, hidden, conditions, strict=True)
-        ]
-    return ExpertSampled(to_images(torch.cat(pixels, dim=1)), frame_bytes)
+    """Sample images from noise (T, B, 4) with all workers in one process; see `ExpertWorker`, also for errors."""
+    program = ExpertProgram(schedule, workers, model.size.layers, steps)
+    team = [ExpertWorker(model, program, number, codec) for number in range(workers)]
+    for worker in team:
+        worker.begin(noise, labels)
+    frame_bytes = run_together(team, program.actions())
+    return ExpertSampled(torch.cat([worker.images for worker in team]), frame_bytes)
 
 
 def _attended(block: Block, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
     q, k, v = block.project(x, modulations)
     return block.attend(x, q, by_heads(k, block.heads), by_heads(v, block.heads), modulations)
-
-
-def _through_experts(
-    block: Block,
-    inputs: Sequence[Tensor],
-    routings: Sequence[Routing],
-    slots: Sequence[int],
-    home: dict[int, int],
-    workers: int,
-    sent: _Crossings,
-) -> list[_Used]:
-    """Dispatch all tokens, compute, and combine; slots that are not sent stay zero."""
-    rows = [x.flatten(0, 1) for x in inputs]
-    used = [_Used(torch.zeros(len(x), TOP, x.shape[1]), routing) for x, routing in zip(rows, routings, strict=True)]
-    for sender in range(workers):
-        own = [place for place in range(len(rows)) if home[place] == sender]
-        for receiver in range(workers):
-            chosen = [
-                (place, expert, *_chosen(routings[place], expert, slots))
-                for place in own
-                for expert in range(receiver, len(block.experts), workers)
-            ]
-            given = torch.cat([rows[place][at] for place, _, at, _ in chosen])
-            taken = torch.split(sent.cross("dispatch", given, sender, receiver), [len(at) for _, _, at, _ in chosen])
-            outputs = []
-            for (place, expert, _, _), tokens in zip(chosen, taken, strict=True):
-                padded = torch.zeros_like(rows[place])
-                padded[: len(tokens)] = tokens
-                outputs.append(block.experts[expert](padded)[: len(tokens)])
-            combined = sent.cross("combine", torch.cat(outputs), receiver, sender)
-            back = torch.split(combined, [len(x) for x in outputs])
-            for (place, _, at, slot), output in zip(chosen, back, strict=True):
-                used[place].outputs[at, slot] = output
-    return used
 
 
 def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -211,7 +308,7 @@ def _chosen(routing: Routing, expert: int, slots: Sequence[int]) -> tuple[Tensor
     return at, slot
 
 
-# ---------------------------------------------------------------------- traces
+# ---------------------------------------------------------------------- actions, and traces
 class ExpertCosts(NamedTuple):
     """How long a worker computes in one layer and step, and how large messages are."""
 
@@ -220,80 +317,67 @@ class ExpertCosts(NamedTuple):
     experts_ns: int
     """Its experts, for all images; half where only one slot is sent."""
     frame_bytes: dict[Crossing, int]
-    """Of messages without rows there is none."""
 
 
-def expert_trace(
-    schedule: Schedule, costs: ExpertCosts, *, layers: int, steps: int, workers: int, requests: int = 1
-) -> Trace:
+def expert_trace(program: ExpertProgram, costs: ExpertCosts, *, requests: int = 1) -> Trace:
     """Return the trace of requests, one a step, as `programs.trace_of` does."""
-    lanes = []
-    for worker in range(workers):
-        lane = Lane(worker, "worker")
-        for request in range(requests):
-            for operation in _operations(schedule, costs, layers, steps, workers, worker):
-                if isinstance(operation, int):
-                    lane.add(WORK, label=LABELS.index("compute"), value=operation)
-                    continue
-                what, crossing = operation
-                number = (crossing.step * layers + crossing.layer) * 2 + (crossing.what == "combine")
-                peer = crossing.receiver if what == SEND else crossing.sender
-                size = costs.frame_bytes[crossing] if what == SEND else 0
-                lane.add(what, label=LABELS.index("message"), peer=peer, tag=request << 24 | number, value=size)
-            lane.add(SIGNAL, label=LABELS.index("end"), tag=request)
-            lane.add(WAIT, label=LABELS.index("end"), tag=request, value=workers)
-            lane.end_step()
-        lanes.append(lane)
-    return Trace(tuple(f"worker {w}" for w in range(workers)), LABELS, tuple(lanes), {"maker": "diffusion"})
+
+    def work_ns(action: Compute) -> int:
+        match action.task:
+            case "own":
+                return costs.own_ns
+            case "experts":
+                return round(costs.experts_ns * len(program.slots(action.layer, action.step)) / TOP)
+        return 0
+
+    return trace_of(program.actions(), Costs(work_ns, costs.frame_bytes.__getitem__), requests=requests)
 
 
-def _operations(
-    schedule: Schedule, costs: ExpertCosts, layers: int, steps: int, workers: int, worker: int
-) -> Iterator[int | tuple[int, Crossing]]:
-    """Yield what a worker does: nanoseconds of work, or a message that it sends or receives."""
-    others = [other for other in range(workers) if other != worker]
-    late = [layer for layer in range(layers) if schedule.lag_of(layer, layers, schedule.warmup)]
+def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
+    """Yield what a worker does."""
+    schedule, layers, steps = program.schedule, program.layers, program.steps
+    others = [other for other in range(program.workers) if other != worker]
+    late = [layer for layer in range(layers) if program.lag_of(layer, schedule.warmup)]
 
-    def message(kind: int, what: Deferred, step: int, layer: int) -> Iterator[tuple[int, Crossing]]:
-        for other in others:
-            pair = (worker, other) if kind == SEND else (other, worker)
-            if (crossing := Crossing(what, step, layer, *pair)) in costs.frame_bytes:
-                yield kind, crossing
+    def work(task: Task, step: int, layer: int) -> Compute:
+        return Compute(task, step, layer, (0, TOKENS))
 
-    def experts(step: int, layer: int) -> int:
-        return round(costs.experts_ns * len(schedule.slots(layer, layers, step)) / TOP)
+    def send(what: Deferred, step: int, layer: int) -> Iterator[Send]:
+        return (Send(Crossing(what, step, layer, worker, other), other) for other in others)
+
+    def receive(what: Deferred, step: int, layer: int) -> Iterator[Receive]:
+        return (Receive(Crossing(what, step, layer, other, worker), other) for other in others)
+
+    def experts(step: int, layer: int) -> Iterator[Action]:
+        yield from receive("dispatch", step, layer)
+        yield work("experts", step, layer)
+        yield from send("combine", step, layer)
 
     for step in range(steps):
         for layer in range(layers):
-            yield costs.own_ns
-            lag = schedule.lag_of(layer, layers, step)
-            yield from message(SEND, "dispatch", step, layer)
+            yield work("own", step, layer)
+            lag = program.lag_of(layer, step)
+            yield from send("dispatch", step, layer)
             if lag == 0:
-                yield from message(RECEIVE, "dispatch", step, layer)
-                yield experts(step, layer)
-                yield from message(SEND, "combine", step, layer)
-                yield from message(RECEIVE, "combine", step, layer)
-                continue
-            # What was begun before: of the step before where displaced, of the layer before where interweaved.
-            before = (step - 1, layer) if lag == 2 else _earlier(late, step, layer)
-            if before[0] >= schedule.warmup:
-                yield from message(RECEIVE, "dispatch", *before)
-                yield experts(*before)
-                yield from message(SEND, "combine", *before)
-            if step - lag >= schedule.warmup:
-                yield from message(RECEIVE, "combine", step - lag, layer)
+                yield from experts(step, layer)
+                yield from receive("combine", step, layer)
+            else:
+                # What was begun before: of the step before where displaced, of the layer before where interweaved.
+                before = (step - 1, layer) if lag == 2 else _earlier(late, step, layer)
+                if before[0] >= schedule.warmup:
+                    yield from experts(*before)
+                if step - lag >= schedule.warmup:
+                    yield from receive("combine", step - lag, layer)
+            yield work("mix", step, layer)
     # What is still under way is used by nobody, and belongs to the request all the same.
     for step in range(max(schedule.warmup, steps - 2), steps):
         for layer in late:
-            lag = schedule.lag
-            done = step < steps - 1 if lag == 2 else (step, layer) != (steps - 1, late[-1])
+            done = step < steps - 1 if schedule.lag == 2 else (step, layer) != (steps - 1, late[-1])
             if not done:
-                yield from message(RECEIVE, "dispatch", step, layer)
-                yield experts(step, layer)
-                yield from message(SEND, "combine", step, layer)
+                yield from experts(step, layer)
     for step in range(max(schedule.warmup, steps - schedule.lag), steps):
         for layer in late:
-            yield from message(RECEIVE, "combine", step, layer)
+            yield from receive("combine", step, layer)
 
 
 def _earlier(late: Sequence[int], step: int, layer: int) -> tuple[int, int]:

@@ -21,14 +21,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from testbed.errors import SpecError
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 
 ProgramName = Literal["ring", "gather", "displaced", "pipefusion", "asyncdiff"]
 Kind = Literal["keys and values", "hidden", "velocity", "pixels"]
-Task = Literal["begin", "project", "attend", "velocity", "update"]
+Deferred = Literal["dispatch", "combine"]
+Task = Literal["begin", "project", "attend", "velocity", "update", "own", "experts", "mix"]
 Tokens = tuple[int, int]
 """The first token, and the one behind the last."""
 
@@ -44,9 +45,24 @@ class Part(NamedTuple):
     tokens: Tokens
 
 
+class Crossing(NamedTuple):
+    """What one message of an all-to-all between experts holds."""
+
+    what: Deferred
+    """dispatch: tokens on their way to experts; combine: what these made of them."""
+    step: int
+    layer: int
+    sender: int
+    receiver: int
+
+
+Message = Part | Crossing
+
+
 class Compute(NamedTuple):
     """begin: pixels to hidden states; project: a layer's queries, keys and values; attend: the rest of the layer;
-    velocity: the last norm and product; update: an Euler step of the pixels.
+    velocity: the last norm and product; update: an Euler step of the pixels. With experts, own: a layer up to the
+    router; experts: what tokens that came become; mix: the rest of the layer, and behind the last one the Euler step.
     """
 
     task: Task
@@ -58,14 +74,14 @@ class Compute(NamedTuple):
 class Send(NamedTuple):
     """Hand a part over."""
 
-    part: Part
+    part: Message
     peer: int
 
 
 class Receive(NamedTuple):
     """Wait for a part, and use it from now on."""
 
-    part: Part
+    part: Message
     peer: int
 
 
@@ -236,8 +252,9 @@ class Costs(NamedTuple):
     """What a program's actions take."""
 
     work_ns: Callable[[Compute], int]
-    frame_bytes: Callable[[Part], int]
-    codec_ns: Callable[[Part], tuple[int, int]] = lambda part: (0, 0)
+    frame_bytes: Callable[[Any], int]
+    """Of a program's messages: a `Part`, or a `Crossing`."""
+    codec_ns: Callable[[Any], tuple[int, int]] = lambda part: (0, 0)
     """Encoding and decoding. A part that is forwarded is decoded while it is on its way to the next worker."""
 
 
@@ -245,12 +262,12 @@ def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> 
     """Return the trace of so many requests, one a step: each begins when all workers have ended the one before. In the
     first one TCP's windows open.
     """
-    tags: dict[Part, int] = {}
+    tags = numbers_of(workers)
     lanes = []
     for worker, actions in enumerate(workers):
         lane = Lane(worker, "worker")
         for request in range(requests):
-            encoded, pending_ns = set[Part](), 0
+            encoded, pending_ns = set[Message](), 0
             for action in actions:
                 if isinstance(action, Compute):
                     if pending_ns:
@@ -259,7 +276,7 @@ def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> 
                     lane.add(WORK, label=_COMPUTE, value=costs.work_ns(action))
                     continue
                 part = action.part
-                tag = request << 24 | tags.setdefault(part, len(tags))
+                tag = request << 24 | tags[part]
                 if isinstance(action, Receive):
                     encoded.add(part)  # by somebody else
                     lane.add(RECEIVE, label=_MESSAGE, peer=action.peer, tag=tag)
@@ -279,8 +296,13 @@ def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> 
     return Trace(nodes, LABELS, tuple(lanes), {"maker": "diffusion"})
 
 
-def sent_parts(workers: Sequence[Actions]) -> list[tuple[int, Part]]:
+def sent_parts(workers: Sequence[Actions]) -> list[tuple[int, Any]]:
     """Return every message that crosses a link in a request: its sender and what it holds; a part as often as it is
     sent.
     """
     return [(worker, a.part) for worker, actions in enumerate(workers) for a in actions if isinstance(a, Send)]
+
+
+def numbers_of(workers: Sequence[Actions]) -> dict[Message, int]:
+    """Return a number for each part that is sent, the same at every worker."""
+    return {part: number for number, part in enumerate(dict.fromkeys(part for _, part in sent_parts(workers)))}

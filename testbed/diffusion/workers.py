@@ -1,4 +1,4 @@
-"""Does what a program says, worker by worker in one process, with the codecs' real payloads.
+"""What a worker of a program computes, and its messages as the codecs' real payloads; and all workers in one process.
 
 Each worker has its own copy of what it received, and its own decoders. What is used when is decided by the program
 alone: staleness is a message that the program receives late.
@@ -18,16 +18,16 @@ from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Statefu
 from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.diffusion.dit import TOKEN_PIXELS, TOKENS, Dit, by_heads, rows_of_tokens, to_images
-from testbed.diffusion.programs import Action, Compute, Kind, Part, Program, Send, Tokens
+from testbed.diffusion.exchange import run_together
+from testbed.diffusion.programs import Compute, Kind, Part, Program, Tokens
 from testbed.errors import CodecError
-from testbed.pipeline.frame import HEADER_BYTES
 
 _LENGTH = struct.Struct("<I")
 Stream = tuple[Kind, int, Tokens, int]
 """What one codec's memory is of: the kind of message, the layer, the tokens, and which of its tensors (0 keys, 1
 values)."""
-Modulations = Callable[[int, int], Sequence[Tensor]]
-"""Of a step and layer: the same at every worker."""
+CodecOf = Callable[[Stream, Context], Codec]
+"""Makes the codec of a stream, where it is not the same text for all."""
 Watch = Callable[[Part, Tensor, Tensor], None]
 """Is told of keys and values as they were, (2, n, B, d), and as a receiver decoded them."""
 
@@ -41,36 +41,64 @@ class Sampled(NamedTuple):
     """Of each message: its payloads, their lengths, and a frame's header."""
 
 
+class Codecs(NamedTuple):
+    """What messages go through."""
+
+    keys_and_values: str | CodecOf = "fp32"
+    boundary: str = "fp32"
+    """Of everything else, between stages."""
+    key_steps: int = 1
+    """In so many first steps, and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first
+    message."""
+    refresh_every: int = 0
+    seed: int = 0
+
+    def anew(self, step: int) -> bool:
+        """Say whether codecs begin anew in a step."""
+        return step < self.key_steps or (self.refresh_every > 0 and step % self.refresh_every == 0)
+
+    def make(self, stream: Stream) -> Codec:
+        """Make the codec of a stream. SpecError where there is no such codec."""
+        kind, layer, tokens, which = stream
+        context = Context(self.seed, (layer * TOKENS + tokens[0]) * 2 + which, "forward")
+        wanted = self.keys_and_values if kind == "keys and values" else self.boundary
+        return make(wanted, context) if isinstance(wanted, str) else wanted(stream, context)
+
+
 class _End:
     """One end of messages: the codecs of every stream that begins or ends here."""
 
-    def __init__(self, codecs: Mapping[Kind, str], seed: int) -> None:
-        self._texts, self._seed = codecs, seed
+    def __init__(self, codecs: Codecs, *, once: bool = False) -> None:
+        """`once`: what was decoded is kept, and not decoded again."""
+        self._codecs = codecs
+        self._decoded: dict[Part, list[Tensor]] | None = {} if once else None
         self.codecs: dict[Stream, Codec] = {}
 
     def codec(self, stream: Stream) -> Codec:
         if stream not in self.codecs:
-            kind, layer, tokens, which = stream
-            boundary = (layer * TOKENS + tokens[0]) * 2 + which
-            self.codecs[stream] = make(self._texts[kind], Context(self._seed, boundary, "forward"))
+            self.codecs[stream] = self._codecs.make(stream)
         return self.codecs[stream]
 
     def forget(self) -> None:
+        if self._decoded is not None:
+            self._decoded.clear()
         for codec in self.codecs.values():
             if (memory := capability(codec, Stateful)) is not None:
                 memory.reset()
 
-    def encode(self, part: Part, tensors: Sequence[Tensor], *, anew: bool) -> bytes:
+    def encode(self, part: Part, tensors: Sequence[Tensor]) -> bytes:
         pieces: list[Payload] = []
         for which, tensor in enumerate(tensors):
             codec = self.codec((part.kind, part.layer, part.tokens, which))
-            if anew and (memory := capability(codec, Stateful)) is not None:
+            if self._codecs.anew(part.step) and (memory := capability(codec, Stateful)) is not None:
                 memory.reset()
             payload = codec.encode(tensor, _key(part))
             pieces += [_LENGTH.pack(memoryview(payload).nbytes), payload]
         return b"".join(pieces)
 
-    def decode(self, part: Part, payload: bytes) -> list[Tensor]:
+    def decode(self, part: Part, payload: Payload) -> list[Tensor]:
+        if self._decoded is not None and part in self._decoded:
+            return self._decoded[part]
         tensors: list[Tensor] = []
         at, view = 0, memoryview(payload)
         while at < len(view):
@@ -79,29 +107,53 @@ class _End:
             codec = self.codec((part.kind, part.layer, part.tokens, len(tensors)))
             tensors.append(codec.decode(view[at : at + length], _key(part)))
             at += length
+        if self._decoded is not None:
+            self._decoded[part] = tensors
         return tensors
 
 
-class _Worker:
-    """What one worker holds of a request. All tensors have a place for every token, (T, B, ...)."""
+class Conditions:
+    """What times and labels say to the layers: the same at every worker of a request."""
 
-    def __init__(self, model: Dit, codecs: Mapping[Kind, str], seed: int) -> None:
-        self._model = model
-        self.sender, self.receiver = _End(codecs, seed), _End(codecs, seed)
+    def __init__(self, model: Dit, labels: Tensor, steps: int) -> None:
+        self.by_step = [model.condition(torch.full((len(labels),), step / steps), labels) for step in range(steps)]
+        self.modulations: Callable[[int, int], Sequence[Tensor]] = functools.cache(
+            lambda step, layer: model.block(layer).modulations(self.by_step[step])
+        )
+        """Of a step and layer."""
 
-    def begin(self, noise: Tensor) -> None:
-        size, images = self._model.size, noise.shape[1]
-        self.pixels, self.velocity = noise.clone(), torch.zeros(TOKENS, images, TOKEN_PIXELS)
-        self.hidden, self._queries = (torch.zeros(TOKENS, images, size.width) for _ in range(2))
-        self.keys, self.values = (torch.zeros(size.layers, TOKENS, images, size.width) for _ in range(2))
-        self.payloads: dict[Part, bytes] = {}
+
+class TokenWorker:
+    """What a worker of a `Program` holds of a request. All tensors have a place for every token, (T, B, ...)."""
+
+    watch: Watch | None = None
+    sent: dict[Part, Tensor]
+    """Keys and values as they were, where somebody watches: shared by all workers."""
+
+    def __init__(self, model: Dit, steps: int, codecs: Codecs) -> None:
+        self._model, self._steps = model, steps
+        self.sender, self.receiver = _End(codecs), _End(codecs)
+
+    def begin(self, noise: Tensor, conditions: Conditions) -> None:
+        """Forget the last request, and begin with noise (T, B, 4)."""
+        size, (tokens, images, _) = self._model.size, noise.shape
+        self._conditions = conditions
+        self.pixels, self.velocity = noise.clone(), torch.zeros(tokens, images, TOKEN_PIXELS)
+        self.hidden, self._queries = (torch.zeros(tokens, images, size.width) for _ in range(2))
+        self.keys, self.values = (torch.zeros(size.layers, tokens, images, size.width) for _ in range(2))
+        self._payloads: dict[Part, bytes] = {}
         """What was sent or received, to be sent on."""
         self.sender.forget()
         self.receiver.forget()
 
-    def do(self, action: Compute, conditions: Sequence[Tensor], modulations: Modulations) -> None:
+    @property
+    def images(self) -> Tensor:
+        """What this worker has of the images, (B, 64): worker 0 has all of it at the end."""
+        return to_images(self.pixels)
+
+    def compute(self, action: Compute) -> None:
         model, block = self._model, self._model.block(action.layer)
-        m = modulations(action.step, action.layer) if action.task in ("project", "attend") else ()
+        m = self._conditions.modulations(action.step, action.layer) if action.task in ("project", "attend") else ()
         if action.task == "attend":
             keys, values = (by_heads(x[action.layer], block.heads) for x in (self.keys, self.values))
         for at in rows_of_tokens(*action.tokens):
@@ -115,11 +167,29 @@ class _Worker:
                     attended = block.attend(self.hidden[at], self._queries[at], keys, values, m)
                     self.hidden[at] = block.feed_forward(attended, m)
                 case "velocity":
-                    self.velocity[at] = model.velocity(self.hidden[at], conditions[action.step])
+                    self.velocity[at] = model.velocity(self.hidden[at], self._conditions.by_step[action.step])
                 case "update":
-                    self.pixels[at] = self.pixels[at] + self.velocity[at] / len(conditions)
+                    self.pixels[at] = self.pixels[at] + self.velocity[at] / self._steps
 
-    def tensors(self, part: Part) -> list[Tensor]:
+    def payload(self, part: Part) -> bytes:
+        if part not in self._payloads:
+            tensors = self._tensors(part)
+            self._payloads[part] = self.sender.encode(part, tensors)
+            if self.watch is not None and part.kind == "keys and values":
+                self.sent[part] = torch.stack(tensors)
+        return self._payloads[part]
+
+    def receive(self, part: Part, payload: bytes | memoryview) -> None:
+        self._payloads[part] = bytes(payload)
+        decoded, places = self.receiver.decode(part, payload), self._tensors(part)
+        if [value.shape for value in decoded] != [place.shape for place in places]:
+            raise CodecError(f"cannot use {part}: its tensors have shapes {[tuple(d.shape) for d in decoded]}")
+        if self.watch is not None and part.kind == "keys and values":
+            self.watch(part, self.sent[part], torch.stack(decoded))
+        for place, value in zip(places, decoded, strict=True):
+            place.copy_(value)
+
+    def _tensors(self, part: Part) -> list[Tensor]:
         """Return where a part lies, as views."""
         at = slice(*part.tokens)
         match part.kind:
@@ -134,13 +204,13 @@ class _Worker:
 
 
 class Workers:
-    """The workers of a program, for one request after another."""
+    """The workers of a program in one process, for one request after another."""
 
     def __init__(
         self,
         model: Dit,
         program: Program,
-        codec: str = "fp32",
+        codec: str | CodecOf = "fp32",
         *,
         boundary: str = "fp32",
         key_steps: int = 1,
@@ -148,88 +218,28 @@ class Workers:
         decode_once: bool = False,
         seed: int = 0,
     ) -> None:
-        """`codec`: of keys and values; `boundary`: of everything else, between stages. In the first `key_steps` steps,
-        and every `refresh_every` steps (0: never), codecs that remember begin anew, with a first message.
-        `decode_once`: what several workers receive is decoded by the first of them, which gives the others what they
-        would have. SpecError for a program or a codec that cannot be.
+        """`codec`: of keys and values; the others are those of `Codecs`. `decode_once`: what several workers receive is
+        decoded by the first of them, which gives the others what they would have. SpecError for a program or a codec
+        that cannot be.
         """
-        codecs: dict[Kind, str] = dict.fromkeys(("hidden", "velocity", "pixels"), boundary)
-        codecs["keys and values"] = codec
-        self.model, self.program = model, program
-        self._key_steps, self._refresh_every = key_steps, refresh_every
-        self._decode_once = decode_once
-        self._sent: dict[Part, Tensor] = {}
-        self._decoded: dict[Part, list[Tensor]] = {}
+        codecs = Codecs(codec, boundary, key_steps, refresh_every, seed)
+        self._model, self._steps = model, program.steps
         self._actions = program.actions()
-        self.workers = [_Worker(model, codecs, seed) for _ in self._actions]
+        self.workers = [TokenWorker(model, program.steps, codecs) for _ in self._actions]
         if decode_once:  # whoever is the first: it needs what the others decoded before
+            shared = _End(codecs, once=True)
             for worker in self.workers:
-                worker.receiver = self.workers[0].receiver
+                worker.receiver = shared
 
     @torch.no_grad()
     def sample(self, noise: Tensor, labels: Tensor, watch: Watch | None = None) -> Sampled:
         """Sample images from noise (T, B, 4). CodecError as it comes."""
-        steps = self.program.steps
-        conditions = [self.model.condition(torch.full((len(labels),), s / steps), labels) for s in range(steps)]
-        modulations = functools.cache(lambda step, layer: self.model.block(layer).modulations(conditions[step]))
-        mail: dict[tuple[int, int, Part], bytes] = {}
-        sizes: dict[Part, int] = {}
+        conditions, sent = Conditions(self._model, labels, self._steps), dict[Part, Tensor]()
         for worker in self.workers:
-            worker.begin(noise)
-        self._decoded.clear()
-        left = [list(reversed(actions)) for actions in self._actions]
-        while any(left):
-            moved = False
-            for number, ahead in enumerate(left):
-                while ahead and self._do(number, ahead[-1], conditions, modulations, mail, sizes, watch):
-                    ahead.pop()
-                    moved = True
-            assert moved, f"workers wait for each other: {[ahead[-1] for ahead in left if ahead]}"
-        assert not mail, f"{len(mail)} messages were never received"
-        return Sampled(to_images(self.workers[0].pixels), sizes)
-
-    def _do(
-        self,
-        number: int,
-        action: Action,
-        conditions: Sequence[Tensor],
-        modulations: Modulations,
-        mail: dict[tuple[int, int, Part], bytes],
-        sizes: dict[Part, int],
-        watch: Watch | None,
-    ) -> bool:
-        """Do a worker's next action; False where its message is not there yet."""
-        worker = self.workers[number]
-        if isinstance(action, Compute):
-            worker.do(action, conditions, modulations)
-            return True
-        part = action.part
-        if isinstance(action, Send):
-            if part not in worker.payloads:
-                tensors = worker.tensors(part)
-                every = self._refresh_every
-                anew = part.step < self._key_steps or (every > 0 and part.step % every == 0)
-                worker.payloads[part] = worker.sender.encode(part, tensors, anew=anew)
-                sizes[part] = len(worker.payloads[part]) + HEADER_BYTES
-                if watch is not None and part.kind == "keys and values":
-                    self._sent[part] = torch.stack(tensors)
-            mail[number, action.peer, part] = worker.payloads[part]
-            return True
-        payload = mail.pop((action.peer, number, part), None)
-        if payload is None:
-            return False
-        worker.payloads[part] = payload
-        decoded = self._decoded.get(part) or worker.receiver.decode(part, payload)
-        if self._decode_once:
-            self._decoded[part] = decoded
-        places = worker.tensors(part)
-        if [value.shape for value in decoded] != [place.shape for place in places]:
-            raise CodecError(f"cannot use {part}: its tensors have shapes {[tuple(d.shape) for d in decoded]}")
-        if watch is not None and part.kind == "keys and values":
-            watch(part, self._sent[part], torch.stack(decoded))
-        for place, value in zip(places, decoded, strict=True):
-            place.copy_(value)
-        return True
+            worker.watch, worker.sent = watch, sent
+            worker.begin(noise, conditions)
+        frame_bytes = run_together(self.workers, self._actions)
+        return Sampled(self.workers[0].images, frame_bytes)
 
     def shared(self, part: Part) -> list[Mapping[str, Tensor]]:
         """Return what the sender of a part and each of its receivers remember of its codecs' stream, the sender first:

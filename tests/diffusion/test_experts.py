@@ -9,7 +9,15 @@ import torch
 
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, Dit, build_dit, start, to_images
-from testbed.diffusion.experts import BLOCK, ExpertCosts, ExpertSampled, Schedule, expert_trace, sample_experts
+from testbed.diffusion.experts import (
+    BLOCK,
+    ExpertCosts,
+    ExpertProgram,
+    ExpertSampled,
+    Schedule,
+    expert_trace,
+    sample_experts,
+)
 from testbed.errors import SpecError
 from testbed.play.check import check_trace
 from testbed.play.ideal import Pipes, ideal_step_ns
@@ -67,7 +75,7 @@ def test_all_schedules_make_traces_that_end_and_lags_hide_messages() -> None:
     took = {}
     for schedule in (SYNCHRONOUS, INTERWEAVED, DISPLACED, DICE):
         costs = ExpertCosts(10**7, 10**7, sampled(schedule).frame_bytes)
-        trace = expert_trace(schedule, costs, layers=model().size.layers, steps=STEPS, workers=2, requests=2)
+        trace = expert_trace(ExpertProgram(schedule, 2, model().size.layers, STEPS), costs, requests=2)
         check_trace(trace, "made here")
         took[schedule] = ideal_step_ns(trace, links, 2)
     assert all(took[schedule] < took[SYNCHRONOUS] for schedule in (INTERWEAVED, DISPLACED, DICE))
