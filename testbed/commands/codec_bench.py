@@ -98,10 +98,8 @@ def _tensors(model: str | None) -> Path:
     target = paths.cache_folder() / f"{name}.npz"
     if not target.exists():
         results.make_folder(target.parent, "set XDG_CACHE_HOME to a folder of yours")
-        out.print(
-            f"training {model or 'a small model'} for its activations and gradients, once, for some minutes: {target}",
-            soft_wrap=True,
-        )
+        what = f"a few steps of {model}" if model else "training a small model, for some minutes"
+        out.print(f"{what}, once, for its activations and gradients: {target}", soft_wrap=True)
         _run("testbed.workloads.capture", str(target), *asked)
     return target
 
