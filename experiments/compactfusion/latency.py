@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pandas
 
-from testbed import vm
+from testbed import csv_rows, vm
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.devices.codec_cost import device_codec_ns, rates_of
@@ -39,7 +39,6 @@ from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.split import step_split
 from testbed.profiles import LinkProfile, load_profile
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 _DIGITS = 7

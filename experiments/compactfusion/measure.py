@@ -9,7 +9,6 @@ begin anew.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections import defaultdict
@@ -22,12 +21,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from testbed import csv_rows
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.diffusion.programs import Part, Program, ProgramName, sent_parts
 from testbed.diffusion.workers import Workers
-from testbed.report import csv_rows
 from testbed.workloads import digits
 
 HERE = Path(__file__).resolve().parent
@@ -233,10 +232,7 @@ def errors(model: Dit, steps: int, images: int) -> Iterator[Error]:
 
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     arms, seeds, images, few = ARMS, SEEDS, IMAGES, 0
     model = load_dit("dit-digits-nano" if asked.quick else MODEL)

@@ -7,7 +7,6 @@ choice suits uniform ratios best, and what the others gain is not due to it.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -18,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from testbed import csv_rows
 from testbed.errors import StageError
 from testbed.policies import dagc
 from testbed.replicas.federated import FederatedSpec, Federation
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, ALPHA = 10, 30, 5, 16, 1.0
@@ -131,10 +130,7 @@ def train(setting: Setting, use: str, rate: float, seed: int, rounds: int) -> Ro
 
 def main(arguments: list[str]) -> int:
     """Write runs.csv, whole or not at all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for runs.csv (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     rounds, rates, seeds, tuning = ROUNDS, RATES, SEEDS, TUNING_SEEDS
     groups = settings(SKEWS, MEANS)

@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from testbed import results
+from testbed import csv_rows, results
 from testbed.records import Summary
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 

@@ -121,7 +121,7 @@ def arms(found: Results, choose: Choose) -> dict[tuple[int, int], dict[str, Pair
     """Return, by network, the pair of each arm. The best ones are chosen in hindsight, by the mean time of seeds."""
     networks = list(found.choices)
     times = {
-        (network, pair): _mean(taken)
+        (network, pair): experiments.mean_of(taken)
         for network, pair in itertools.product(networks, found.steps)
         if (taken := seconds(found, choose, network, pair))
     }
@@ -163,7 +163,7 @@ def pairs_table(folder: Path) -> Any:
         for name, choose in (("tuned", tuned), ("fixed", fixed)):
             for staleness in sorted({staleness for _, staleness in found.grid}):
                 steps = choose(found.steps[ratio, staleness])
-                row[f"{name}, {staleness}"] = f"{_mean(steps):.0f}" if steps else "never"
+                row[f"{name}, {staleness}"] = f"{experiments.mean_of(steps):.0f}" if steps else "never"
         rows.append(row)
     return pandas.DataFrame(rows)
 
@@ -178,7 +178,7 @@ def networks_table(folder: Path) -> Any:
                 "link": f"{network[0]} Mbit/s",
                 "delay": f"{network[1]} ms",
             }
-            row["D-SGD"] = f"{_mean(seconds(found, choose, network, chosen[DSGD])):.0f} s"
+            row["D-SGD"] = f"{experiments.mean_of(seconds(found, choose, network, chosen[DSGD])):.0f} s"
             for arm, pair in chosen.items():
                 if arm not in (DSGD, STATIC):
                     times = against(found, choose, network, pair, chosen[DSGD], None).value
@@ -189,7 +189,7 @@ def networks_table(folder: Path) -> Any:
 
 def predictions(found: Results, choose: Choose) -> dict[str, list[float]]:
     """Return how far steps are from what each law predicts of ratio and staleness apart, as shares, by law."""
-    steps = {pair: _mean(taken) for pair in found.grid if (taken := choose(found.steps[pair]))}
+    steps = {pair: experiments.mean_of(taken) for pair in found.grid if (taken := choose(found.steps[pair]))}
     off: dict[str, list[float]] = {"sum": [], "product": [], "larger": []}
     for (ratio, staleness), value in steps.items():
         parts = [steps.get(pair) for pair in ((ratio, 0), (1.0, staleness), (1.0, 0))]
@@ -317,7 +317,8 @@ def claims(folder: Path) -> list[Claim]:
                 claim=f"Compression costs more steps with staleness {staleness} than with none (learning rate {name})",
                 source=f"{SOURCE}, abstract: exponential amplification; the factor (1 - ratio/2)^-staleness: derived",
                 published=f"{min(factors):.2f} to {max(factors):.2f} times the noise, by ratio",
-                ours=f"{_mean(alone):+.0f} steps without staleness, {_mean(late):+.0f} with, mean over ratios",
+                ours=f"{experiments.mean_of(alone):+.0f} steps without staleness, "
+                f"{experiments.mean_of(late):+.0f} with, mean over ratios",
                 interval=f"difference {_interval(growth.estimate.interval, '{:+.0f}')}, 95 %, {len(alone)} seeds",
                 verdict=judged_growth.verdict or "not resolved",
                 why=f"dense messages need {dense[0]:.0f} steps without and {dense[1]:.0f} with it; a difference counts "
@@ -339,10 +340,6 @@ def compared(found: Results, choose: Choose, base: str, effect: float) -> dict[t
 
 def _range(values: list[float]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}"
-
-
-def _mean(of: BySeed) -> float:
-    return float(np.mean(list(of.values())))
 
 
 def _claim_interval(found: Judgement) -> str:
@@ -409,7 +406,7 @@ def draw_steps(folder: Path) -> Figure:
         ends = [steps for late in stalenesses if (steps := choose(found.steps[1.0, late]))]
         title = f"Learning rate {mode}"
         if len(ends) > 1:
-            title += f": {_mean(ends[-1]) / _mean(ends[0]):.1f} times the steps"
+            title += f": {experiments.mean_of(ends[-1]) / experiments.mean_of(ends[0]):.1f} times the steps"
         axes.set(title=title, xlabel="staleness, steps", yscale="log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:g}"[0] in "25" else "")

@@ -6,7 +6,6 @@ of the grid, and with those chosen. Networks and sizes are numbers here; figures
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from testbed import csv_rows
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.message_key import MessageKey
@@ -22,7 +22,6 @@ from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.replicas.stacked import Method, Trial, steps_to
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 WORKERS, BATCH, ALPHA = 4, 16, 0.5
@@ -80,10 +79,7 @@ def bits_of(ratio: float) -> float:
 
 def main(arguments: list[str]) -> int:
     """Write both CSVs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     ratios, stalenesses, rates, seeds, target = RATIOS, STALENESSES, RATES, SEEDS, TARGET
     chosen = list(choices(LINKS_MBPS, DELAYS_MS))

@@ -64,7 +64,7 @@ class Results(NamedTuple):
     def best_static(self, network: str) -> str:
         """Return the static pair that is there first, in hindsight."""
         static = [arm for arm in self.arms(network) if arm not in CHOOSERS]
-        return min(static, key=lambda arm: _mean(self.seconds(network, arm)))
+        return min(static, key=lambda arm: experiments.mean_of(self.seconds(network, arm)))
 
 
 @functools.lru_cache(maxsize=2)
@@ -109,8 +109,8 @@ def arms_table(folder: Path) -> Any:
                 "staleness": _span(part.staleness, "{:.0f}"),
                 "mean step": f"{spans.mean():.3f} s",
                 "learning rate": f"{found.rates[network, arm]:g}",
-                "steps to the target": _spread(steps, "{:.0f}") if steps else "not all seeds",
-                "seconds to it": _spread(found.seconds(network, arm), "{:.0f}") if steps else "",
+                "steps to the target": experiments.mean_words(steps, "{:.0f}") if steps else "not all seeds",
+                "seconds to it": experiments.mean_words(found.seconds(network, arm), "{:.0f}") if steps else "",
             }
             if steps and arm != DECO and found.steps[network, DECO]:
                 judged = against(found, network, DECO, arm)
@@ -239,17 +239,6 @@ def answer(folder: Path) -> str:
     return f"DeCo-SGD reaches the loss {'; '.join(said)}."
 
 
-def _mean(of: BySeed) -> float:
-    return float(np.mean(list(of.values())))
-
-
-def _spread(of: BySeed, form: str) -> str:
-    estimate = of_differences(list(of.values()), "seed")
-    ends = estimate.interval
-    words = "" if ends is None else f" ({form.format(ends[0])} to {form.format(ends[1])})"
-    return form.format(estimate.value) + words
-
-
 def _span(values: Any, form: str) -> str:
     low, high = form.format(values.min()), form.format(values.max())
     return low if low == high else f"{low} to {high}"
@@ -291,7 +280,7 @@ def draw_time(folder: Path) -> Figure:
     figure = Figure(figsize=(9.2, 3.2), layout="constrained")
     row = figure.subplots(1, len(found.networks), squeeze=False)[0]
     for axes, network in zip(row, found.networks, strict=True):
-        names = sorted(found.arms(network), key=lambda arm: -_mean(found.seconds(network, arm)))
+        names = sorted(found.arms(network), key=lambda arm: -experiments.mean_of(found.seconds(network, arm)))
         for place, arm in enumerate(names):
             estimate = of_differences(list(found.seconds(network, arm).values()), "seed")
             colour = COLOURS.get(arm, STATIC_COLOUR)

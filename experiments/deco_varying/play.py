@@ -6,7 +6,6 @@ reads timeline.csv and writes played.csv: when each step ended.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ import pandas
 from timeline import COMPUTE_NS, NETWORKS, WORKERS, Network
 from train import DECO, HERE
 
+from testbed import csv_rows
 from testbed.errors import LabError, UserError
 from testbed.net.lab import LabSpec
 from testbed.pipeline.frame import HEADER_BYTES
@@ -24,7 +24,6 @@ from testbed.play.guests import play_jobs
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.trace import WORK, Trace
-from testbed.report import csv_rows
 from testbed.vm import find_clock_kernel
 
 STEPS = 60
@@ -66,10 +65,7 @@ def trace_of(network: Network, rows: list[tuple[float, int]]) -> Trace:
 
 def main(arguments: list[str]) -> int:
     """Write played.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder of the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     if (kernel := find_clock_kernel()) is None:
         raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
     steps, arms = (8, ARMS[:1]) if asked.quick else (STEPS, ARMS)

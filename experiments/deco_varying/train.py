@@ -6,7 +6,6 @@ target of every training: static pairs, which are the same over all links, and a
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -30,13 +29,13 @@ from timeline import (
     simulate,
 )
 
+from testbed import csv_rows
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.policies.deco import DecoChoice
 from testbed.replicas.leader import Leader
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import Choices, Chosen, TextMethod, train
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 BATCHES, EVALUATE_EVERY, TARGET = 448, 8, 2.5
@@ -166,10 +165,7 @@ def until_all_are_there(when: Sequence[Line], rows: Sequence[Row]) -> list[Line]
 
 def main(arguments: list[str]) -> int:
     """Write both CSVs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     sizes, pairs, networks = Sizes(BATCHES, TARGET, RATES, SEEDS, TUNING_SEEDS, WIDEN), PAIRS, NETWORKS
     if asked.quick:

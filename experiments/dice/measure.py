@@ -7,7 +7,6 @@ testbed.diffusion.pretrain dit-digits-moe`. What is in the output folder already
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from testbed import csv_rows
 from testbed.devices.device import load_device
 from testbed.diffusion import quality
 from testbed.diffusion.dit import SIZES, TOKENS, TOP, start
@@ -22,7 +22,6 @@ from testbed.diffusion.experts import ExpertCosts, ExpertProgram, Schedule, expe
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.play.ideal import Pipes, ideal_step_ns
 from testbed.profiles import load_profile
-from testbed.report import csv_rows
 from testbed.workloads import digits
 
 HERE = Path(__file__).resolve().parent
@@ -95,10 +94,7 @@ def latencies(
 
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     name, seeds, every, images, mbits = MODEL, SEEDS, STEPS, IMAGES, MBIT
     if asked.quick:

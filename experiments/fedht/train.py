@@ -7,7 +7,6 @@ are not the seeds that count, at the strongest label skew.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -18,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from testbed import csv_rows
 from testbed.errors import StageError
 from testbed.policies import thresholds
 from testbed.replicas.federated import CodecsOfRound, FederatedRound, FederatedSpec, Federation
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 CLIENTS, ROUNDS, LOCAL_STEPS, BATCH, FLOOR = 10, 25, 5, 16, 0.1
@@ -122,10 +121,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def main(arguments: list[str]) -> int:
     """Write both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the tables (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     rounds, rates, seeds, tuning, alphas = ROUNDS, RATES, SEEDS, TUNING_SEEDS, ALPHAS
     if asked.quick:

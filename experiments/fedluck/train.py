@@ -9,7 +9,6 @@ finished is kept, so that an interrupted program goes on where it was.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from testbed import csv_rows
 from testbed.errors import StageError
 from testbed.play.ideal import Pipes
 from testbed.policies import fedluck
@@ -30,7 +30,6 @@ from testbed.replicas.arrivals import Rounds, Server, Training
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.events import Events
 from testbed.replicas.federated import DigitsLearner
-from testbed.report import csv_rows
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
 from testbed.workloads.digits import build_model, digits, score
 from testbed.workloads.shards import ShardBatches, data_shares, divide
@@ -291,10 +290,7 @@ class Table:
 
 def main(arguments: list[str]) -> int:
     """Write both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the tables (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     methods, elsewhere, networks, seeds, tuning = tuple(METHODS), ELSEWHERE, NETWORKS, SEEDS, TUNING_SEEDS
     if asked.quick:

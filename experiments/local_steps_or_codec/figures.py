@@ -161,7 +161,7 @@ def results(folder: Path) -> Results:
 def best(found: Results, link: Link, kinds: Iterable[str]) -> str:
     """Return the method of these kinds that gets to the target first, in the mean of its seeds."""
     chosen = [name for name in found.reached() if KINDS[found.rows[name].family] in kinds]
-    return min(chosen, key=lambda name: _mean(found.seconds(name, link)))
+    return min(chosen, key=lambda name: experiments.mean_of(found.seconds(name, link)))
 
 
 def against(found: Results, link: Link, ours: str, base: str, effect: float | None = None) -> Judgement:
@@ -180,16 +180,16 @@ def methods_table(folder: Path) -> Any:
         rates = f"{chosen.learning_rate:g}"
         if row.family == "DiLoCo":
             rates += f", {chosen.outer_rate:g}"
-        reached = found.sent_bits(name) * _mean(batches) if batches else math.nan
+        reached = found.sent_bits(name) * experiments.mean_of(batches) if batches else math.nan
         rows.append(
             {
                 "method": name,
                 "rates": rates,
                 "bits of a message": f"{row.bits:.3g}",
                 "bits sent per batch": f"{found.sent_bits(name):.3g}",
-                "batches to the target": _spread(batches, "{:.0f}") if batches else "not all seeds",
+                "batches to the target": experiments.mean_words(batches, "{:.0f}") if batches else "not all seeds",
                 "bits sent until then": f"{reached:.4g}" if batches else "",
-                "last loss": _spread(found.last(name), "{:.3f}") if last else "",
+                "last loss": experiments.mean_words(found.last(name), "{:.3f}") if last else "",
             }
         )
     return pandas.DataFrame(rows)
@@ -201,7 +201,7 @@ def links_table(folder: Path) -> Any:
     for link in found.links:
         row: dict[str, object] = {
             "link": link.words,
-            "all-reduce": f"{_mean(found.seconds(baseline(found), link)):.0f} s",
+            "all-reduce": f"{experiments.mean_of(found.seconds(baseline(found), link)):.0f} s",
         }
         for kind in (LOCAL, CODEC, BOTH):
             name = best(found, link, [kind])
@@ -214,7 +214,7 @@ def links_table(folder: Path) -> Any:
 
 
 def _ranked(found: Results, link: Link) -> list[str]:
-    return sorted(found.reached(), key=lambda name: _mean(found.seconds(name, link)))
+    return sorted(found.reached(), key=lambda name: experiments.mean_of(found.seconds(name, link)))
 
 
 def baseline(found: Results) -> str:
@@ -240,7 +240,7 @@ def claims(folder: Path) -> list[Claim]:
                 ours=f"{judged.value:+.3f} nats after equal tokens, {fewer:.3g} times fewer bits sent than {base}",
                 interval=experiments.interval_words(judged),
                 verdict=judged.verdict or "not resolved",
-                why=f"{experiments.shown_words(judged, _mean(found.last(base)))}; {more}",
+                why=f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)))}; {more}",
                 command=COMMAND,
             )
         )
@@ -291,7 +291,7 @@ def _everywhere(found: Results, claim: str, ours: list[str] | None, base: list[s
         others = base or [kind for kind in (LOCAL, CODEC, BOTH, NEITHER) if kind not in (ours or [])]
         kinds = [[kind] for kind in (LOCAL, CODEC, BOTH)] if ours is None else [ours]
         names = [best(found, link, kind) for kind in kinds]
-        slowest = max(names, key=lambda name: _mean(found.seconds(name, link)))
+        slowest = max(names, key=lambda name: experiments.mean_of(found.seconds(name, link)))
         judged[link] = against(found, link, slowest, best(found, link, others), 1.0)
     verdicts = [each.verdict for each in judged.values()]
     least = min(judged, key=lambda link: judged[link].value)
@@ -331,24 +331,13 @@ def answer(folder: Path) -> str:
         gains = [against(found, link, name, base).value for link in links]
         where = links[0].words if len(links) == 1 else f"{len(links)} of {len(found.links)} links"
         said.append(f"{name} on {where} ({_range(gains, '{:.1f}')} times as soon as {base})")
-    reached = {name: found.sent_bits(name) * _mean(found.batches(name)) for name in found.reached()}
+    reached = {name: found.sent_bits(name) * experiments.mean_of(found.batches(name)) for name in found.reached()}
     least = min(reached, key=lambda name: reached[name])
     return (
         f"First at a loss of {found.target:g} nats: {'; '.join(said)}. With fewest bytes: {least}, "
         f"{reached[base] / reached[least]:.0f} times fewer than {base}, in "
-        f"{_mean(found.batches(least)) / _mean(found.batches(base)):.1f} times as many batches."
-    )
-
-
-def _mean(of: BySeed) -> float:
-    return float(np.mean(list(of.values())))
-
-
-def _spread(of: BySeed, form: str) -> str:
-    estimate = of_differences(list(of.values()), "seed")
-    ends = estimate.interval
-    return form.format(estimate.value) + (
-        "" if ends is None else f" ({form.format(ends[0])} to {form.format(ends[1])})"
+        f"{experiments.mean_of(found.batches(least)) / experiments.mean_of(found.batches(base)):.1f} times as many "
+        "batches."
     )
 
 
@@ -404,8 +393,8 @@ def draw_curves(folder: Path) -> Figure:
         look = {"color": COLOURS[method.family], "ls": dash, "lw": 1.3}
         row[0].plot(batches, losses, label=name, **look)
         row[1].plot([found.sent_bits(name) * step for step in batches], losses, **look)
-    lowest = min(found.rows, key=lambda name: _mean(found.last(name)))
-    least = min(found.reached(), key=lambda name: _mean(found.batches(name)) * found.sent_bits(name))
+    lowest = min(found.rows, key=lambda name: experiments.mean_of(found.last(name)))
+    least = min(found.reached(), key=lambda name: experiments.mean_of(found.batches(name)) * found.sent_bits(name))
     for axes in row:
         axes.axhline(found.target, color=style.MUTED, lw=0.8)
     row[0].set(

@@ -8,7 +8,6 @@ figures.py puts steps and seconds together.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +16,11 @@ from typing import NamedTuple
 import torch
 from methods import METHODS, MethodRow
 
-from testbed.replicas.tuned_text import Curve, Plan, Tried, train_tuned
-from testbed.report import csv_rows
+from testbed import csv_rows
+from testbed.replicas.tuned_text import FULL, QUICK, Asked, Curve, train_all
 from testbed.workloads.characters import VALUES
 
 HERE = Path(__file__).resolve().parent
-FULL = Plan(448, 2.5, 16, range(5), range(2), 4)
-QUICK = Plan(64, 3.3, 16, range(2), range(1), 0)
 
 
 class Listed(NamedTuple):
@@ -49,28 +46,17 @@ def listed(row: MethodRow, found: Sequence[Curve]) -> Listed:
 
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     methods = METHODS
     if asked.quick:
         methods = tuple(
             row._replace(outer_rates=row.outer_rates[-2:-1], momenta=row.momenta[-1:]) for row in METHODS if row.quick
         )
-    every: list[Curve] = []
-    lines: list[Listed] = []
-    rates: list[Tried] = []
-    asked.output.mkdir(parents=True, exist_ok=True)
-    for row in methods:
-        rows, found = train_tuned(row.name, row.variants, row.first_rate, QUICK if asked.quick else FULL)
-        rates += rows
-        every += found
-        lines.append(listed(row, found))
-        print(*rows, sep="\n", flush=True)  # noqa: T201
-    csv_rows.write_rows(asked.output / "curves.csv", Curve._fields, every)
-    csv_rows.write_rows(asked.output / "tuning.csv", Tried._fields, rates)
+    trained = train_all(
+        (Asked(row.name, row.variants, row.first_rate) for row in methods), QUICK if asked.quick else FULL, asked.output
+    )
+    lines = [listed(row, found) for row, found in zip(methods, trained, strict=True)]
     csv_rows.write_rows(asked.output / "methods.csv", Listed._fields, lines)
     return 0
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import boundaries
 import torch
 
+from testbed import csv_rows
 from testbed.errors import TestbedError
 from testbed.policies import precision
-from testbed.report import csv_rows
 
 MODELS = {"gpt2-mini-trained": (4, 4, 256, 16), "smollm2-135m": (6, 1, 128, 6)}
 """Model -> stages, sequences in a batch, tokens of each, held-out batches."""

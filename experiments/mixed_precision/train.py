@@ -13,21 +13,18 @@ one-shot  the paper's: in each step a pass at the most bits, which is the teache
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import boundaries
 import torch
 from torch import Tensor
 
-from testbed import keyed
+from testbed import csv_rows, keyed
 from testbed.errors import TestbedError
 from testbed.policies import precision
-from testbed.report import csv_rows
 from testbed.workloads.data import Batch
 
 MODEL, STAGES, SEQUENCES, LENGTH = "gpt2-mini-trained", 4, 4, 128
@@ -133,10 +130,7 @@ def trained(arm: str, seed: int, steps: int, setting: tuple[str, int, int, int],
 
 def main() -> int:
     """Train all arms; those in the table are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=boundaries.HERE, help="folder for the table (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args()
+    asked = csv_rows.asked_of(sys.argv[1:], __doc__, boundaries.HERE)
     asked.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     path = asked.output / "losses.csv"

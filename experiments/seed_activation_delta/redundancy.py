@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from testbed import paths
+from testbed import csv_rows, paths
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.pipeline.optimise import Optimiser, learning_rate
-from testbed.report import csv_rows
 from testbed.spec import Cell
 from testbed.sweep import plan
 from testbed.workloads.build import build_stage

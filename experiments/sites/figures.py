@@ -6,7 +6,6 @@ This reads curves.csv and layouts.csv, which train.py writes into the output fol
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.statistics import of_differences
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.play.scenarios import load_scenarios
@@ -72,7 +70,9 @@ class Results(NamedTuple):
     def played(self, scenario: str) -> list[str]:
         """Return the layouts at a scenario's sites that reach the target, the first to get there first."""
         names = self.cells["label.method"][self.cells.scenario == scenario]
-        return sorted((name for name in names if self.batches(name)), key=lambda name: _mean(self.seconds(name)))
+        return sorted(
+            (name for name in names if self.batches(name)), key=lambda name: experiments.mean_of(self.seconds(name))
+        )
 
 
 def results(folder: Path) -> Results:
@@ -117,8 +117,10 @@ def times_table(folder: Path) -> Any:
                     "seconds per batch": f"{cell['batch_s']:.3g}",
                     "of it without links": f"{share:.0%}",
                     "above the floor": f"{cell['step_s'] / cell['formula_s'] - 1:.1%}",
-                    f"batches to {found.target:g} nats": _spread(batches, "{:.0f}") if batches else "not all seeds",
-                    "seconds": _spread(seconds, "{:.0f}") if seconds else "",
+                    f"batches to {found.target:g} nats": experiments.mean_words(batches, "{:.0f}")
+                    if batches
+                    else "not all seeds",
+                    "seconds": experiments.mean_words(seconds, "{:.0f}") if seconds else "",
                 }
             )
     return pandas.DataFrame(rows)
@@ -134,7 +136,7 @@ def losses_table(folder: Path) -> Any:
             "layout": name,
             "replicas": found.layouts.loc[name].workers,
             "rate": f"{rates[name]:g}",
-            "last loss": _spread(found.last(name), "{:.3f}"),
+            "last loss": experiments.mean_words(found.last(name), "{:.3f}"),
         }
         for name in found.curves
     )
@@ -168,7 +170,7 @@ def claims(folder: Path) -> list[Claim]:
     def loss(claim: str, published: str, ours: str, base: str, effect: float) -> None:
         if {ours, base} <= found.curves.keys():
             judged = judge("loss", found.last(ours), found.last(base), effect)
-            why = f"{experiments.shown_words(judged, _mean(found.last(base)))}; {small}"
+            why = f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)))}; {small}"
             rows.append(
                 _claim(claim, HETEROGENEOUS, published, f"{judged.value:+.3f} nats after equal tokens", judged, why)
             )
@@ -252,18 +254,6 @@ def answer(folder: Path) -> str:
     return f"First at {found.target:g} nats. {' '.join(said)}"
 
 
-def _mean(of: BySeed) -> float:
-    return float(np.mean(list(of.values())))
-
-
-def _spread(of: BySeed, form: str) -> str:
-    estimate = of_differences(list(of.values()), "seed")
-    ends = estimate.interval
-    if ends is None or math.isnan(ends[0]):
-        return form.format(estimate.value)
-    return f"{form.format(estimate.value)} ({form.format(ends[0])} to {form.format(ends[1])})"
-
-
 # ------------------------------------------------------------------ figure
 def draw(folder: Path) -> Figure:
     """Draw the seconds to the loss of each layout, a panel for each scenario."""
@@ -276,7 +266,7 @@ def draw(folder: Path) -> Figure:
         order = found.played(scenario)
         for row, name in enumerate(reversed(order)):
             seconds = found.seconds(name)
-            value = _mean(seconds)
+            value = experiments.mean_of(seconds)
             axes.barh(row, value, color=COLOURS[kind(name)], height=0.7)
             axes.plot(list(seconds.values()), [row] * len(seconds), "|", color=style.MUTED, ms=7)
             axes.annotate(

@@ -7,21 +7,19 @@ together.
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from layouts import LAYOUTS
+from layouts import LAYOUTS, Layout
 
-from testbed.replicas.tuned_text import Curve, Plan, Tried, train_tuned
-from testbed.report import csv_rows
+from testbed import csv_rows
+from testbed.replicas.tuned_text import FULL, QUICK, Asked, Curve, train_all
 from testbed.workloads.characters import VALUES
 
 HERE = Path(__file__).resolve().parent
-FULL = Plan(448, 2.5, 16, range(5), range(2), 4)
-QUICK = Plan(64, 3.3, 16, range(2), range(1), 0)
 
 
 class Listed(NamedTuple):
@@ -36,29 +34,26 @@ class Listed(NamedTuple):
     """Of a worker's message, per parameter."""
 
 
+def listed(layout: Layout, found: Sequence[Curve]) -> Listed:
+    """Say what a layout sends, by what one of its trainings has sent."""
+    method, last = layout.method, found[-1]
+    bits = 8 * last.payload_bytes / (last.batches // method.local_steps) / VALUES
+    sequences = sum(method.batch_sizes) or method.workers * method.batch_size
+    return Listed(layout.name, method.workers, method.local_steps, sequences, round(bits, 4))
+
+
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    every, rates, lines = list[Curve](), list[Tried](), list[Listed]()
-    asked.output.mkdir(parents=True, exist_ok=True)
-    for each in LAYOUTS:
-        if asked.quick and not each.quick:
-            continue
-        rows, found = train_tuned(each.name, [each.method], each.first_rate, QUICK if asked.quick else FULL)
-        rates += rows
-        every += found
-        method, last = each.method, found[-1]
-        bits = 8 * last.payload_bytes / (last.batches // method.local_steps) / VALUES
-        sequences = sum(method.batch_sizes) or method.workers * method.batch_size
-        lines.append(Listed(each.name, method.workers, method.local_steps, sequences, round(bits, 4)))
-        print(*rows, sep="\n", flush=True)  # noqa: T201
-        csv_rows.write_rows(asked.output / "curves.csv", Curve._fields, every)
-        csv_rows.write_rows(asked.output / "tuning.csv", Tried._fields, rates)
-        csv_rows.write_rows(asked.output / "layouts.csv", Listed._fields, lines)
+    layouts = [each for each in LAYOUTS if each.quick or not asked.quick]
+    trained = train_all(
+        (Asked(each.name, [each.method], each.first_rate) for each in layouts),
+        QUICK if asked.quick else FULL,
+        asked.output,
+    )
+    lines = [listed(each, found) for each, found in zip(layouts, trained, strict=True)]
+    csv_rows.write_rows(asked.output / "layouts.csv", Listed._fields, lines)
     return 0
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import state
 
+from testbed import csv_rows
 from testbed.errors import TestbedError
-from testbed.report import csv_rows
 
 REPEATS = 5
 

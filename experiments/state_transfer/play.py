@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import state
 
-from testbed import vm
+from testbed import csv_rows, vm
 from testbed.errors import LabError, TestbedError
 from testbed.net.lab import LabSpec
 from testbed.play.guests import play_jobs
@@ -23,7 +23,6 @@ from testbed.play.played import read_played
 from testbed.play.split import step_split
 from testbed.play.synthetic import transfer_trace
 from testbed.profiles import load_profile
-from testbed.report import csv_rows
 
 LINKS = {20: "link(20Mbit, 10ms)", 80: "consumer-80mbps"}
 """Mbit/s -> the profile of both ends' links."""

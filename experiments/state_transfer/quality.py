@@ -17,11 +17,11 @@ import state
 import torch
 from torch import Tensor
 
+from testbed import csv_rows
 from testbed.codecs.contract import Payload
 from testbed.codecs.wire import bits
 from testbed.errors import TestbedError
 from testbed.replicas.bucket import SMALL
-from testbed.report import csv_rows
 
 RECOVERED = "gpt2-mini-trained"
 RECOVERY_STEPS = (10,)

@@ -22,7 +22,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -35,7 +34,7 @@ from testbed.metrics.wires import wire_bytes
 from testbed.pipeline.schedule import actions
 from testbed.play.ideal import AlonePipes, ideal_step_ns
 from testbed.play.scenarios import SiteDevice, load_scenario
-from testbed.play.shapes import codec_bytes, model_on_device, resolve
+from testbed.play.shapes import BarrierShape, codec_bytes, model_on_device, resolve
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
 from testbed.play.synthetic import MESSAGES, add_batch
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
@@ -82,7 +81,7 @@ class HybridTable(Frozen):
     """Of the star's aggregate; None: as many."""
 
 
-class HybridShape(Frozen):
+class HybridShape(BarrierShape):
     """A step in numbers. A trace follows from it. Devices are numbered through all replicas."""
 
     sites: tuple[int, ...]
@@ -123,20 +122,11 @@ class HybridShape(Frozen):
         return 3
 
     @property
-    def barrier(self) -> bool:
-        """Whether all nodes wait for each other at the end of a step: yes, for the exchange."""
-        return True
-
-    @property
     def flows_share(self) -> bool:
         """Whether messages of several senders come to one receiver at once: where there are several replicas. Of their
         links pipes are no floor; `formula_s` is.
         """
         return len(self.replicas) > 1
-
-    def steady_ns(self, steps_ns: Sequence[int]) -> float:
-        """Return the time of a step in the steady state."""
-        return float(median(steps_ns))
 
     @property
     def message_bytes(self) -> tuple[int, ...]:

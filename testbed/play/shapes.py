@@ -72,7 +72,19 @@ class PipelineTable(Frozen):
     codec_cost: Literal["device", "zero"] = "zero"
 
 
-class Shape(Frozen):
+class BarrierShape(Frozen):
+    """A step at whose end all nodes wait for each other, so that it tells nothing of the steps before."""
+
+    @property
+    def barrier(self) -> bool:
+        return True
+
+    def steady_ns(self, steps_ns: Sequence[int]) -> float:
+        """Return the time of a step in the steady state."""
+        return float(median(steps_ns))
+
+
+class Shape(BarrierShape):
     """A pipeline's step in numbers. A trace follows from it."""
 
     stages: int
@@ -101,18 +113,9 @@ class Shape(Frozen):
         return 2
 
     @property
-    def barrier(self) -> bool:
-        """Whether all nodes wait for each other at the end of a step, so that it tells nothing of the steps before."""
-        return True
-
-    @property
     def flows_share(self) -> bool:
         """Whether messages of several senders come to one receiver at once: no, each boundary has its link."""
         return False
-
-    def steady_ns(self, steps_ns: Sequence[int]) -> float:
-        """Return the time of a step in the steady state."""
-        return float(median(steps_ns))
 
     @property
     def payload_bytes(self) -> int:

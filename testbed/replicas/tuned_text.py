@@ -7,9 +7,11 @@ then the other seeds are trained at that rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from testbed.csv_rows import write_rows
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.replicas.stacked import Trial
@@ -31,6 +33,10 @@ class Plan(NamedTuple):
     """Those among them that every rate is tried with."""
     widen: int
     """At most so many rates are added to the first list."""
+
+
+FULL = Plan(448, 2.5, 16, range(5), range(2), 4)
+QUICK = Plan(64, 3.3, 16, range(2), range(1), 0)
 
 
 class Curve(NamedTuple):
@@ -62,6 +68,28 @@ class Tried(NamedTuple):
     loss: float | None
     """Last, mean over them; None: one of them diverged."""
     chosen: bool
+
+
+class Asked(NamedTuple):
+    """What is tuned under one name."""
+
+    name: str
+    variants: Sequence[TextMethod]
+    first_rate: float
+
+
+def train_all(asked: Iterable[Asked], plan: Plan, folder: Path) -> Iterator[list[Curve]]:
+    """Tune one after the other, yield the curves of each, and keep curves.csv and tuning.csv of all so far."""
+    every, tried = list[Curve](), list[Tried]()
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in asked:
+        rows, found = train_tuned(*each, plan)
+        tried += rows
+        every += found
+        write_rows(folder / "curves.csv", Curve._fields, every)
+        write_rows(folder / "tuning.csv", Tried._fields, tried)
+        print(*rows, sep="\n", flush=True)  # noqa: T201
+        yield found
 
 
 def train_tuned(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError
+from testbed.metrics.statistics import of_differences
 from testbed.metrics.verdicts import Judgement, Verdict, judge
 from testbed.report import blocks as markdown_blocks
 from testbed.report import claims as claim_files
@@ -189,6 +191,21 @@ def seed_values(mean: float, low: float, high: float, seeds: int) -> list[float]
     if not 1 <= seeds <= 3:
         raise ValueError(f"mean, lowest and highest do not tell the values of {seeds} seeds")
     return {1: [mean], 2: [low, high], 3: [low, 3 * mean - low - high, high]}[seeds]
+
+
+def mean_of(by_seed: Mapping[int, float]) -> float:
+    """Return the mean over seeds."""
+    return float(np.mean(list(by_seed.values())))
+
+
+def mean_words(by_seed: Mapping[int, float], form: str) -> str:
+    """Return the mean over seeds and, where there is one, its interval; `form` is that of a number."""
+    estimate = of_differences(list(by_seed.values()), "seed")
+    ends = estimate.interval
+    mean = form.format(estimate.value)
+    if ends is None or math.isnan(ends.low):
+        return mean
+    return f"{mean} ({form.format(ends.low)} to {form.format(ends.high)})"
 
 
 def prose(text: str) -> str:

@@ -98,10 +98,21 @@ class HybridCellTable(HybridTable, PlayTable):
 
 
 AnyShape = Shape | DataParallelShape | HybridShape
-_KINDS: Mapping[str, tuple[type[PlayTable], Callable[[Mapping[str, Any], str], AnyShape]]] = {
-    "pipeline": (PipelineCellTable, resolve_shape),
-    "data": (DataParallelCellTable, resolve_data_parallel),
-    "hybrid": (HybridCellTable, resolve_hybrid),
+
+
+class _Kind(NamedTuple):
+    """How a table becomes a cell."""
+
+    table: type[PlayTable]
+    resolve: Callable[[Mapping[str, Any], str], AnyShape]
+    links: Callable[[Mapping[str, Any], str], tuple[str, ...]] | None = None
+    """Where links follow from the job; None: the table states them."""
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "pipeline": _Kind(PipelineCellTable, resolve_shape),
+    "data": _Kind(DataParallelCellTable, resolve_data_parallel),
+    "hybrid": _Kind(HybridCellTable, resolve_hybrid, access_links),
 }
 
 
@@ -214,18 +225,17 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
     parallelism = str(fields.get("parallelism", "pipeline"))
     if parallelism not in _KINDS:
         raise UnknownNameError(f"{where}: parallelism", parallelism, _KINDS)
-    kind, resolve_job = _KINDS[parallelism]
-    if parallelism == "hybrid":
-        job = {name: value for name, value in fields.items() if name not in PlayTable.model_fields}
+    kind = _KINDS[parallelism]
+    job = {name: value for name, value in fields.items() if name not in PlayTable.model_fields}
+    if kind.links is not None:
         if "links" in fields:
             raise SpecError(f"{where}: links are those of the scenario; state none, or change the scenario")
-        fields = {**fields, "links": access_links(job, where)}
+        fields = {**fields, "links": kind.links(job, where)}
     try:
-        table = kind.model_validate(fields)
+        table = kind.table.model_validate(fields)
     except ValidationError as error:
-        raise explain(error, kind, where) from None
-    job = {name: value for name, value in fields.items() if name not in PlayTable.model_fields}
-    shape = resolve_job(job, where)
+        raise explain(error, kind.table, where) from None
+    shape = kind.resolve(job, where)
     if table.steps < (least := shape.least_steps):
         raise SpecError(f"{where}: steps is {table.steps}; its steady cycle shows in no fewer than {least}")
     small = max(1, min(shape.message_bytes) // ((table.packets or 1) * (_MTU - HEADER_BYTES)))

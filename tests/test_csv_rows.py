@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.report.csv_rows import append_rows, read_records, read_rows, write_rows
+from testbed.csv_rows import append_rows, read_records, read_rows, write_rows
 
 
 class Row(NamedTuple):

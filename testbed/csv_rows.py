@@ -1,11 +1,29 @@
-"""The tables that programs of experiments write and go on with: on disk they are whole, or as they were before."""
+"""What the programs of experiments that train or measure share: their command line, and the tables they write and go
+on with. On disk these are whole, or as they were before.
+"""
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Asked(NamedTuple):
+    """What a command line says."""
+
+    output: Path
+    quick: bool
+
+
+def asked_of(arguments: Sequence[str], what: str | None, folder: Path) -> Asked:
+    """Read a command line; `what` is its help, `folder` the one that tables are for where none is named."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=folder, help="folder for the tables (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
+    return Asked(**vars(parser.parse_args(arguments)))
 
 
 def write_rows(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]], *, digits: int | None = None) -> None:
