@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 
 NAME = "protocol_nanogpt"
 COMMAND = f"python -m testbed predict {NAME}"
@@ -64,9 +65,11 @@ def buffers(folder: Path) -> Any:
         {
             "transport": part.links.map(_BUFFER),
             "packets per message": part.packets.astype(int),
-            "step": part.step_s.map("{:.2f} s".format),
-            "above the ideal": (part.step_s / part.ideal_s - 1).map("{:+.1%}".format).str.replace("%", " %"),
-            "retransmitted": (part.retransmitted_bytes / 1e6).map("{:.2f} MB".format),
+            "step": part.step_s.map("{:.2f} s".format, na_action="ignore"),
+            "above the ideal": (part.step_s / part.ideal_s - 1).map(
+                lambda share: percent(share, "{:+.1f}"), na_action="ignore"
+            ),
+            "retransmitted": (part.retransmitted_bytes / 1e6).map("{:.2f} MB".format, na_action="ignore"),
         }
     )
 
@@ -122,7 +125,10 @@ def claims(folder: Path) -> list[Claim]:
         *training.claims(folder),
         predicted.explained(_lossless(frame), COMMAND, over=" where no packet is lost", why=TCP),
     ]
-    lossy = times.subspace["played, a buffer of one round trip"] / times.subspace["links both ways, ideal"] - 1
+    played = times.subspace["played, a buffer of one round trip"]
+    if pd.isna(played):  # the short form only computes it
+        return rows
+    lossy = played / times.subspace["links both ways, ideal"] - 1
     rows.append(
         Claim(
             claim="TCP fills a link whose buffer holds one round trip, so that arithmetic with the rate is enough",
