@@ -217,6 +217,9 @@ class OptimiserSpec(Frozen):
     beta2: float = Field(ge=0, lt=1)
     clip_norm: float = Field(gt=0)
     """The global gradient norm, over all stages, is clipped to this."""
+    frozen_after: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    """Steps after which AdamW's second moment stays as it is, and data parallel workers send first moments instead of
+    gradients (1-bit Adam, arXiv 2102.02888); None: never."""
     learning_rate_warmup: int = Field(default=0, ge=0)
     """First steps, over which the learning rate rises from 0 in a line."""
     learning_rate_decay: Literal["none", "cosine"] = "none"
@@ -228,6 +231,8 @@ class OptimiserSpec(Frozen):
     def _has_its_momenta(self) -> OptimiserSpec:
         if self.algorithm == "sgd" and self.beta2:
             raise ValueError(f"beta2 is {self.beta2}; sgd has no second moment: state beta2 = 0")
+        if self.algorithm == "sgd" and self.frozen_after is not None:
+            raise ValueError(f"frozen_after is {self.frozen_after}; sgd has no second moment that could stay as it is")
         return self
 
 

@@ -8,6 +8,7 @@ workers apply the same aggregates, so between exchanges they hold the same weigh
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -54,6 +55,8 @@ class TextMethod(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.99)
     """Of AdamW without decay. Both 0: the sign of the gradient (signSGD)."""
     clip_norm: float = 1.0
+    frozen_after: int | None = None
+    """Exchanges after which the second moment stays as it is and first moments are sent; staleness 0, no `outer`."""
     workers: int = 4
     batch_size: int = 4
     """Sequences of each worker in a batch."""
@@ -138,7 +141,7 @@ class TextStack:
         self._boundaries = [_Boundaries(method.boundary, run.seed) for run in runs] if method.split else []
         rates = torch.tensor([[run.learning_rate] for run in runs])
         each = 1 if method.outer is None else method.workers
-        self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm)
+        self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm, method.frozen_after)
         self._momentum: Tensor | None = None
         self._under_way: deque[Tensor] = deque()
 
@@ -147,7 +150,7 @@ class TextStack:
         method = self._method
         before = self.weights.repeat_interleave(method.workers, 0)
         if method.outer is None:
-            message = self._gradients(before, exchange)
+            message = self._adam.message(self._gradients(before, exchange))
         else:
             weights = before.clone()
             for batch in range(exchange * method.local_steps, (exchange + 1) * method.local_steps):
@@ -285,20 +288,40 @@ def _shaped(values: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 class _Adam:
     """AdamW without decay, a row at a time, after its gradient is clipped to a norm."""
 
-    def __init__(self, rates: Tensor, betas: tuple[float, float], clip_norm: float) -> None:
+    def __init__(
+        self, rates: Tensor, betas: tuple[float, float], clip_norm: float, frozen_after: int | None = None
+    ) -> None:
         self._rates, self._betas, self._clip_norm, self._steps = rates, betas, clip_norm, 0
+        self._frozen_after = sys.maxsize if frozen_after is None else frozen_after
         self._first, self._second = (torch.zeros(len(rates), VALUES) for _ in range(2))
 
-    def update(self, weights: Tensor, gradient: Tensor) -> None:
+    def message(self, gradients: Tensor) -> Tensor:
+        """Return what workers send, rows of all workers of each run: gradients, or once the second moment is frozen
+        what they make of the first, after they are clipped.
+        """
+        if self._steps < self._frozen_after:
+            return gradients
+        moments = self._first.repeat_interleave(len(gradients) // len(self._first), 0)
+        return moments.lerp_(self._clipped(gradients), 1 - self._betas[0])
+
+    def update(self, weights: Tensor, message: Tensor) -> None:
         """Change the weights in place."""
-        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient = gradient * (self._clip_norm / (norms + _CLIP_EPSILON)).clamp_max(1.0)
         beta1, beta2 = self._betas
         self._steps += 1
-        self._first.lerp_(gradient, 1 - beta1)
-        self._second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (self._second / (1 - beta2**self._steps)).sqrt_().add_(_EPSILON)
+        if self._steps > self._frozen_after:
+            self._first = message
+        else:
+            gradient = self._clipped(message)
+            self._first.lerp_(gradient, 1 - beta1)
+            self._second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        seen = min(self._steps, self._frozen_after)
+        scale = (self._second / (1 - beta2**seen)).sqrt_().add_(_EPSILON)
         weights -= self._rates / (1 - beta1**self._steps) * self._first / scale
+
+    def _clipped(self, gradient: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        scale: Tensor = self._clip_norm / (norms + _CLIP_EPSILON)
+        return gradient * scale.clamp_max(1.0)
 
     def keep(self, rows: Tensor, before: int) -> None:
         """Go on with these of the `before` runs."""

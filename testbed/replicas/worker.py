@@ -45,8 +45,8 @@ class Computed(NamedTuple):
     """What a worker has to say after a step's local steps."""
 
     tensors: list[Tensor]
-    """What it sends, by parameter: the mean gradient over its part of the batch, or the weights before its local steps
-    less those after them."""
+    """What it sends, by parameter: the mean gradient over its part of the batch, what that makes of the first moment
+    (`Optimiser.message`), or the weights before its local steps less those after them."""
     loss: float
     """Mean over its part of the batches, before any of them was learned from."""
     norm: float
@@ -76,7 +76,7 @@ class Worker:
         if self._outer is None:
             assert local_steps == 1, "gradients are of one batch"
             loss = self._backward(step)
-            tensors = self._gradients()
+            tensors = self._optimiser.message()
             return Computed(tensors, loss, self._norm(tensors, step))
         before = [parameter.detach().clone() for parameter in self.parameters]
         rate = learning_rate(self._spec, step, self._steps)
@@ -102,13 +102,6 @@ class Worker:
                 raise faults.diverged(self.name, "loss", losses[-1], f"at step {step}")
         self._batches += 1
         return math.fsum(losses) / len(losses)
-
-    def _gradients(self) -> list[Tensor]:
-        taken = []
-        for parameter in self.parameters:
-            taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-            parameter.grad = None
-        return taken
 
     def _norm(self, tensors: Sequence[Tensor], step: int) -> float:
         norm = global_norm([torch.linalg.vector_norm(tensor).item() ** 2 for tensor in tensors])

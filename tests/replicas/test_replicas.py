@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import Decision
 from testbed.replicas.worker import Worker
-from testbed.spec import Exchange, OuterSpec, PipelineSpec
+from testbed.spec import Exchange, OptimiserSpec, OuterSpec, PipelineSpec
 from tests.small_replicas import EXCHANGES, SPARSE, Data, Learner, Net, a_recipe, same, trained
 
 CODECS = ["fp32", "bf16", "int8", SPARSE, "ef(powersgd(2))", "ef(int1)", "delta-int8"]
@@ -189,6 +190,55 @@ def test_local_steps_are_the_optimiser_s_on_the_worker_s_own_batches() -> None:
 
 
 # ---------------------------------------------------------------------- decisions
+def test_first_moments_are_sent_once_the_second_is_frozen() -> None:
+    plain = a_recipe("star")
+    spec = plain.optimiser.model_copy(update={"frozen_after": 3})
+    dense, coded = (
+        trained(plain.model_copy(update={"optimiser": spec, "codec": codec}))
+        for codec in ("fp32", "warmup(ef(onebit), 3)")
+    )
+    assert dense.losses[:4] == coded.losses[:4] == trained(plain).losses[:4]
+    assert coded.losses[5] != dense.losses[5] != trained(plain).losses[5]
+    for each in (dense, coded):
+        assert all(same(each.weights(), each.weights(worker)) for worker in range(1, 4))
+    for ours, theirs in zip(dense.weights(), frozen_by_hand(spec, steps=6), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def frozen_by_hand(spec: OptimiserSpec, steps: int) -> list[Tensor]:
+    """Return the weights that 1-bit Adam without a codec leads to, by its formula (arXiv 2102.02888, algorithm 1), with
+    gradients clipped: their mean at first, then each worker's.
+    """
+    learners, firsts, seconds = [Learner((1,) * 4, number) for number in range(4)], [0.0] * 4, [0.0] * 4
+    parameters = learners[0].parameters
+
+    def clipped(gradients: list[Tensor]) -> list[Tensor]:
+        norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+        return [gradient * min(1, spec.clip_norm / (norm + 1e-6)) for gradient in gradients]
+
+    def mean(each: list[list[Tensor]]) -> list[Tensor]:
+        return [torch.stack(values).mean(0) for values in zip(*each, strict=True)]
+
+    for step in range(steps):
+        each = []
+        for learner in learners:
+            with torch.no_grad():
+                for ours, theirs in zip(learner.parameters, parameters, strict=True):
+                    ours.copy_(theirs)
+            each.append([*torch.autograd.grad(learner.loss(step, 0), learner.parameters)])
+        frozen = step >= (spec.frozen_after or steps)
+        gradients = mean([clipped(own) for own in each]) if frozen else clipped(mean(each))
+        with torch.no_grad():
+            for n, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                firsts[n] = spec.beta1 * firsts[n] + (1 - spec.beta1) * gradient
+                if not frozen:
+                    seconds[n] = spec.beta2 * seconds[n] + (1 - spec.beta2) * gradient.square()
+                first = firsts[n] / (1 - spec.beta1 ** (step + 1))
+                second = seconds[n] / (1 - spec.beta2 ** min(step + 1, spec.frozen_after or steps))
+                parameter -= spec.learning_rate * first / (second.sqrt() + 1e-8)
+    return [parameter.detach() for parameter in parameters]
+
+
 def test_a_policy_changes_ratio_and_staleness_while_training_lasts() -> None:
     recipe = a_recipe("all-to-all", "ef(topk(0.5))", workers=2, steps=8, staleness=1)
 

@@ -25,6 +25,7 @@ METHODS = {
     "DeMo": TextMethod(
         "ef-decay(dct(topk-chunk(0.0156, 1024)), 0.999)", "rows", betas=(0.0, 0.0), clip_norm=1e9, **FEW
     ),
+    "1-bit Adam": TextMethod("warmup(ef(onebit), 2)", "rows", frozen_after=2, **FEW),
     "DiLoCo": TextMethod("fp32", "values", local_steps=3, outer=NESTEROV, **FEW),
     "SparseLoCo": TextMethod(
         "ef-decay(topk-chunk(0.0156), 0.95)",
@@ -64,7 +65,12 @@ def one_by_one(run: Trial, method: TextMethod, choices: Choices | None = None) -
     chosen = choices or (lambda step: Chosen(method.codec, method.staleness))
     beta1, beta2 = method.betas
     optimiser = OptimiserSpec(
-        learning_rate=run.learning_rate, weight_decay=0.0, beta1=beta1, beta2=beta2, clip_norm=method.clip_norm
+        learning_rate=run.learning_rate,
+        weight_decay=0.0,
+        beta1=beta1,
+        beta2=beta2,
+        clip_norm=method.clip_norm,
+        frozen_after=method.frozen_after,
     )
     learners = [CharacterLearner(run, method, number) for number in range(method.workers)]
     workers = [

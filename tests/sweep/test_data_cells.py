@@ -98,6 +98,8 @@ def test_live_it_is_the_same_on_either_clock() -> None:
         ({"arrivals": {"buffer": 5}, "outer": OUTER}, {}, "there are 4 workers"),
         ({}, {"codec": "7: fp32; rest: bf16"}, "speaks of boundary 7"),
         ({}, {"optimiser": {**FIELDS["optimiser"], "algorithm": "sgd"}}, "state beta2 = 0"),
+        ({"staleness": 1}, {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}, "takes data parallel training"),
+        ({"outer": OUTER}, {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}, "neither data.outer"),
     ],
 )
 def test_what_cannot_be_done_is_refused(data: dict[str, Any], changes: dict[str, Any], says: str) -> None:
