@@ -2,7 +2,8 @@
 
 It computes what `Worker`, `Outer` and `Bucket` compute: models as one batch of matrices, which costs a third of as many
 one by one; messages through the very codecs, which are therefore counted in bytes. A test compares both. All of a run's
-workers apply the same aggregates, so between exchanges they hold the same weights, which are kept once.
+workers apply the same aggregates, so between exchanges they hold the same weights, which are kept once; where fragments
+are exchanged in turn, so are the shared weights, beside each worker's own.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.message_key import Direction, MessageKey
 from testbed.replicas.bucket import Bucket
+from testbed.replicas.fragments import divide_tensors, in_turn
 from testbed.replicas.stacked import Trial
-from testbed.spec import OuterSpec
+from testbed.spec import OuterSpec, StreamingSpec
 from testbed.workloads import characters
 from testbed.workloads.characters import ROWS, VALUES, WIDTH
 
@@ -52,6 +54,8 @@ class TextMethod(NamedTuple):
     outer: OuterSpec | None = None
     """None: workers send gradients, and the optimiser is applied to their mean. Else the optimiser makes the local
     steps, and this is applied to the mean of what they changed."""
+    streaming: StreamingSpec | None = None
+    """With `outer`, and a codec that sees matrices: fragments of these are exchanged in turn."""
     betas: tuple[float, float] = (0.9, 0.99)
     """Of AdamW without decay. Both 0: the sign of the gradient (signSGD)."""
     clip_norm: float = 1.0
@@ -136,14 +140,21 @@ class TextStack:
         self._seeds = [run.seed for run in runs]
         self.weights = torch.stack([characters.first_weights(seed) for seed in self._seeds])
         """(R, P), the same at all workers of a run."""
-        self._shapes = SHAPES[method.sees]
-        self._ends = [[self._bucket(run.seed, worker) for worker in range(method.workers)] for run in runs]
+        self._own = None if method.streaming is None else self.weights.repeat_interleave(method.workers, 0)
+        """(R n, P), where workers go on from weights of their own."""
+        self._fragments = _fragments(method)
+        self._ends = [
+            [[self._bucket(part, run.seed, worker) for worker in range(method.workers)] for part in self._fragments]
+            for run in runs
+        ]
+        """By run, fragment and worker: its end and the others'."""
         self._boundaries = [_Boundaries(method.boundary, run.seed) for run in runs] if method.split else []
         rates = torch.tensor([[run.learning_rate] for run in runs])
         each = 1 if method.outer is None else method.workers
         self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm, method.frozen_after)
-        self._momentum: Tensor | None = None
-        self._under_way: deque[Tensor] = deque()
+        self._momenta: list[Tensor | None] = [None] * len(self._fragments)
+        self._under_way: deque[tuple[int, Tensor]] = deque()
+        """Of which exchange, and the mean of its messages."""
 
     def step(self, exchange: int) -> None:
         """Compute, send, and apply what is due."""
@@ -152,7 +163,7 @@ class TextStack:
         if method.outer is None:
             message = self._adam.message(self._gradients(before, exchange))
         else:
-            weights = before.clone()
+            weights = before.clone() if self._own is None else self._own
             for batch in range(exchange * method.local_steps, (exchange + 1) * method.local_steps):
                 self._adam.update(weights, self._gradients(weights, batch))
             message = before - weights
@@ -162,9 +173,10 @@ class TextStack:
             self.keep([run for run, fine in zip(self.running, finite.tolist(), strict=True) if fine])
             if not self.running:
                 return
-        self._under_way.append(self._mean(message, exchange))
+        message = message[:, in_turn(self._fragments, exchange).columns]
+        self._under_way.append((exchange, self._mean(message, exchange)))
         while len(self._under_way) > self._choices(exchange + 1).staleness:
-            self._apply(self._under_way.popleft())
+            self._apply(*self._under_way.popleft())
 
     @torch.no_grad()
     def losses(self) -> dict[int, float]:
@@ -178,12 +190,14 @@ class TextStack:
             return
         rows = torch.tensor([self.running.index(run) for run in runs], dtype=torch.int64)
         self._adam.keep(rows, len(self.running))
+        if self._own is not None:
+            self._own = self._own.view(len(self.running), -1, VALUES)[rows].flatten(0, 1)
         self._seeds, self._ends = [self._seeds[row] for row in rows], [self._ends[row] for row in rows]
         if self._boundaries:
             self._boundaries = [self._boundaries[row] for row in rows]
         self.weights = self.weights[rows]
-        self._momentum = None if self._momentum is None else self._momentum[rows]
-        self._under_way = deque(each[rows] for each in self._under_way)
+        self._momenta = [None if each is None else each[rows] for each in self._momenta]
+        self._under_way = deque((exchange, mean[rows]) for exchange, mean in self._under_way)
         self.running = list(runs)
 
     def _gradients(self, weights: Tensor, batch: int) -> Tensor:
@@ -210,36 +224,41 @@ class TextStack:
                 sequences[worker] = sequences[worker, torch.arange(self._method.batch_size) % size]
         return torch.cat([chosen[seed] for seed in self._seeds])
 
-    def _bucket(self, seed: int, worker: int) -> tuple[Bucket, Bucket]:
+    def _bucket(self, fragment: _Fragment, seed: int, worker: int) -> tuple[Bucket, Bucket]:
         codec = self._choices(0).codec
-        sender, receiver = (Bucket(self._shapes, codec, seed=seed, sender=worker) for _ in range(2))
+        sender, receiver = (Bucket(fragment.shapes, codec, seed=seed, sender=worker) for _ in range(2))
         return sender, receiver
 
     def _mean(self, message: Tensor, exchange: int) -> Tensor:
-        """Return the mean over each run's workers of what their messages are decoded to, (R, P)."""
+        """Return the mean over each run's workers of what their messages are decoded to, (R, P), of a fragment's P."""
         rows, workers, codec = iter(message), self._method.workers, self._choices(exchange).codec
-        sums = []
+        shapes, sums = in_turn(self._fragments, exchange).shapes, []
         for run, ends in zip(self.running, self._ends, strict=True):
-            total = torch.zeros(VALUES)
-            for sender, receiver in ends:
+            total = torch.zeros(message.shape[1])
+            for sender, receiver in in_turn(ends, exchange):
                 sender.change(codec)
                 receiver.change(codec)
-                payload = sender.encode(_shaped(next(rows), self._shapes), exchange)
+                payload = sender.encode(_shaped(next(rows), shapes), exchange)
                 decoded = receiver.decode(payload, exchange)
                 total.add_(torch.cat([value.reshape(-1) for value in decoded]), alpha=1 / workers)
             self.sent_bytes[run] += len(payload)
             sums.append(total)
         return torch.stack(sums)
 
-    def _apply(self, mean: Tensor) -> None:
+    def _apply(self, exchange: int, mean: Tensor) -> None:
         if (outer := self._method.outer) is None:
             self._adam.update(self.weights, mean)
             return
         if outer.momentum:
-            kept = self._momentum
-            self._momentum = mean.clone() if kept is None else kept.mul_(outer.momentum).add_(mean)
-            mean = mean.add(self._momentum, alpha=outer.momentum) if outer.nesterov else self._momentum
-        self.weights = self.weights - outer.learning_rate * mean
+            kept = in_turn(self._momenta, exchange)
+            momentum = mean.clone() if kept is None else kept.mul_(outer.momentum).add_(mean)
+            self._momenta[exchange % len(self._momenta)] = momentum
+            mean = mean.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
+        columns = in_turn(self._fragments, exchange).columns
+        self.weights[:, columns] -= outer.learning_rate * mean
+        if self._own is not None and self._method.streaming is not None:
+            shared = self.weights[:, columns].repeat_interleave(self._method.workers, 0)
+            self._own[:, columns] = torch.lerp(shared, self._own[:, columns], self._method.streaming.mixing)
 
 
 class _Boundaries:
@@ -278,6 +297,27 @@ class _AtCut(torch.autograd.Function):
 def _cross(values: Tensor, way: Direction, cut: int, batch: int, boundaries: Sequence[_Boundaries]) -> Tensor:
     rows = zip(boundaries, values.detach(), strict=True)
     return torch.stack([each.cross(row, cut, way, batch) for each, row in rows])
+
+
+class _Fragment(NamedTuple):
+    """What an exchange is of."""
+
+    shapes: Sequence[tuple[int, ...]]
+    """Of its tensors."""
+    columns: Tensor | slice
+    """Of the parameters, (P,): which of them these are, one tensor after the other."""
+
+
+def _fragments(method: TextMethod) -> list[_Fragment]:
+    shapes = SHAPES[method.sees]
+    if method.streaming is None:
+        return [_Fragment(shapes, slice(None))]
+    sizes = [math.prod(shape) for shape in shapes]
+    columns = torch.split(torch.arange(VALUES), sizes)
+    return [
+        _Fragment([shapes[tensor] for tensor in part], torch.cat([columns[tensor] for tensor in part]))
+        for part in divide_tensors(sizes, method.streaming.fragments)
+    ]
 
 
 def _shaped(values: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
