@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from typing import Annotated, Literal, NamedTuple
 
@@ -100,6 +101,17 @@ class OuterSpec(Frozen):
         return self
 
 
+class StreamingSpec(Frozen):
+    """An exchange is of one fragment of the model, in turn (Streaming DiLoCo, arXiv 2501.18512)."""
+
+    fragments: int = Field(ge=1)
+    """Parts of the model, whole tensors each, as large as each other as that allows. Each is exchanged once in so many
+    steps, so once in `fragments * local_steps` batches (the published H); staleness is below it, and the published
+    overlap is `staleness * local_steps`."""
+    mixing: float = Field(default=0.0, ge=0, lt=1)
+    """How much of a worker's own weights remains in a fragment when the shared ones come: the published alpha."""
+
+
 class DecoSpec(Frozen):
     """DeCo-SGD chooses ratio and staleness by what it measures of the links (`replicas.leader`)."""
 
@@ -148,6 +160,9 @@ class DataParallelSpec(Frozen):
     outer: OuterSpec | None = Field(default=None, exclude_if=_is_none)
     """None: workers send gradients, and the optimiser is applied to their aggregate. Else the optimiser makes the local
     steps, workers send what these changed, and this is applied to that."""
+    streaming: StreamingSpec | None = Field(default=None, exclude_if=_is_none)
+    """None: an exchange is of the whole model, and workers go on from the shared weights. Else of a fragment, and in
+    the others they go on from their own: with `outer` only."""
     answer: str | None = None
     """Codec of the aggregate that a star's server sends."""
     deco: DecoSpec | None = Field(default=None, exclude_if=_is_none)
@@ -180,12 +195,28 @@ class DataParallelSpec(Frozen):
                 "local_steps are more than 1, so workers send what they have changed; state what is done with that, "
                 "for example outer = { learning_rate = 0.7, momentum = 0.9, nesterov = true }"
             )
+        if self.streaming is not None:
+            if self.outer is None or self.arrivals is not None or self.deco is not None:
+                raise ValueError(
+                    "streaming exchanges fragments of what local steps changed, in turn: state outer = "
+                    "{ learning_rate = 0.4, momentum = 0.9, nesterov = true }, and neither arrivals nor deco"
+                )
+            if max(self.staleness) >= self.streaming.fragments:
+                raise ValueError(
+                    f"staleness is {max(self.staleness)}, and streaming.fragments {self.streaming.fragments}: a "
+                    "fragment's aggregate is applied before it is exchanged again, so staleness is less"
+                )
         return self
 
     @property
     def nodes(self) -> int:
         """Workers, and a star's server."""
         return self.workers + (self.exchange == "star")
+
+    @property
+    def fragments(self) -> int:
+        """Parts of the model that are exchanged in turn."""
+        return 1 if self.streaming is None else self.streaming.fragments
 
     def staleness_of(self, worker: int) -> int:
         """Return the staleness of one worker."""
@@ -217,6 +248,9 @@ class OptimiserSpec(Frozen):
     beta2: float = Field(ge=0, lt=1)
     clip_norm: float = Field(gt=0)
     """The global gradient norm, over all stages, is clipped to this."""
+    frozen_after: int | None = Field(default=None, ge=1, exclude_if=_is_none)
+    """Steps after which AdamW's second moment stays as it is, and data parallel workers send first moments instead of
+    gradients (1-bit Adam, arXiv 2102.02888); None: never."""
     learning_rate_warmup: int = Field(default=0, ge=0)
     """First steps, over which the learning rate rises from 0 in a line."""
     learning_rate_decay: Literal["none", "cosine"] = "none"
@@ -228,6 +262,8 @@ class OptimiserSpec(Frozen):
     def _has_its_momenta(self) -> OptimiserSpec:
         if self.algorithm == "sgd" and self.beta2:
             raise ValueError(f"beta2 is {self.beta2}; sgd has no second moment: state beta2 = 0")
+        if self.algorithm == "sgd" and self.frozen_after is not None:
+            raise ValueError(f"frozen_after is {self.frozen_after}; sgd has no second moment that could stay as it is")
         return self
 
 
@@ -445,10 +481,12 @@ class Cell(Frozen):
 
     @property
     def cycle(self) -> int:
-        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps, and a
-        server that waits for nobody has no cycle.
+        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps,
+        fragments differ in size, and a server that waits for nobody has no cycle.
         """
-        return 1 if self.data is None or self.data.arrivals is not None else max(self.data.staleness) + 1
+        if self.data is None or self.data.arrivals is not None:
+            return 1
+        return math.lcm(max(self.data.staleness) + 1, self.data.fragments)
 
     @property
     def links(self) -> tuple[LinkProfile, ...]:

@@ -3,8 +3,9 @@
 This writes runs.csv, a row for each training: when it reached the target accuracy, and what had been sent by then; and
 choices.csv, what FedLuck chooses for each device. Computing is real, and time is that of formulas for devices and links
 (`testbed.replicas.events`); guest.py holds that against a network. For each method the learning rate is the one
-with the least mean time over TUNING_SEEDS, which are not the seeds that count, on the published network. What is
-finished is kept, so that an interrupted program goes on where it was.
+with the least mean time over TUNING_SEEDS, which are not the seeds that count, on the published network; among rates
+that do not reach the target, the one that gets nearest. What is finished is kept, so that an interrupted program goes
+on where it was.
 """
 
 from __future__ import annotations
@@ -305,18 +306,20 @@ def main(arguments: list[str]) -> int:
     csv_rows.write_rows(asked.output / "choices.csv", Choice._fields, chosen)
     table = Table(asked.output / "runs.csv")
 
-    def times(use: str, case: Case, rate: float, tried: Iterable[int], most_s: float = MOST_S) -> float:
-        found = [table.row(use, case, rate, seed, most_s).seconds for seed in tried]
-        return fmean(seconds if math.isfinite(seconds) else math.inf for seconds in found)
+    def times(use: str, case: Case, rate: float, tried: Iterable[int], most_s: float = MOST_S) -> tuple[float, float]:
+        """Return the mean seconds to the target; and, for rates none of which gets there, what accuracy they miss."""
+        found = [table.row(use, case, rate, seed, most_s) for seed in tried]
+        seconds = [row.seconds if math.isfinite(row.seconds) else math.inf for row in found]
+        return fmean(seconds), 1 - fmean(row.accuracy for row in found)
 
     best = {}
     for method in methods:
         published = Case(PUBLISHED, method)
         best[method] = FIRST_RATE
-        least_s = times("tuning", published, FIRST_RATE, tuning)
+        least = times("tuning", published, FIRST_RATE, tuning)
         for factor in () if asked.quick else (FACTOR, 1 / FACTOR):
-            while (found_s := times("tuning", published, best[method] * factor, tuning, PATIENCE * least_s)) < least_s:
-                best[method], least_s = best[method] * factor, found_s
+            while (found := times("tuning", published, best[method] * factor, tuning, PATIENCE * least[0])) < least:
+                best[method], least = best[method] * factor, found
         times("result", published, best[method], seeds)
     for straggler, method in itertools.product(networks, elsewhere):
         times("result", Case(straggler, method), best[method], seeds)

@@ -10,6 +10,7 @@ in_model   codecs that change the model
 low_rank   PowerSGD, and with coded factors
 lossless   packing of another codec's payload
 adaptive   a choice of codecs, by what the link carries
+warmup     values as they are for the first steps, then another codec
 wire       what payloads are made of: headers, bodies, bits, noise
 wrap       what a codec around other codecs needs
 check      the kit: does a codec, ours or a stranger's, keep the rules?

@@ -66,7 +66,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
                 estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
             works, order = str(p.stages), f"{p.schedule}, {p.in_flight} in flight"
             if cell.data is not None:
-                works, order = f"{cell.data.workers} workers", f"{cell.data.exchange}, {cell.cycle - 1} ahead"
+                works, order = f"{cell.data.workers} workers", f"{cell.data.exchange}, {max(cell.data.staleness)} ahead"
             rows.add_row(
                 kind
                 + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),

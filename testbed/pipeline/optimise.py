@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from testbed.pipeline.gather import global_norm
 from testbed.spec import OptimiserSpec, OuterSpec
 
 _EPSILON = 1e-6
 """Added to the norm, as torch.nn.utils.clip_grad_norm_ does."""
+_ADAM_EPSILON = 1e-8
+"""Added to the root of the second moment, as torch.optim.AdamW does."""
 
 
 def learning_rate(spec: OptimiserSpec, step: int, steps: int) -> float:
@@ -44,8 +47,6 @@ class RowwiseAdamW:
     optimiser of Ramasinghe et al. (arXiv 2506.01260): "row-wise constant second-moment scaling".
     """
 
-    _EPSILON = 1e-8
-
     def __init__(self, parameters: Mapping[torch.nn.Parameter, int], spec: OptimiserSpec) -> None:
         """`parameters` says the axis of each parameter."""
         self._spec, self._steps, self.parameters = spec, 0, tuple(parameters)
@@ -66,7 +67,7 @@ class RowwiseAdamW:
                 continue
             momentum.lerp_(gradient, 1 - beta1)
             squares.lerp_(gradient.square().mean(axis, keepdim=True), 1 - beta2)
-            scale: Tensor = squares.div(second).sqrt_().add_(self._EPSILON).mul_(first)
+            scale: Tensor = squares.div(second).sqrt_().add_(_ADAM_EPSILON).mul_(first)
             parameter.mul_(1 - rate * self._spec.weight_decay).addcdiv_(momentum, scale, value=-rate)
             parameter.grad = None
 
@@ -82,7 +83,9 @@ class Optimiser:
     ) -> None:
         """`rowwise`: those of the parameters that `RowwiseAdamW` updates, each with its axis."""
         self._parameters = list(parameters)
-        self._clip_norm = spec.clip_norm
+        self._spec = spec
+        self._updates = self._frozen_updates = 0
+        """With gradients, and with first moments."""
         self._rowwise = RowwiseAdamW(rowwise, spec)
         others = [parameter for parameter in self._parameters if parameter not in rowwise]
         # foreach and fused batch over the parameters of a stage, so they could round differently in another cut
@@ -106,17 +109,38 @@ class Optimiser:
         Only where no parameter is updated row by row.
         """
         assert not self._rowwise.parameters
-        return self._inner.state_dict()
+        return {"inner": self._inner.state_dict(), "updates": (self._updates, self._frozen_updates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state` of an optimiser of the same parameters."""
-        self._inner.load_state_dict(dict(state))
+        self._inner.load_state_dict(state["inner"])
+        self._updates, self._frozen_updates = state["updates"]
+
+    def message(self) -> list[Tensor]:
+        """Take the gradients away and return what a worker sends of them, by parameter: these; or, once the second
+        moment is frozen, what they make of the first moment, after they are clipped.
+        """
+        taken = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters
+        ]
+        if self._frozen:
+            scale = self._scale(global_norm([torch.linalg.vector_norm(gradient).item() ** 2 for gradient in taken]))
+            moments = [self._inner.state[parameter]["exp_avg"] for parameter in self._parameters]
+            weight = 1 - self._spec.beta1
+            taken = [moment.lerp(gradient.mul_(scale), weight) for moment, gradient in zip(moments, taken, strict=True)]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return taken
 
     def update(self, norm: float, rate: float) -> None:
         """Scale the gradients so that the model's `norm` is at most the limit, update at that rate, and forget the
-        gradients.
+        gradients. Once the second moment is frozen these are first moments, `message`, and nothing is scaled.
         """
-        scale = min(1.0, self._clip_norm / (norm + _EPSILON))
+        if self._frozen:
+            self._update_frozen(rate)
+            return
+        self._updates += 1
+        scale = self._scale(norm)
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.grad is not None:
@@ -126,6 +150,31 @@ class Optimiser:
         self._rowwise.step(rate)
         self._inner.step()
         self._inner.zero_grad(set_to_none=True)
+
+    @property
+    def _frozen(self) -> bool:
+        """Whether the second moment stays as it is."""
+        after = self._spec.frozen_after
+        return after is not None and self._updates >= after
+
+    @torch.no_grad()
+    def _update_frozen(self, rate: float) -> None:
+        """Update by first moments. Both are corrected for having begun at 0, the second for the steps it has seen."""
+        spec = self._spec
+        second = 1 - spec.beta2**self._updates
+        self._frozen_updates += 1
+        first = 1 - spec.beta1 ** (self._updates + self._frozen_updates)
+        for parameter in self._parameters:
+            if (moment := parameter.grad) is None:
+                continue
+            held = self._inner.state[parameter]
+            held["exp_avg"].copy_(moment)
+            scale = held["exp_avg_sq"].div(second).sqrt_().add_(_ADAM_EPSILON).mul_(first)
+            parameter.mul_(1 - rate * spec.weight_decay).addcdiv_(moment, scale, value=-rate)
+            parameter.grad = None
+
+    def _scale(self, norm: float) -> float:
+        return min(1.0, self._spec.clip_norm / (norm + _EPSILON))
 
 
 class Outer:

@@ -49,6 +49,7 @@ class Replicas:
                 optimiser=recipe.optimiser,
                 outer=self._data.outer,
                 steps=recipe.training.steps,
+                streaming=self._data.streaming,
             )
             for number in range(self._data.workers)
         ]

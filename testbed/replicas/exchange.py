@@ -8,6 +8,7 @@ every hop, which leaves only codecs that are rounding and nothing else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Payload
 from testbed.replicas.bucket import Bucket
+from testbed.replicas.fragments import divide_tensors, in_turn
 from testbed.spec import Recipe
 
 Tensors = list[Tensor]
@@ -55,6 +57,9 @@ def make_exchange(recipe: Recipe, shapes: Sequence[Sequence[int]], codecs: Seque
     """Make a recipe's exchange of tensors of these shapes, which begins with these codecs, one per worker."""
     data = recipe.data
     assert data is not None
+    if data.streaming is not None:
+        whole = recipe.model_copy(update={"data": data.model_copy(update={"streaming": None})})
+        return _Turns([make_exchange(whole, part, codecs) for part in fragment_shapes(shapes, data.fragments)])
     weights = data.weights
     if data.exchange == "all-reduce":
         return _Ring(shapes, codecs, weights, recipe.training.seed)
@@ -62,6 +67,26 @@ def make_exchange(recipe: Recipe, shapes: Sequence[Sequence[int]], codecs: Seque
         assert data.answer is not None
         return _Star(shapes, codecs, weights, recipe.training.seed, data.answer)
     return _Everyone(shapes, codecs, weights, recipe.training.seed, relayed=data.exchange == "all-gather")
+
+
+def fragment_shapes(shapes: Sequence[Sequence[int]], fragments: int) -> list[list[Sequence[int]]]:
+    """Return the shapes of each fragment's tensors."""
+    parts = divide_tensors([math.prod(shape) for shape in shapes], fragments)
+    return [[shapes[tensor] for tensor in part] for part in parts]
+
+
+class _Turns:
+    """Exchanges of one fragment each, in turn."""
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._exchanges = exchanges
+
+    def step(self, step: int, tensors: Sequence[Tensors]) -> Exchanged:
+        return in_turn(self._exchanges, step).step(step, tensors)
+
+    def change(self, codecs: Sequence[str]) -> None:
+        for exchange in self._exchanges:
+            exchange.change(codecs)
 
 
 class _Ends:

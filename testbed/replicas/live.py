@@ -22,7 +22,8 @@ from testbed.replicas.asynchronous import AsynchronousServer, AsynchronousWorker
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import as_stated
 from testbed.replicas.ending import Ending
-from testbed.replicas.exchange import Sums
+from testbed.replicas.exchange import Sums, fragment_shapes
+from testbed.replicas.fragments import in_turn
 from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
 from testbed.replicas.learners import text_learner
 from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of
@@ -99,14 +100,21 @@ class WorkerNode(Lockstep):
     def train(self, learner: Learner) -> None:
         """Train as the job says. StageError, TransportError, CodecError as they come."""
         job, number = self.job, self.job.stage
-        worker = Worker(number, learner, optimiser=job.optimiser, outer=job.data.outer, steps=job.training.steps)
-        shapes = [tuple(parameter.shape) for parameter in worker.parameters]
+        worker = Worker(
+            number,
+            learner,
+            optimiser=job.optimiser,
+            outer=job.data.outer,
+            steps=job.training.steps,
+            streaming=job.data.streaming,
+        )
+        parts = fragment_shapes([tuple(parameter.shape) for parameter in worker.parameters], job.data.fragments)
         codecs, seed = self.decisions.at(0).codecs, job.training.seed
-        bucket = Bucket(shapes, codecs[number], seed=seed, sender=number)
-        self.lead(bucket.raw_bytes)
+        buckets = [Bucket(part, codecs[number], seed=seed, sender=number) for part in parts]
+        self.lead(buckets[0].raw_bytes)
         star = job.data.exchange == "star"
-        answer = Bucket(shapes, job.data.answer or "fp32", seed=seed, sender=job.data.workers)
-        sums = Sums(shapes, codecs, job.data.weights, seed)
+        answers = [Bucket(part, job.data.answer or "fp32", seed=seed, sender=job.data.workers) for part in parts]
+        all_sums = [Sums(part, codecs, job.data.weights, seed) for part in parts]
         own: dict[int, bytes] = {}
         assert isinstance(job.compute, Paced)
         times = worker_times(job.compute, job.data, job.pipeline, number)
@@ -115,14 +123,16 @@ class WorkerNode(Lockstep):
             # The message is made within the local steps' time: codecs cost nothing, on either clock.
             now = self.decisions.at(step)
             computed = worker.compute(step, staleness=now.staleness[number], local_steps=now.local_steps[number])
+            bucket = in_turn(buckets, step)
             bucket.change(now.codecs[number])
             own[step] = bucket.encode(computed.tensors, step)
             return computed
 
         def apply(step: int, payloads: Mapping[int, Arrival]) -> None:
             if star:
-                worker.receive(answer.decode(payloads[job.data.workers].payload, step))
+                worker.receive(in_turn(answers, step).decode(payloads[job.data.workers].payload, step))
             else:
+                sums = in_turn(all_sums, step)
                 sums.change(self.decisions.at(step).codecs)
                 every = [own.pop(step) if w == number else payloads[w].payload for w in range(job.data.workers)]
                 worker.receive(sums.of(every, step))
@@ -133,7 +143,7 @@ class WorkerNode(Lockstep):
             computed, action = self.line.work("L", step, local_ns, partial(make, step))
             message = self.headed(step, own[step])
             for peer in self.connections:
-                self.send(peer, step, message, bucket.raw_bytes)
+                self.send(peer, step, message, in_turn(buckets, step).raw_bytes)
             actions, last = [action], step + 1 == self.ending.steps
             stale = self.decisions.at(step + 1).staleness[number]
             while worker.applied < (step + 1 if last else step + 1 - stale):
@@ -156,14 +166,17 @@ class ServerNode(Lockstep):
         """Answer every step's messages. TransportError, CodecError as they come."""
         job, workers = self.job, self.job.data.workers
         assert job.data.answer is not None
-        sums = Sums(shapes, self.decisions.at(0).codecs, job.data.weights, job.training.seed)
-        answer = Bucket(shapes, job.data.answer, seed=job.training.seed, sender=workers)
+        parts = fragment_shapes(shapes, job.data.fragments)
+        codecs, seed = self.decisions.at(0).codecs, job.training.seed
+        all_sums = [Sums(part, codecs, job.data.weights, seed) for part in parts]
+        answers = [Bucket(part, job.data.answer, seed=seed, sender=workers) for part in parts]
 
-        self.lead(answer.raw_bytes)
+        self.lead(answers[0].raw_bytes)
 
         def made(step: int, came: Sequence[Arrival]) -> bytes:
+            sums = in_turn(all_sums, step)
             sums.change(self.decisions.at(step).codecs)
-            return answer.encode(sums.of([arrival.payload for arrival in came], step), step)
+            return in_turn(answers, step).encode(sums.of([arrival.payload for arrival in came], step), step)
 
         for step in self.steps():
             came = [self.take(worker, step) for worker in range(workers)]
@@ -171,7 +184,7 @@ class ServerNode(Lockstep):
             payload, action = self.line.work("A", step, 0, partial(made, step, came), arrived_ns)
             message = self.headed(step, payload)
             for worker in range(workers):
-                self.send(worker, step, message, answer.raw_bytes)
+                self.send(worker, step, message, in_turn(answers, step).raw_bytes)
             self.write(step, [action], sent=self.messages_of(step))
             if self.evaluates_after(step):
                 self.write(step + 1, (), evaluated=True)

@@ -2,12 +2,14 @@
 
 It computes what `Worker`, `Outer` and `Bucket` compute: models as one batch of matrices, which costs a third of as many
 one by one; messages through the very codecs, which are therefore counted in bytes. A test compares both. All of a run's
-workers apply the same aggregates, so between exchanges they hold the same weights, which are kept once.
+workers apply the same aggregates, so between exchanges they hold the same weights, which are kept once; where fragments
+are exchanged in turn, so are the shared weights, beside each worker's own.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -19,8 +21,9 @@ from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.message_key import Direction, MessageKey
 from testbed.replicas.bucket import Bucket
+from testbed.replicas.fragments import divide_tensors, in_turn
 from testbed.replicas.stacked import Trial
-from testbed.spec import OuterSpec
+from testbed.spec import OuterSpec, StreamingSpec
 from testbed.workloads import characters
 from testbed.workloads.characters import ROWS, VALUES, WIDTH
 
@@ -51,9 +54,13 @@ class TextMethod(NamedTuple):
     outer: OuterSpec | None = None
     """None: workers send gradients, and the optimiser is applied to their mean. Else the optimiser makes the local
     steps, and this is applied to the mean of what they changed."""
+    streaming: StreamingSpec | None = None
+    """With `outer`, and a codec that sees matrices: fragments of these are exchanged in turn."""
     betas: tuple[float, float] = (0.9, 0.99)
     """Of AdamW without decay. Both 0: the sign of the gradient (signSGD)."""
     clip_norm: float = 1.0
+    frozen_after: int | None = None
+    """Exchanges after which the second moment stays as it is and first moments are sent; staleness 0, no `outer`."""
     workers: int = 4
     batch_size: int = 4
     """Sequences of each worker in a batch."""
@@ -133,23 +140,30 @@ class TextStack:
         self._seeds = [run.seed for run in runs]
         self.weights = torch.stack([characters.first_weights(seed) for seed in self._seeds])
         """(R, P), the same at all workers of a run."""
-        self._shapes = SHAPES[method.sees]
-        self._ends = [[self._bucket(run.seed, worker) for worker in range(method.workers)] for run in runs]
+        self._own = None if method.streaming is None else self.weights.repeat_interleave(method.workers, 0)
+        """(R n, P), where workers go on from weights of their own."""
+        self._fragments = _fragments(method)
+        self._ends = [
+            [[self._bucket(part, run.seed, worker) for worker in range(method.workers)] for part in self._fragments]
+            for run in runs
+        ]
+        """By run, fragment and worker: its end and the others'."""
         self._boundaries = [_Boundaries(method.boundary, run.seed) for run in runs] if method.split else []
         rates = torch.tensor([[run.learning_rate] for run in runs])
         each = 1 if method.outer is None else method.workers
-        self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm)
-        self._momentum: Tensor | None = None
-        self._under_way: deque[Tensor] = deque()
+        self._adam = _Adam(rates.repeat_interleave(each, 0), method.betas, method.clip_norm, method.frozen_after)
+        self._momenta: list[Tensor | None] = [None] * len(self._fragments)
+        self._under_way: deque[tuple[int, Tensor]] = deque()
+        """Of which exchange, and the mean of its messages."""
 
     def step(self, exchange: int) -> None:
         """Compute, send, and apply what is due."""
         method = self._method
         before = self.weights.repeat_interleave(method.workers, 0)
         if method.outer is None:
-            message = self._gradients(before, exchange)
+            message = self._adam.message(self._gradients(before, exchange))
         else:
-            weights = before.clone()
+            weights = before.clone() if self._own is None else self._own
             for batch in range(exchange * method.local_steps, (exchange + 1) * method.local_steps):
                 self._adam.update(weights, self._gradients(weights, batch))
             message = before - weights
@@ -159,9 +173,10 @@ class TextStack:
             self.keep([run for run, fine in zip(self.running, finite.tolist(), strict=True) if fine])
             if not self.running:
                 return
-        self._under_way.append(self._mean(message, exchange))
+        message = message[:, in_turn(self._fragments, exchange).columns]
+        self._under_way.append((exchange, self._mean(message, exchange)))
         while len(self._under_way) > self._choices(exchange + 1).staleness:
-            self._apply(self._under_way.popleft())
+            self._apply(*self._under_way.popleft())
 
     @torch.no_grad()
     def losses(self) -> dict[int, float]:
@@ -175,12 +190,14 @@ class TextStack:
             return
         rows = torch.tensor([self.running.index(run) for run in runs], dtype=torch.int64)
         self._adam.keep(rows, len(self.running))
+        if self._own is not None:
+            self._own = self._own.view(len(self.running), -1, VALUES)[rows].flatten(0, 1)
         self._seeds, self._ends = [self._seeds[row] for row in rows], [self._ends[row] for row in rows]
         if self._boundaries:
             self._boundaries = [self._boundaries[row] for row in rows]
         self.weights = self.weights[rows]
-        self._momentum = None if self._momentum is None else self._momentum[rows]
-        self._under_way = deque(each[rows] for each in self._under_way)
+        self._momenta = [None if each is None else each[rows] for each in self._momenta]
+        self._under_way = deque((exchange, mean[rows]) for exchange, mean in self._under_way)
         self.running = list(runs)
 
     def _gradients(self, weights: Tensor, batch: int) -> Tensor:
@@ -207,36 +224,41 @@ class TextStack:
                 sequences[worker] = sequences[worker, torch.arange(self._method.batch_size) % size]
         return torch.cat([chosen[seed] for seed in self._seeds])
 
-    def _bucket(self, seed: int, worker: int) -> tuple[Bucket, Bucket]:
+    def _bucket(self, fragment: _Fragment, seed: int, worker: int) -> tuple[Bucket, Bucket]:
         codec = self._choices(0).codec
-        sender, receiver = (Bucket(self._shapes, codec, seed=seed, sender=worker) for _ in range(2))
+        sender, receiver = (Bucket(fragment.shapes, codec, seed=seed, sender=worker) for _ in range(2))
         return sender, receiver
 
     def _mean(self, message: Tensor, exchange: int) -> Tensor:
-        """Return the mean over each run's workers of what their messages are decoded to, (R, P)."""
+        """Return the mean over each run's workers of what their messages are decoded to, (R, P), of a fragment's P."""
         rows, workers, codec = iter(message), self._method.workers, self._choices(exchange).codec
-        sums = []
+        shapes, sums = in_turn(self._fragments, exchange).shapes, []
         for run, ends in zip(self.running, self._ends, strict=True):
-            total = torch.zeros(VALUES)
-            for sender, receiver in ends:
+            total = torch.zeros(message.shape[1])
+            for sender, receiver in in_turn(ends, exchange):
                 sender.change(codec)
                 receiver.change(codec)
-                payload = sender.encode(_shaped(next(rows), self._shapes), exchange)
+                payload = sender.encode(_shaped(next(rows), shapes), exchange)
                 decoded = receiver.decode(payload, exchange)
                 total.add_(torch.cat([value.reshape(-1) for value in decoded]), alpha=1 / workers)
             self.sent_bytes[run] += len(payload)
             sums.append(total)
         return torch.stack(sums)
 
-    def _apply(self, mean: Tensor) -> None:
+    def _apply(self, exchange: int, mean: Tensor) -> None:
         if (outer := self._method.outer) is None:
             self._adam.update(self.weights, mean)
             return
         if outer.momentum:
-            kept = self._momentum
-            self._momentum = mean.clone() if kept is None else kept.mul_(outer.momentum).add_(mean)
-            mean = mean.add(self._momentum, alpha=outer.momentum) if outer.nesterov else self._momentum
-        self.weights = self.weights - outer.learning_rate * mean
+            kept = in_turn(self._momenta, exchange)
+            momentum = mean.clone() if kept is None else kept.mul_(outer.momentum).add_(mean)
+            self._momenta[exchange % len(self._momenta)] = momentum
+            mean = mean.add(momentum, alpha=outer.momentum) if outer.nesterov else momentum
+        columns = in_turn(self._fragments, exchange).columns
+        self.weights[:, columns] -= outer.learning_rate * mean
+        if self._own is not None and self._method.streaming is not None:
+            shared = self.weights[:, columns].repeat_interleave(self._method.workers, 0)
+            self._own[:, columns] = torch.lerp(shared, self._own[:, columns], self._method.streaming.mixing)
 
 
 class _Boundaries:
@@ -277,6 +299,27 @@ def _cross(values: Tensor, way: Direction, cut: int, batch: int, boundaries: Seq
     return torch.stack([each.cross(row, cut, way, batch) for each, row in rows])
 
 
+class _Fragment(NamedTuple):
+    """What an exchange is of."""
+
+    shapes: Sequence[tuple[int, ...]]
+    """Of its tensors."""
+    columns: Tensor | slice
+    """Of the parameters, (P,): which of them these are, one tensor after the other."""
+
+
+def _fragments(method: TextMethod) -> list[_Fragment]:
+    shapes = SHAPES[method.sees]
+    if method.streaming is None:
+        return [_Fragment(shapes, slice(None))]
+    sizes = [math.prod(shape) for shape in shapes]
+    columns = torch.split(torch.arange(VALUES), sizes)
+    return [
+        _Fragment([shapes[tensor] for tensor in part], torch.cat([columns[tensor] for tensor in part]))
+        for part in divide_tensors(sizes, method.streaming.fragments)
+    ]
+
+
 def _shaped(values: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     parts = torch.split(values, [math.prod(shape) for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -285,20 +328,40 @@ def _shaped(values: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
 class _Adam:
     """AdamW without decay, a row at a time, after its gradient is clipped to a norm."""
 
-    def __init__(self, rates: Tensor, betas: tuple[float, float], clip_norm: float) -> None:
+    def __init__(
+        self, rates: Tensor, betas: tuple[float, float], clip_norm: float, frozen_after: int | None = None
+    ) -> None:
         self._rates, self._betas, self._clip_norm, self._steps = rates, betas, clip_norm, 0
+        self._frozen_after = sys.maxsize if frozen_after is None else frozen_after
         self._first, self._second = (torch.zeros(len(rates), VALUES) for _ in range(2))
 
-    def update(self, weights: Tensor, gradient: Tensor) -> None:
+    def message(self, gradients: Tensor) -> Tensor:
+        """Return what workers send, rows of all workers of each run: gradients, or once the second moment is frozen
+        what they make of the first, after they are clipped.
+        """
+        if self._steps < self._frozen_after:
+            return gradients
+        moments = self._first.repeat_interleave(len(gradients) // len(self._first), 0)
+        return moments.lerp_(self._clipped(gradients), 1 - self._betas[0])
+
+    def update(self, weights: Tensor, message: Tensor) -> None:
         """Change the weights in place."""
-        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient = gradient * (self._clip_norm / (norms + _CLIP_EPSILON)).clamp_max(1.0)
         beta1, beta2 = self._betas
         self._steps += 1
-        self._first.lerp_(gradient, 1 - beta1)
-        self._second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (self._second / (1 - beta2**self._steps)).sqrt_().add_(_EPSILON)
+        if self._steps > self._frozen_after:
+            self._first = message
+        else:
+            gradient = self._clipped(message)
+            self._first.lerp_(gradient, 1 - beta1)
+            self._second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        seen = min(self._steps, self._frozen_after)
+        scale = (self._second / (1 - beta2**seen)).sqrt_().add_(_EPSILON)
         weights -= self._rates / (1 - beta1**self._steps) * self._first / scale
+
+    def _clipped(self, gradient: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        scale: Tensor = self._clip_norm / (norms + _CLIP_EPSILON)
+        return gradient * scale.clamp_max(1.0)
 
     def keep(self, rows: Tensor, before: int) -> None:
         """Go on with these of the `before` runs."""

@@ -1,11 +1,16 @@
-"""One replica of the model: what it computes in a step, and what it does with an aggregate."""
+"""One replica of the model: what it computes in a step, and what it does with an aggregate.
+
+Shared weights are those that all workers have alike. A worker's local steps begin with them; or, where fragments are
+exchanged in turn (`spec.StreamingSpec`), with weights of its own, and the shared ones of a fragment are mixed into them
+when they change.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -16,7 +21,8 @@ from torch.nn import Parameter
 from testbed.pipeline import faults
 from testbed.pipeline.gather import global_norm
 from testbed.pipeline.optimise import Optimiser, Outer, learning_rate
-from testbed.spec import OptimiserSpec, OuterSpec
+from testbed.replicas.fragments import divide_tensors, in_turn
+from testbed.spec import OptimiserSpec, OuterSpec, StreamingSpec
 
 
 class Learner(Protocol):
@@ -45,8 +51,9 @@ class Computed(NamedTuple):
     """What a worker has to say after a step's local steps."""
 
     tensors: list[Tensor]
-    """What it sends, by parameter: the mean gradient over its part of the batch, or the weights before its local steps
-    less those after them."""
+    """What it sends, by parameter, where fragments take turns of the step's own: the mean gradient over its part of the
+    batch, what that makes of the first moment (`Optimiser.message`), or the shared weights less those after its local
+    steps."""
     loss: float
     """Mean over its part of the batches, before any of them was learned from."""
     norm: float
@@ -57,13 +64,32 @@ class Worker:
     """One replica. Aggregates are handed over as they come, and applied when the program says so."""
 
     def __init__(
-        self, number: int, learner: Learner, *, optimiser: OptimiserSpec, outer: OuterSpec | None, steps: int
+        self,
+        number: int,
+        learner: Learner,
+        *,
+        optimiser: OptimiserSpec,
+        outer: OuterSpec | None,
+        steps: int,
+        streaming: StreamingSpec | None = None,
     ) -> None:
-        """`steps` is how many the training has: the learning rate follows from it."""
+        """`steps` is how many the training has: the learning rate follows from it. SpecError for more fragments than
+        the model has tensors.
+        """
         self.name, self._learner, self._spec, self._steps = f"worker {number}", learner, optimiser, steps
         self.parameters = learner.parameters
         self._optimiser = Optimiser(self.parameters, optimiser)
-        self._outer = None if outer is None else Outer(self.parameters, outer)
+        self._mixing = None if streaming is None else streaming.mixing
+        self.shared = self.parameters
+        """By parameter."""
+        if streaming is not None:
+            self.shared = [Parameter(parameter.detach().clone()) for parameter in self.parameters]
+        self._fragments = divide_tensors(
+            [parameter.numel() for parameter in self.parameters], 1 if streaming is None else streaming.fragments
+        )
+        self._outers = [
+            Outer([self.shared[tensor] for tensor in fragment], outer) for fragment in self._fragments if outer
+        ]
         self._under_way: deque[list[Tensor]] = deque()
         self.applied = 0
         """Steps whose aggregate it has applied: the first so many."""
@@ -73,22 +99,21 @@ class Worker:
     def compute(self, step: int, *, staleness: int, local_steps: int) -> Computed:
         """Learn from its part of the next batches. StageError where a loss or gradient is NaN or infinite."""
         assert step - self.applied <= staleness, "a program applies what is due before it lets a worker go on"
-        if self._outer is None:
+        if not self._outers:
             assert local_steps == 1, "gradients are of one batch"
             loss = self._backward(step)
-            tensors = self._gradients()
+            tensors = self._optimiser.message()
             return Computed(tensors, loss, self._norm(tensors, step))
-        before = [parameter.detach().clone() for parameter in self.parameters]
+        before = self.shared if self._mixing is not None else _copies(self.parameters)
         rate = learning_rate(self._spec, step, self._steps)
         losses = []
         for _ in range(local_steps):
             losses.append(self._backward(step))
             self._optimiser.update(global_norm(self._optimiser.squares()), rate)
-        changed = []
         with torch.no_grad():
-            for parameter, old in zip(self.parameters, before, strict=True):
-                changed.append(old - parameter)
-                parameter.copy_(old)
+            changed = [before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
+        if self._mixing is None:
+            _fill(self.parameters, before)
         return Computed(changed, math.fsum(losses) / len(losses), self._norm(changed, step))
 
     def _backward(self, step: int) -> float:
@@ -102,13 +127,6 @@ class Worker:
                 raise faults.diverged(self.name, "loss", losses[-1], f"at step {step}")
         self._batches += 1
         return math.fsum(losses) / len(losses)
-
-    def _gradients(self) -> list[Tensor]:
-        taken = []
-        for parameter in self.parameters:
-            taken.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-            parameter.grad = None
-        return taken
 
     def _norm(self, tensors: Sequence[Tensor], step: int) -> float:
         norm = global_norm([torch.linalg.vector_norm(tensor).item() ** 2 for tensor in tensors])
@@ -125,13 +143,19 @@ class Worker:
         """Apply the aggregates of all steps before this one, in order; returns which."""
         done = list(range(self.applied, step))
         for number in done:
-            for parameter, value in zip(self.parameters, self._under_way.popleft(), strict=True):
-                parameter.grad = value
-            if self._outer is None:
+            fragment = in_turn(self._fragments, number)
+            for tensor, value in zip(fragment, self._under_way.popleft(), strict=True):
+                self.shared[tensor].grad = value
+            if not self._outers:
                 rate = learning_rate(self._spec, number, self._steps)
                 self._optimiser.update(global_norm(self._optimiser.squares()), rate)
             else:
-                self._outer.update()
+                in_turn(self._outers, number).update()
+            if self._mixing is not None:
+                with torch.no_grad():
+                    for tensor in fragment:
+                        own, shared = self.parameters[tensor], self.shared[tensor]
+                        own.copy_(torch.lerp(shared, own, self._mixing))
             self.applied += 1
         return done
 
@@ -139,9 +163,7 @@ class Worker:
         """Hold these weights, if any are given, and count so many steps as applied: a server has done that."""
         assert not self._under_way
         if weights is not None:
-            with torch.no_grad():
-                for parameter, value in zip(self.parameters, weights, strict=True):
-                    parameter.copy_(value)
+            _fill(self.parameters, weights)
         self.applied = step
 
     @contextmanager
@@ -151,19 +173,36 @@ class Worker:
             yield
             return
         applied, under_way = self.applied, [[value.clone() for value in each] for each in self._under_way]
-        kept = [parameter.detach().clone() for parameter in self.parameters]
-        holder = self._outer or self._optimiser
-        state = copy.deepcopy(holder.state())
+        kept = [(values, _copies(values)) for values in (self.parameters, self.shared)]
+        holders: Sequence[Optimiser | Outer] = self._outers or [self._optimiser]
+        states = [copy.deepcopy(holder.state()) for holder in holders]
         try:
             self.apply_until(applied + len(under_way))
             yield
         finally:
-            with torch.no_grad():
-                for parameter, value in zip(self.parameters, kept, strict=True):
-                    parameter.copy_(value)
-            holder.restore(state)
+            for values, before in kept:
+                _fill(values, before)
+            for holder, state in zip(holders, states, strict=True):
+                holder.restore(state)
             self.applied, self._under_way = applied, deque(under_way)
 
     def evaluate(self) -> float:
-        """Return the mean loss over the validation data."""
-        return self._learner.evaluate()
+        """Return the mean loss of the shared weights over the validation data."""
+        if self._mixing is None:
+            return self._learner.evaluate()
+        own = _copies(self.parameters)
+        try:
+            _fill(self.parameters, self.shared)
+            return self._learner.evaluate()
+        finally:
+            _fill(self.parameters, own)
+
+
+def _copies(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@torch.no_grad()
+def _fill(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)

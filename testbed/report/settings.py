@@ -112,6 +112,8 @@ def _data_words(cell: Cell, data: DataParallelSpec) -> str:
         outer, momentum = data.outer, "Nesterov momentum" if data.outer.nesterov else "momentum"
         words += [f"{listed(data.local_steps)} local steps, outer rate {outer.learning_rate:g}"]
         words += [f"{momentum} {outer.momentum:g}"] if outer.momentum else []
+    if data.streaming is not None:
+        words += [f"{data.streaming.fragments} fragments in turn, {data.streaming.mixing:g} of a worker's own kept"]
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
     return ", ".join(words)
 

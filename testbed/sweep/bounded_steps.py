@@ -79,7 +79,7 @@ def _replica_messages(cell: Cell) -> list[int]:
     size, placed = models.workload_size(cell.workload), parse_placement(cell.codec)
     codecs = [placed.at(worker, "backward") for worker in range(data.workers)]
     codecs += [] if data.answer is None else [parse_codec(data.answer)]
-    values = flops.parameters(size, range(size.layers))
+    values = flops.parameters(size, range(size.layers)) / data.fragments
     return [max(1, int(values * codec.nominal_bits / 8)) for codec in codecs]
 
 

@@ -94,6 +94,7 @@ def resolve_cell(
     except ValidationError as error:
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
+    _check_frozen(cell, where)
     if codec.measures and cell.timing == "played":
         raise SpecError(
             f"{where}: codec {cell.codec} chooses by what it measures of its link, so over each link it trains "
@@ -163,6 +164,19 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
         raise SpecError(
             f"{where}: data parallel training is run live with data.exchange 'star' or 'all-to-all' and without a "
             "training.target_loss; set these, or timing = 'played'"
+        )
+
+
+def _check_frozen(cell: Cell, where: str) -> None:
+    """Raise SpecError where what workers send cannot be made from the step before's aggregate, as it then must be."""
+    frozen, data = cell.optimiser.frozen_after, cell.data
+    if frozen is not None and (
+        data is None or data.outer is not None or data.deco is not None or max(data.staleness) > 0
+    ):
+        raise SpecError(
+            f"{where}: optimiser.frozen_after is {frozen}, after which workers send first moments that go on from the "
+            "step before's; that takes data parallel training with data.staleness = 0, and neither data.outer nor "
+            "data.deco: set these, or leave frozen_after out"
         )
 
 

@@ -26,6 +26,7 @@ from testbed.spec import DecoSpec, Exchange, Paced, Recipe
 from tests.small_replicas import SPARSE, Learner, a_recipe, free_ports, node_jobs, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
+STREAMING = {"outer": OUTER, "local_steps": 2, "streaming": {"fragments": 3, "mixing": 0.5}}
 CHOICES = ((2, 1, 3, "ef(topk(0.2))"), (6, 3, 0, "ef(topk(0.4, values=fp32))"))
 """(step at which it is told, staleness until then, staleness, codec)"""
 
@@ -104,11 +105,20 @@ def _one_thread() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "codec", "staleness"),
-    [("star", SPARSE, 0), ("star", "fp32", (2, 0)), ("all-to-all", SPARSE, (0, 3)), ("all-to-all", "int8", 0)],
+    ("exchange", "codec", "staleness", "more"),
+    [
+        ("star", SPARSE, 0, {}),
+        ("star", "fp32", (2, 0), {}),
+        ("all-to-all", SPARSE, (0, 3), {}),
+        ("all-to-all", "int8", 0, {}),
+        ("star", "int4(group=16)", (1, 0), STREAMING),
+        ("all-to-all", SPARSE, (0, 2), STREAMING),
+    ],
 )
-def test_over_links_as_in_one_process(exchange: Exchange, codec: str, staleness: Any, tmp_path: Path) -> None:
-    recipe = a_recipe(exchange, codec, workers=2, staleness=staleness, steps=5, answer=SPARSE, evaluate_every=5)
+def test_over_links_as_in_one_process(
+    exchange: Exchange, codec: str, staleness: Any, more: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = a_recipe(exchange, codec, workers=2, staleness=staleness, steps=5, answer=SPARSE, evaluate_every=5, **more)
     live, alone = over_loopback(recipe, tmp_path), trained(recipe)
     assert live.errors == [None] * recipe.nodes
     assert same(live.weights[0], alone.weights(0))

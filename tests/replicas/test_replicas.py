@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 
 import pytest
 import torch
 from torch import Tensor
 
-from testbed.errors import CodecError, StageError
+from testbed.errors import CodecError, SpecError, StageError
 from testbed.message_key import MessageKey
 from testbed.pipeline.alone import Stages, works_of
 from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import Decision
+from testbed.replicas.fragments import divide_tensors
 from testbed.replicas.worker import Worker
-from testbed.spec import Exchange, OuterSpec, PipelineSpec
+from testbed.spec import Exchange, OptimiserSpec, OuterSpec, PipelineSpec, StreamingSpec
 from tests.small_replicas import EXCHANGES, SPARSE, Data, Learner, Net, a_recipe, same, trained
 
 CODECS = ["fp32", "bf16", "int8", SPARSE, "ef(powersgd(2))", "ef(int1)", "delta-int8"]
@@ -100,7 +102,8 @@ def test_nobody_is_further_ahead_than_its_staleness_and_all_arrives_in_the_end()
 
 def test_an_evaluation_changes_nothing() -> None:
     outer = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
-    for kind in ({}, {"outer": outer, "local_steps": 2}):
+    local = {"outer": outer, "local_steps": 2}
+    for kind in ({}, local, {**local, "streaming": StreamingSpec(fragments=3, mixing=0.5)}):
         first, second = (
             trained(a_recipe("star", SPARSE, staleness=2, evaluate_every=every, **kind)) for every in (1, 0)
         )
@@ -188,7 +191,113 @@ def test_local_steps_are_the_optimiser_s_on_the_worker_s_own_batches() -> None:
     assert [len([a for a in records[0].actions if a.kind == "L"]) for records in found.records] == [3, 2]
 
 
+# ---------------------------------------------------------------------- fragments in turn
+NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_one_fragment_without_overlap_is_diloco_bit_for_bit(exchange: Exchange) -> None:
+    kind = {"workers": 2, "local_steps": 2, "outer": NESTEROV, "steps": 4, "evaluate_every": 2}
+    streamed = trained(a_recipe(exchange, streaming=StreamingSpec(fragments=1), **kind))
+    whole = trained(a_recipe(exchange, **kind))
+    assert streamed.losses == whole.losses
+    assert same(streamed.weights(), whole.weights())
+    assert same(streamed.weights(), [parameter.detach() for parameter in streamed.workers[1].shared])
+
+
+@pytest.mark.parametrize(("exchange", "codec"), [("star", "int4(group=16)"), ("all-to-all", SPARSE)])
+def test_each_tensor_is_exchanged_once_in_as_many_steps_as_fragments_and_all_share_what_came(
+    exchange: Exchange, codec: str
+) -> None:
+    fragments, steps = 3, 7
+    shapes = [parameter.shape for parameter in Net().parameters()]
+    parts = divide_tensors([shape.numel() for shape in shapes], fragments)
+    seen: dict[int, list[Tensor]] = {0: [parameter.detach() for parameter in Net().parameters()]}
+    own: list[list[Tensor]] = []
+
+    def watch(workers: list[Worker]) -> None:
+        for worker in workers:
+            shared = [parameter.detach().clone() for parameter in worker.shared]
+            assert same(seen.setdefault(worker.applied, shared), shared)
+        own.append([parameter.detach().clone() for worker in workers for parameter in worker.parameters])
+
+    recipe = a_recipe(
+        exchange, codec, workers=3, shares=(2, 1, 1), staleness=(0, 2, 1), steps=steps, answer="ef(topk(0.5))",
+        outer=NESTEROV, local_steps=2, streaming=StreamingSpec(fragments=fragments, mixing=0.5),
+    )  # fmt: skip
+    found = trained(recipe, watch=watch)
+    for step in range(max(seen)):
+        changed = [not torch.equal(a, b) for a, b in zip(seen[step], seen[step + 1], strict=True)]
+        assert {tensor for tensor, did in enumerate(changed) if did} == set(parts[step % fragments])
+    count = len(shapes)
+    assert not same(own[-1][:count], own[-1][count : 2 * count]), "between exchanges workers go on from their own"
+    for record in (r for r in found.records[1] if r.phase == "train"):
+        values = sum(shapes[tensor].numel() for tensor in parts[record.step % fragments])
+        assert {frame.raw_bytes for frame in record.sent} == {4 * values}
+
+
+@pytest.mark.parametrize("fragments", [1, 3, 4, 9])
+def test_fragments_are_all_tensors_once_and_as_large_as_these_allow(fragments: int) -> None:
+    values = [4096, 64, 64, 1000, 900, 3, 3, 64, 500]
+    parts = divide_tensors(values, fragments)
+    assert sorted(tensor for part in parts for tensor in part) == list(range(len(values)))
+    sizes = [sum(values[tensor] for tensor in part) for part in parts]
+    for size, part in zip(sizes, parts, strict=True):  # the last that it got came to what was the smallest then
+        assert size - min(values[tensor] for tensor in part) <= min(sizes)
+    with pytest.raises(SpecError, match="9 tensors"):
+        divide_tensors(values, 10)
+
+
 # ---------------------------------------------------------------------- decisions
+def test_first_moments_are_sent_once_the_second_is_frozen() -> None:
+    plain = a_recipe("star")
+    spec = plain.optimiser.model_copy(update={"frozen_after": 3})
+    dense, coded = (
+        trained(plain.model_copy(update={"optimiser": spec, "codec": codec}))
+        for codec in ("fp32", "warmup(ef(onebit), 3)")
+    )
+    assert dense.losses[:4] == coded.losses[:4] == trained(plain).losses[:4]
+    assert coded.losses[5] != dense.losses[5] != trained(plain).losses[5]
+    for each in (dense, coded):
+        assert all(same(each.weights(), each.weights(worker)) for worker in range(1, 4))
+    for ours, theirs in zip(dense.weights(), frozen_by_hand(spec, steps=6), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def frozen_by_hand(spec: OptimiserSpec, steps: int) -> list[Tensor]:
+    """Return the weights that 1-bit Adam without a codec leads to, by its formula (arXiv 2102.02888, algorithm 1), with
+    gradients clipped: their mean at first, then each worker's.
+    """
+    learners, firsts, seconds = [Learner((1,) * 4, number) for number in range(4)], [0.0] * 4, [0.0] * 4
+    parameters = learners[0].parameters
+
+    def clipped(gradients: list[Tensor]) -> list[Tensor]:
+        norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+        return [gradient * min(1, spec.clip_norm / (norm + 1e-6)) for gradient in gradients]
+
+    def mean(each: list[list[Tensor]]) -> list[Tensor]:
+        return [torch.stack(values).mean(0) for values in zip(*each, strict=True)]
+
+    for step in range(steps):
+        each = []
+        for learner in learners:
+            with torch.no_grad():
+                for ours, theirs in zip(learner.parameters, parameters, strict=True):
+                    ours.copy_(theirs)
+            each.append([*torch.autograd.grad(learner.loss(step, 0), learner.parameters)])
+        frozen = step >= (spec.frozen_after or steps)
+        gradients = mean([clipped(own) for own in each]) if frozen else clipped(mean(each))
+        with torch.no_grad():
+            for n, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+                firsts[n] = spec.beta1 * firsts[n] + (1 - spec.beta1) * gradient
+                if not frozen:
+                    seconds[n] = spec.beta2 * seconds[n] + (1 - spec.beta2) * gradient.square()
+                first = firsts[n] / (1 - spec.beta1 ** (step + 1))
+                second = seconds[n] / (1 - spec.beta2 ** min(step + 1, spec.frozen_after or steps))
+                parameter -= spec.learning_rate * first / (second.sqrt() + 1e-8)
+    return [parameter.detach() for parameter in parameters]
+
+
 def test_a_policy_changes_ratio_and_staleness_while_training_lasts() -> None:
     recipe = a_recipe("all-to-all", "ef(topk(0.5))", workers=2, steps=8, staleness=1)
 

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from testbed.replicas.bucket import Bucket
+from testbed.replicas.exchange import fragment_shapes
+from testbed.replicas.fragments import in_turn
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import SHAPES, Choices, Chosen, TextMethod, TextStack, train
 from testbed.replicas.worker import Worker
-from testbed.spec import OptimiserSpec, OuterSpec
+from testbed.spec import OptimiserSpec, OuterSpec, StreamingSpec
 from testbed.workloads import characters
 
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
@@ -25,6 +27,7 @@ METHODS = {
     "DeMo": TextMethod(
         "ef-decay(dct(topk-chunk(0.0156, 1024)), 0.999)", "rows", betas=(0.0, 0.0), clip_norm=1e9, **FEW
     ),
+    "1-bit Adam": TextMethod("warmup(ef(onebit), 2)", "rows", frozen_after=2, **FEW),
     "DiLoCo": TextMethod("fp32", "values", local_steps=3, outer=NESTEROV, **FEW),
     "SparseLoCo": TextMethod(
         "ef-decay(topk-chunk(0.0156), 0.95)",
@@ -34,6 +37,13 @@ METHODS = {
         **FEW,
     ),
 }
+METHODS["Streaming DiLoCo"] = METHODS["DiLoCo"]._replace(
+    codec="int4(group=32, rounding=nearest)",
+    sees="matrices",
+    local_steps=2,
+    staleness=1,
+    streaming=StreamingSpec(fragments=3, mixing=0.5),
+)
 EXCHANGES = 4
 
 
@@ -64,23 +74,38 @@ def one_by_one(run: Trial, method: TextMethod, choices: Choices | None = None) -
     chosen = choices or (lambda step: Chosen(method.codec, method.staleness))
     beta1, beta2 = method.betas
     optimiser = OptimiserSpec(
-        learning_rate=run.learning_rate, weight_decay=0.0, beta1=beta1, beta2=beta2, clip_norm=method.clip_norm
+        learning_rate=run.learning_rate,
+        weight_decay=0.0,
+        beta1=beta1,
+        beta2=beta2,
+        clip_norm=method.clip_norm,
+        frozen_after=method.frozen_after,
     )
     learners = [CharacterLearner(run, method, number) for number in range(method.workers)]
     workers = [
-        Worker(number, learner, optimiser=optimiser, outer=method.outer, steps=EXCHANGES)
+        Worker(
+            number,
+            learner,
+            optimiser=optimiser,
+            outer=method.outer,
+            steps=EXCHANGES,
+            streaming=method.streaming,
+        )
         for number, learner in enumerate(learners)
     ]
-    shapes = SHAPES[method.sees]
+    fragments = 1 if method.streaming is None else method.streaming.fragments
     ends = [
-        [Bucket(shapes, method.codec, seed=run.seed, sender=number) for number in range(method.workers)]
-        for _ in range(2)
+        [
+            [Bucket(shapes, method.codec, seed=run.seed, sender=number) for number in range(method.workers)]
+            for _ in range(2)
+        ]
+        for shapes in fragment_shapes(SHAPES[method.sees], fragments)
     ]
     sent = 0
     for step in range(EXCHANGES):
         decoded = []
         now, then = chosen(step), chosen(step + 1)
-        for worker, sender, receiver in zip(workers, *ends, strict=True):
+        for worker, sender, receiver in zip(workers, *in_turn(ends, step), strict=True):
             computed = worker.compute(step, staleness=now.staleness, local_steps=method.local_steps)
             sender.change(now.codec)
             receiver.change(now.codec)
@@ -90,7 +115,7 @@ def one_by_one(run: Trial, method: TextMethod, choices: Choices | None = None) -
         for worker in workers:
             worker.receive([torch.stack(parts).mean(0) for parts in zip(*decoded, strict=True)])
             worker.apply_until(max(worker.applied, step + 1 - then.staleness))
-    return torch.cat([parameter.detach().reshape(-1) for parameter in learners[0].parameters]), sent
+    return torch.cat([parameter.detach().reshape(-1) for parameter in workers[0].shared]), sent
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

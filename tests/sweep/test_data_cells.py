@@ -96,8 +96,12 @@ def test_live_it_is_the_same_on_either_clock() -> None:
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER, "answer": "topk(0.1)"}, {}, "answers with weights"),
         ({"arrivals": {"period_s": 1.5, "buffer": 2}, "outer": OUTER}, {}, "state one of them"),
         ({"arrivals": {"buffer": 5}, "outer": OUTER}, {}, "there are 4 workers"),
+        ({"streaming": {"fragments": 2}}, {}, "neither arrivals nor deco"),
+        ({"streaming": {"fragments": 2}, "outer": OUTER, "staleness": 2}, {}, "streaming.fragments 2"),
         ({}, {"codec": "7: fp32; rest: bf16"}, "speaks of boundary 7"),
         ({}, {"optimiser": {**FIELDS["optimiser"], "algorithm": "sgd"}}, "state beta2 = 0"),
+        ({"staleness": 1}, {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}, "takes data parallel training"),
+        ({"outer": OUTER}, {"optimiser": {**FIELDS["optimiser"], "frozen_after": 2}}, "neither data.outer"),
     ],
 )
 def test_what_cannot_be_done_is_refused(data: dict[str, Any], changes: dict[str, Any], says: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Parameter
+from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
 
 _SPLIT = Parameter(
     "split",
@@ -40,6 +40,27 @@ ROWS: tuple[CodecRow, ...] = (
         source="zstd's Huffman coder (RFC 8878), all but without its matches",
         work=_UNCOUNTED,
         law="lossless",
+    ),
+    CodecRow(
+        name="warmup",
+        for_gradients=True,
+        forward="testbed.codecs.warmup:WarmUp",
+        backward="testbed.codecs.warmup:WarmUp",
+        parameters=(
+            Parameter("inner", "codec", REQUIRED, "the codec from then on"),
+            Parameter("steps", "int", REQUIRED, "training steps whose messages go as fp32", least=0),
+        ),
+        summary="values as they are for the first training steps, then any other codec; for gradients",
+        example="warmup(ef(onebit), 1)",
+        bits="inner",
+        size_note="messages of the first steps as fp32",
+        state="the inner codec's",
+        source="1-bit Adam: Tang et al., arXiv 2102.02888; CocktailSGD: Wang et al., ICML 2023",
+        work=Work(
+            Counts("inner.encode", "inner.encode", "inner.encode"),
+            Counts("inner.decode", "inner.decode", "inner.decode"),
+        ),
+        law="none",
     ),
     CodecRow(
         name="adaptive",

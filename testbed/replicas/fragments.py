@@ -1,0 +1,37 @@
+"""How a model's tensors are divided into fragments that are exchanged in turn (Streaming DiLoCo, arXiv 2501.18512).
+
+The published fragments are some whole layers each. Here they are whole tensors, so that fragments of a model of few
+layers, most of which may be its embeddings, are about as large as each other: that is what a link sees of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from testbed.errors import SpecError
+
+_Item = TypeVar("_Item")
+
+
+def divide_tensors(values: Sequence[int], fragments: int) -> list[tuple[int, ...]]:
+    """Divide tensors, of so many values each, into fragments: the largest first, each to what is smallest by then.
+
+    Returns each fragment's tensors, by their numbers in `values`, ascending; each is in one fragment. SpecError where
+    there are fewer tensors than fragments.
+    """
+    if fragments > len(values):
+        raise SpecError(
+            f"data.streaming.fragments is {fragments}, and the model has {len(values)} tensors; a fragment is one at "
+            "least: state fewer"
+        )
+    parts: list[list[int]] = [[] for _ in range(fragments)]
+    for tensor in sorted(range(len(values)), key=lambda number: -values[number]):
+        least = min(parts, key=lambda part: (sum(values[number] for number in part), len(part)))
+        least.append(tensor)
+    return [tuple(sorted(part)) for part in parts]
+
+
+def in_turn(items: Sequence[_Item], step: int) -> _Item:
+    """Return the item, of one per fragment, of the fragment that a step exchanges."""
+    return items[step % len(items)]
