@@ -52,6 +52,8 @@ MEASURES = {
 BOUND = 0.02
 """Nats above fp32 that count as a worse loss; [compare] says so before anything is run."""
 BLOG = "Wang et al., AQ-SGD, NeurIPS 2022 (arXiv 2206.01299), abstract and the authors' account of 5 December 2022"
+TRAINING_S = 15.9
+"""Of one core, for one training of 48 steps: measured on 2026-11-23."""
 SLOW, MIDDLE, FAST = "100Mbit", "500Mbit", "10Gbit"
 PASSES_PUBLISHED, SLOWDOWN, SPEED_UP = 10, 1.31, 4.3
 """As in published.csv, which says where."""
@@ -280,12 +282,12 @@ def _beside(rows: Any, method: str, bits: int, judged: Judgement) -> str:
 
 
 def _shown(found: Judgement, bound: float) -> str:
-    if found.detectable is None:
-        return "one seed, whose spread is not known"
     if found.verdict in ("holds", "fails"):
         return f"the whole interval is on one side of {bound:+.2f} nats"
-    more = "" if found.seeds is None else f"; {found.seeds} seeds would resolve what was seen"
-    return f"would have shown {found.detectable:.2g} nats from {bound:+.2f}{more}"
+    more = experiments.more_seeds(found, 2 * TRAINING_S)
+    return (
+        more if found.detectable is None else f"would have shown {found.detectable:.2g} nats from {bound:+.2f}; {more}"
+    )
 
 
 def _of_times(folder: Path) -> Iterator[Claim]:

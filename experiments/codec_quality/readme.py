@@ -161,7 +161,9 @@ def _at_most(asked: AtMost, found: Judgement, loss: float) -> Claim:
         ours=f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
         interval=experiments.interval_words(found),
         verdict="not resolved" if asked.confounded else verdict,
-        why=asked.confounded or rate + experiments.shown_words(found, loss) + asked.note,
+        why=f"{asked.confounded}; {experiments.NO_SEEDS}"
+        if asked.confounded
+        else rate + experiments.shown_words(found, loss, 2 * TRAINING_S) + asked.note,
         command=COMMAND,
     )
 
@@ -179,7 +181,7 @@ def _memory(arms: Any) -> Iterator[Claim]:
             f"{b.plain_less_fp32_low:+.3f} to {b.plain_less_fp32_high:+.3f} without, {int(a.seeds)} seeds",
             verdict="not resolved",
             why="one of the four passes is in full precision with the memory and none without it; the control is acsgd "
-            "with a full first pass",
+            f"with a full first pass; {experiments.NO_SEEDS}",
             command=COMMAND,
         )
 
@@ -198,7 +200,7 @@ def _rotation(losses: Mapping[str, dict[int, float]]) -> Iterator[Claim]:
         interval=experiments.interval_words(found),
         verdict="not comparable",
         why="this model was trained for 200 steps and has no outlier channels, which are what a rotation is for; "
-        + experiments.shown_words(found, loss),
+        + experiments.shown_words(found, loss, 2 * TRAINING_S),
         command=COMMAND,
     )
 
@@ -217,7 +219,7 @@ def _feedback(arms: Any) -> Iterator[Claim]:
         + f", {int(rows[0].seeds)} seeds",
         verdict="not resolved",
         why=f"rates differ ({', '.join(f'{row.learning_rate:g}' for row in rows)}), so feedback and rate are not told "
-        "apart",
+        f"apart; {experiments.NO_SEEDS}",
         command=COMMAND,
     )
     row = arms.loc[ef]
@@ -230,7 +232,7 @@ def _feedback(arms: Any) -> Iterator[Claim]:
         f"{row.plain_less_fp32_low:+.2f} to {row.plain_less_fp32_high:+.2f} without, {int(row.seeds)} seeds",
         verdict="not resolved",
         why=f"at its rate ({row.learning_rate:g}) this arm ends at {row.loss:.2f} nats; the unigram entropy is "
-        f"{FLOOR} nats, and what is above it has learned nothing that could be kept",
+        f"{FLOOR} nats, and what is above it has learned nothing that could be kept; {experiments.NO_SEEDS}",
         command=COMMAND,
     )
 
@@ -263,15 +265,8 @@ def blocks(folder: Path, table: str) -> dict[str, str]:
     """Return the generated blocks of the README; `table` is that of all arms."""
     made = {"claims": claims_table(claims(folder)), "arms": table}
     if _one_rate(folder):
-        made |= {"answer": _answer(folder), "open": _open(folder), "one-rate": _one_rate_table(folder)}
+        made |= {"answer": _answer(folder), "one-rate": _one_rate_table(folder)}
     return made
-
-
-def _open(folder: Path) -> str:
-    arms, losses = pandas.read_csv(folder / "summary.csv").set_index("arm"), _one_rate(folder)
-    judged = [found for asked in CLAIMS if (found := _judged(folder, arms, losses, asked)) is not None]
-    nats = SAME_LOSS * float(arms.loc["fp32"].loss)
-    return experiments.left_open([each for each, _ in judged], nats, f"1 % of the loss, {nats:.3f} nats,", TRAINING_S)
 
 
 def _answer(folder: Path) -> str:

@@ -77,10 +77,25 @@ def times_smaller(
     return judge("speed_up", ours, base, least)
 
 
+def seed_s() -> float:
+    """Return how long one more seed of all arms takes."""
+    return experiments.takes_s(HERE, "measure.py", int(pandas.read_csv(HERE / "arms.csv").seed.nunique()))
+
+
 def order_claim(
-    frame: Any, better: str, worse: str, column: str, workers: int, steps: int, source: str, published: str = ""
+    frame: Any,
+    better: str,
+    worse: str,
+    column: str,
+    workers: int,
+    steps: int,
+    source: str,
+    published: str = "",
+    size: float | None = None,
 ) -> Claim | None:
-    """Return the claim that one arm's images are closer to the unsplit sampler's than another's."""
+    """Return the claim that one arm's images are closer to the unsplit sampler's than another's; `size`: how many times
+    smaller the published distance is.
+    """
     found = times_smaller(frame, better, worse, column, workers, steps)
     if found is None or found.verdict is None:
         return None
@@ -94,8 +109,12 @@ def order_claim(
         ours=f"{found.value:.3g} times smaller",
         interval=f"{found.interval_words}, 95 %, {found.n} seeds",
         verdict=found.verdict,
-        why=f"{means[0]:.3g} against {means[1]:.3g}, with {sent[0]:.2f} and {sent[1]:.2f} MB per worker"
-        + ("" if found.verdict != "not resolved" else f"; {found.words}"),
+        why=experiments.open_words(
+            f"{means[0]:.3g} against {means[1]:.3g}, with {sent[0]:.2f} and {sent[1]:.2f} MB per worker",
+            found,
+            seed_s(),
+            size,
+        ),
         command=MEASURE,
     )
 
@@ -236,7 +255,8 @@ def claims(folder: Path) -> list[Claim]:
         for better, worse in itertools.pairwise(ranked):
             said = f"FID {fid[better]:g} against {fid[worse]:g}" if column == "frechet_unsplit" else ""
             source = SECOND if said else "ours, after CompactFusion"
-            found.append(order_claim(frame, better, worse, column, workers, steps, source, said))
+            size = fid[worse] / fid[better] if said else None
+            found.append(order_claim(frame, better, worse, column, workers, steps, source, said, size))
     for better, worse, source in (
         ("residual low rank 16, INT4 factors", "residual low rank 4", SECOND),
         ("residual low rank 16, INT4 factors", "residual top 1/8", SECOND),

@@ -283,7 +283,8 @@ def claims(folder: Path) -> list[Claim]:
                     verdict=judged[network].verdict or "not resolved",
                     why=("" if base == DSGD else "against the better of the two static pairs on each network; ")
                     + "steps of a network of 2,110 parameters, seconds of one of 10 million; the interval is that of "
-                    "the network with the most; published networks and models are not known",
+                    "the network with the most; published networks and models are not known"
+                    + (f"; {_seeds(judged[network])}" if judged[network].verdict == "not resolved" else ""),
                     command=COMMAND,
                 )
             )
@@ -301,7 +302,8 @@ def claims(folder: Path) -> list[Claim]:
                 interval=f"{_claim_interval(judged[network])}, at {_words(network)}, where it is least",
                 verdict=judged[network].verdict or "not resolved",
                 why=f"sooner on {sooner} networks and later on {later} of {len(judged)}; that pair, ratio {pair[0]:g} "
-                f"and staleness {pair[1]}, was chosen in hindsight",
+                f"and staleness {pair[1]}, was chosen in hindsight"
+                + (f"; {_seeds(judged[network])}" if judged[network].verdict == "not resolved" else ""),
                 command=COMMAND,
             )
         )
@@ -322,7 +324,8 @@ def claims(folder: Path) -> list[Claim]:
                 interval=f"difference {_interval(growth.estimate.interval, '{:+.0f}')}, 95 %, {len(alone)} seeds",
                 verdict=judged_growth.verdict or "not resolved",
                 why=f"dense messages need {dense[0]:.0f} steps without and {dense[1]:.0f} with it; a difference counts "
-                f"from {RESOLUTION} steps{shown}",
+                f"from {RESOLUTION} steps{shown}"
+                + (f"; {_seeds(judged_growth)}" if judged_growth.verdict == "not resolved" else ""),
                 command=COMMAND,
             )
         )
@@ -336,6 +339,12 @@ def compared(found: Results, choose: Choose, base: str, effect: float) -> dict[t
         for network, chosen in arms(found, choose).items()
         if DECO in chosen
     }
+
+
+def _seeds(judged: Judgement) -> str:
+    """Say how many seeds it would take, where one more is that of every pair and rate; a difference is in steps."""
+    more_s = experiments.takes_s(HERE, "train.py", int(pandas.read_csv(HERE / "runs.csv").seed.nunique()))
+    return experiments.more_seeds(judged, more_s, unit="steps")
 
 
 def _range(values: list[float]) -> str:

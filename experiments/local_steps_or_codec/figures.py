@@ -32,6 +32,8 @@ COMMAND = "python experiments/local_steps_or_codec/train.py"
 ALL_REDUCE, BF16 = "all-reduce fp32", "all-reduce bf16"
 EQUAL, BITS_NEAR = 0.02, 2e-3
 """Nats that count as no worse; and how far a cell's bits may be from those that were counted, as a share."""
+TUNING_SEEDS = 2
+"""With which each rate was tried: tuned_text.FULL."""
 LOCAL, CODEC, BOTH, NEITHER = "local steps", "codec", "both", "neither"
 KINDS = {
     "all-reduce": NEITHER,
@@ -223,6 +225,14 @@ def baseline(found: Results) -> str:
 
 
 # ------------------------------------------------------------------ claims
+def seed_s() -> float:
+    """Return how long one more seed of two methods takes."""
+    tuning, curves = (pandas.read_csv(HERE / name) for name in ("tuning.csv", "curves.csv"))
+    of_best, methods = len(curves[["method", "seed"]].drop_duplicates()), curves.method.nunique()
+    trained = of_best + TUNING_SEEDS * (len(tuning) - methods)  # a method's best rate is among those that were tried
+    return 2 * experiments.takes_s(HERE, "train.py", trained)
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what was published and what we asked, and what became of it."""
     found, rows = results(folder), []
@@ -240,7 +250,7 @@ def claims(folder: Path) -> list[Claim]:
                 ours=f"{judged.value:+.3f} nats after equal tokens, {fewer:.3g} times fewer bits sent than {base}",
                 interval=experiments.interval_words(judged),
                 verdict=judged.verdict or "not resolved",
-                why=f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)))}; {more}",
+                why=f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s())}; {more}",
                 command=COMMAND,
             )
         )
@@ -297,6 +307,7 @@ def _everywhere(found: Results, claim: str, ours: list[str] | None, base: list[s
     least = min(judged, key=lambda link: judged[link].value)
     verdict: Verdict = "holds" if set(verdicts) == {"holds"} else "fails" if "fails" in verdicts else "not resolved"
     values = [each.value for each in judged.values()]
+    unsure = [each for each in judged.values() if each.verdict == "not resolved"] if verdict == "not resolved" else []
     return Claim(
         claim=f"{claim}, on every link",
         source="ours",
@@ -304,7 +315,8 @@ def _everywhere(found: Results, claim: str, ours: list[str] | None, base: list[s
         interval=f"{judged[least].interval_words}, 95 %, {judged[least].n} seeds, at {least.words}, where it is least",
         verdict=verdict,
         why=f"sooner on {verdicts.count('holds')} links and later on {verdicts.count('fails')} of {len(verdicts)}; "
-        f"steps of a model of {next(iter(found.rows.values())).values:,} parameters, seconds of one of 10 million",
+        f"steps of a model of {next(iter(found.rows.values())).values:,} parameters, seconds of one of 10 million"
+        + "".join(f"; {experiments.more_seeds(each, seed_s())}" for each in unsure[:1]),
         command=COMMAND,
     )
 

@@ -167,6 +167,12 @@ def training_table(all_: Measured) -> str:
 
 
 # ------------------------------------------------------------------ claims
+def seed_s() -> float:
+    """Return how long one more seed of two models takes."""
+    trained = pandas.read_csv(HERE / "losses.csv")[["arm", "seed"]].drop_duplicates()
+    return 2 * experiments.takes_s(HERE, "train.py", len(trained))
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what is claimed of mixed precision, and what became of it."""
     all_ = measured(folder)
@@ -237,7 +243,7 @@ def _trained(all_: Measured) -> Iterator[_Found]:
             yield (
                 f"one model for all widths is at {bits} bits within {SAME:g} nats of one trained for {bits} bits alone",
                 f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
-                experiments.shown_words(found, all_.mean(str(bits), bits)), "one-shot",
+                experiments.shown_words(found, all_.mean(str(bits), bits), seed_s()), "one-shot",
             )  # fmt: skip
     if {"one-shot", "drawn"} <= arms:
         ours, base = (
@@ -251,14 +257,14 @@ def _trained(all_: Measured) -> Iterator[_Found]:
         yield (
             "teacher, pull and withheld widths lower the loss of a model for all widths, mean over the widths",
             f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
-            experiments.shown_words(found, all_.mean("drawn", 8)), "parts",
+            experiments.shown_words(found, all_.mean("drawn", 8), seed_s()), "parts",
         )  # fmt: skip
     if {"one-shot", "none"} <= arms:
         found = judge("loss", all_.of_arm("one-shot", UNCODED), all_.of_arm("none", UNCODED), SAME)
         yield (
             f"a model for all widths is without a codec within {SAME:g} nats of one trained without",
             f"{found.value:+.4f} nats", span(found, "seeds"), found.verdict or "not resolved",
-            experiments.shown_words(found, all_.mean("none", UNCODED)), "interference",
+            experiments.shown_words(found, all_.mean("none", UNCODED), seed_s()), "interference",
         )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""Make the figure, cells.csv, claims.csv and the README's blocks of protocol_nanogpt from what was played.
+"""Make the figures, the CSVs, claims.csv and the README's blocks of protocol_nanogpt from what was played and trained.
 
 python -m testbed predict protocol_nanogpt
+python -m testbed sweep protocol_nanogpt
 python experiments/protocol_nanogpt/figures.py [--results results/protocol_nanogpt] [--output FOLDER]
 """
 
@@ -11,9 +12,12 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
+import training
+from matplotlib.figure import Figure
 
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
+from testbed.report.numbers import percent
 
 NAME = "protocol_nanogpt"
 COMMAND = f"python -m testbed predict {NAME}"
@@ -61,9 +65,11 @@ def buffers(folder: Path) -> Any:
         {
             "transport": part.links.map(_BUFFER),
             "packets per message": part.packets.astype(int),
-            "step": part.step_s.map("{:.2f} s".format),
-            "above the ideal": (part.step_s / part.ideal_s - 1).map("{:+.1%}".format).str.replace("%", " %"),
-            "retransmitted": (part.retransmitted_bytes / 1e6).map("{:.2f} MB".format),
+            "step": part.step_s.map("{:.2f} s".format, na_action="ignore"),
+            "above the ideal": (part.step_s / part.ideal_s - 1).map(
+                lambda share: percent(share, "{:+.1f}"), na_action="ignore"
+            ),
+            "retransmitted": (part.retransmitted_bytes / 1e6).map("{:.2f} MB".format, na_action="ignore"),
         }
     )
 
@@ -116,9 +122,13 @@ def claims(folder: Path) -> list[Claim]:
             why=f"{steps.subspace} steps instead of {steps.dense}, taken from the records: only the time is ours",
             command=COMMAND,
         ),
+        *training.claims(folder),
         predicted.explained(_lossless(frame), COMMAND, over=" where no packet is lost", why=TCP),
     ]
-    lossy = times.subspace["played, a buffer of one round trip"] / times.subspace["links both ways, ideal"] - 1
+    played = times.subspace["played, a buffer of one round trip"]
+    if pd.isna(played):  # the short form only computes it
+        return rows
+    lossy = played / times.subspace["links both ways, ideal"] - 1
     rows.append(
         Claim(
             claim="TCP fills a link whose buffer holds one round trip, so that arithmetic with the rate is enough",
@@ -139,27 +149,27 @@ def _ratio(times: Any, row: str) -> float:
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
-    frame, times = cells(folder), step_times(folder)
+    times = step_times(folder)
     meter, links = times.loc["their meter, computed"], times.loc["links both ways, played"]
-    off, worst = predicted.departure(_lossless(frame)), (meter / times.loc["published"] - 1).abs().max()
+    worst = (meter / times.loc["published"] - 1).abs().max()
     table = times.assign(ratio=times.dense / times.subspace).reset_index(names="seconds per step")
     for column in ("dense", "subspace"):
         table[column] = table[column].map("{:.2f}".format, na_action="ignore")
     table["ratio"] = table.ratio.map("{:.2f}x".format, na_action="ignore")
     said = times.loc["published"]
+    needed = pd.read_csv(folder / "published.csv").set_index("run").steps_to_target
     answer = (
-        f"Both records follow from bytes, 1F1B and their simulated link to {worst:.2%}: {meter.dense:.2f} and "
-        f"{meter.subspace:.2f} s per step,\npublished {said.dense:.2f} and {said.subspace:.2f}. Over TCP links of the "
-        f"same rate and delay a step takes {links.dense:.1f} and {links.subspace:.1f} s, because\nboth directions are "
-        f"carried at once: {links.dense / links.subspace:.2f} times as fast with 322 bytes per token, published "
-        f"{said.dense / said.subspace:.2f}. Played steps\nare within {off:.2%} of what bytes, delay and "
-        "schedule say where no packet is lost."
+        f"Both records' {said.dense:.2f} and {said.subspace:.2f} s per step follow from bytes, 1F1B and their "
+        f"simulated link to {worst:.2%}. Over TCP links they take {links.dense:.1f} and {links.subspace:.1f} s: "
+        f"{links.dense / links.subspace:.2f} times as fast with 322 bytes per token, published "
+        f"{said.dense / said.subspace:.2f}."
     ).replace("%", " %")
     return {
-        "answer": answer,
+        "answer": experiments.prose(answer + training.answer(folder, needed.subspace / needed.dense)),
         "steps": experiments.markdown_of(table),
         "buffers": experiments.markdown_of(buffers(folder)),
         "claims": claims_table(claims(folder)),
+        **training.blocks(folder),
     }
 
 
@@ -192,5 +202,25 @@ def draw(folder: Path) -> Any:
     return figure
 
 
+def draw_steps(folder: Path) -> Figure:
+    """Draw the trained arms' losses against steps."""
+    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
+    training.draw(figure.subplots(), folder)
+    losses = training.Losses(folder)
+    found = losses.against(training.SUBSPACE, losses.equal)
+    ends = "" if found is None else f" ends {found.value:+.2f} nats from dense training"
+    style.state(figure, f"Through 40 of 256 channels a small model{ends} after as many steps")
+    return figure
+
+
+def main() -> None:
+    """Write the CSVs, the figures and the claims; put the generated blocks into the README, and print them."""
+    here = Path(__file__).parent
+    results, output = experiments.folders(NAME, "Figures, CSVs and the README's blocks.")
+    (output / predicted.FILE).write_bytes((results / predicted.FILE).read_bytes())
+    training.write(results, output)
+    experiments.draw_and_publish(here, output, {"step-time": draw, "steps": draw_steps}, blocks, claims)
+
+
 if __name__ == "__main__":
-    predicted.make(Path(__file__).parent, "step-time", draw, blocks, claims)
+    main()

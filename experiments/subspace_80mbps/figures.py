@@ -383,7 +383,7 @@ def _same_loss(found: Judgement, loss: float) -> Claim:
         ours=f"{found.value:+.3f} nats ({percent(found.value / loss, SIGNED)})",
         interval=experiments.interval_words(found),
         verdict=found.verdict or "not resolved",
-        why=experiments.shown_words(found, loss),
+        why=experiments.shown_words(found, loss, 2 * TRAINING_S),
         command=COMMAND,
     )
 
@@ -445,7 +445,7 @@ def _fails_at_same_ratio(found: Judgement, name: str, loss: float) -> Claim:
         ours=f"{found.value:+.3f} nats",
         interval=experiments.interval_words(found),
         verdict=verdicts.get(found.verdict or "", "not resolved"),
-        why=experiments.shown_words(found, loss),
+        why=experiments.shown_words(found, loss, 2 * TRAINING_S),
         command=COMMAND,
     )
 
@@ -462,7 +462,7 @@ def _constraint(ssn: Any, control: Any) -> Claim:
         why="the rates are equal, and three seeds of each are no test of two samples"
         if same_rate
         else f"tuning chose another rate for it ({control.learning_rate:g}; the subspace: {ssn.learning_rate:g}), so "
-        "constraint and rate are not told apart; the 2 x 2 of both has to be run",
+        f"constraint and rate are not told apart; {experiments.NO_SEEDS}, the 2 x 2 of both has to be run",
         command=COMMAND,
     )
 
@@ -474,18 +474,10 @@ def blocks(folder: Path) -> dict[str, str]:
     return {
         "answer": _answer(folder, table),
         "claims": claims_table(claims(folder)),
-        "open": _open(folder, table),
         "speed": experiments.markdown_of(speed_table(table)),
         "targets": experiments.markdown_of(target_table(table)),
         "link": "" if match is None else match.words[0].upper() + match.words[1:] + ".",
     }
-
-
-def _open(folder: Path, table: Any) -> str:
-    scaled = table[table.profile == SCALED].set_index("codec")
-    nats = SAME_LOSS * float(scaled.loc[BASELINE].loss)
-    judged = [found for codec in (SSN, *FAILING) if (found := _against_fp32(folder, codec, nats)) is not None]
-    return experiments.left_open(judged, nats, f"1 % of fp32's loss, {nats:.3f} nats,", TRAINING_S)
 
 
 def _answer(folder: Path, table: Any) -> str:

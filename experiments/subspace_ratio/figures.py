@@ -139,7 +139,7 @@ def _found(rows: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _words(rows: Any, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-    return experiments.loss_words(_loss(rows), found, against=against)
+    return experiments.loss_words(_loss(rows), found, 2 * TRAINING_S, against=against)
 
 
 # ---------------------------------------------------------------------- tables
@@ -319,17 +319,10 @@ def blocks(folder: Path) -> dict[str, str]:
     return {
         "answer": answer(tables),
         "claims": claims_table(claims(folder)),
-        "open": _open(best(tables)),
         "losses": experiments.markdown_of(losses_table(tables)),
         "rates": experiments.markdown_of(rates_table(tables)),
         "remarks": experiments.prose(experiment_verdicts.floor_sentence(best(tables))),
     }
-
-
-def _open(rows: Any) -> str:
-    judged = [found for codec in dict.fromkeys(rows.codec) if codec != BASELINE and (found := above(rows, codec))]
-    nats = SAME_LOSS * _loss(rows)
-    return experiments.left_open(judged, nats, f"1 % of bf16's loss, {nats:.3f} nats,", TRAINING_S)
 
 
 def main() -> None:

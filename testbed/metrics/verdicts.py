@@ -22,7 +22,7 @@ import numpy as np
 
 from testbed.metrics import statistics
 from testbed.metrics.compare import RunSteps
-from testbed.metrics.statistics import Interval
+from testbed.metrics.statistics import Interval, IntervalEstimate
 from testbed.metrics.time_to_loss import crossing
 from testbed.results import CompareSpec
 
@@ -63,7 +63,7 @@ class Judgement(NamedTuple):
         """
         if self.error is None:
             return None
-        return statistics.seeds_needed(self.error, self.n, size if self.measure == "loss" else math.log(size))
+        return statistics.seeds_needed(self.error, self.n, abs(size) if self.measure == "loss" else math.log(size))
 
     @property
     def words(self) -> str:
@@ -108,15 +108,31 @@ def judge(
         verdict = None if effect is None else _verdict(measure, Interval(value, value), effect)
         at = Interval(value, value)
         return Judgement(measure, value, at, True, True, found.estimate.n, rule, None, effect, verdict, None)
-    verdict = None if effect is None else _verdict(measure, interval, effect)
-    seeds = None
+    return _judgement(measure, found._replace(estimate=found.estimate._replace(value=value, interval=interval)),
+                      detectable, effect)  # fmt: skip
+
+
+def judge_ratio(of: IntervalEstimate, effect: float) -> Judgement:
+    """Judge that a factor is at least `effect`; `of` is one number per seed, by `statistics.of_ratios`."""
+    error = None
+    if of.interval is not None:
+        error = math.log(of.interval.high / of.interval.low) / 2 / statistics.quantile_of_t(of.n - 1)
+    found = statistics.Difference(of, True, error, of.n - 1)
+    return _judgement("speed_up", found, None if found.detectable is None else math.exp(found.detectable), effect)
+
+
+def _judgement(
+    measure: Measure, found: statistics.Difference, detectable: float | None, effect: float | None
+) -> Judgement:
+    """Judge a difference whose estimate is already a factor, where the measure is one."""
+    value, interval, n, rule = found.estimate
+    verdict, seeds = None if effect is None else _verdict(measure, interval, effect), None
     if verdict == "not resolved" and effect is not None and found.error is not None:
         distance = value - effect if measure == "loss" else math.log(value / effect)
-        seeds = statistics.seeds_needed(found.error, found.estimate.n, distance)
+        seeds = statistics.seeds_needed(found.error, n, distance)
     return Judgement(
-        measure, value, interval, False, found.paired, found.estimate.n, found.estimate.rule, detectable, effect,
-        verdict, seeds, found.error,
-    )  # fmt: skip
+        measure, value, interval, False, found.paired, n, rule, detectable, effect, verdict, seeds, found.error
+    )
 
 
 def _verdict(measure: Measure, interval: Interval | None, effect: float) -> Verdict:

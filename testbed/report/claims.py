@@ -40,7 +40,8 @@ class Claim(Frozen):
     """"exact", or "a to b" with the confidence or the seeds that it rests on; empty only without a verdict."""
     verdict: Verdict
     why: str
-    """What decided it; for "not resolved" the smallest effect that would have shown."""
+    """What decided it; for "not resolved" the smallest effect that would have shown, and how many seeds and how much
+    time would resolve it, or why more seeds would not (`experiments.open_words`)."""
     command: str
     """The command that measures it again."""
 
@@ -164,10 +165,11 @@ _PAGE = """# Claims
 {counts}.
 
 A claim *holds* or *fails* where the whole 95 % interval is on one side of what it says; else it is *not resolved*, and
-the reason says what would have shown. *Not comparable* is what was measured under conditions too far from the
-published ones. "exact" is what the virtual clock gives on every run, without chance. A source that is marked
-"second-hand" was quoted by others, and not read itself. `python -m testbed reproduce NAME` measures an experiment's
-claims again, and prints what they come to then.
+the reason says what would have shown, and how many seeds per arm, in how much time of one core, would find the effect
+in question 4 times in 5; or why more seeds would not settle it. *Not comparable* is what was measured under conditions
+too far from the published ones. "exact" is what the virtual clock gives on every run, without chance. A source that is
+marked "second-hand" was quoted by others, and not read itself. `python -m testbed reproduce NAME` measures an
+experiment's claims again, and prints what they come to then.
 """
 
 

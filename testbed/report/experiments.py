@@ -13,6 +13,7 @@ import importlib.util
 import math
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import testbed
-from testbed.errors import ResultsError
+from testbed.errors import ResultsError, SpecError
 from testbed.metrics.statistics import of_differences
 from testbed.metrics.verdicts import Judgement, Verdict, judge
 from testbed.report import blocks as markdown_blocks
@@ -35,11 +36,10 @@ from testbed.report.canvas import link_words, render_figure
 from testbed.report.lines import draw_floor
 from testbed.report.numbers import markdown_table, percent
 from testbed.results import Run, last_sweep
+from testbed.units import format_duration, parse_time
 
 _LARGEST_SVG = 300_000
 """The largest SVG, in bytes, that is worth its place in a repository."""
-_MINUTES = 180
-"""From so many on a time is said in hours."""
 RUN = ["cell_id", "run"]
 """The columns that name a run."""
 _AGAINST: dict[str, Verdict] = {"holds": "fails", "fails": "holds"}
@@ -220,57 +220,97 @@ def interval_words(found: Judgement) -> str:
     return f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
 
 
-def shown_words(found: Judgement, loss: float) -> str:
-    """Say what decided a judgement of a loss, or what would have: in nats, and as a part of `loss`."""
+def shown_words(found: Judgement, loss: float, seed_s: float) -> str:
+    """Say what decided a judgement of a loss, or what would have: in nats, as a part of `loss`, and in seeds and hours
+    (`more_seeds`).
+    """
     bound = f"{found.effect:.3g} nats above" if found.effect else "the other's loss"
     if found.verdict == "holds":
         return f"the whole interval is at most {bound}"
     if found.verdict == "fails":
         return f"the whole interval is more than {bound}"
     if found.detectable is None:
-        return "one seed, whose spread is not known"
-    more = "" if found.seeds is None else f"; {found.seeds} seeds would resolve what was seen"
+        return more_seeds(found, seed_s)
     share = percent(found.detectable / loss, "{:.2g}")
-    return f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss){more}"
+    return (
+        f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss); {more_seeds(found, seed_s)}"
+    )
 
 
-def loss_words(loss: float, found: Judgement, *, against: bool = False) -> dict[str, Any]:
+def loss_words(loss: float, found: Judgement, seed_s: float, *, against: bool = False) -> dict[str, Any]:
     """Return number, interval, verdict and reason of the claim about a difference of losses; `loss`: the baseline's;
-    `against`: the claim is that the bound is exceeded.
+    `seed_s` as `more_seeds` has it; `against`: the claim is that the bound is exceeded.
     """
     verdict = found.verdict or "not resolved"
     return {
         "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
         "interval": interval_words(found),
         "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
-        "why": shown_words(found, loss),
+        "why": shown_words(found, loss, seed_s),
     }
 
 
-def left_open(compared: Sequence[Judgement], size: float, effect: str, training_s: float) -> str:
-    """Say what would resolve the comparisons that are not: how many seeds find an effect of `size` (nats, or a factor;
-    `effect` in words) 4 times in 5 with the spread that was seen, and how many hours of one core they take.
+NO_SEEDS = "more seeds would not settle it"
+"""In the reason of a claim that is not resolved, and that something else than chance keeps open."""
+SEEDS_NEEDED = " seeds per arm"
+"""In the reason of every other one."""
 
-    `training_s`: one training, on one core. The hours count both arms of each comparison, though some share one. Empty
-    where all are resolved.
+
+def open_words(why: str, found: Judgement, seed_s: float, size: float | None = None, unit: str = "nats") -> str:
+    """Return the reason of a claim, and where its judgement is not resolved, what would have shown and what would
+    resolve it (`more_seeds`).
     """
-    unsure = [found for found in compared if found.verdict == "not resolved"]
-    if not unsure:
-        return ""
-    said = f"{len(unsure)} of {len(compared)} comparisons are not resolved."
-    few = [(found, seeds) for found in unsure if (seeds := found.seeds_for(size)) is not None and seeds > found.n]
-    if few:
-        counts = sorted({seeds for _, seeds in few})
-        many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        minutes = sum(2 * (seeds - found.n) for found, seeds in few) * training_s / 60
-        long = f"{minutes:.0f} minutes" if minutes < _MINUTES else f"{minutes / 60:.0f} hours"
-        said += (
-            f" To find {effect} 4 times in 5, {len(few)} of them need {many} seeds per arm instead of "
-            f"{min(found.n for found, _ in few)}: {long} of one core at {training_s:.3g} s per training."
-        )
-    if near := sum((seeds := found.seeds_for(size)) is not None and seeds <= found.n for found in unsure):
-        said += f" {near} have seeds enough for that, and lie too near their bound."
-    return prose(said)
+    if found.verdict != "not resolved":
+        return why
+    shown = "" if found.detectable is None else f"; would have shown {_effect(found, found.detectable, unit)}"
+    return f"{why}{shown}; {more_seeds(found, seed_s, size, unit)}"
+
+
+def more_seeds(found: Judgement, seed_s: float, size: float | None = None, unit: str = "nats") -> str:
+    """Say how many seeds per arm, and how much time of one core, would resolve a judgement that is not.
+
+    They are as many as find an effect of `size` 4 times in 5 with the spread that was seen: a published difference, in
+    `unit`, or factor; if there is none, the one that the claim itself states. Where it states none, or so many seeds
+    are there, they are as many as it takes where the truth is what was seen. `seed_s`: one more seed of both arms, on
+    one core.
+    """
+    if found.error is None:
+        return f"one seed tells no spread, two{SEEDS_NEEDED} do: {format_duration(seed_s)} of one core"
+    wanted = found.effect if size is None else size
+    finds, seeds = " would resolve what was seen", found.seeds
+    if wanted is not None and wanted != (0.0 if found.measure == "loss" else 1.0):
+        finds = f" would find {_effect(found, wanted, unit)} 4 times in 5"
+        seeds = found.seeds_for(wanted)
+        if seeds is not None and seeds <= found.n:
+            out = ", which the interval leaves out" if size is not None and _left_out(found, size) else ""
+            finds, seeds = f" would resolve what was seen, so near the bound ({found.n}{finds}{out})", found.seeds
+    if seeds is None:
+        return f"more than 10,000{SEEDS_NEEDED}{finds}"
+    time = format_duration((seeds - found.n) * seed_s)
+    return f"{seeds:,}{SEEDS_NEEDED} instead of {found.n}{finds}: {time} of one core"
+
+
+def _effect(found: Judgement, size: float, unit: str) -> str:
+    return f"{abs(size):.3g} {unit}" if found.measure == "loss" else f"a factor of {size:.3g}"
+
+
+def _left_out(found: Judgement, size: float) -> bool:
+    """Say whether an effect of this size lies outside the interval, in either direction."""
+    assert found.interval is not None
+    bound = found.effect or 0.0
+    ends = (bound - size, bound + size) if found.measure == "loss" else (bound / size, bound * size)
+    return not any(found.interval.holds(end) for end in ends)
+
+
+def takes_s(folder: Path, program: str, parts: int) -> float:
+    """Return how long one of so many parts of an experiment's program takes on one core: its reproduce.toml says how
+    long all of them do. SpecError where it does not.
+    """
+    path = folder / "reproduce.toml"
+    for step in tomllib.loads(path.read_text(encoding="utf8")).get("step", []):
+        if step["run"].split()[0] == program and "takes" in step:
+            return parse_time(step["takes"]) / 1e9 / parts
+    raise SpecError(f"{path} does not say how long {program} takes; add `takes` to its step")
 
 
 def curves(folder: str | Path, value: str = "loss") -> Any:

@@ -53,6 +53,7 @@ class Gpt2Stage(StageModel):
             n_layer=size.layers,
             n_embd=size.width,
             n_head=size.heads,
+            n_inner=size.inner,
             n_positions=size.context,
             vocab_size=size.vocabulary,
             bos_token_id=None,

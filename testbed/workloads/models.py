@@ -39,14 +39,14 @@ class ModelSize:
     """Rows of the token embedding; at least as many as the tokenizer has tokens."""
 
 
-def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int) -> ModelSize:
+def _gpt2(*, layers: int, width: int, heads: int, context: int, vocabulary: int, inner: int | None = None) -> ModelSize:
     return ModelSize(
         family="gpt2",
         layers=layers,
         width=width,
         heads=heads,
         key_heads=heads,
-        inner=4 * width,
+        inner=inner or 4 * width,
         context=context,
         vocabulary=vocabulary,
     )
@@ -74,6 +74,7 @@ def _gpt2_of(config: Mapping[str, Any]) -> ModelSize:
         heads=int(config["n_head"]),
         context=int(config.get("n_positions", 1024)),
         vocabulary=int(config["vocab_size"]),
+        inner=int(config.get("n_inner") or 0) or None,
     )
 
 
@@ -142,6 +143,9 @@ SIZES: dict[str, ModelSize] = {
     "gpt2-nano": _gpt2(layers=3, width=64, heads=2, context=128, vocabulary=4096),
     "gpt2-micro": _gpt2(layers=4, width=128, heads=4, context=128, vocabulary=4096),
     "gpt2-mini": _gpt2(layers=4, width=256, heads=4, context=256, vocabulary=4096),
+    # As many parameters as gpt2-mini in 4 stages where all layers but the last have their outputs, and the tables
+    # their rows, as 40 coordinates.
+    "gpt2-mini-wide": _gpt2(layers=4, width=256, heads=4, context=256, vocabulary=4096, inner=2288),
     "gpt2-midi": _gpt2(layers=8, width=256, heads=8, context=512, vocabulary=4096),
     "llama-nano": _llama(layers=6, width=64, heads=4, key_heads=2, inner=176, context=256, vocabulary=4096),
     "llama-mini": _llama(layers=4, width=256, heads=4, key_heads=2, inner=688, context=512, vocabulary=4096),

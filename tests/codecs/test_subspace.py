@@ -39,15 +39,15 @@ def _one_thread() -> Iterator[None]:
 
 
 def stages_of(family: Any, count: int, **changes: Any) -> list[Any]:
-    spec = WorkloadSpec(
-        family=family,
-        model=f"{family}-nano",
-        text="none",
-        sequence_length=16,
-        batch_size=2,
-        validation_batches=1,
+    fields = {
+        "model": f"{family}-nano",
+        "text": "none",
+        "sequence_length": 16,
+        "batch_size": 2,
+        "validation_batches": 1,
         **changes,
-    )
+    }
+    spec = WorkloadSpec(family=family, **fields)
     return [build_stage(spec, stage=stage, stages=count, seed=1, vocabulary=4096) for stage in range(count)]
 
 
@@ -309,3 +309,12 @@ def test_a_basis_is_carried_once_and_hostile_ones_are_refused() -> None:
     stage.change_over()
     assert torch.equal(received.basis, stage.basis)
     assert not torch.equal(received.basis, before)
+
+
+def test_the_wide_model_learns_as_many_parameters_through_40_channels_as_the_plain_one_does() -> None:
+    """What experiments/protocol_nanogpt compares."""
+    plain, wide = (stages_of("gpt2", 4, model=model) for model in ("gpt2-mini", "gpt2-mini-wide"))
+    hooks = hooks_of(wide, "subspace(6.4, reparametrised)")
+    assert {hook.agreed()["basis"].shape for pair in hooks for hook in pair} == {(256, 40)}
+    learned = [sum(part.numel() for stage in stages for part in stage.parameters()) for stages in (plain, wide)]
+    assert learned[1] == pytest.approx(learned[0], rel=0.001)

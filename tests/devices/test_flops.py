@@ -16,7 +16,7 @@ from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.llama import LlamaStage
 
-MODELS = ("gpt2-nano", "gpt2-mini", "llama-nano", "llama-mini")
+MODELS = ("gpt2-nano", "gpt2-mini-wide", "llama-nano", "llama-mini")
 
 
 def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:

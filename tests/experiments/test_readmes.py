@@ -46,6 +46,14 @@ def test_a_readme_answers_in_a_few_lines_before_its_picture(readme: Path) -> Non
     assert max(map(len, answer)) <= _COLUMNS
 
 
+@pytest.mark.parametrize("path", sorted(Command.shipped.glob("*/claims.csv")), ids=lambda path: path.parent.name)
+def test_a_claim_that_is_open_says_what_would_resolve_it(path: Path) -> None:
+    ways = (experiments.SEEDS_NEEDED, experiments.NO_SEEDS)
+    still = [claim for claim in claims.read_claims(path) if claim.verdict == "not resolved"]
+    silent = [claim.claim for claim in still if not any(way in claim.why for way in ways)]
+    assert not silent, "say how many seeds and hours it takes (experiments.open_words), or NO_SEEDS and what is missing"
+
+
 def _tables_with_numbers(page: str) -> list[str]:
     rows = [line for line in page.split("\n") if line.startswith("|")]
     return [row for row in rows if any(_NUMBER.match(cell.strip()) for cell in row.split("|"))]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from testbed.metrics import LossPoint, RunSteps
-from testbed.metrics.verdicts import Measure, judge, judge_runs, observations
+from testbed.metrics import LossPoint, RunSteps, statistics
+from testbed.metrics.verdicts import Measure, judge, judge_ratio, judge_runs, observations
 from testbed.results import ClaimSpec, CompareSpec
 
 losses = st.dictionaries(st.integers(0, 9), st.floats(1, 9), min_size=1, max_size=9)
@@ -136,3 +136,16 @@ def test_the_seeds_of_a_comparison_find_what_it_would_have_shown() -> None:
         wanted = (found.seeds_for(size) for size in (1.05, 1.1, 1.2))
         assert sorted(wanted, reverse=True) == [found.seeds_for(size) for size in (1.05, 1.1, 1.2)]
     assert judge("loss", {0: 1.0}, {0: 1.1}, 0.0).seeds_for(0.1) is None
+
+
+def test_ratios_are_judged_as_the_pairs_that_they_come_from() -> None:
+    ours, base = dict(enumerate([1.0, 1.3, 0.9])), dict(enumerate([1.2, 1.4, 1.3]))
+    ratios = statistics.of_ratios([base[seed] / ours[seed] for seed in ours], "seed")
+    for effect in (1.0, 1.5, 9.0):
+        found, pairs = judge_ratio(ratios, effect), judge("speed_up", ours, base, effect)
+        assert pairs.paired
+        assert (found.verdict, found.seeds, found.n) == (pairs.verdict, pairs.seeds, pairs.n)
+        assert (found.value, found.error, found.detectable) == pytest.approx(
+            (pairs.value, pairs.error, pairs.detectable)
+        )
+    assert judge_ratio(statistics.of_ratios([2.0], "seed"), 1.0).verdict == "not resolved"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import testbed
-from testbed.errors import ResultsError
+from testbed.errors import ResultsError, SpecError
 from testbed.metrics.verdicts import judge
 from testbed.report import experiments
 
@@ -127,13 +127,33 @@ def test_a_loss_is_judged_alike_from_runs_and_from_their_summary(tmp_path: Path)
     assert experiments.judge_loss(tmp_path, 0.1, {"codec": "int3"}, {"codec": "fp32"}, "less") is None
 
 
-def test_what_is_left_open_says_how_many_seeds_and_hours_close_it() -> None:
+def test_what_is_left_open_says_how_many_seeds_and_how_much_time_close_it() -> None:
     base = dict.fromkeys(range(5), 1.0)
     sure, unsure = (judge("loss", dict(enumerate(each)), base, 0.5) for each in ([1.1] * 5, [0.0, 1.0, 2.0, 1.5, 2.5]))
-    assert experiments.left_open([sure], 0.5, "half a nat", 60.0) == ""
-    seeds = unsure.seeds_for(0.5)
-    assert seeds is not None
-    said = experiments.left_open([sure, unsure], 0.5, "half a nat", 60.0).replace("\n", " ")
-    assert said.startswith("1 of 2 comparisons are not resolved. To find half a nat")
-    assert f"{seeds} seeds per arm instead of 5: {2 * (seeds - 5):.0f} minutes" in said
-    assert "seeds enough" in experiments.left_open([unsure], 9.0, "9 nats", 60.0)
+    assert experiments.open_words("why", sure, 60.0) == "why"
+    stated, published = unsure.seeds_for(0.5), unsure.seeds_for(1.0)
+    assert stated is not None
+    assert published is not None
+    said = experiments.open_words("why", unsure, 60.0)
+    assert said.startswith("why; would have shown")
+    assert said.endswith(
+        f"{stated} seeds per arm instead of 5 would find 0.5 nats 4 times in 5: {stated - 5} min 00 s of one core"
+    )
+    assert f"{published} seeds per arm" in experiments.more_seeds(unsure, 60.0, 1.0, "points")
+
+
+def test_seeds_that_would_find_the_published_effect_leave_the_bound_open() -> None:
+    near = judge("speed_up", {0: 1.0, 1: 1.1, 2: 0.95}, {0: 1.02, 1: 1.08, 2: 1.0}, 1.0)
+    said = experiments.more_seeds(near, 1.0, 3.0)
+    assert f"{near.seeds:,} seeds per arm instead of 3 would resolve what was seen" in said
+    assert "(3 would find a factor of 3 4 times in 5, which the interval leaves out)" in said
+    assert "more than 10,000 seeds per arm" in experiments.more_seeds(near._replace(seeds=None), 1.0)
+    one = experiments.more_seeds(judge("loss", {0: 1.0}, {0: 1.1}, 0.0), 90.0)
+    assert one.endswith("two seeds per arm do: 1 min 30 s of one core")
+
+
+def test_a_program_takes_as_long_as_its_file_says(tmp_path: Path) -> None:
+    (tmp_path / "reproduce.toml").write_text('[[step]]\nrun = "train.py --output {output}"\ntakes = "60s"\n')
+    assert experiments.takes_s(tmp_path, "train.py", 4) == 15.0
+    with pytest.raises(SpecError, match=r"how long play\.py takes"):
+        experiments.takes_s(tmp_path, "play.py", 4)
