@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -18,6 +18,8 @@ from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
 Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
+RINGS: Final[tuple[Exchange, ...]] = ("all-reduce", "all-gather")
+"""Exchanges in which a worker speaks with the two beside it."""
 Topology = Literal["star", "line"]
 Timing = Literal["live", "played"]
 Clock = Literal["virtual", "real"]
