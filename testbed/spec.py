@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import math
 import re
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,6 +19,8 @@ from testbed.profiles import LinkProfile, Pipe
 
 Engine = Literal["netem", "relay"]
 Exchange = Literal["all-to-all", "star", "all-reduce", "all-gather"]
+RINGS: Final[tuple[Exchange, ...]] = ("all-reduce", "all-gather")
+"""Exchanges in which a worker speaks with the two beside it."""
 Topology = Literal["star", "line"]
 Timing = Literal["live", "played"]
 Clock = Literal["virtual", "real"]

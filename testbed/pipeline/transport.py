@@ -208,7 +208,8 @@ class Connection:
 
     def taken_frames(self) -> list[TakenFrame]:
         """Return all frames taken since the last call, in order."""
-        taken, self._taken = self._taken, []
+        with self._changed:  # another thread may take
+            taken, self._taken = self._taken, []
         return taken
 
     def measure(self) -> Carried:

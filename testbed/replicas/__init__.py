@@ -16,6 +16,7 @@ pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry
 node      what nodes over links share: connections, the emulated device's time, records
 ending    after which step all of them end
+ring      a worker's place in a ring
 live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
 arrivals  asynchronous rounds: what a server applies of what has arrived, and what a worker does in a round

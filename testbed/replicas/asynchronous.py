@@ -23,7 +23,7 @@ from testbed.errors import TransportError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.transport import Arrival, Connection, SentFrame
-from testbed.records import ActionRecord, ReceivedRecord
+from testbed.records import ActionRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.decision import as_stated
 from testbed.replicas.ending import Ending
@@ -99,10 +99,6 @@ class AsynchronousServer(ReplicaNode):
         super().__init__(job, connections, steps, report, ending, counters)
         self.lost: dict[int, TransportError] = {}
         self._heard: SimpleQueue[_Heard] = SimpleQueue()
-        self._noted: dict[tuple[int, int], ReceivedRecord] = {}
-        """What has come, by worker and round."""
-        self._applied: list[tuple[int, int]] = []
-        """Of which workers and rounds this step has updates."""
         self._came: dict[int, Arrival] = {}
         """By worker: what has come and waits to be applied."""
         self._last_heard_ns = self.line.at_ns
@@ -124,7 +120,7 @@ class AsynchronousServer(ReplicaNode):
         for step in range(job.training.steps):
             due_ns = self._wait(step, began_ns)
             came = {worker: self._came[worker] for worker in sorted(self._came) if self._in_time(worker, due_ns)}
-            self._applied = [(worker, self._numbers[worker]) for worker in came]
+            self.used += [(worker, self._numbers[worker]) for worker in came]
             for worker, arrival in came.items():
                 server.arrived(worker, self._numbers[worker], arrival.payload)
                 del self._came[worker]
@@ -211,13 +207,6 @@ class AsynchronousServer(ReplicaNode):
             self.send(worker, number, message, raw_bytes)
         except TransportError as error:
             self._lose(worker, error)
-
-    def _received(self) -> tuple[ReceivedRecord, ...]:
-        """Return what this step has updates of: others may have come meanwhile."""
-        for record in super()._received():
-            assert record.peer is not None
-            self._noted[record.peer, record.microbatch] = record
-        return tuple(self._noted.pop(key) for key in self._applied if key in self._noted)
 
     def _frames_sent(self, peer: int, *, finished: bool) -> Sequence[SentFrame]:
         try:

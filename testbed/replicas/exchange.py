@@ -179,29 +179,47 @@ class _Everyone:
             sums.change(codecs)
 
 
+class RingParts:
+    """The parts of a worker's tensors that go round a ring, one per worker, as even as can be; and their codecs."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]], codec: str, workers: int, seed: int) -> None:
+        self._shapes = [tuple(shape) for shape in shapes]
+        even, more = divmod(sum(torch.Size(shape).numel() for shape in self._shapes), workers)
+        self._lengths = [even + (part < more) for part in range(workers)]
+        self.buckets = [Bucket([(length,)], codec, seed=seed, sender=part) for part, length in enumerate(self._lengths)]
+
+    def cut(self, tensors: Tensors, weight: float) -> tuple[Tensor, ...]:
+        """Return a worker's parts, weighted."""
+        return torch.split(torch.cat([value.reshape(-1) for value in tensors]).mul_(weight), self._lengths)
+
+    def encode(self, part: int, value: Tensor, step: int) -> bytes:
+        """Return the message of a part."""
+        return self.buckets[part].encode([value], step)
+
+    def decode(self, part: int, payload: Payload, step: int) -> Tensor:
+        """Return a part from its message, a new tensor."""
+        return self.buckets[part].decode(payload, step)[0]
+
+    def shaped(self, parts: Sequence[Tensor]) -> Tensors:
+        """Return the tensors that all parts together are."""
+        flat = torch.split(torch.cat(list(parts)), [torch.Size(shape).numel() for shape in self._shapes])
+        return [value.view(shape).clone() for value, shape in zip(flat, self._shapes, strict=True)]
+
+
 class _Ring:
     """A ring all-reduce (Patarasuk and Yuan 2009): parts are summed in n - 1 rounds and passed on in n - 1 more."""
 
     def __init__(
         self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], weights: Sequence[float], seed: int
     ) -> None:
-        self._shapes, self._weights = [tuple(shape) for shape in shapes], weights
-        values = sum(torch.Size(shape).numel() for shape in self._shapes)
-        even, more = divmod(values, len(weights))
-        self._lengths = [even + (part < more) for part in range(len(weights))]
-        self._parts = [
-            Bucket([(length,)], codecs[0], seed=seed, sender=part) for part, length in enumerate(self._lengths)
-        ]
+        self._weights, self._parts = weights, RingParts(shapes, codecs[0], len(weights), seed)
 
     def step(self, step: int, tensors: Sequence[Tensors]) -> Exchanged:
-        workers = len(tensors)
-        own = [
-            torch.split(torch.cat([value.reshape(-1) for value in values]).mul_(weight), self._lengths)
-            for values, weight in zip(tensors, self._weights, strict=True)
-        ]
+        workers, parts = len(tensors), self._parts
+        own = [parts.cut(values, weight) for values, weight in zip(tensors, self._weights, strict=True)]
         rounds: list[dict[int, Frame]] = [{} for _ in range(2 * (workers - 1))]
         passed: list[list[Tensor]] = [[] for _ in tensors]
-        for part, bucket in enumerate(self._parts):
+        for part, bucket in enumerate(parts.buckets):
 
             def send(number: int, payload: bytes, part: int = part, bucket: Bucket = bucket) -> None:
                 sender = (part + number) % workers
@@ -209,21 +227,17 @@ class _Ring:
 
             total = own[part][part]
             for number in range(workers - 1):
-                payload = bucket.encode([total], step)
+                payload = parts.encode(part, total, step)
                 send(number, payload)
-                total = bucket.decode(payload, step)[0].add_(own[(part + number + 1) % workers][part])
-            payload = bucket.encode([total], step)
+                total = parts.decode(part, payload, step).add_(own[(part + number + 1) % workers][part])
+            payload = parts.encode(part, total, step)
             for number in range(workers - 1, 2 * (workers - 1)):
                 send(number, payload)
-            for parts in passed:
-                parts.append(bucket.decode(payload, step)[0])
+            for each in passed:
+                each.append(parts.decode(part, payload, step))
         frames = [sent[worker] for worker in range(workers) for sent in rounds]
-        return Exchanged([self._shaped(torch.cat(parts)) for parts in passed], frames)
+        return Exchanged([parts.shaped(each) for each in passed], frames)
 
     def change(self, codecs: Sequence[str]) -> None:
-        for part in self._parts:
-            part.change(codecs[0])
-
-    def _shaped(self, flat: Tensor) -> Tensors:
-        parts = torch.split(flat, [torch.Size(shape).numel() for shape in self._shapes])
-        return [part.view(shape).clone() for part, shape in zip(parts, self._shapes, strict=True)]
+        for bucket in self._parts.buckets:
+            bucket.change(codecs[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -22,14 +22,15 @@ from testbed.replicas.asynchronous import AsynchronousServer, AsynchronousWorker
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import as_stated
 from testbed.replicas.ending import Ending
-from testbed.replicas.exchange import Sums, fragment_shapes
+from testbed.replicas.exchange import Sums, Tensors, fragment_shapes
 from testbed.replicas.fragments import in_turn
 from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
 from testbed.replicas.learners import text_learner
 from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of
 from testbed.replicas.pace import worker_times
+from testbed.replicas.ring import Came, Ring
 from testbed.replicas.worker import Computed, Learner, Worker
-from testbed.spec import Paced
+from testbed.spec import RINGS, Paced
 
 
 class Lockstep(ReplicaNode):
@@ -89,9 +90,55 @@ class Lockstep(ReplicaNode):
             yield step
             step += 1
 
-    def messages_of(self, step: int) -> list[tuple[int, int]]:
-        """Return which messages a step's record has: one to each peer."""
-        return [(peer, step) for peer in self.connections]
+
+class _Direct:
+    """A worker's messages to its server, or to all other workers, and what it has of theirs: as a `Ring`."""
+
+    def __init__(self, node: Lockstep, fragments: Sequence[Sequence[Sequence[int]]]) -> None:
+        """`fragments`: the shapes of each one's tensors."""
+        job, number = node.job, node.job.stage
+        codecs, seed, self._number = node.decisions.at(0).codecs, job.training.seed, number
+        self._node, self._star = node, job.data.exchange == "star"
+        self._buckets = [Bucket(shapes, codecs[number], seed=seed, sender=number) for shapes in fragments]
+        answer = job.data.answer or "fp32"
+        self._answers = [Bucket(shapes, answer, seed=seed, sender=job.data.workers) for shapes in fragments]
+        self._sums = [Sums(shapes, codecs, job.data.weights, seed) for shapes in fragments]
+        self._own: dict[int, bytes] = {}
+        node.lead(self._buckets[0].raw_bytes)
+
+    def pack(self, step: int, tensors: Tensors) -> None:
+        """Make a step's message."""
+        bucket = in_turn(self._buckets, step)
+        bucket.change(self._node.decisions.at(step).codecs[self._number])
+        self._own[step] = bucket.encode(tensors, step)
+
+    def give(self, step: int) -> None:
+        """Hand a step's message over."""
+        message = self._node.headed(step, self._own[step])
+        for peer in self._node.connections:
+            self._node.send(peer, step, message, in_turn(self._buckets, step).raw_bytes)
+
+    def have(self, step: int) -> Came:
+        """Wait for the others' messages of a step. TransportError where one does not come."""
+        came = {peer: self._node.take(peer, step) for peer in self._node.connections}
+        return Came(max(arrival.last_byte_ns for arrival in came.values()), partial(self._aggregate, step, came))
+
+    def numbers(self, step: int) -> list[tuple[int, int]]:
+        """Return which messages are sent for a step: peers and numbers."""
+        return [(peer, step) for peer in self._node.connections]
+
+    def close(self) -> None:
+        """Do nothing: no thread is its own."""
+
+    def _aggregate(self, step: int, came: Mapping[int, Arrival]) -> Tensors:
+        workers = self._node.job.data.workers
+        if self._star:
+            del self._own[step]
+            return in_turn(self._answers, step).decode(came[workers].payload, step)
+        sums = in_turn(self._sums, step)
+        sums.change(self._node.decisions.at(step).codecs)
+        every = [self._own.pop(step) if w == self._number else came[w].payload for w in range(workers)]
+        return sums.of(every, step)
 
 
 class WorkerNode(Lockstep):
@@ -109,13 +156,12 @@ class WorkerNode(Lockstep):
             streaming=job.data.streaming,
         )
         parts = fragment_shapes([tuple(parameter.shape) for parameter in worker.parameters], job.data.fragments)
-        codecs, seed = self.decisions.at(0).codecs, job.training.seed
-        buckets = [Bucket(part, codecs[number], seed=seed, sender=number) for part in parts]
-        self.lead(buckets[0].raw_bytes)
-        star = job.data.exchange == "star"
-        answers = [Bucket(part, job.data.answer or "fp32", seed=seed, sender=job.data.workers) for part in parts]
-        all_sums = [Sums(part, codecs, job.data.weights, seed) for part in parts]
-        own: dict[int, bytes] = {}
+        with closing((Ring if job.data.exchange in RINGS else _Direct)(self, parts)) as messages:
+            self._train(worker, messages)
+        self.finish()
+
+    def _train(self, worker: Worker, messages: Ring | _Direct) -> None:
+        job, number = self.job, self.job.stage
         assert isinstance(job.compute, Paced)
         times = worker_times(job.compute, job.data, job.pipeline, number)
 
@@ -123,40 +169,29 @@ class WorkerNode(Lockstep):
             # The message is made within the local steps' time: codecs cost nothing, on either clock.
             now = self.decisions.at(step)
             computed = worker.compute(step, staleness=now.staleness[number], local_steps=now.local_steps[number])
-            bucket = in_turn(buckets, step)
-            bucket.change(now.codecs[number])
-            own[step] = bucket.encode(computed.tensors, step)
+            messages.pack(step, computed.tensors)
             return computed
 
-        def apply(step: int, payloads: Mapping[int, Arrival]) -> None:
-            if star:
-                worker.receive(in_turn(answers, step).decode(payloads[job.data.workers].payload, step))
-            else:
-                sums = in_turn(all_sums, step)
-                sums.change(self.decisions.at(step).codecs)
-                every = [own.pop(step) if w == number else payloads[w].payload for w in range(job.data.workers)]
-                worker.receive(sums.of(every, step))
+        def apply(step: int, aggregate: Callable[[], Tensors]) -> None:
+            worker.receive(aggregate())
             worker.apply_until(step + 1)
 
         for step in self.steps():
             local_ns = times.local_ns * self.decisions.at(step).local_steps[number]
             computed, action = self.line.work("L", step, local_ns, partial(make, step))
-            message = self.headed(step, own[step])
-            for peer in self.connections:
-                self.send(peer, step, message, in_turn(buckets, step).raw_bytes)
+            messages.give(step)
             actions, last = [action], step + 1 == self.ending.steps
             stale = self.decisions.at(step + 1).staleness[number]
             while worker.applied < (step + 1 if last else step + 1 - stale):
                 due = worker.applied
-                came = {peer: self.take(peer, due) for peer in self.connections}
-                arrived_ns = max(arrival.last_byte_ns for arrival in came.values())
-                _, action = self.line.work("A", due, times.update_ns, partial(apply, due, came), arrived_ns)
+                came = messages.have(due)
+                maths = partial(apply, due, came.aggregate)
+                _, action = self.line.work("A", due, times.update_ns, maths, came.arrived_ns)
                 actions.append(action)
-            self.write(step, actions, sent=self.messages_of(step), loss=computed.loss, norm=computed.norm)
+            self.write(step, actions, sent=messages.numbers(step), loss=computed.loss, norm=computed.norm)
             if self.evaluates_after(step):
                 chosen = number == job.data.workers - 1
                 self.write(step + 1, (), loss=worker.evaluate() if chosen else None, evaluated=True)
-        self.finish()
 
 
 class ServerNode(Lockstep):
@@ -185,7 +220,7 @@ class ServerNode(Lockstep):
             message = self.headed(step, payload)
             for worker in range(workers):
                 self.send(worker, step, message, in_turn(answers, step).raw_bytes)
-            self.write(step, [action], sent=self.messages_of(step))
+            self.write(step, [action], sent=[(worker, step) for worker in self.connections])
             if self.evaluates_after(step):
                 self.write(step + 1, (), evaluated=True)
         self.finish()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO
 
+from testbed.codecs.contract import Payload
 from testbed.counters import DeviceCounters
 from testbed.devices import flops
 from testbed.errors import TransportError
@@ -29,6 +30,7 @@ from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 from testbed.replicas.ending import Ending
 from testbed.replicas.pace import Line
+from testbed.spec import RINGS
 from testbed.workloads import models
 
 _NUMBER = struct.Struct("=I")
@@ -39,14 +41,22 @@ _MOST = 4
 
 
 def peers_of(job: NodeJob) -> list[int]:
-    """Return the nodes that a node exchanges messages with: its server, all workers, or all other workers."""
+    """Return the nodes that a node exchanges messages with: its server, all workers, all other workers, or in a ring
+    those beside it.
+    """
+    workers = job.data.workers
     if job.data.exchange == "star":
-        return list(range(job.data.workers)) if job.stage == job.data.workers else [job.data.workers]
+        return list(range(workers)) if job.stage == workers else [workers]
+    if job.data.exchange in RINGS:
+        return sorted({(job.stage - 1) % workers, (job.stage + 1) % workers})
     return [peer for peer in range(job.data.workers) if peer != job.stage]
 
 
 class ReplicaNode:
     """A worker or a server: connections by peer, time, and the records of its steps."""
+
+    rounds = 1
+    """Messages that one peer gets for a step; their numbers go on from step to step."""
 
     def __init__(
         self,
@@ -66,14 +76,23 @@ class ReplicaNode:
         """Records, each with the messages to be sent that belong to it: (peer, number)."""
         self._left: dict[tuple[int, int], SentRecord] = {}
         """What has been sent, by peer and number."""
+        self._come: dict[tuple[int, int], ReceivedRecord] = {}
+        """What has come and stands in no record yet, by peer and number."""
+        self.used: list[tuple[int, int]] = []
+        """Of what has come, by peer and number: what the next record is to have."""
 
     def take(self, peer: int, number: int) -> Arrival:
         """Wait for a peer's message of that number. TransportError where it does not come."""
-        return self.connections[peer].take(key_of(number), self.job.limits.message_s)
+        arrival = self.connections[peer].take(key_of(number), self.job.limits.message_s)
+        self.used.append((peer, number))
+        return arrival
 
-    def send(self, peer: int, number: int, payload: bytes, raw_bytes: int) -> None:
-        """Hand a message over, to leave when the device has made it; its number is the step's, or a round's."""
-        self.connections[peer].send(key_of(number), payload, raw_bytes=raw_bytes, not_before_ns=self.line.at_ns)
+    def send(self, peer: int, number: int, payload: Payload, raw_bytes: int, made_ns: int | None = None) -> None:
+        """Hand a message over, to leave when the device has made it; its number is the step's, or a round's.
+        `made_ns`: when that is; None: when its work so far is done.
+        """
+        made_ns = self.line.at_ns if made_ns is None else made_ns
+        self.connections[peer].send(key_of(number), payload, raw_bytes=raw_bytes, not_before_ns=made_ns)
 
     def evaluates_after(self, step: int) -> bool:
         """Say whether an evaluation follows a step: none does where a person asked for the end."""
@@ -134,7 +153,7 @@ class ReplicaNode:
         """Write the records whose messages have left, in order."""
         for peer in tuple(self.connections):
             frames = self._frames_sent(peer, finished=finished)
-            self._left.update({(peer, frame.key.step): _sent(frame, peer) for frame in frames})
+            self._left.update({(peer, frame.key.step): self._sent(frame, peer) for frame in frames})
         while self._unwritten:
             record, keys = self._unwritten[0]
             # What was for a peer that is gone has not left, and will not.
@@ -152,19 +171,34 @@ class ReplicaNode:
         return connection.sent_frames(self.job.limits.message_s) if finished else connection.sent_so_far()
 
     def _received(self) -> tuple[ReceivedRecord, ...]:
-        found = [
-            ReceivedRecord(
-                direction="backward",
-                microbatch=frame.key.step,
-                peer=peer,
-                payload_bytes=frame.payload_bytes,
-                first_byte_ns=frame.first_byte_ns,
-                last_byte_ns=frame.last_byte_ns,
-            )
-            for peer, connection in self.connections.items()
-            for frame in connection.taken_frames()
-        ]
+        """Return what this record is to have, in the order of arrival; other messages may have come meanwhile."""
+        for peer, connection in self.connections.items():
+            for frame in connection.taken_frames():
+                self._come[peer, frame.key.step] = ReceivedRecord(
+                    direction="backward",
+                    microbatch=frame.key.step // self.rounds,
+                    peer=peer,
+                    payload_bytes=frame.payload_bytes,
+                    first_byte_ns=frame.first_byte_ns,
+                    last_byte_ns=frame.last_byte_ns,
+                )
+        # Of a peer that is lost it is not known any more.
+        found = [self._come.pop(key) for key in self.used if key in self._come]
+        self.used.clear()
         return tuple(sorted(found, key=lambda frame: frame.last_byte_ns))
+
+    def _sent(self, frame: SentFrame, peer: int) -> SentRecord:
+        return SentRecord(
+            direction="backward",
+            microbatch=frame.key.step // self.rounds,
+            peer=peer,
+            raw_bytes=frame.raw_bytes,
+            payload_bytes=frame.payload_bytes,
+            frame_bytes=frame.payload_bytes + HEADER_BYTES,
+            queued_ns=frame.queued_ns,
+            first_byte_ns=frame.first_byte_ns,
+            last_byte_ns=frame.last_byte_ns,
+        )
 
 
 class PeerLinks:
@@ -242,20 +276,6 @@ class PeerLinks:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
-
-
-def _sent(frame: SentFrame, peer: int) -> SentRecord:
-    return SentRecord(
-        direction="backward",
-        microbatch=frame.key.step,
-        peer=peer,
-        raw_bytes=frame.raw_bytes,
-        payload_bytes=frame.payload_bytes,
-        frame_bytes=frame.payload_bytes + HEADER_BYTES,
-        queued_ns=frame.queued_ns,
-        first_byte_ns=frame.first_byte_ns,
-        last_byte_ns=frame.last_byte_ns,
-    )
 
 
 def key_of(number: int) -> MessageKey:

@@ -16,7 +16,7 @@ from testbed.frozen import explain
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced
+from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced
 from testbed.workloads import checkpoints
 from testbed.workloads import models as workloads
 
@@ -160,10 +160,15 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
                 f"{where}: data.{name} goes by what links carry, so over each link it trains otherwise and cannot be "
                 'played; set timing = "live"'
             )
-    if cell.timing == "live" and (data.exchange in ("all-reduce", "all-gather") or cell.training.target_loss):
+    if data.deco is not None and data.exchange in RINGS:
         raise SpecError(
-            f"{where}: data parallel training is run live with data.exchange 'star' or 'all-to-all' and without a "
-            "training.target_loss; set these, or timing = 'played'"
+            f"{where}: data.deco has one node tell all others what it chooses, and with data.exchange "
+            f"{data.exchange!r} a worker speaks with two of them; set exchange = 'star' or 'all-to-all'"
+        )
+    if cell.timing == "live" and cell.training.target_loss:
+        raise SpecError(
+            f"{where}: workers of data parallel training do not meet at each step, so live none can tell the others "
+            "that a loss was reached; leave training.target_loss out, or set timing = 'played'"
         )
 
 

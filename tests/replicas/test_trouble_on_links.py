@@ -1,4 +1,5 @@
-"""A worker that crashes, is slow, or has no link, in a guest: who goes on, who stops and says whose fault it was.
+"""A worker that crashes, is slow, or has no link, in a guest: who goes on, who stops and says whose fault it was; and
+rings without trouble, which share the guest.
 
 Each node is a process in its own namespace. All times are the virtual clock's.
 """
@@ -33,8 +34,8 @@ from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Events
 from testbed.replicas.live import take_part
 from testbed.replicas.node import PeerLinks, peers_of
-from testbed.spec import Paced, Recipe
-from tests.small_replicas import SPARSE, Learner, a_recipe, node_jobs
+from testbed.spec import Exchange, Paced, Recipe
+from tests.small_replicas import SPARSE, Learner, a_recipe, node_jobs, trained
 
 pytestmark = [pytest.mark.netem, pytest.mark.virtual_clock]
 
@@ -70,8 +71,9 @@ def asynchronous(steps: int = STEPS, staleness: int = 100) -> Recipe:
     return a_recipe("star", SPARSE, workers=WORKERS, steps=steps, sgd=True, shares=(2, 1, 1), **more)
 
 
-def synchronous(steps: int = 6) -> Recipe:
-    return a_recipe("star", SPARSE, workers=WORKERS, steps=steps, sgd=True, shares=(2, 1, 1))
+def synchronous(steps: int = 6, exchange: Exchange = "star", codec: str = SPARSE, staleness: int = 0) -> Recipe:
+    shares = (2, 1, 1)
+    return a_recipe(exchange, codec, workers=WORKERS, steps=steps, sgd=True, shares=shares, staleness=staleness)
 
 
 def paces(slower: int = 1) -> Paced:
@@ -116,10 +118,10 @@ def run(
 ) -> Ran:
     """Let all nodes run to their end, however that is; it is the last worker that has the trouble."""
     folder.mkdir()
-    links = (a_link(), a_link(), a_link(down=down), profiles.load_profile("link(1Gbit, 10ms)"))
+    links = (a_link(), a_link(), a_link(down=down), profiles.load_profile("link(1Gbit, 10ms)"))[: recipe.nodes]
     with ExitStack() as stack:
         lab = stack.enter_context(
-            Lab(LabSpec(topology="star", profiles=links, nodes=4, engine="netem", engine_reason="test"))
+            Lab(LabSpec(topology="star", profiles=links, nodes=len(links), engine="netem", engine_reason="test"))
         )
         ends = [Endpoint(address=node.address, port=29500) for node in lab.nodes]
         jobs = node_jobs(recipe, folder, ends, compute=paces(slower), message_s=message_s)
@@ -207,18 +209,24 @@ def on_the_grid(ran: Ran) -> bool:
     return ran.ends_s() == [pytest.approx(PERIOD_S * (step + 1), abs=1e-3) for step in range(len(ran.ends_s()))]
 
 
+def twice_the_same(first: Ran, again: Ran) -> bool:
+    """Whether losses are, and messages came at the same times but for a microsecond.
+
+    From boot to boot they do to the nanosecond (tests/sweep/test_data_runs.py). In one boot the second run begins at
+    another time, and where a packet's time is rounded differs.
+    """
+    shift = again.began_ns - first.began_ns
+    losses = [[[(r.step, r.loss) for r in node] for node in ran.records] for ran in (first, again)]
+    came = [[f.last_byte_ns for node in ran.records for r in node for f in r.received] for ran in (first, again)]
+    return losses[0] == losses[1] and all(abs(a + shift - b) < 1000 for a, b in zip(*came, strict=True))
+
+
 def test_asynchronous_rounds_are_twice_the_same_and_as_formulas_say(tmp_path: Path) -> None:
     recipe = asynchronous()
     first, again = (run(recipe, tmp_path / name, slower=5) for name in ("first", "again"))
     assert first.errors == [""] * 4
     assert on_the_grid(first)
-    # From boot to boot it is the same to the nanosecond (tests/sweep/test_data_runs.py). In one boot the second run
-    # begins at another time, and where a packet's time is rounded differs.
-    for ours, theirs in zip(first.records, again.records, strict=True):
-        assert [(r.step, r.loss) for r in ours] == [(r.step, r.loss) for r in theirs]
-        came = [[f.last_byte_ns for r in node for f in r.received] for node in (ours, theirs)]
-        shift = again.began_ns - first.began_ns
-        assert all(abs(a + shift - b) < 1000 for a, b in zip(*came, strict=True))
+    assert twice_the_same(first, again)
     arrivals, weights = by_formula(recipe, slower=5)
     assert first.arrivals() == arrivals
     assert same(first.weights[SERVER], weights)
@@ -258,6 +266,22 @@ def test_synchronous_steps_stop_with_a_crash_and_name_the_worker(tmp_path: Path)
     assert "server <-> node 2" in ran.errors[SERVER]
     assert all("node 3" in error for error in ran.errors[:2])
     assert len(ran.ends_s()) <= 2  # it had been heard in so many
+    ran = run(synchronous(exchange="all-gather"), tmp_path / "ring", crashes=True)
+    assert "worker 0 <-> node 2" in ran.errors[0]  # which hears the last
+    assert ran.errors[1]
+    assert len(ran.ends_s(0)) <= 2
+
+
+@pytest.mark.parametrize(("exchange", "codec", "staleness"), [("all-reduce", "bf16", 0), ("all-gather", SPARSE, 2)])
+def test_a_ring_is_twice_the_same_and_as_in_one_process(
+    exchange: Exchange, codec: str, staleness: int, tmp_path: Path
+) -> None:
+    recipe = synchronous(exchange=exchange, codec=codec, staleness=staleness)
+    first, again = (run(recipe, tmp_path / name) for name in ("first", "again"))
+    alone = trained(recipe)
+    assert first.errors == [""] * WORKERS
+    assert all(same(first.weights[worker], alone.weights(worker)) for worker in range(WORKERS))
+    assert twice_the_same(first, again)
 
 
 def test_synchronous_steps_take_as_long_as_the_slowest_worker(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ FIELDS: dict[str, Any] = {
     "optimiser": {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0},
     "training": {"steps": 4, "warmup_steps": 0, "seed": 0, "evaluate_every": 0},
 }
+DECO = {"every": 20, "noise": "exp", "noise_weight": 1.0}
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
 
 
@@ -64,6 +65,8 @@ def test_numbers_and_codecs_may_differ_between_workers() -> None:
 def test_live_it_is_the_same_on_either_clock() -> None:
     """On the real clock a message is made within its step's time, so codecs cost nothing there either."""
     virtual = a_cell(timing="live")
+    for ring, codec in (("all-reduce", "bf16"), ("all-gather", FIELDS["codec"])):
+        assert a_cell({"exchange": ring, "answer": None}, codec=codec, timing="live").clock == "virtual"
     real = resolve_cell({**FIELDS, "timing": "live"}, "relay", "it", "real")
     means = {"clock": "real", "engine": "relay"}
     assert real == virtual.model_copy(update=means)
@@ -89,7 +92,13 @@ def test_live_it_is_the_same_on_either_clock() -> None:
         ({}, {"codec_cost": "host"}, "codec_cost = 'zero'"),
         ({}, {"compute": {"mode": "calibrated"}}, "compute.mode = 'paced'"),
         ({}, {"played_steps": 2}, "leave played_steps out"),
-        ({"exchange": "all-gather", "answer": None}, {"timing": "live"}, "'star' or 'all-to-all'"),
+        ({"exchange": "all-gather", "answer": None, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),
+        (
+            {"exchange": "all-gather", "answer": None, "arrivals": {"period_s": 1}, "outer": OUTER},
+            {},
+            "a star's server",
+        ),
+        ({}, {"timing": "live", "training": {**FIELDS["training"], "target_loss": 5.0}}, "target_loss"),
         ({}, {"topology": "line"}, "state 'star'"),
         ({"arrivals": {"period_s": 1.5}}, {}, "to what local steps changed"),
         ({"arrivals": {"period_s": 1.5}, "outer": OUTER}, {}, "cannot be played"),

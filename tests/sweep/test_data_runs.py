@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ live_checks = 0
 
 [cell]
 topology = "star"
-timing = "{timing}"
 codec_cost = "zero"
 compute = {{ mode = "paced", forward = "40ms", backward = "80ms", update = "5ms" }}
 workload = {{ model = "gpt2-nano", text = "bundled", sequence_length = 16, batch_size = 4, validation_batches = 1 }}
@@ -36,27 +36,38 @@ local_steps = 1
 {more}
 
 [axes]
-codec = ["ef(topk(0.1))"]
+codec = ["{codec}"]
 profile = ["{profile}"]
+timing = {timings}
 """
 
 
-def swept(folder: Path, clock: str = "virtual", **fields: Any) -> Run:
+def swept(folder: Path, *timings: str, clock: str = "virtual", **fields: Any) -> list[Run]:
+    """Return the run of a cell of each timing."""
     folder.mkdir(exist_ok=True)
-    (folder / "sweep.toml").write_text(
-        EXPERIMENT.format(**{"more": "", "exchange": 'exchange = "all-to-all"', **fields}), encoding="utf8"
-    )
+    stated = {"more": "", "codec": "ef(topk(0.1))", "exchange": 'exchange = "all-to-all"', **fields}
+    (folder / "sweep.toml").write_text(EXPERIMENT.format(timings=json.dumps(timings), **stated), encoding="utf8")
     with Command.standing(folder, "auto") as command:
         command.finish("sweep", "sweep.toml", "--clock", clock, within_s=590)
-    (cell_id,) = results.last_sweep(folder / "results" / folder.name).cells
-    (run,) = results.finished_runs(folder / "results" / folder.name, cell_id)
-    return run
+    made = folder / "results" / folder.name
+    runs = [run for cell_id in results.last_sweep(made).cells for run in results.finished_runs(made, cell_id)]
+    assert len(runs) == len(timings)
+    return sorted(runs, key=lambda run: timings.index(run.cell.timing))
+
+
+def losses_of(run: Run) -> list[float | None]:
+    return [step.loss for step in align([run.steps(node) for node in range(run.cell.nodes)])]
 
 
 @pytest.mark.clock_kernel
-def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
-    summary = swept(tmp_path, timing="played", steps=6, profile="link(20Mbit, 20ms)").summary
+def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> None:
+    ring = {"exchange": 'exchange = "all-reduce"', "codec": "bf16"}
+    played, live = swept(tmp_path, "played", "live", steps=8, profile="link(20Mbit, 20ms)", **ring)
+    summary = played.summary
     assert summary is not None
+    assert live.summary is not None
+    assert losses_of(live) == losses_of(played)
+    assert live.summary.step_s == pytest.approx(summary.step_s, rel=0.01)
     assert summary.step_s is not None
     assert summary.ideal_step_s is not None
     assert summary.ideal_step_s <= summary.step_s * (1 + 1e-6)
@@ -67,16 +78,14 @@ def test_played_it_has_a_loss_a_step_and_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_live_on_the_real_clock_it_trains_as_without_a_network(tmp_path: Path) -> None:
-    runs = [
-        swept(tmp_path / timing, "real", timing=timing, steps=4, profile="link(20Mbit, 20ms)")
-        for timing in ("live", "played")
+    live, played = swept(tmp_path, "live", "played", clock="real", steps=4, profile="link(20Mbit, 20ms)")
+    assert losses_of(live) == losses_of(played)
+    sizes = [
+        [frame.payload_bytes for node in range(run.cell.nodes) for r in run.steps(node) for frame in r.sent]
+        for run in (live, played)
     ]
-    live, played = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
-    losses = [[step.loss for step in align(stages)] for stages in (live, played)]
-    assert losses[0] == losses[1]
-    sizes = [[frame.payload_bytes for node in stages for r in node for frame in r.sent] for stages in (live, played)]
     assert sizes[0] == sizes[1]
-    certificates = runs[0].certificates
+    certificates = live.certificates
     assert certificates is not None
     assert certificates.before.bound is not None
     assert certificates.after is not None
@@ -97,8 +106,9 @@ def test_live_on_the_real_clock_it_trains_as_without_a_network(tmp_path: Path) -
 def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, tmp_path: Path) -> None:
     stated = {"exchange": ""} if "exchange" in more else {}
     runs = [
-        swept(tmp_path / name, timing="live", steps=8, profile="link(5Mbit, 20ms)", more=more, **stated)
+        run
         for name in ("first", "another")
+        for run in swept(tmp_path / name, "live", steps=8, profile="link(5Mbit, 20ms)", more=more, **stated)
     ]
     first, another = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
     assert first == another
