@@ -86,6 +86,17 @@ def test_the_steady_cycle_is_the_formula_s(shape: DataParallelShape, delay_ms: i
         check_cycle(shape, cycle_s, formula_s, steps, 0.03)  # it counts acknowledgements, which pipes have not
 
 
+@example(  # found at random: an exchange takes 6 % longer than computing
+    shape=DataParallelShape(
+        workers=2,
+        exchange="all-to-all",
+        staleness=2,
+        compute_ns=99_065_198,
+        message_bytes=(1_262_025, 100_000),
+        tokens=1,
+    ),
+    delay_ms=0,
+)
 @settings(max_examples=100)
 @given(shape=SHAPES, delay_ms=st.integers(0, 200))
 def test_two_workers_over_one_link_are_delayed_aggregation(shape: DataParallelShape, delay_ms: int) -> None:
@@ -98,7 +109,7 @@ def test_two_workers_over_one_link_are_delayed_aggregation(shape: DataParallelSh
     check_cycle(shape, cycle_s, shape.formula_s("line", [profile]), steps, 0.03)
     compute_s, wire_s = shape.compute_ns / 1e9, wire_bytes(shape.message_bytes[0], profile) * 8 / 1e8
     law_s = max(compute_s, wire_s, (compute_s + wire_s + delay_ms / 1e3) / (shape.staleness + 1))
-    assert cycle_s == pytest.approx(law_s, rel=1e-3)  # the first steps are not quite gone
+    check_cycle(shape, cycle_s, law_s, steps, 1e-3)  # the first steps are not quite gone
 
 
 def test_a_shape_is_what_the_model_and_the_bits_say() -> None:
