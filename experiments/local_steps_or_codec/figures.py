@@ -36,6 +36,7 @@ LOCAL, CODEC, BOTH, NEITHER = "local steps", "codec", "both", "neither"
 KINDS = {
     "all-reduce": NEITHER,
     "DiLoCo": LOCAL,
+    "Streaming DiLoCo": BOTH,
     "SparseLoCo": BOTH,
     "top-k": CODEC,
     "DD-EF": CODEC,
@@ -46,6 +47,7 @@ KINDS = {
 COLOURS = {
     "all-reduce": "#767d86",
     "DiLoCo": "#0072b2",
+    "Streaming DiLoCo": "#56b4e9",
     "SparseLoCo": "#009e73",
     "top-k": "#e69f00",
     "DD-EF": "#d55e00",
@@ -178,7 +180,7 @@ def methods_table(folder: Path) -> Any:
         chosen = tried[tried.chosen].iloc[0]
         batches, last = found.batches(name), of_differences(list(found.last(name).values()), "seed")
         rates = f"{chosen.learning_rate:g}"
-        if row.family == "DiLoCo":
+        if row.family.endswith("DiLoCo"):
             rates += f", {chosen.outer_rate:g}"
         reached = found.sent_bits(name) * _mean(batches) if batches else math.nan
         rows.append(
@@ -259,6 +261,13 @@ def claims(folder: Path) -> list[Claim]:
             "SparseLoCo, arXiv 2508.15706, abstract",
             "outperforms full-precision DiLoCo with 1 to 3 % of the values in 2 bits",
             f"SparseLoCo {steps}", f"DiLoCo {steps}", 0.0, small,
+        )  # fmt: skip
+    for steps in (8, 32):
+        loss(
+            f"Streaming DiLoCo with {steps} local steps loses at most {EQUAL} nats to DiLoCo with as many",
+            "Streaming DiLoCo, arXiv 2501.18512, abstract",
+            "similar quality with two orders of magnitude less bandwidth",
+            f"Streaming DiLoCo {steps}", f"DiLoCo {steps}", EQUAL, f"4 fragments, int4; {small}",
         )  # fmt: skip
     for kept in (32,):
         loss(

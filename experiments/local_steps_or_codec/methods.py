@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from testbed.replicas.stacked_text import TextMethod
-from testbed.spec import Exchange, OuterSpec
+from testbed.spec import Exchange, OuterSpec, StreamingSpec
 
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
 """DiLoCo's outer optimiser as published, for 500 local steps."""
@@ -72,6 +72,21 @@ def _diloco(local_steps: int, *, quick: bool = False) -> MethodRow:
     )
 
 
+def _streaming(local_steps: int) -> MethodRow:
+    """Four fragments; one is exchanged every quarter of the local steps, and applied a quarter later."""
+    method = TextMethod(
+        "int4(group=32)",
+        "matrices",
+        staleness=1,
+        local_steps=local_steps // 4,
+        outer=NESTEROV,
+        streaming=StreamingSpec(fragments=4, mixing=0.5),
+    )
+    return MethodRow(
+        f"Streaming DiLoCo {local_steps}", "Streaming DiLoCo", method, "all-to-all", 0.008, outer_rates=OUTER_RATES
+    )
+
+
 def _sparse_loco(local_steps: int, *, quick: bool = False) -> MethodRow:
     codec = "ef-decay(topk-chunk(0.0156), 0.95)"
     method = TextMethod(codec, "values", local_steps=local_steps, outer=MEAN)
@@ -83,6 +98,8 @@ METHODS: tuple[MethodRow, ...] = (
     MethodRow(BF16, "all-reduce", TextMethod("bf16", "values"), "all-reduce", 0.008),
     _diloco(8, quick=True),
     _diloco(32),
+    _streaming(8),
+    _streaming(32),
     _sparse_loco(8, quick=True),
     _sparse_loco(32),
     _late(0.01, 0, 0.008),

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from methods import METHODS, MethodRow
@@ -40,6 +40,10 @@ class Listed(NamedTuple):
     """Mean payload of a worker's message."""
 
 
+FIELDS = {"curves.csv": Curve._fields, "tuning.csv": Tried._fields, "methods.csv": Listed._fields}
+"""The columns of each table; the first is the method."""
+
+
 def listed(row: MethodRow, found: Sequence[Curve]) -> Listed:
     """Say what a method sends, by what one of its trainings has sent."""
     last, local_steps = found[-1], row.method.local_steps
@@ -51,6 +55,7 @@ def main(arguments: list[str]) -> int:
     """Write the CSVs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSVs (%(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="METHOD", help="train these; rows of the others stay as they are")
     parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
@@ -59,19 +64,22 @@ def main(arguments: list[str]) -> int:
         methods = tuple(
             row._replace(outer_rates=row.outer_rates[-2:-1], momenta=row.momenta[-1:]) for row in METHODS if row.quick
         )
-    every: list[Curve] = []
-    lines: list[Listed] = []
-    rates: list[Tried] = []
+    if unknown := set(asked.only or ()) - {row.name for row in methods}:
+        parser.error(f"--only: no method is called {', '.join(sorted(unknown))}")
+    tables: dict[str, list[tuple[Any, ...]]] = {name: [] for name in FIELDS}
     asked.output.mkdir(parents=True, exist_ok=True)
     for row in methods:
-        rows, found = train_tuned(row.name, row.variants, row.first_rate, QUICK if asked.quick else FULL)
-        rates += rows
-        every += found
-        lines.append(listed(row, found))
-        print(*rows, sep="\n", flush=True)  # noqa: T201
-    csv_rows.write_rows(asked.output / "curves.csv", Curve._fields, every)
-    csv_rows.write_rows(asked.output / "tuning.csv", Tried._fields, rates)
-    csv_rows.write_rows(asked.output / "methods.csv", Listed._fields, lines)
+        if asked.only and row.name not in asked.only:
+            for name, rows in tables.items():
+                rows += [each for each in csv_rows.read_rows(asked.output / name) if each[0] == row.name]
+            continue
+        tried, found = train_tuned(row.name, row.variants, row.first_rate, QUICK if asked.quick else FULL)
+        tables["curves.csv"] += found
+        tables["tuning.csv"] += tried
+        tables["methods.csv"].append(listed(row, found))
+        print(*tried, sep="\n", flush=True)  # noqa: T201
+    for name, rows in tables.items():
+        csv_rows.write_rows(asked.output / name, FIELDS[name], rows)
     return 0
 
 
