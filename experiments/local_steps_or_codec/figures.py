@@ -38,21 +38,25 @@ LOCAL, CODEC, BOTH, NEITHER = "local steps", "codec", "both", "neither"
 KINDS = {
     "all-reduce": NEITHER,
     "DiLoCo": LOCAL,
+    "Streaming DiLoCo": BOTH,
     "SparseLoCo": BOTH,
     "top-k": CODEC,
     "DD-EF": CODEC,
     "DeMo": CODEC,
     "PowerSGD": CODEC,
+    "1-bit Adam": CODEC,
 }
 """What a family saves bytes by."""
 COLOURS = {
     "all-reduce": "#767d86",
     "DiLoCo": "#0072b2",
+    "Streaming DiLoCo": "#56b4e9",
     "SparseLoCo": "#009e73",
     "top-k": "#e69f00",
     "DD-EF": "#d55e00",
     "DeMo": "#cc79a7",
     "PowerSGD": "#7b4fa3",
+    "1-bit Adam": "#8c6d31",
 }
 _LINK = re.compile(r"link\((\d+)(M|G)bit, (\d+)ms")
 
@@ -81,6 +85,7 @@ class Row(NamedTuple):
     local_steps: int
     values: int
     message_bytes: float
+    dense_first: int
 
     @property
     def bits(self) -> float:
@@ -113,17 +118,30 @@ class Results(NamedTuple):
 
     def seconds(self, name: str, link: Link) -> BySeed:
         """Return each seed's seconds to the target; nothing as above."""
-        return {seed: batches * self.batch_s[name, link] for seed, batches in self.batches(name).items()}
+        first, each_s = self.rows[name].dense_first, self.batch_s[name, link]
+        dense_s = self.batch_s[ALL_REDUCE, link] if first else 0.0
+        return {
+            seed: min(batches, first) * dense_s + max(0, batches - first) * each_s
+            for seed, batches in self.batches(name).items()
+        }
 
     def last(self, name: str) -> BySeed:
         """Return each seed's loss after all batches."""
         return {seed: points[-1].loss for seed, points in self.curves[name].items()}
 
-    def sent_bits(self, name: str) -> float:
-        """Return the bits per parameter that a worker puts on its link for a batch."""
+    def sent_bits(self, name: str, batches: float | None = None) -> float:
+        """Return the bits per parameter that a worker puts on its link for a batch: the mean over so many; None: over
+        all.
+        """
         row = self.rows[name]
         copies = 2 * (row.workers - 1) / row.workers if row.exchange == "all-reduce" else row.workers - 1
-        return copies * row.bits / row.local_steps
+        bits = copies * row.bits / row.local_steps
+        if not row.dense_first:
+            return bits
+        if batches is None:
+            batches = max(point.step for points in self.curves[name].values() for point in points)
+        dense = min(1.0, row.dense_first / batches)
+        return dense * self.sent_bits(ALL_REDUCE) + (1 - dense) * bits
 
     def reached(self) -> list[str]:
         """Return the methods all of whose seeds get to the target."""
@@ -180,9 +198,9 @@ def methods_table(folder: Path) -> Any:
         chosen = tried[tried.chosen].iloc[0]
         batches, last = found.batches(name), of_differences(list(found.last(name).values()), "seed")
         rates = f"{chosen.learning_rate:g}"
-        if row.family == "DiLoCo":
+        if row.family.endswith("DiLoCo"):
             rates += f", {chosen.outer_rate:g}"
-        reached = found.sent_bits(name) * experiments.mean_of(batches) if batches else math.nan
+        reached = _sent_until(found, name) if batches else math.nan
         rows.append(
             {
                 "method": name,
@@ -195,6 +213,12 @@ def methods_table(folder: Path) -> Any:
             }
         )
     return pandas.DataFrame(rows)
+
+
+def _sent_until(found: Results, name: str) -> float:
+    """Return the bits per parameter that a worker has sent when it reaches the target."""
+    batches = experiments.mean_of(found.batches(name))
+    return found.sent_bits(name, batches) * batches
 
 
 def links_table(folder: Path) -> Any:
@@ -270,6 +294,13 @@ def claims(folder: Path) -> list[Claim]:
             "outperforms full-precision DiLoCo with 1 to 3 % of the values in 2 bits",
             f"SparseLoCo {steps}", f"DiLoCo {steps}", 0.0, small,
         )  # fmt: skip
+    for steps in (8, 32):
+        loss(
+            f"Streaming DiLoCo with {steps} local steps loses at most {EQUAL} nats to DiLoCo with as many",
+            "Streaming DiLoCo, arXiv 2501.18512, abstract",
+            "similar quality with two orders of magnitude less bandwidth",
+            f"Streaming DiLoCo {steps}", f"DiLoCo {steps}", EQUAL, f"4 fragments, int4; {small}",
+        )  # fmt: skip
     for kept in (32,):
         loss(
             f"DeMo with {kept} of 1,024 coefficients loses at most {EQUAL} nats to AdamW",
@@ -284,6 +315,12 @@ def claims(folder: Path) -> list[Claim]:
             "test performance on par with SGD",
             f"PowerSGD {rank}", ALL_REDUCE, EQUAL, f"rank {rank} of 32; {small}",
         )  # fmt: skip
+    loss(
+        f"1-bit Adam loses at most {EQUAL} nats to Adam",
+        "1-bit Adam, arXiv 2102.02888, abstract",
+        "the same convergence with up to 5 times less communication",
+        "1-bit Adam", ALL_REDUCE, EQUAL, f"the first 64 of 448 batches are sent dense; {small}",
+    )  # fmt: skip
     rows.append(
         _everywhere(found, "Local steps with a codec reach the loss sooner than the best of all others", [BOTH])
     )
@@ -343,7 +380,7 @@ def answer(folder: Path) -> str:
         gains = [against(found, link, name, base).value for link in links]
         where = links[0].words if len(links) == 1 else f"{len(links)} of {len(found.links)} links"
         said.append(f"{name} on {where} ({_range(gains, '{:.1f}')} times as soon as {base})")
-    reached = {name: found.sent_bits(name) * experiments.mean_of(found.batches(name)) for name in found.reached()}
+    reached = {name: _sent_until(found, name) for name in found.reached()}
     least = min(reached, key=lambda name: reached[name])
     return (
         f"First at a loss of {found.target:g} nats: {'; '.join(said)}. With fewest bytes: {least}, "
@@ -404,9 +441,9 @@ def draw_curves(folder: Path) -> Figure:
         losses = [float(np.mean([p.loss for each in points for p in each if p.step == step])) for step in batches]
         look = {"color": COLOURS[method.family], "ls": dash, "lw": 1.3}
         row[0].plot(batches, losses, label=name, **look)
-        row[1].plot([found.sent_bits(name) * step for step in batches], losses, **look)
+        row[1].plot([found.sent_bits(name, step) * step for step in batches], losses, **look)
     lowest = min(found.rows, key=lambda name: experiments.mean_of(found.last(name)))
-    least = min(found.reached(), key=lambda name: experiments.mean_of(found.batches(name)) * found.sent_bits(name))
+    least = min(found.reached(), key=lambda name: _sent_until(found, name))
     for axes in row:
         axes.axhline(found.target, color=style.MUTED, lw=0.8)
     row[0].set(

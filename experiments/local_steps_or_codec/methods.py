@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from testbed.replicas.stacked_text import TextMethod
-from testbed.spec import Exchange, OuterSpec
+from testbed.spec import Exchange, OuterSpec, StreamingSpec
 
 NESTEROV = OuterSpec(learning_rate=0.7, momentum=0.9, nesterov=True)
 """DiLoCo's outer optimiser as published, for 500 local steps."""
@@ -59,6 +59,12 @@ def _low_rank(rank: int) -> MethodRow:
     return MethodRow(f"PowerSGD {rank}", "PowerSGD", method, "all-to-all", 0.004)
 
 
+def _one_bit(warmup: int) -> MethodRow:
+    """1-bit Adam; published are 15 to 25 % of all batches until the second moment is frozen."""
+    method = TextMethod(f"warmup(ef(onebit), {warmup})", "matrices", frozen_after=warmup)
+    return MethodRow("1-bit Adam", "1-bit Adam", method, "all-to-all", 0.008)
+
+
 def _demo(kept: int) -> MethodRow:
     codec = f"ef-decay(dct(topk-chunk({kept / 1024:g}, 1024)), 0.999)"
     method = TextMethod(codec, "rows", betas=(0.0, 0.0), clip_norm=1e9)  # the sign is the same for any length
@@ -69,6 +75,21 @@ def _diloco(local_steps: int, *, quick: bool = False) -> MethodRow:
     method = TextMethod("fp32", "values", local_steps=local_steps, outer=NESTEROV)
     return MethodRow(
         f"DiLoCo {local_steps}", "DiLoCo", method, "all-reduce", 0.004, outer_rates=OUTER_RATES, quick=quick
+    )
+
+
+def _streaming(local_steps: int) -> MethodRow:
+    """Four fragments; one is exchanged every quarter of the local steps, and applied a quarter later."""
+    method = TextMethod(
+        "int4(group=32)",
+        "matrices",
+        staleness=1,
+        local_steps=local_steps // 4,
+        outer=NESTEROV,
+        streaming=StreamingSpec(fragments=4, mixing=0.5),
+    )
+    return MethodRow(
+        f"Streaming DiLoCo {local_steps}", "Streaming DiLoCo", method, "all-to-all", 0.008, outer_rates=OUTER_RATES
     )
 
 
@@ -83,10 +104,13 @@ METHODS: tuple[MethodRow, ...] = (
     MethodRow(BF16, "all-reduce", TextMethod("bf16", "values"), "all-reduce", 0.008),
     _diloco(8, quick=True),
     _diloco(32),
+    _streaming(8),
+    _streaming(32),
     _sparse_loco(8, quick=True),
     _sparse_loco(32),
     _late(0.01, 0, 0.008),
     _late(0.01, 1, 0.004, quick=True),
     _demo(32),
     _low_rank(4),
+    _one_bit(64),
 )

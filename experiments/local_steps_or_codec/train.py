@@ -3,7 +3,7 @@
 This writes curves.csv, validation losses at each method's best learning rate; tuning.csv, what was tried; and
 methods.csv, what each method sends. A method is tuned over rates a factor of two apart, with two seeds, and its list
 grows until its best lies inside; then the other seeds are trained at that rate. Networks and sizes are in cells.toml;
-figures.py puts steps and seconds together.
+figures.py puts steps and seconds together. What is in the output folder already is kept.
 """
 
 from __future__ import annotations
@@ -34,14 +34,23 @@ class Listed(NamedTuple):
     values: int
     """Of the model."""
     message_bytes: float
-    """Mean payload of a worker's message."""
+    """Mean payload of a worker's message, after the first ones that go dense."""
+    dense_first: int
+    """Exchanges whose messages go dense, as all-reduce's."""
 
 
 def listed(row: MethodRow, found: Sequence[Curve]) -> Listed:
     """Say what a method sends, by what one of its trainings has sent."""
-    last, local_steps = found[-1], row.method.local_steps
-    sent_bytes = last.payload_bytes / (last.batches // local_steps)
-    return Listed(row.name, row.family, row.exchange, row.method.workers, local_steps, VALUES, sent_bytes)
+    last, method = found[-1], row.method
+    dense_first = method.frozen_after or 0
+    batches, sent_bytes = last.batches, last.payload_bytes
+    if dense_first:
+        then = next(each for each in found if each.seed == last.seed and each.batches == dense_first)
+        batches, sent_bytes = batches - dense_first, sent_bytes - then.payload_bytes
+    mean_bytes = sent_bytes / (batches // method.local_steps)
+    return Listed(
+        row.name, row.family, row.exchange, method.workers, method.local_steps, VALUES, mean_bytes, dense_first
+    )
 
 
 def main(arguments: list[str]) -> int:

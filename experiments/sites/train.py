@@ -2,7 +2,7 @@
 
 This writes curves.csv, validation losses at each layout's best learning rate; tuning.csv, what was tried; and
 layouts.csv, what each sends in an exchange. Sites and times are in cells.toml; figures.py puts batches and seconds
-together.
+together. What is in the output folder already is kept.
 """
 
 from __future__ import annotations

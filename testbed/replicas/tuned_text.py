@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from testbed.csv_rows import write_rows
+from testbed.csv_rows import read_rows, write_rows
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.replicas.stacked import Trial
@@ -51,6 +51,12 @@ class Curve(NamedTuple):
     payload_bytes: int
     """Sent by one worker until then."""
 
+    @classmethod
+    def of(cls, row: Sequence[str]) -> Curve:
+        """Return what a line of the file says."""
+        method, rate, seed, batches, loss, payload_bytes = row
+        return cls(method, float(rate), int(seed), int(batches), float(loss), int(payload_bytes))
+
 
 class Tried(NamedTuple):
     """A line of tuning.csv."""
@@ -79,16 +85,26 @@ class Asked(NamedTuple):
 
 
 def train_all(asked: Iterable[Asked], plan: Plan, folder: Path) -> Iterator[list[Curve]]:
-    """Tune one after the other, yield the curves of each, and keep curves.csv and tuning.csv of all so far."""
-    every, tried = list[Curve](), list[Tried]()
+    """Tune one after the other, yield the curves of each, and keep curves.csv and tuning.csv of all so far. What the
+    folder's tables have already is not trained again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    tables: dict[str, list[Sequence[Any]]] = {"curves.csv": [], "tuning.csv": []}
+    known = {name: read_rows(folder / name) for name in tables}
     for each in asked:
-        rows, found = train_tuned(*each, plan)
-        tried += rows
-        every += found
-        write_rows(folder / "curves.csv", Curve._fields, every)
-        write_rows(folder / "tuning.csv", Tried._fields, tried)
-        print(*rows, sep="\n", flush=True)  # noqa: T201
+        there: dict[str, Sequence[Sequence[Any]]] = {
+            name: [row for row in rows if row[0] == each.name] for name, rows in known.items()
+        }
+        if all(there.values()):
+            found = [Curve.of(row) for row in there["curves.csv"]]
+        else:
+            tried, found = train_tuned(*each, plan)
+            there = {"curves.csv": found, "tuning.csv": tried}
+            print(*tried, sep="\n", flush=True)  # noqa: T201
+        for name, fields in (("curves.csv", Curve._fields), ("tuning.csv", Tried._fields)):
+            known[name] = [row for row in known[name] if row[0] != each.name]
+            tables[name] += there[name]
+            write_rows(folder / name, fields, [*tables[name], *known[name]])
         yield found
 
 

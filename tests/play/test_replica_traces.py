@@ -20,6 +20,11 @@ from testbed.records import StepRecord
 from testbed.spec import Cell, Exchange, OuterSpec, Paced
 from tests.small_replicas import EXCHANGES, SPARSE, a_recipe, trained
 
+STREAMING = {
+    "outer": {"learning_rate": 0.4, "momentum": 0.9, "nesterov": True},
+    "local_steps": 2,
+    "streaming": {"fragments": 3},
+}
 FORWARD_NS, BACKWARD_NS, UPDATE_NS = 10_000_000, 20_000_000, 1_000_000
 
 
@@ -51,10 +56,10 @@ def played_of(trace: Trace, links: Links | None = None) -> Played:
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("staleness", [0, (0, 2, 1)])
-def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, staleness: int) -> None:
+@pytest.mark.parametrize(("staleness", "more"), [(0, {}), ((0, 2, 1), {}), ((0, 2, 1), STREAMING)])
+def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, staleness: int, more: dict[str, Any]) -> None:
     codec = "bf16" if exchange == "all-reduce" else SPARSE
-    cell, training = a_cell(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, evaluate_every=2)
+    cell, training = a_cell(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, evaluate_every=2, **more)
     trace = replicas.trace_of(cell, training)
     check_trace(trace, "it")
     assert trace.nodes == cell.node_names

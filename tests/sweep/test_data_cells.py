@@ -62,6 +62,16 @@ def test_numbers_and_codecs_may_differ_between_workers() -> None:
     assert cell.codec == "0: fp32; rest: topk(0.1)"
 
 
+def test_where_fragments_take_turns_steps_come_in_cycles_of_them_and_messages_are_of_one() -> None:
+    whole = a_cell({"outer": OUTER})
+    streamed = a_cell({"outer": OUTER, "streaming": {"fragments": 3}})
+    assert (whole.cycle, streamed.cycle) == (2, 6)
+    for ours, theirs in zip(expected_messages(streamed), expected_messages(whole), strict=True):
+        assert 3 * ours == pytest.approx(theirs, rel=1e-3)
+    assert Cell.model_validate_json(streamed.model_dump_json()) == streamed
+    assert "streaming" not in whole.model_dump_json()
+
+
 def test_live_it_is_the_same_on_either_clock() -> None:
     """On the real clock a message is made within its step's time, so codecs cost nothing there either."""
     virtual = a_cell(timing="live")
