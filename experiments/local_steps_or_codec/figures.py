@@ -265,6 +265,7 @@ def claims(folder: Path) -> list[Claim]:
         if not {ours, base} <= found.rows.keys():
             return
         judged = judge("loss", found.last(ours), found.last(base), effect)
+        why = experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)
         fewer = found.sent_bits(base) / found.sent_bits(ours)
         rows.append(
             Claim(
@@ -274,7 +275,7 @@ def claims(folder: Path) -> list[Claim]:
                 ours=f"{judged.value:+.3f} nats after equal tokens, {fewer:.3g} times fewer bits sent than {base}",
                 interval=experiments.interval_words(judged),
                 verdict=judged.verdict or "not resolved",
-                why=f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s())}; {more}",
+                why=f"{why}; {more}",
                 command=COMMAND,
             )
         )

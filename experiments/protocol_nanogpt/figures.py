@@ -208,8 +208,8 @@ def draw_steps(folder: Path) -> Figure:
     training.draw(figure.subplots(), folder)
     losses = training.Losses(folder)
     found = losses.against(training.SUBSPACE, losses.equal)
-    ends = "" if found is None else f" ends {found.value:+.2f} nats from dense training"
-    style.state(figure, f"Through 40 of 256 channels a small model{ends} after as many steps")
+    ends = "" if found is None else f": {found.value:+.2f} nats after equal steps"
+    style.state(figure, f"Training through 40 of 256 channels{ends}")
     return figure
 
 

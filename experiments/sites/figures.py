@@ -180,7 +180,7 @@ def claims(folder: Path) -> list[Claim]:
     def loss(claim: str, published: str, ours: str, base: str, effect: float) -> None:
         if {ours, base} <= found.curves.keys():
             judged = judge("loss", found.last(ours), found.last(base), effect)
-            why = f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s())}; {small}"
+            why = f"{experiments.shown_words(judged, experiments.mean_of(found.last(base)), seed_s(), EQUAL)}; {small}"
             rows.append(
                 _claim(claim, HETEROGENEOUS, published, f"{judged.value:+.3f} nats after equal tokens", judged, why)
             )

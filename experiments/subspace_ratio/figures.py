@@ -139,7 +139,8 @@ def _found(rows: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _words(rows: Any, found: Judgement, *, against: bool = False) -> dict[str, Any]:
-    return experiments.loss_words(_loss(rows), found, 2 * TRAINING_S, against=against)
+    size = found.effect or SAME_LOSS * _loss(rows)
+    return experiments.loss_words(_loss(rows), found, 2 * TRAINING_S, size, against=against)
 
 
 # ---------------------------------------------------------------------- tables

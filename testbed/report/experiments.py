@@ -220,7 +220,7 @@ def interval_words(found: Judgement) -> str:
     return f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
 
 
-def shown_words(found: Judgement, loss: float, seed_s: float) -> str:
+def shown_words(found: Judgement, loss: float, seed_s: float, size: float | None = None) -> str:
     """Say what decided a judgement of a loss, or what would have: in nats, as a part of `loss`, and in seeds and hours
     (`more_seeds`).
     """
@@ -230,23 +230,24 @@ def shown_words(found: Judgement, loss: float, seed_s: float) -> str:
     if found.verdict == "fails":
         return f"the whole interval is more than {bound}"
     if found.detectable is None:
-        return more_seeds(found, seed_s)
+        return more_seeds(found, seed_s, size)
     share = percent(found.detectable / loss, "{:.2g}")
-    return (
-        f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss); {more_seeds(found, seed_s)}"
-    )
+    more = more_seeds(found, seed_s, size)
+    return f"would have shown {found.detectable:.2g} nats from {bound} ({share} of the loss); {more}"
 
 
-def loss_words(loss: float, found: Judgement, seed_s: float, *, against: bool = False) -> dict[str, Any]:
+def loss_words(
+    loss: float, found: Judgement, seed_s: float, size: float | None = None, *, against: bool = False
+) -> dict[str, Any]:
     """Return number, interval, verdict and reason of the claim about a difference of losses; `loss`: the baseline's;
-    `seed_s` as `more_seeds` has it; `against`: the claim is that the bound is exceeded.
+    `seed_s` and `size` as `more_seeds` has them; `against`: the claim is that the bound is exceeded.
     """
     verdict = found.verdict or "not resolved"
     return {
         "ours": f"{found.value:+.3f} nats ({percent(found.value / loss, '{:+.1f}')})",
         "interval": interval_words(found),
         "verdict": _AGAINST.get(verdict, verdict) if against else verdict,
-        "why": shown_words(found, loss, seed_s),
+        "why": shown_words(found, loss, seed_s, size),
     }
 
 
