@@ -88,12 +88,16 @@ def live(folder: Path) -> Any:
     return pd.DataFrame(
         {
             "exchange": rows.exchange,
+            "workers": rows.workers,
             "staleness": rows.staleness,
             "link": rows.network,
+            "steps": rows.steps,
             "virtual": [f"{value * 1e3:.1f} ms" for value in rows.virtual_s],
             "real": [f"{value * 1e3:.1f} ms" for value in rows.real_s],
             "apart": [_percent(value, "+.1%") for value in rows.apart],
+            "means apart": [_percent(value, "+.1%") for value in rows.mean_apart],
             "links' bound": [_percent(value) for value in rows.bound],
+            "dropped": rows.dropped,
             "same losses": rows.same_losses.map({True: "yes", False: "no"}),
         }
     )
@@ -101,18 +105,23 @@ def live(folder: Path) -> Any:
 
 def live_claim(folder: Path) -> Claim:
     """Return whether live steps on the real clock are those on the virtual one."""
-    rows = pd.read_csv(folder / LIVE)
+    every = pd.read_csv(folder / LIVE)
+    rows = every[every.dropped == 0]
     apart = rows.apart.abs()
     worst = rows.loc[apart.idxmax()]
+    near = _percent(LIVE_NEAR, ".0%")
+    most = every[every.dropped > 0].apart.abs().max()
+    lossy = "" if pd.isna(most) else f"where one overflows {_percent(most)}; "
     return Claim(
-        claim=f"A live step on the real clock is that on the virtual clock to within {_percent(LIVE_NEAR, '.0%')}",
+        claim=f"Where no queue overflows a live step on the real clock is that on the virtual clock to within {near}",
         source="ours",
         published="",
         ours=f"{_percent(apart.max())} at most, {_percent(apart.median())} in the median of {len(rows)} cells",
         interval="one run of each",
         verdict="holds" if apart.max() <= LIVE_NEAR else "fails",
-        why=f"the worst: {worst.exchange}, staleness {worst.staleness}, {worst.network}; the losses of "
-        f"{int(rows.same_losses.sum())} of {len(rows)} are the same bit for bit",
+        why=f"the worst: {worst.exchange}, staleness {worst.staleness}, {worst.network}; by the means of the same "
+        f"steps {_percent(rows.mean_apart.abs().max())} at most; {lossy}the losses of {int(every.same_losses.sum())} "
+        f"of all {len(every)} are the same bit for bit",
         command=f"python -m testbed reproduce {NAME}",
     )
 
