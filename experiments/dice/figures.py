@@ -41,18 +41,20 @@ def runs(folder: Path) -> Any:
     return pandas.read_csv(folder / "runs.csv")
 
 
-def by_seed(frame: Any, schedule: str, steps: int) -> dict[int, float]:
+def by_seed(frame: Any, schedule: str, steps: int, column: str = "relative_l2") -> dict[int, float]:
     """Return the error of a schedule by seed."""
     rows = frame[(frame.schedule == schedule) & (frame.steps == steps)]
-    return dict(rows.set_index("seed").relative_l2.astype(float))
+    return dict(rows.set_index("seed")[column].astype(float))
 
 
-def smaller(frame: Any, better: tuple[str, int], worse: tuple[str, int]) -> Judgement:
+def smaller(frame: Any, better: tuple[str, int], worse: tuple[str, int], column: str = "relative_l2") -> Judgement:
     """Judge that the error of one schedule and number of steps is smaller than another's."""
-    return judge("speed_up", by_seed(frame, *better), by_seed(frame, *worse), 1.0)
+    return judge("speed_up", by_seed(frame, *better, column), by_seed(frame, *worse, column), 1.0)
 
 
-def _claim(text: str, found: Judgement, means: tuple[float, float], source: str, published: str) -> Claim:
+def _claim(
+    text: str, found: Judgement, means: tuple[float, float], source: str, published: str, more: str = ""
+) -> Claim:
     assert found.verdict is not None
     unsure = f"; {found.words}" if found.verdict == "not resolved" else ""
     return Claim(
@@ -62,7 +64,7 @@ def _claim(text: str, found: Judgement, means: tuple[float, float], source: str,
         ours=f"{found.value:.3g} times smaller",
         interval=f"{found.interval_words}, 95 %, {found.n} seeds",
         verdict=found.verdict,
-        why=f"{means[0]:.4f} against {means[1]:.4f}{unsure}",
+        why=f"relative L2 {means[0]:.4f} against {means[1]:.4f}{unsure}{more}",
         command=COMMAND,
     )
 
@@ -83,6 +85,7 @@ def claims(folder: Path) -> list[Claim]:
     every = sorted(set(frame.steps), reverse=True)
     for steps in every:
         for better, worse in ORDER:
+            frechet = smaller(frame, (better, steps), (worse, steps), "frechet_unsplit")
             rows.append(
                 _claim(
                     f"The error of {better} is smaller than that of {worse} ({steps} steps)",
@@ -90,6 +93,7 @@ def claims(folder: Path) -> list[Claim]:
                     (mean(better, steps), mean(worse, steps)),
                     SOURCE,
                     f"FID {published(f'FID of {better}'):g} against {published(f'FID of {worse}'):g}, 50 steps",
+                    f"; Frechet distance {frechet.value:.3g} times smaller ({frechet.interval_words})",
                 )
             )
         stale = "interweaved, stale router weights"
