@@ -75,7 +75,7 @@ class Row(NamedTuple):
     """Of all bytes that played sockets sent in the first request, how large a share went over again."""
 
 
-def samplings(model: str, link: str, dit: Dit) -> Iterator[tuple[str, LiveSampling]]:
+def samplings(model: str, link: str, dit: Dit, images: int) -> Iterator[tuple[str, LiveSampling]]:
     """Yield the programs that a model is for, with fp16 messages."""
     lab = LabSpec(
         topology="star",
@@ -98,7 +98,7 @@ def samplings(model: str, link: str, dit: Dit) -> Iterator[tuple[str, LiveSampli
     for name, program in programs.items():
         yield (
             name,
-            LiveSampling(lab=lab, program=program, images=IMAGES, codec="fp16", boundary="fp16", work_ns=WORK_NS),
+            LiveSampling(lab=lab, program=program, images=images, codec="fp16", boundary="fp16", work_ns=WORK_NS),
         )
 
 
@@ -128,9 +128,9 @@ def _trace(of: LiveSampling, live: LiveSampled, requests: int) -> Trace:
     return trace_of(of.program.actions(), costs, requests=requests)
 
 
-def rows_of(model: str, dit: Dit, link: str, kernel: GuestKernel) -> Iterator[Row]:
+def rows_of(dit: Dit, link: str, wanted: Sequence[tuple[str, LiveSampling]], kernel: GuestKernel) -> Iterator[Row]:
     """Yield a row for each program."""
-    names, asked = zip(*samplings(model, link, dit), strict=True)
+    names, asked = zip(*wanted, strict=True)
     found = sample_live(dit, asked, kernel)
     for name, of, live, (seconds, told) in zip(names, asked, found, played(asked, found, kernel), strict=True):
         ideal_ns = ideal_step_ns(_trace(of, live, 1), Pipes("star", list(of.lab.profiles), WORKERS), 1)
@@ -161,9 +161,10 @@ def main(arguments: list[str]) -> int:
     for model in models:
         dit = load_dit(model)
         for link in LINKS[-1:] if asked.quick else LINKS:
-            if all((name, link) in made for name, _ in samplings(model, link, dit)):
+            wanted = list(samplings(model, link, dit, 4 if asked.quick else IMAGES))[: 1 if asked.quick else None]
+            if all((name, link) in made for name, _ in wanted):
                 continue
-            for row in rows_of(model, dit, link, kernel):
+            for row in rows_of(dit, link, wanted, kernel):
                 print(*csv_rows.shortened(row, _DIGITS), flush=True)  # noqa: T201
                 rows.append(row)
             csv_rows.write_rows(asked.output / "live.csv", Row._fields, rows, digits=_DIGITS)
