@@ -1,7 +1,7 @@
 """Draw the figures of compactfusion and make its tables: `python experiments/compactfusion/figures.py`.
 
-This reads arms.csv, errors.csv and latency.csv from the output folder, which measure.py and latency.py write, and
-published.csv.
+This reads arms.csv, errors.csv, latency.csv and live.csv from the output folder, which measure.py, latency.py and
+live.py write, and published.csv.
 """
 
 from __future__ import annotations
@@ -260,6 +260,11 @@ def claims(folder: Path) -> list[Claim]:
     for better, worse, source in (
         ("residual low rank 16, INT4 factors", "residual low rank 4", SECOND),
         ("residual low rank 16, INT4 factors", "residual top 1/8", SECOND),
+        ("residual low rank 16, INT4 factors", "residual blocks, 1/8", SECOND),
+        ("residual 2-bit", "residual blocks, 1/8", SECOND),
+        ("residual 1-bit", "residual blocks, 1/16", SECOND),
+        ("residual 1-bit", "residual largest of 8, 2 bits", "ours"),
+        ("residual top 1/8", "residual blocks, 1/8", "ours"),
         ("residual 1-bit", "residual 1-bit, INT8 key frame", "ours"),
         ("residual 1-bit", "residual 1-bit, 4 key frames", "ours"),
         ("DistriFusion", "DistriFusion, residual 2-bit", "ours"),
@@ -332,6 +337,7 @@ def _latency_claims(folder: Path) -> list[Claim]:
     if len(fitted):
         worst = float(fitted["farthest from the line"].max())
         slopes = [float(each) for each in fitted["slope over sent"]]
+        fits = ", ".join(f"{row[0]} {row[1]:.2%}" for row in fitted[["arm", "farthest from the line"]].to_numpy())
         found.append(
             Claim(
                 claim=_percents(f"Seconds per request are c + bytes / bandwidth, a straight line within {CLEAR:.0%}"),
@@ -340,7 +346,7 @@ def _latency_claims(folder: Path) -> list[Claim]:
                 interval=EXACT,
                 verdict="holds" if worst <= CLEAR else "fails",
                 why=_percents(
-                    f"{', '.join(fitted.arm)}, played on the virtual clock at {fitted.rates.iloc[0]} rates; slopes are "
+                    f"played on the virtual clock at {fitted.rates.iloc[0]} rates: {fits}; slopes are "
                     f"{min(slopes):.2f} to {max(slopes):.2f} of the bytes that a worker sends (headers of packets, and "
                     f"hops that wait for each other); a played request is within {apart(folder):.1%} of the ideal"
                 ),
@@ -435,6 +441,24 @@ def ethernet_table(folder: Path) -> Any:
     return wide.reset_index()
 
 
+def live_table(folder: Path) -> Any:
+    """Return the seconds of a request: sampled live, played, and the ideal, a row for each program and link."""
+    frame = pandas.read_csv(folder / "live.csv")
+    return pandas.DataFrame(
+        {
+            "link": frame.link.map(lambda text: f"`{text}`"),
+            "program": frame.program,
+            "kB per message": [f"{size / 1e3:.0f}" for size in frame.message_bytes],
+            "ideal, s": [f"{value:.3f}" for value in frame.ideal_s],
+            "live, s": [f"{value:.3f}" for value in frame.live_s],
+            "live / played": [f"{value:.4f}" for value in frame.live_s / frame.played_s],
+            "live / ideal": [f"{value:.2f}" for value in frame.live_s / frame.ideal_s],
+            "second request / ideal": [f"{value:.2f}" for value in frame.warm_s / frame.ideal_s],
+            "sent again": [f"{100 * value:.1f} %" for value in frame.retransmitted],
+        }
+    )
+
+
 # ---------------------------------------------------------------------- README
 def answer(folder: Path) -> str:
     """Return the answer in a few sentences."""
@@ -479,6 +503,7 @@ def blocks(folder: Path) -> dict[str, str]:
         "choice": experiments.markdown_of(choices(folder)),
         "ethernet": experiments.markdown_of(ethernet_table(folder)),
         "lines": experiments.markdown_of(fitted),
+        "live": experiments.markdown_of(live_table(folder)),
         "claims": claims_table(claims(folder)),
     }
 
@@ -564,7 +589,7 @@ def draw_latency(folder: Path) -> Figure:
     axes.annotate(
         "one worker",
         (9, float(alone.seconds.iloc[0])),
-        xytext=(2, -9),
+        xytext=(2, 3),
         textcoords="offset points",
         color=style.MUTED,
         fontsize=8,

@@ -32,7 +32,7 @@ from testbed.workloads import digits
 HERE = Path(__file__).resolve().parent
 _DIGITS = 6
 """Of numbers in the tables."""
-IMAGES, SEEDS, STEPS = 24, (0, 1, 2), (28, 8)
+IMAGES, SEEDS, STEPS = 128, (0, 1, 2, 3, 4), (28, 8)
 ERROR_IMAGES = 16
 MODEL = "dit-digits"
 
@@ -78,6 +78,9 @@ ARMS = (
     _residual("DistriFusion, residual 2-bit", "twobit", program="displaced", steps=LONG),
     _residual("residual 1-bit, 4 key frames", "onebit", options={"key_steps": 4}, steps=LONG),
     Arm(name="DistriFusion, 4 synchronous steps", program="displaced", warmup=4, steps=LONG),
+    _residual("residual blocks, 1/8", "topk-blocks(0.125)", steps=LONG),
+    _residual("residual blocks, 1/16", "topk-blocks(0.0625)", steps=LONG),
+    _residual("residual largest of 8, 2 bits", "topk-chunk(0.125, 8)", steps=LONG),
 )
 """The first ones are those of the paper."""
 WATCHED = ("1-bit", "open loop 1-bit", "residual 1-bit")

@@ -27,8 +27,8 @@ from testbed.workloads import digits
 HERE = Path(__file__).resolve().parent
 _DIGITS = 6
 """Of numbers in the tables."""
-MODEL, DEVICE, WORKERS, IMAGES = "dit-digits-moe", "laptop-cpu", 2, 32
-SEEDS, STEPS = (0, 1, 2), (28, 8)
+MODEL, DEVICE, WORKERS, IMAGES = "dit-digits-moe", "laptop-cpu", 2, 128
+SEEDS, STEPS = (0, 1, 2, 3, 4), (28, 8)
 MBIT, DELAYS_US = (100, 300, 1000, 2000, 4000, 8000, 16000, 64000), (20, 500)
 SCHEDULES = {
     "synchronous": Schedule(0),

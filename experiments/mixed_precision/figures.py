@@ -1,7 +1,7 @@
-"""Draw the figure of mixed_precision and make its tables: `python experiments/mixed_precision/figures.py`.
+"""Draw the figures of mixed_precision and make its tables: `python experiments/mixed_precision/figures.py`.
 
-This reads sensitivity.csv, settings.csv and losses.csv from the output folder, which search.py and train.py write, and
-published.csv.
+This reads sensitivity.csv, settings.csv and losses.csv from the output folder, which search.py and train.py write, what
+denoising.py writes (`denoising_figures`), and published.csv.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import denoising_figures
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -183,7 +184,9 @@ def claims(folder: Path) -> list[Claim]:
             published=str(published.loc[paper].published) if paper else "", ours=ours, interval=interval,
             verdict=verdict, why=why, command=COMMAND,
         )
-        for claim, ours, interval, verdict, why, paper in (*_searched(all_), *_trained(all_))
+        for claim, ours, interval, verdict, why, paper in (
+            *_searched(all_), *denoising_figures.claimed(denoising_figures.denoising(folder)), *_trained(all_)
+        )
     ]  # fmt: skip
 
 
@@ -280,8 +283,8 @@ def answer(folder: Path) -> str:
         ]
         parts.append(f"of {' or '.join(same) or 'no'} bits ({NAMES[model]})")
     said = (
-        "**Answer.** Boundaries are about equally sensitive, so there is little to mix: a search finds uniform widths "
-        f"for the bytes, or the seconds over unequal links, {' and '.join(parts)}."
+        "**Answer.** Boundaries are about equally sensitive: for equal bytes, or seconds over unequal links, a search "
+        f"finds uniform widths {' and '.join(parts)}. {denoising_figures.answer(denoising_figures.denoising(folder))}"
     )
     if {"one-shot", "1", "2", "4"} <= set(all_.losses.arm):
         worse = [
@@ -294,13 +297,15 @@ def answer(folder: Path) -> str:
 
 def blocks(folder: Path) -> dict[str, str]:
     """Return the generated blocks of the README."""
-    all_ = measured(folder)
+    all_, denoising = measured(folder), denoising_figures.denoising(folder)
     return {
         "answer": experiments.prose(answer(folder)),
         "claims": claims_table(claims(folder)),
         "settings": settings_table(all_),
         "sensitivity": sensitivity_table(all_),
         "training": training_table(all_),
+        "denoising": denoising_figures.settings_table(denoising),
+        "denoising-sensitivity": denoising_figures.sensitivity_table(denoising),
     }
 
 
@@ -355,9 +360,13 @@ def draw(all_: Measured) -> Figure:
 
 
 def main() -> int:
-    """Draw the figure, write claims.csv and fill the README where it lies in the output folder."""
-    _, output = experiments.folders(HERE.name, "Draw the figure of mixed_precision and make its tables.")
-    experiments.draw_and_publish(HERE, output, {"widths": lambda folder: draw(measured(folder))}, blocks, claims)
+    """Draw the figures, write claims.csv and fill the README where it lies in the output folder."""
+    _, output = experiments.folders(HERE.name, "Draw the figures of mixed_precision and make its tables.")
+    figures = {
+        "widths": lambda folder: draw(measured(folder)),
+        "denoising": lambda folder: denoising_figures.draw(denoising_figures.denoising(folder)),
+    }
+    experiments.draw_and_publish(HERE, output, figures, blocks, claims)
     return 0
 
 

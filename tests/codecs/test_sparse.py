@@ -131,6 +131,7 @@ def test_bits_a_value_are_those_of_the_literature() -> None:
     assert body_bits("columns(0.1)", x) == 16 * k / 4096 + 1 / 1024
     assert body_bits("topk(0.1, tensor, bitmap)", x) == pytest.approx(2.6, abs=1e-5)
     assert body_bits("topk(0.001, tensor)", x) == pytest.approx(0.001 * (16 + 32), rel=1e-3)
+    assert body_bits("topk-blocks(0.1)", x) == pytest.approx(1.6 + 1 / 8, abs=1e-4)
     back, _ = paired("topk-shared(0.1)", x)
     payload = memoryview(back.encode(x, key_at(0)))
     assert 8 * (payload.nbytes - header_bytes(3)) / x.numel() == 16 * k / 4096 == pytest.approx(1.6, abs=0.01)
@@ -175,10 +176,10 @@ def test_bf16_and_its_fp32_copy_are_the_same_message() -> None:
     assert bytes(ours.encode(x, key_at(0))) == bytes(wide.encode(x.float(), key_at(0)))
 
 
-@pytest.mark.parametrize("text", ["topk(0.25)", "columns(0.25)", "mask(0.25)", "topk-shared(0.25)"])
-def test_the_largest_numbers_stay_finite(text: str) -> None:
+@pytest.mark.parametrize("name", ["topk", "topk-blocks", "columns", "mask", "topk-shared"])
+def test_the_largest_numbers_stay_finite(name: str) -> None:
     x = torch.full((4, 8), torch.finfo(torch.float32).max)
-    decoded = through(text, x)
+    decoded = through(f"{name}(0.25)", x)
     assert bool(torch.isfinite(decoded).all())
     kept = decoded[decoded != 0]
     assert kept.numel() == 8
@@ -269,6 +270,30 @@ def test_the_columns_of_the_largest_norm_are_kept_whole() -> None:
     wanted = torch.zeros_like(x)
     wanted[..., kept] = x[..., kept]
     assert torch.equal(found, wanted)
+
+
+@given(
+    rows=st.integers(1, 9), width=st.integers(1, 40), tokens=st.integers(1, 4), channels=st.integers(1, 9),
+    share=st.sampled_from([0.1, 0.4]),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_blocks_are_kept_whole_and_those_of_the_largest_energy(
+    rows: int, width: int, tokens: int, channels: int, share: float
+) -> None:
+    x = normal(rows, width, seed=width)
+    decoded = through(f"topk-blocks({share}, channels={channels}, tokens={tokens}, fp32)", x)
+    kept = decoded != 0
+    assert torch.equal(decoded[kept], x[kept])
+    blocks = [
+        (slice(top, top + tokens), slice(left, left + channels))
+        for top in range(0, rows, tokens)
+        for left in range(0, width, channels)
+    ]
+    ranked = sorted(blocks, key=lambda at: -float(x[at].double().square().sum()))
+    count = kept_of(share, len(blocks))
+    assert all(kept[at].all() for at in ranked[:count])
+    # Blocks at the ends may reach back into others, which are then kept in part.
+    assert int(kept.sum()) <= count * min(tokens, rows) * min(channels, width)
 
 
 def test_norms_of_huge_columns_do_not_overflow() -> None:

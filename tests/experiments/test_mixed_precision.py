@@ -22,3 +22,18 @@ def test_what_a_search_finds_costs_at_most_its_budget_and_every_arm_has_every_se
         for arm in figures.ARMS:
             assert {len(tables.of_arm(arm, bits)) for bits in tables.widths} == {3}
         assert len(figures.draw(tables).axes) == len(tables.models) + 1
+
+
+def test_bits_for_layers_and_steps_take_at_most_the_bytes_of_uniform_ones_and_are_judged_on_the_same_images() -> None:
+    with experiments.figures_program(FOLDER) as figures, style.applied():
+        tables = figures.denoising_figures.denoising(FOLDER)
+        found = list(tables.searched())
+        assert {each[0] for each in found} == set(tables.steps)
+        for steps, budget, cells, search in found:
+            ours, uniform = (
+                tables.setting(steps, cells, search, budget),
+                tables.setting(steps, "all", "uniform", budget),
+            )
+            assert (ours.sent_bytes.to_numpy() <= uniform.sent_bytes.to_numpy() + 1).all()
+            assert list(ours.seed) == list(uniform.seed)
+        assert len(figures.denoising_figures.draw(tables).axes) == len(tables.steps) + 1

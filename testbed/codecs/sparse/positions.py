@@ -163,6 +163,12 @@ class PositionCoding(NamedTuple):
         return np.arange(0, self.rows * self.width, self.width)[:, np.newaxis]
 
 
+def shortest(rows: int, width: int, kept: int) -> PositionCoding:
+    """Return the shorter of a bitmap and packed indices."""
+    bitmap, packed = PositionCoding(rows, width, kept, "bitmap"), PositionCoding(rows, width, kept, "packed")
+    return bitmap if bitmap.coded_bytes <= packed.coded_bytes else packed
+
+
 def pack(positions: Positions, count: int) -> Bytes:
     """Return a bitmap over `count` places, the first in the lowest bit."""
     mask = np.zeros(count, np.bool_)

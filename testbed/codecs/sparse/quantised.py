@@ -21,7 +21,7 @@ from torch import Tensor
 from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.dense import groups
 from testbed.codecs.dense.groups import Grouping
-from testbed.codecs.sparse.positions import Bytes, LargestInRows, PositionCoding, Positions, kept_of
+from testbed.codecs.sparse.positions import Bytes, LargestInRows, PositionCoding, Positions, kept_of, shortest
 from testbed.codecs.wire import bits, noise
 from testbed.codecs.wire.header import Shape, check_finite
 from testbed.codecs.wire.message import Body, BodyCodec, Field, check_written
@@ -44,15 +44,10 @@ def chunks(size: int, chunk: int, share: float) -> tuple[_Chunks, ...]:
     """
     length = min(chunk or size, size)
     whole, rest = divmod(size, length)
-    parts = [_Chunks(0, _shortest(whole, length, kept_of(share, length)))]
+    parts = [_Chunks(0, shortest(whole, length, kept_of(share, length)))]
     if rest:
-        parts.append(_Chunks(whole * length, _shortest(1, rest, kept_of(share, rest))))
+        parts.append(_Chunks(whole * length, shortest(1, rest, kept_of(share, rest))))
     return tuple(parts)
-
-
-def _shortest(rows: int, width: int, kept: int) -> PositionCoding:
-    bitmap, packed = PositionCoding(rows, width, kept, "bitmap"), PositionCoding(rows, width, kept, "packed")
-    return bitmap if bitmap.coded_bytes <= packed.coded_bytes else packed
 
 
 class QuantisedTopK(BodyCodec):

@@ -1,0 +1,224 @@
+"""Tables, verdicts and the figure of denoising.csv and denoising_sensitivity.csv, for figures.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from testbed.metrics.verdicts import Judgement, judge
+from testbed.report import style
+from testbed.report.claims import EXACT, Verdict
+from testbed.report.numbers import markdown_table
+
+CELLS = {"layers": "each layer", "steps": "each group of steps", "both": "each layer in each group of steps"}
+SEARCHES = {"alone": "sum of each alone", "together": "all measured together"}
+LOOKS = {"layers": ("#e69f00", "s"), "steps": ("#009e73", "^"), "both": ("#d55e00", "D")}
+ADDS = 1.5
+"""How many times as large or as small a measured squared error may be as the sum to count as adding up."""
+SHOWN = 2
+"""Bits at which sensitivities are shown."""
+
+
+class Denoising(NamedTuple):
+    """Both tables."""
+
+    settings: Any
+    sensitivity: Any
+
+    @property
+    def steps(self) -> list[int]:
+        """Return the numbers of denoising steps."""
+        return sorted(set(self.settings.steps))
+
+    @property
+    def budgets(self) -> list[int]:
+        """Return the uniform widths whose bytes were searched for."""
+        return sorted(set(self.settings[self.settings.search != "uniform"].budget), reverse=True)
+
+    def setting(self, steps: int, cells: str, search: str, budget: int) -> Any:
+        """Return the rows of a setting, one for each seed; none where it was not searched for."""
+        rows = self.settings
+        rows = rows[(rows.steps == steps) & (rows.cells == cells)]
+        return rows[(rows.search == search) & (rows.budget == budget)]
+
+    def gain(self, steps: int, cells: str, search: str, budget: int) -> Judgement:
+        """Judge that a setting that was found errs less than the uniform one with as many bytes or more."""
+        ours, base = (
+            dict(zip(rows.seed, rows.relative_l2, strict=True))
+            for rows in (self.setting(steps, cells, search, budget), self.setting(steps, "all", "uniform", budget))
+        )
+        return judge("speed_up", ours, base, 1.0)
+
+    def searched(self) -> Iterator[tuple[int, int, str, str]]:
+        """Yield steps, budget, cells and search of what was found."""
+        for steps in self.steps:
+            for budget in self.budgets:
+                for cells in CELLS:
+                    for search in SEARCHES:
+                        if len(self.setting(steps, cells, search, budget)):
+                            yield steps, budget, cells, search
+
+
+def denoising(folder: Path) -> Denoising:
+    """Read the tables."""
+    return Denoising(*(pandas.read_csv(folder / f"{name}.csv") for name in ("denoising", "denoising_sensitivity")))
+
+
+def answer(all_: Denoising) -> str:
+    """Return the answer in a sentence."""
+    most = max(all_.steps)
+    gains = [(all_.gain(most, "both", "alone", budget), budget) for budget in all_.budgets]
+    said = " and ".join(f"{found.value:.2f} ({budget} bits)" for found, budget in gains)
+    return f"A diffusion sampler's layers and steps are not: bits for each make errors {said} times smaller."
+
+
+# ------------------------------------------------------------------ tables
+def settings_table(all_: Denoising) -> str:
+    """Return what the searches found, beside uniform widths."""
+    rows = []
+    for steps in all_.steps:
+        for bits in sorted(set(all_.settings[all_.settings.search == "uniform"].budget), reverse=True):
+            rows.append([str(steps), str(bits), "", "uniform", *_numbers(all_.setting(steps, "all", "uniform", bits))])
+            for found in all_.searched():
+                if found[:2] == (steps, bits):
+                    cells, search = found[2:]
+                    gain = all_.gain(steps, cells, search, bits)
+                    numbers = _numbers(all_.setting(steps, cells, search, bits))
+                    words = f"{gain.value:.3f} ({gain.interval_words})"
+                    rows.append([str(steps), str(bits), CELLS[cells], SEARCHES[search], *numbers[:-1], words])
+    headings = [
+        "steps", "budget", "bits for", "search", "bits", "MB per worker", "sum", "together", "relative L2",
+        "times smaller",
+    ]  # fmt: skip
+    return markdown_table(headings, rows, right=[headings[0], headings[1], *headings[5:]])
+
+
+def _numbers(rows: Any) -> list[str]:
+    first = rows.iloc[0]
+    errors = [first.predicted, first.searched, rows.relative_l2.mean()]
+    return [f"`{first.widths}`", f"{first.sent_bytes / 1e6:.3f}", *(f"{error:.5f}" for error in errors), ""]
+
+
+def sensitivity_table(all_: Denoising) -> str:
+    """Return the error of images where one layer in one group of steps alone has a codec."""
+    frame = all_.sensitivity[all_.sensitivity.bits == SHOWN]
+    layers = sorted(set(frame.layer))
+    floors = all_.sensitivity[all_.sensitivity.layer < 0].set_index("steps").relative_l2
+    rows = [
+        [str(steps), _span(all_, int(steps), int(group)), f"{1e4 * floors[steps]:.2f}",
+         *(f"{1e4 * part[part.layer == layer].relative_l2.iloc[0]:.2f}" for layer in layers)]
+        for (steps, group), part in frame.groupby(["steps", "group"])
+    ]  # fmt: skip
+    headings = ["steps", "in steps", "nowhere", *(f"layer {layer}" for layer in layers)]
+    return markdown_table(headings, rows, right=headings)
+
+
+def _span(all_: Denoising, steps: int, first: int) -> str:
+    frame = all_.sensitivity[(all_.sensitivity.steps == steps) & (all_.sensitivity.layer >= 0)]
+    firsts = sorted(set(frame.group))
+    last = [*firsts, steps][firsts.index(first) + 1] - 1
+    return f"{first}" if last == first else f"{first} to {last}"
+
+
+# ------------------------------------------------------------------ claims
+def claimed(all_: Denoising) -> Iterator[tuple[str, str, str, Verdict, str, str]]:
+    """Yield claim, number, interval, verdict, reason and the published row that it belongs to."""
+    for steps in all_.steps:
+        for budget, (cells, words) in itertools.product(all_.budgets, CELLS.items()):
+            found = all_.gain(steps, cells, "alone", budget)
+            widths, uniform = (
+                all_.setting(steps, *setting, budget).widths.iloc[0]
+                for setting in ((cells, "alone"), ("all", "uniform"))
+            )
+            same = widths == uniform
+            yield (
+                f"bits that a greedy search finds for {words} of a diffusion transformer's residuals err less than "
+                f"{budget} bits everywhere, with as many bytes at most ({steps} steps)",
+                f"{found.value:.3f} times smaller",
+                EXACT if same else f"{found.interval_words}, 95 %, {found.n} seeds",
+                "fails" if same else found.verdict or "not resolved",
+                ("it finds the uniform setting itself; " if same else "judged on images that the search did not see; ")
+                + _differ(all_, steps, cells),
+                "mixed",
+            )
+        rows = all_.settings[(all_.settings.steps == steps) & (all_.settings.search != "uniform")]
+        ratios = ((rows.searched / rows.predicted) ** 2).groupby([rows.cells, rows.search, rows.budget]).first()
+        yield (
+            f"squared errors of layers and steps with a codec alone add up, within {ADDS:g} times ({steps} steps)",
+            f"{100 * ratios.between(1 / ADDS, ADDS).mean():.0f} % of {len(ratios)} settings",
+            f"{ratios.min():.2f} to {ratios.max():.2f} times the sum",
+            "holds" if ratios.between(1 / ADDS, ADDS).all() else "fails",
+            "errors in keys and values of a layer change those of later layers and steps", "",
+        )  # fmt: skip
+
+
+def _differ(all_: Denoising, steps: int, cells: str) -> str:
+    """Say how far what may have bits of its own differs at `SHOWN` bits, in squared error per step."""
+    frame = all_.sensitivity[(all_.sensitivity.bits == SHOWN) & (all_.sensitivity.steps == steps)]
+    firsts = sorted(set(frame.group))
+    lengths = dict(zip(firsts, (b - a for a, b in zip(firsts, [*firsts[1:], steps], strict=True)), strict=True))
+    floors = all_.sensitivity[(all_.sensitivity.layer < 0) & (all_.sensitivity.steps == steps)]
+    squares = (frame.relative_l2**2 - floors.relative_l2.iloc[0] ** 2) / frame.group.map(lengths)
+    keys = {"layers": [frame.layer], "steps": [frame.group], "both": [frame.layer, frame.group]}[cells]
+    means = squares.groupby(keys).mean()
+    return f"squared errors per step differ {means.max() / means.min():.1f} times at {SHOWN} bits"
+
+
+# ------------------------------------------------------------------ figure
+def draw(all_: Denoising) -> Figure:
+    """Draw error against bytes for each number of steps, and how sensitive layers and steps are."""
+    figure = Figure(figsize=(4.2 * (len(all_.steps) + 1), 3.9), layout="constrained")
+    *panels, last = figure.subplots(1, len(all_.steps) + 1)
+    for axes, steps in zip(panels, all_.steps, strict=True):
+        rows = all_.settings[all_.settings.steps == steps]
+        uniform = rows[rows.search == "uniform"].groupby("budget")[["sent_bytes", "relative_l2"]].mean()
+        axes.plot(uniform.sent_bytes / 1e6, uniform.relative_l2, color=style.INK, marker="o", label="uniform")
+        for bits, row in uniform.iterrows():
+            axes.annotate(
+                f"{bits} bit{'s' if bits != 1 else ''}", (row.sent_bytes / 1e6, row.relative_l2), xytext=(5, 4),
+                textcoords="offset points", fontsize=8,
+            )  # fmt: skip
+        for cells, (colour, marker) in LOOKS.items():
+            part = rows[(rows.cells == cells) & (rows.search == "alone")]
+            means = part.groupby("budget")[["sent_bytes", "relative_l2"]].mean()
+            axes.plot(
+                means.sent_bytes / 1e6, means.relative_l2, color=colour, marker=marker, ls="none", mfc="none",
+                label=f"bits for {CELLS[cells]}",
+            )  # fmt: skip
+        axes.set(title=f"{steps} denoising steps", yscale="log", xlabel="MB per worker and request")
+        axes.margins(0.15)
+    panels[0].set_ylabel("relative L2 error of images")
+    most = max(all_.steps)
+    frame = all_.sensitivity[(all_.sensitivity.bits == SHOWN) & (all_.sensitivity.steps == most)]
+    layers = sorted(set(frame.layer))
+    for layer in layers:
+        part, colour = frame[frame.layer == layer].sort_values("group"), colormaps["viridis"](layer / len(layers))
+        spans = [_span(all_, most, int(group)) for group in part.group]
+        last.plot(spans, part.relative_l2, marker="o", color=colour)
+        last.annotate(
+            f"layer {layer}", (len(part) - 1, part.relative_l2.iloc[-1]), xytext=(6, -3), textcoords="offset points",
+            fontsize=8,
+        )  # fmt: skip
+    last.set(title=f"{SHOWN} bits in one place alone", xlabel=f"of {most} denoising steps", ylim=(0, None))
+    last.margins(x=0.2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=8)
+    style.state(figure, title(all_))
+    return figure
+
+
+def title(all_: Denoising) -> str:
+    """Return what the figure shows."""
+    gains = [
+        all_.gain(steps, cells, search, budget)
+        for steps, budget, cells, search in all_.searched()
+        if (cells, search) == ("both", "alone")
+    ]
+    least, most = (pick(found.value for found in gains) for pick in (min, max))
+    sure = "" if all(found.verdict == "holds" for found in gains) else ", not all of it resolved"
+    return f"For equal bytes, bits for each layer and step make errors {least:.2f} to {most:.2f} times smaller{sure}"
