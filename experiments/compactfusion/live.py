@@ -8,7 +8,6 @@ This writes live.csv. What is in the output folder already is kept: remove the C
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from testbed import vm
+from testbed import csv_rows, vm
 from testbed.diffusion.dit import ROWS, TOKENS, Dit
 from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule
 from testbed.diffusion.inside import LiveSampling
@@ -34,7 +33,6 @@ from testbed.play.played import Played, read_played
 from testbed.play.trace import Trace
 from testbed.play.unlinked import step_ends
 from testbed.profiles import load_profile
-from testbed.report import csv_rows
 from testbed.vm.kernel import GuestKernel
 
 HERE = Path(__file__).resolve().parent
@@ -147,10 +145,7 @@ def rows_of(dit: Dit, link: str, wanted: Sequence[tuple[str, LiveSampling]], ker
 
 def main(arguments: list[str]) -> int:
     """Write live.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the CSV (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args(arguments)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE)
     if (kernel := vm.find_clock_kernel()) is None:
         raise CapabilityError("sampling on the virtual clock needs a guest kernel: python -m testbed vm --build")
     torch.set_num_threads(1)

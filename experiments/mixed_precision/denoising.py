@@ -11,7 +11,6 @@ unsplit sampler's images of the same noise; the search sees other seeds than tho
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from testbed import csv_rows
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.make import make
 from testbed.codecs.memory.delta import Delta
@@ -30,7 +30,6 @@ from testbed.diffusion.pretrain import load_dit
 from testbed.diffusion.programs import Part, Program, sent_parts
 from testbed.diffusion.workers import Stream, Workers
 from testbed.policies import precision
-from testbed.report import csv_rows
 
 HERE = Path(__file__).resolve().parent
 CODECS = {4: "int4", 3: "int3", 2: "twobit", 1: "onebit"}
@@ -234,10 +233,7 @@ def settings(
 
 def main() -> int:
     """Go through the numbers of steps; those in the tables are kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=HERE, help="folder for the tables (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    asked = parser.parse_args()
+    asked = csv_rows.asked_of(sys.argv[1:], __doc__, HERE)
     asked.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     model = load_dit("dit-digits-nano" if asked.quick else "dit-digits")
