@@ -45,7 +45,7 @@ def test_every_table_can_be_made(experiment: Path) -> None:
         }  # of cells whose codecs cost a device's time
         known |= {name for name in names if name.startswith("data.")}  # of data parallel cells
         known.add("lost")  # of asynchronous cells
-        known.add("optimiser.algorithm")  # of cells without AdamW
+        known |= {"optimiser.algorithm", "optimiser.frozen_after"}  # of cells without AdamW, and of 1-bit Adam
         assert set(names) - found <= known
 
 
