@@ -596,7 +596,10 @@ def draw_latency(folder: Path) -> Figure:
     )
     axes.set(xlabel="1 / rate, ns per bit", ylabel="seconds per request", ylim=(0, None), xlim=(0, None))
     axes.margins(x=0.2)
-    style.state(figure, "Latency is a straight line; its slope is the bytes")
+    bent = [(row.arm, float(row["farthest from the line"])) for _, row in lines(folder).iterrows()]
+    bent = [(arm, share) for arm, share in bent if share > CLEAR]
+    but = "".join(f", but for {arm} ({share:.1%} off)".replace("%", " %") for arm, share in bent)
+    style.state(figure, f"Latency is a straight line whose slope is the bytes{but}")
     return figure
 
 
