@@ -598,8 +598,8 @@ def draw_latency(folder: Path) -> Figure:
     axes.margins(x=0.2)
     bent = [(row.arm, float(row["farthest from the line"])) for _, row in lines(folder).iterrows()]
     bent = [(arm, share) for arm, share in bent if share > CLEAR]
-    but = "".join(f", but for {arm} ({share:.1%} off)".replace("%", " %") for arm, share in bent)
-    style.state(figure, f"Latency is a straight line whose slope is the bytes{but}")
+    but = "".join(f"; {arm} is {share:.1%} off".replace("%", " %") for arm, share in bent)
+    style.state(figure, f"Latency is a straight line{but or '; its slope is the bytes'}")
     return figure
 
 
