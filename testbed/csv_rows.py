@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-class Asked(NamedTuple):
-    """What a command line says."""
+class CommandLine(NamedTuple):
+    """What is asked of such a program."""
 
     output: Path
     quick: bool
 
 
-def asked_of(arguments: Sequence[str], what: str | None, folder: Path) -> Asked:
+def asked_of(arguments: Sequence[str], what: str | None, folder: Path) -> CommandLine:
     """Read a command line; `what` is its help, `folder` the one that tables are for where none is named."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=folder, help="folder for the tables (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
-    return Asked(**vars(parser.parse_args(arguments)))
+    return CommandLine(**vars(parser.parse_args(arguments)))
 
 
 def write_rows(path: Path, fields: Sequence[str], rows: Iterable[Sequence[Any]], *, digits: int | None = None) -> None:

@@ -10,7 +10,6 @@ steps, as in every summary, and the mean of all but the last step, which receive
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from testbed import csv_rows, results
 from testbed.metrics.steps import align, measured
 from testbed.metrics.wires import HEADER_BYTES
+from testbed.report import experiments
 from testbed.results import Run
 from testbed.spec import RINGS, Cell
 from testbed.sweep.bounded_steps import expected_messages, expected_step
@@ -116,15 +116,12 @@ def rows(folder: Path) -> list[Compared]:
     return sorted(compared(**runs) for runs in newest.values() if len(runs) == 2)
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Write live.csv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=Path("results/data_parallel_time"))
-    parser.add_argument("--output", type=Path, default=HERE)
-    asked = parser.parse_args(arguments)
-    csv_rows.write_rows(asked.output / "live.csv", Compared._fields, rows(asked.results), digits=6)
+    results_folder, output = experiments.folders(HERE.name, "Set live runs on both clocks side by side.")
+    csv_rows.write_rows(output / "live.csv", Compared._fields, rows(results_folder), digits=6)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -343,7 +343,7 @@ def compared(found: Results, choose: Choose, base: str, effect: float) -> dict[t
 
 def _seeds(judged: Judgement) -> str:
     """Say how many seeds it would take, where one more is that of every pair and rate; a difference is in steps."""
-    more_s = experiments.takes_s(HERE, "train.py", int(pandas.read_csv(HERE / "runs.csv").seed.nunique()))
+    more_s = experiments.training_s(HERE, "runs.csv", "seed")
     return experiments.more_seeds(judged, more_s, unit="steps")
 
 

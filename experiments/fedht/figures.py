@@ -83,9 +83,8 @@ def gain_words(found: Judgement) -> tuple[str, str]:
 
 def seed_s(methods: int) -> float:
     """Return how long one more seed of all ratios of some methods takes, at one Dirichlet concentration."""
-    runs = pandas.read_csv(HERE / "runs.csv")
     ratios = results(HERE).groupby("method").first_ratio.nunique().max()
-    return methods * ratios * experiments.takes_s(HERE, "train.py", len(runs))
+    return methods * ratios * experiments.training_s(HERE, "runs.csv")
 
 
 def change_words(found: IntervalEstimate) -> tuple[str, str]:

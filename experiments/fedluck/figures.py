@@ -75,7 +75,7 @@ def best_fixed(folder: Path, runs: Any) -> str:
 
 def pair_s() -> float:
     """Return how long one more seed of two methods takes."""
-    return 2 * experiments.takes_s(HERE, "train.py", len(pandas.read_csv(HERE / "runs.csv")))
+    return 2 * experiments.training_s(HERE, "runs.csv")
 
 
 def cut_words(found: IntervalEstimate) -> tuple[str, str]:

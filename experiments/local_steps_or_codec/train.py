@@ -17,7 +17,7 @@ import torch
 from methods import METHODS, MethodRow
 
 from testbed import csv_rows
-from testbed.replicas.tuned_text import FULL, QUICK, Asked, Curve, train_all
+from testbed.replicas.tuned_text import FULL, QUICK, Curve, Tuned, train_all
 from testbed.workloads.characters import VALUES
 
 HERE = Path(__file__).resolve().parent
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
             row._replace(outer_rates=row.outer_rates[-2:-1], momenta=row.momenta[-1:]) for row in METHODS if row.quick
         )
     trained = train_all(
-        (Asked(row.name, row.variants, row.first_rate) for row in methods), QUICK if asked.quick else FULL, asked.output
+        (Tuned(row.name, row.variants, row.first_rate) for row in methods), QUICK if asked.quick else FULL, asked.output
     )
     lines = [listed(row, found) for row, found in zip(methods, trained, strict=True)]
     csv_rows.write_rows(asked.output / "methods.csv", Listed._fields, lines)

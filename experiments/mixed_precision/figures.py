@@ -170,8 +170,7 @@ def training_table(all_: Measured) -> str:
 # ------------------------------------------------------------------ claims
 def seed_s() -> float:
     """Return how long one more seed of two models takes."""
-    trained = pandas.read_csv(HERE / "losses.csv")[["arm", "seed"]].drop_duplicates()
-    return 2 * experiments.takes_s(HERE, "train.py", len(trained))
+    return 2 * experiments.training_s(HERE, "losses.csv", "arm", "seed")
 
 
 def claims(folder: Path) -> list[Claim]:

@@ -166,10 +166,7 @@ def scenarios_table() -> Any:
 # ------------------------------------------------------------------ claims
 def seed_s() -> float:
     """Return how long one more seed of two methods takes."""
-    tuning, curves = (pandas.read_csv(HERE / name) for name in ("tuning.csv", "curves.csv"))
-    of_best, methods = len(curves[["method", "seed"]].drop_duplicates()), curves.method.nunique()
-    trained = of_best + TUNING_SEEDS * (len(tuning) - methods)  # a method's best rate is among those that were tried
-    return 2 * experiments.takes_s(HERE, "train.py", trained)
+    return 2 * experiments.tuned_training_s(HERE, TUNING_SEEDS)
 
 
 def claims(folder: Path) -> list[Claim]:

@@ -16,7 +16,7 @@ import torch
 from layouts import LAYOUTS, Layout
 
 from testbed import csv_rows
-from testbed.replicas.tuned_text import FULL, QUICK, Asked, Curve, train_all
+from testbed.replicas.tuned_text import FULL, QUICK, Curve, Tuned, train_all
 from testbed.workloads.characters import VALUES
 
 HERE = Path(__file__).resolve().parent
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     layouts = [each for each in LAYOUTS if each.quick or not asked.quick]
     trained = train_all(
-        (Asked(each.name, [each.method], each.first_rate) for each in layouts),
+        (Tuned(each.name, [each.method], each.first_rate) for each in layouts),
         QUICK if asked.quick else FULL,
         asked.output,
     )

@@ -14,7 +14,7 @@ from testbed.pipeline.frame import HEADER_BYTES
 Payload = bytes | memoryview
 
 
-class Worker(Protocol):
+class SamplingWorker(Protocol):
     """What one worker holds of a request. `part` is a message of its program: a `Part`, or a `Crossing`."""
 
     def compute(self, action: Compute) -> None:
@@ -30,10 +30,10 @@ class Worker(Protocol):
         ...
 
 
-class Exchange(Protocol):
+class Passing(Protocol):
     """What lies between one worker and all others."""
 
-    def compute(self, worker: Worker, action: Compute) -> None:
+    def compute(self, worker: SamplingWorker, action: Compute) -> None:
         """Have the worker compute, in the time that this takes."""
         ...
 
@@ -46,7 +46,7 @@ class Exchange(Protocol):
         ...
 
 
-def proceed(worker: Worker, ahead: deque[Action], exchange: Exchange) -> bool:
+def proceed(worker: SamplingWorker, ahead: deque[Action], exchange: Passing) -> bool:
     """Do a worker's actions, and remove them, up to one whose message is not there. Returns whether any was done."""
     before = len(ahead)
     while ahead:
@@ -72,7 +72,7 @@ class _Mail(NamedTuple):
     """By sender, receiver and part: shared by all."""
     frame_bytes: dict[Any, int]
 
-    def compute(self, worker: Worker, action: Compute) -> None:
+    def compute(self, worker: SamplingWorker, action: Compute) -> None:
         worker.compute(action)
 
     def send(self, part: Message, peer: int, payload: bytes) -> None:
@@ -83,7 +83,7 @@ class _Mail(NamedTuple):
         return self.waiting.pop((peer, self.number, part), None)
 
 
-def run_together(workers: Sequence[Worker], actions: Sequence[Actions]) -> dict[Any, int]:
+def run_together(workers: Sequence[SamplingWorker], actions: Sequence[Actions]) -> dict[Any, int]:
     """Have all workers do their actions, in this process; returns how long each message is, its frame's header
     included.
     """

@@ -115,7 +115,7 @@ class ExpertSampled(NamedTuple):
     frame_bytes: dict[Crossing, int]
 
 
-class _Chosen(NamedTuple):
+class _AtExpert(NamedTuple):
     """Rows of a block that go to an expert."""
 
     place: int
@@ -130,7 +130,7 @@ class _Used(NamedTuple):
     outputs: list[Tensor]
     """(rows, TOP, d) each; slots that are not sent stay zero until they are used."""
     routings: list[Routing]
-    chosen: list[list[_Chosen]]
+    chosen: list[list[_AtExpert]]
     """By the worker that they are sent to; block by block, and expert by expert."""
 
 
@@ -196,7 +196,7 @@ class ExpertWorker:
         slots = program.slots(layer, step)
         chosen = [
             [
-                _Chosen(place, *_chosen(routing, expert, slots))
+                _AtExpert(place, *_chosen(routing, expert, slots))
                 for place, routing in enumerate(routings)
                 for expert in range(receiver, len(block.experts), program.workers)
             ]

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from testbed.diffusion.dit import TOKENS, Dit, DitSize, start
-from testbed.diffusion.exchange import Worker, proceed
+from testbed.diffusion.exchange import SamplingWorker, proceed
 from testbed.diffusion.experts import ExpertProgram, ExpertWorker
 from testbed.diffusion.programs import Action, Actions, Compute, Message, Program, numbers_of
 from testbed.diffusion.workers import Codecs, Conditions, TokenWorker
@@ -89,7 +89,7 @@ class _Links:
         self.moments_ns: list[int] = []
         """When each action was done."""
 
-    def compute(self, worker: Worker, action: Compute) -> None:
+    def compute(self, worker: SamplingWorker, action: Compute) -> None:
         self._line.work("L", action.step, self._work_ns, partial(worker.compute, action), self._arrived_ns)
         self.moments_ns.append(time.monotonic_ns())
 

@@ -83,9 +83,7 @@ class Optimiser:
     ) -> None:
         """`rowwise`: those of the parameters that `RowwiseAdamW` updates, each with its axis."""
         self._parameters = list(parameters)
-        self._spec = spec
-        self._updates = self._frozen_updates = 0
-        """With gradients, and with first moments."""
+        self._spec, self._updates = spec, 0
         self._rowwise = RowwiseAdamW(rowwise, spec)
         others = [parameter for parameter in self._parameters if parameter not in rowwise]
         # foreach and fused batch over the parameters of a stage, so they could round differently in another cut
@@ -109,22 +107,23 @@ class Optimiser:
         Only where no parameter is updated row by row.
         """
         assert not self._rowwise.parameters
-        return {"inner": self._inner.state_dict(), "updates": (self._updates, self._frozen_updates)}
+        return {"inner": self._inner.state_dict(), "updates": self._updates}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state` of an optimiser of the same parameters."""
         self._inner.load_state_dict(state["inner"])
-        self._updates, self._frozen_updates = state["updates"]
+        self._updates = state["updates"]
 
     def message(self) -> list[Tensor]:
         """Take the gradients away and return what a worker sends of them, by parameter: these; or, once the second
         moment is frozen, what they make of the first moment, after they are clipped.
         """
+        squares = self.squares() if self._frozen else []
         taken = [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in self._parameters
         ]
         if self._frozen:
-            scale = self._scale(global_norm([torch.linalg.vector_norm(gradient).item() ** 2 for gradient in taken]))
+            scale = self._scale(global_norm(squares))
             moments = [self._inner.state[parameter]["exp_avg"] for parameter in self._parameters]
             weight = 1 - self._spec.beta1
             taken = [moment.lerp(gradient.mul_(scale), weight) for moment, gradient in zip(moments, taken, strict=True)]
@@ -136,10 +135,11 @@ class Optimiser:
         """Scale the gradients so that the model's `norm` is at most the limit, update at that rate, and forget the
         gradients. Once the second moment is frozen these are first moments, `message`, and nothing is scaled.
         """
-        if self._frozen:
+        frozen = self._frozen
+        self._updates += 1
+        if frozen:
             self._update_frozen(rate)
             return
-        self._updates += 1
         scale = self._scale(norm)
         with torch.no_grad():
             for parameter in self._parameters:
@@ -161,9 +161,8 @@ class Optimiser:
     def _update_frozen(self, rate: float) -> None:
         """Update by first moments. Both are corrected for having begun at 0, the second for the steps it has seen."""
         spec = self._spec
-        second = 1 - spec.beta2**self._updates
-        self._frozen_updates += 1
-        first = 1 - spec.beta1 ** (self._updates + self._frozen_updates)
+        assert spec.frozen_after is not None
+        first, second = 1 - spec.beta1**self._updates, 1 - spec.beta2**spec.frozen_after
         for parameter in self._parameters:
             if (moment := parameter.grad) is None:
                 continue

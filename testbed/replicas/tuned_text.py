@@ -76,7 +76,7 @@ class Tried(NamedTuple):
     chosen: bool
 
 
-class Asked(NamedTuple):
+class Tuned(NamedTuple):
     """What is tuned under one name."""
 
     name: str
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
     first_rate: float
 
 
-def train_all(asked: Iterable[Asked], plan: Plan, folder: Path) -> Iterator[list[Curve]]:
+def train_all(asked: Iterable[Tuned], plan: Plan, folder: Path) -> Iterator[list[Curve]]:
     """Tune one after the other, yield the curves of each, and keep curves.csv and tuning.csv of all so far. What the
     folder's tables have already is not trained again.
     """

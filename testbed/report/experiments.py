@@ -9,6 +9,7 @@ list[Claim]`, and `blocks(folder) -> dict[str, str]`, the generated blocks of th
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import math
 import sys
@@ -312,6 +313,22 @@ def takes_s(folder: Path, program: str, parts: int) -> float:
         if step["run"].split()[0] == program and "takes" in step:
             return parse_time(step["takes"]) / 1e9 / parts
     raise SpecError(f"{path} does not say how long {program} takes; add `takes` to its step")
+
+
+@functools.cache
+def training_s(folder: Path, table: str, *columns: str, program: str = "train.py") -> float:
+    """Return how long one training of a table takes, `takes_s`: a row each, or rows that are alike in these columns."""
+    rows = pandas.read_csv(folder / table)
+    return takes_s(folder, program, len(rows[list(columns)].drop_duplicates()) if columns else len(rows))
+
+
+@functools.cache
+def tuned_training_s(folder: Path, tuning_seeds: int) -> float:
+    """Return how long one training of `replicas.tuned_text` takes, `takes_s`; rates were tried with so many seeds."""
+    tuning, curves = (pandas.read_csv(folder / name) for name in ("tuning.csv", "curves.csv"))
+    of_best, methods = len(curves[["method", "seed"]].drop_duplicates()), curves.method.nunique()
+    trained = of_best + tuning_seeds * (len(tuning) - methods)  # a method's best rate is among those that were tried
+    return takes_s(folder, "train.py", trained)
 
 
 def curves(folder: str | Path, value: str = "loss") -> Any:
