@@ -15,7 +15,7 @@ from testbed.pipeline.job import Endpoint, Limits, NodeJob
 from testbed.records import StepRecord
 from testbed.replicas.alone import Replicas
 from testbed.replicas.decision import Decision, Policy
-from testbed.replicas.worker import Worker
+from testbed.replicas.worker import Evaluated, Worker
 from testbed.spec import (
     DataParallelSpec,
     Exchange,
@@ -23,8 +23,8 @@ from testbed.spec import (
     Paced,
     PipelineSpec,
     Recipe,
+    TextSpec,
     TrainingSpec,
-    WorkloadSpec,
 )
 
 INPUTS, INNER, CLASSES, EXAMPLES = 16, 64, 40, 4
@@ -81,10 +81,10 @@ class Learner:
         chosen = self.data.train(batch, self._first + part, self._all)
         return self.net.loss(self.net(chosen.inputs), chosen.targets)
 
-    def evaluate(self) -> float:
+    def evaluate(self) -> Evaluated:
         with torch.no_grad():
             chosen = self.data.validation(0, 0, 1)
-            return self.net.loss(self.net(chosen.inputs), chosen.targets).item()
+            return Evaluated(self.net.loss(self.net(chosen.inputs), chosen.targets).item())
 
 
 def a_recipe(
@@ -107,7 +107,7 @@ def a_recipe(
     }
     return Recipe(
         codec=codec,
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2", model="gpt2-nano", text="none", sequence_length=2, batch_size=16, validation_batches=1
         ),
         pipeline=PipelineSpec(stages=1, microbatches=microbatches, schedule="gpipe", in_flight=1),

@@ -7,7 +7,8 @@ FLOPs utilisation. Embeddings, norms, activation functions and biases count noth
 
 from __future__ import annotations
 
-from testbed.workloads import models
+from testbed.spec import ImagesSpec, TextSpec, WorkloadSpec
+from testbed.workloads import models, networks
 from testbed.workloads.models import ModelSize
 
 ADAMW_BYTES = 28
@@ -48,6 +49,20 @@ def parameters(size: ModelSize, layers: range) -> int:
     if layers.stop == size.layers:
         count += size.width * size.vocabulary + norm
     return count
+
+
+def image(spec: ImagesSpec) -> int:
+    """Count a small network's forward pass for one image."""
+    return 2 * networks.products(spec)
+
+
+def whole_model(spec: WorkloadSpec) -> int:
+    """Count the parameters of a workload's whole model. SpecError or UnknownNameError where there is none."""
+    if isinstance(spec, ImagesSpec):
+        return networks.parameters(spec)
+    assert isinstance(spec, TextSpec)
+    size = models.workload_size(spec)
+    return parameters(size, range(size.layers))
 
 
 def _layer_products(size: ModelSize) -> int:

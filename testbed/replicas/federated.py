@@ -17,9 +17,10 @@ from torch import Tensor
 from testbed.frozen import Frozen
 from testbed.pipeline.optimise import learning_rate
 from testbed.replicas.bucket import SMALL, Bucket
+from testbed.replicas.learners import ImagesLearner
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec, OuterSpec
-from testbed.workloads.digits import CLASSES, batch_loss, build_model, digits, score
+from testbed.workloads.digits import CLASSES, build_model, digits, score
 from testbed.workloads.shards import Indices, ShardBatches, data_shares, divide
 
 _UNCLIPPED = 1e9
@@ -80,26 +81,6 @@ class FederatedRound(NamedTuple):
     """Share of the values of the coded tensors that were not zero to the server, mean over the clients."""
 
 
-class DigitsLearner:
-    """A `worker.Learner` of a network on one client's shard."""
-
-    parts = 1
-
-    def __init__(self, model: str, seed: int, batches: ShardBatches) -> None:
-        """All clients with the same seed begin alike."""
-        self.model = build_model(model, seed)
-        self.parameters = list(self.model.parameters())
-        self._batches = batches
-
-    def loss(self, batch: int, part: int) -> Tensor:
-        """Return the mean cross-entropy over the client's batch of that number, in autograd's graph."""
-        return batch_loss(self.model, digits().train.at(self._batches.batch(batch)))
-
-    def evaluate(self) -> float:
-        """Return the loss of the test images."""
-        return score(self.model, digits().test).loss
-
-
 class Federation:
     """The clients of one training, and their server."""
 
@@ -153,12 +134,13 @@ class Federation:
         ]
         return torch.cat([value.flatten() for update in updates for value in update if value.numel() >= SMALL])
 
-    def _clients(self) -> tuple[list[DigitsLearner], list[Worker]]:
+    def _clients(self) -> tuple[list[ImagesLearner], list[Worker]]:
         spec = self.spec
-        learners = [
-            DigitsLearner(spec.model, spec.seed, ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client))
+        batches = [
+            ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client)
             for client, shard in enumerate(self.shards)
         ]
+        learners = [ImagesLearner(build_model(spec.model, spec.seed), own, digits()) for own in batches]
         outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
         workers = [
             Worker(client, learner, optimiser=spec.optimiser, outer=outer, steps=spec.rounds)

@@ -15,8 +15,8 @@ from typing import Any
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import WorkloadSpec
-from testbed.workloads import texts
+from testbed.spec import ImagesSpec, TextSpec, WorkloadSpec
+from testbed.workloads import networks, texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ def model_size(model: str) -> ModelSize:
         ) from None
 
 
-def workload_size(spec: WorkloadSpec) -> ModelSize:
+def workload_size(spec: TextSpec) -> ModelSize:
     """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as
     `model_size`.
     """
@@ -213,13 +213,25 @@ def workload_size(spec: WorkloadSpec) -> ModelSize:
     return size
 
 
-def hidden_width(spec: WorkloadSpec) -> int:
+def hidden_width(spec: TextSpec) -> int:
     """Return how many values a token has at a boundary."""
     return model_size(spec.model).width
 
 
+def validation_tokens(spec: WorkloadSpec) -> int:
+    """Return how many tokens, or images, an evaluation reads."""
+    if isinstance(spec, ImagesSpec):
+        return networks.image_counts(spec).test
+    assert isinstance(spec, TextSpec)
+    return spec.validation_batches * spec.batch_tokens
+
+
 def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
     """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
+    if isinstance(spec, ImagesSpec):
+        networks.layers(spec)
+        return
+    assert isinstance(spec, TextSpec)
     size = workload_size(spec)
     split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:

@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
-    """Return the token file of a text (see `WorkloadSpec.text`) for a model, made below `cache` where it is not there
+    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` where it is not there
     yet.
 
     A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.devices import flops
 from testbed.errors import UnknownNameError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.llama import LlamaStage
@@ -19,8 +19,8 @@ from testbed.workloads.llama import LlamaStage
 MODELS = ("gpt2-nano", "gpt2-mini-wide", "llama-nano", "llama-mini")
 
 
-def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:
-    return WorkloadSpec(
+def workload(model: str, sequence_length: int, sequences: int) -> TextSpec:
+    return TextSpec(
         family=models.model_size(model).family,
         model=model,
         text="bundled",

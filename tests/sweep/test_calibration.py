@@ -13,7 +13,7 @@ from test_trainings import Texts, a_recipe
 from testbed.errors import TestbedError, UserError
 from testbed.pipeline.calibration import CalibrationRound, duration, is_steady, timed
 from testbed.records import Calibration, Duration
-from testbed.spec import Recipe, WorkloadSpec
+from testbed.spec import Recipe, TextSpec
 from testbed.sweep.calibration import calibrate
 from testbed.sweep.session import Tokens
 
@@ -57,7 +57,7 @@ def test_what_decides_no_duration_is_not_asked_for() -> None:
         assert timed(changed) != timed(recipe)
 
 
-def never(spec: WorkloadSpec) -> Tokens:
+def never(spec: TextSpec) -> Tokens:
     raise AssertionError("everything is kept")
 
 

@@ -16,7 +16,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.memory import predict_memory
 from testbed.records import TrainingRecord
 from testbed.results import read_json
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec, WorkloadSpec
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
 from testbed.sweep.session import Tokens
 from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing
 
@@ -26,7 +26,7 @@ VOCABULARY = 96
 def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, **workload: Any) -> Recipe:
     return Recipe(
         codec=codec,
-        workload=WorkloadSpec(
+        workload=TextSpec(
             **{
                 "family": model.partition("-")[0],
                 "model": model,
@@ -66,7 +66,7 @@ class Texts:
         self.path, self.asked = folder / "tokens.npy", 0
         np.save(self.path, np.random.default_rng(0).integers(VOCABULARY, size=50_000).astype(np.uint16))
 
-    def __call__(self, spec: WorkloadSpec) -> Tokens:
+    def __call__(self, spec: TextSpec) -> Tokens:
         self.asked += 1
         return Tokens(self.path, VOCABULARY)
 
@@ -116,7 +116,7 @@ def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path
 
 
 def test_what_needs_a_network_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    def never(spec: WorkloadSpec) -> Tokens:
+    def never(spec: TextSpec) -> Tokens:
         raise AssertionError
 
     with pytest.raises(UserError, match='timing = "live"'):
