@@ -10,7 +10,7 @@ bucket    all tensors of a worker as one message: codecs for the large ones, the
 fragments parts of the model that are exchanged in turn
 exchange  how messages become aggregates: a server, every worker for itself, a ring
 decision  what may change while training lasts: staleness, local steps, codecs
-learners  what workers learn: a language model on a text
+learners  what workers learn: a language model on a text, or a small network on images
 worker    one replica: what it computes, and what it does with an aggregate
 pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry

@@ -20,7 +20,8 @@ from testbed.replicas.bucket import SMALL, Bucket
 from testbed.replicas.learners import ImagesLearner
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec, OuterSpec
-from testbed.workloads.digits import CLASSES, build_model, digits, score
+from testbed.workloads.images import build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import Indices, ShardBatches, data_shares, divide
 
 _UNCLIPPED = 1e9
@@ -32,7 +33,7 @@ class FederatedSpec(Frozen):
     """A training."""
 
     model: str
-    """A network of `workloads.digits`."""
+    """A network of `workloads.images`, for digits."""
     clients: int = Field(ge=1)
     rounds: int = Field(ge=1)
     local_steps: int = Field(ge=1)
@@ -87,7 +88,7 @@ class Federation:
     def __init__(self, spec: FederatedSpec) -> None:
         """SpecError for shards that cannot be made, UnknownNameError for an unknown network."""
         self.spec = spec
-        labels = digits().train.labels.numpy()
+        labels = images("digits").train.labels.numpy()
         self.shards = divide(labels, data_shares(spec.clients, spec.skew), alpha=spec.alpha, seed=spec.seed)
         """By client, the largest first."""
         self.shares = [len(shard) / len(labels) for shard in self.shards]
@@ -95,12 +96,12 @@ class Federation:
     @property
     def classes(self) -> list[list[int]]:
         """How many images of each class a client has."""
-        labels: Indices = digits().train.labels.numpy()
-        return [[int((labels[shard] == each).sum()) for each in range(CLASSES)] for shard in self.shards]
+        labels: Indices = images("digits").train.labels.numpy()
+        return [[int((labels[shard] == each).sum()) for each in range(DIGITS.classes)] for shard in self.shards]
 
     def train(self, codecs: CodecsOfRound) -> Iterator[FederatedRound]:
         """Train; yields each round. StageError where it diverges."""
-        spec, test = self.spec, digits().test
+        spec, test = self.spec, images("digits").test
         learners, workers = self._clients()
         shapes = [tuple(parameter.shape) for parameter in learners[0].parameters]
         texts = codecs(0, spec.stepsize(0))
@@ -140,7 +141,9 @@ class Federation:
             ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client)
             for client, shard in enumerate(self.shards)
         ]
-        learners = [ImagesLearner(build_model(spec.model, spec.seed), own, digits()) for own in batches]
+        learners = [
+            ImagesLearner(build_network(spec.model, DIGITS, spec.seed), own, images("digits")) for own in batches
+        ]
         outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
         workers = [
             Worker(client, learner, optimiser=spec.optimiser, outer=outer, steps=spec.rounds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from testbed.replicas.worker import Evaluated, Learner
 from testbed.spec import Recipe, TextSpec
 from testbed.workloads.build import build_stage
 from testbed.workloads.data import Data
-from testbed.workloads.digits import Digits, batch_loss, build_model, digits, score
+from testbed.workloads.images import ImageSet, batch_loss, build_network, images, score
 from testbed.workloads.shards import ShardBatches, divide
 from testbed.workloads.stage_model import StageModel
 
@@ -51,7 +52,7 @@ class TextLearner:
 class ImagesLearner:
     """A `worker.Learner` of a network on one worker's shard of the training images."""
 
-    def __init__(self, model: nn.Module, batches: ShardBatches, images: Digits, parts: int = 1) -> None:
+    def __init__(self, model: nn.Module, batches: ShardBatches, images: ImageSet, parts: int = 1) -> None:
         """`parts`: into how many equal parts each of the worker's batches is cut."""
         self.model, self.parts = model, parts
         self.parameters = list(model.parameters())
@@ -79,10 +80,10 @@ def learner_of(recipe: Recipe, number: int, *, vocabulary: int, tokens: str) -> 
     if isinstance(spec, TextSpec):
         model = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=vocabulary)
         data = Data(np.load(tokens, mmap_mode="r"), spec, seed)
-        first, every = sum(counts[:number]), sum(counts)
-        return TextLearner(counts[number], first, every, model, data, spec.validation_batches)
-    images = digits()
-    shard = divide(images.train.labels.numpy(), recipe.data.parts, alpha=spec.alpha, seed=seed)[number]
+        first = sum(counts[:number])
+        return TextLearner(counts[number], first, sum(counts), model, data, spec.validation_batches)
+    every = images(spec.images, Path(tokens))
+    shard = divide(every.train.labels.numpy(), recipe.data.parts, alpha=spec.alpha, seed=seed)[number]
     size = spec.batch_size * counts[number] // sum(counts)
     batches = ShardBatches(shard, size, seed=seed, worker=number)
-    return ImagesLearner(build_model(spec.model, seed), batches, images, counts[number])
+    return ImagesLearner(build_network(spec.model, every, seed), batches, every, counts[number])

@@ -188,7 +188,7 @@ def prepare(workload: WorkloadSpec) -> Tokens:
     there, or no cell would have been made.
     """
     if isinstance(workload, ImagesSpec):
-        return Tokens(paths.cache_folder(), networks.image_counts(workload).shape.classes)
+        return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
     assert isinstance(workload, TextSpec)
     options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
     options += ["--sequence-length", str(workload.sequence_length), "--batch-size", str(workload.batch_size)]

@@ -221,7 +221,7 @@ def hidden_width(spec: TextSpec) -> int:
 def validation_tokens(spec: WorkloadSpec) -> int:
     """Return how many tokens, or images, an evaluation reads."""
     if isinstance(spec, ImagesSpec):
-        return networks.image_counts(spec).test
+        return networks.image_counts(spec.images).test
     assert isinstance(spec, TextSpec)
     return spec.validation_batches * spec.batch_tokens
 
@@ -229,7 +229,7 @@ def validation_tokens(spec: WorkloadSpec) -> int:
 def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
     """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
     if isinstance(spec, ImagesSpec):
-        networks.layers(spec)
+        networks.workload_layers(spec)
         return
     assert isinstance(spec, TextSpec)
     size = workload_size(spec)

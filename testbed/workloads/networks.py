@@ -1,22 +1,28 @@
-"""Small networks that learn labelled images, in numbers: which there are, and what they cost. No torch.
+"""Small networks that learn labelled images, and how many images there are, in numbers. No torch.
 
-`images` builds them. A new network is one row of `NETWORKS`.
+`images` builds and reads them, `prepare` fetches data sets of the hub. A new network is one row of `NETWORKS`.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from testbed.errors import UnknownNameError
+from testbed import paths
+from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import ImagesSpec
+from testbed.workloads import texts
 
 SCORED_TOGETHER: Final = 512
 """Images; what a network holds of more would not fit into a small guest's memory."""
-_KERNEL = 3
-"""Side of a convolution's kernel."""
+KERNEL: Final = 3
+"""Side of a convolution's kernel, in pixels."""
+VERSION: Final = 1
+"""Part of the name of prepared images: raise it when the same ones would give other pixels."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,10 @@ class ImageShape:
         return f"{self.channels} x {self.side} x {self.side} values in {self.classes} classes"
 
 
+DIGITS: Final = ImageShape(channels=1, side=8, classes=10)
+
+
+# ------------------------------------------------------------------ how many images
 class ImageCounts(NamedTuple):
     """How many images a set has, and of which shape."""
 
@@ -41,26 +51,73 @@ class ImageCounts(NamedTuple):
     test: int
 
 
-DIGITS: Final = ImageCounts(ImageShape(channels=1, side=8, classes=10), train=1437, test=360)
+OF_DIGITS: Final = ImageCounts(DIGITS, train=1437, test=360)
 
 
+class PreparedImages(NamedTuple):
+    """Images with labels, in two files: those to train on, and after them those to test on."""
+
+    pixels: Path
+    """A .npy of uint8, (n, channels * side * side): channel after channel, row after row."""
+    labels: Path
+    """A .npy of int64, (n,), 0 to classes - 1."""
+    train: int
+    """How many of the n images come first, to train on."""
+    test: int
+    channels: int
+    """1: grey; 3: red, green, blue."""
+    side: int
+    """Pixels: images are square."""
+    classes: int
+
+
+def prepared_paths(hub: texts.HubSet, cache: Path) -> tuple[Path, Path, Path]:
+    """Return where pixels, labels and a description of a data set lie below `cache`, or will lie."""
+    name = f"{hub.file_name}-{VERSION}"
+    return tuple(cache / "images" / f"{name}{end}" for end in (".npy", "-labels.npy", ".json"))  # type: ignore[return-value]
+
+
+def find_prepared(hub: texts.HubSet, cache: Path) -> PreparedImages | None:
+    """Return what was made of a data set of the hub; None where that is not there, whole."""
+    pixels, labels, description = every = prepared_paths(hub, cache)
+    if not all(path.is_file() for path in every):
+        return None
+    return PreparedImages(pixels, labels, **json.loads(description.read_text(encoding="utf8")))
+
+
+def image_counts(images: str) -> ImageCounts:
+    """Return how many images there are, and their shape. SpecError for an unknown name, and for a data set that was not
+    fetched yet.
+    """
+    texts.check_images_name(images)
+    if (hub := texts.hub_set(images, "images")) is None:
+        return OF_DIGITS
+    if (found := find_prepared(hub, paths.cache_folder())) is None:
+        raise SpecError(
+            f"workload.images: data set {hub} is not on this machine yet; fetch it once with: python -m "
+            f"testbed.workloads.prepare --images {images}"
+        )
+    return ImageCounts(ImageShape(found.channels, found.side, found.classes), found.train, found.test)
+
+
+# ------------------------------------------------------------------ networks
 class Layer(NamedTuple):
-    """A convolution of 3 x 3, or a linear layer."""
+    """A convolution that keeps the images' size, or a linear layer; with biases."""
 
     inputs: int
     """Channels, or values."""
     outputs: int
     side: int | None = None
-    """Of a convolution: pixels of a side, before and after it. None: linear."""
+    """Of a convolution: pixels of a side. None: linear."""
 
     @property
     def weights(self) -> int:
         """Values of its matrix or kernels."""
-        return self.inputs * self.outputs * (1 if self.side is None else _KERNEL**2)
+        return self.inputs * self.outputs * (1 if self.side is None else KERNEL**2)
 
     @property
     def places(self) -> int:
-        """How often these weights are used for an image."""
+        """How often they are used for an image."""
         return 1 if self.side is None else self.side**2
 
 
@@ -81,40 +138,50 @@ def _cnn(shape: ImageShape) -> tuple[Layer, ...]:
     )
 
 
-NETWORKS: Final[dict[str, Callable[[ImageShape], tuple[Layer, ...]]]] = {
-    "digits-mlp": _mlp(28),  # 2,110 parameters
-    "digits-mlp-large": _mlp(256, 128),  # 50,826
-    "digits-cnn": _cnn,  # 38,282
+_FOR_DIGITS: Final = "digits-"
+_LAYERS: Final[dict[str, Callable[[ImageShape], tuple[Layer, ...]]]] = {  # with as many parameters for digits
+    "mlp": _mlp(28),  # 2,110
+    "mlp-large": _mlp(256, 128),  # 50,826
+    "cnn": _cnn,  # 38,282
 }
-"""Networks by name, as layers with biases. Between two layers is a ReLU; after the last convolution each 2 x 2 pixels
-become the largest of them."""
+NETWORKS: Final = (*_LAYERS, *(f"{_FOR_DIGITS}{name}" for name in _LAYERS))
+"""Networks by name, from (n, channels * side * side) to (n, classes): those for any images, and the same ones for
+digits alone. Between two layers is a ReLU; before the first linear one behind a convolution each 2 x 2 pixels become
+the largest of them. None of them has buffers, so parameters are all that workers exchange.
+"""
 
 
-def layers(spec: ImagesSpec) -> tuple[Layer, ...]:
-    """Return the layers of a workload's network. UnknownNameError for another name; SpecError for unknown images."""
-    shape = image_counts(spec).shape
-    if spec.model not in NETWORKS:
-        raise UnknownNameError("network for images", spec.model, NETWORKS)
-    return NETWORKS[spec.model](shape)
+def network_layers(model: str, shape: ImageShape) -> tuple[Layer, ...]:
+    """Return the layers of a network of `NETWORKS` for such images.
+
+    UnknownNameError for another name; SpecError for a network of digits and images that are none.
+    """
+    if model not in NETWORKS:
+        raise UnknownNameError("network", model, NETWORKS)
+    found = ImageShape(shape.channels, shape.side, shape.classes)
+    if model.startswith(_FOR_DIGITS) and found != DIGITS:
+        raise SpecError(
+            f"model {model!r} is for digits, {DIGITS}; these images have {found}: take "
+            f"{model.removeprefix(_FOR_DIGITS)!r}"
+        )
+    return _LAYERS[model.removeprefix(_FOR_DIGITS)](found)
+
+
+def workload_layers(spec: ImagesSpec) -> tuple[Layer, ...]:
+    """Return the layers of a workload's network. SpecError or UnknownNameError as the functions above."""
+    return network_layers(spec.model, image_counts(spec.images).shape)
 
 
 def parameters(spec: ImagesSpec) -> int:
     """Count the parameters of a workload's network."""
-    return sum(layer.weights + layer.outputs for layer in layers(spec))
+    return sum(layer.weights + layer.outputs for layer in workload_layers(spec))
 
 
 def products(spec: ImagesSpec) -> int:
     """Count the products that a forward pass needs for one image."""
-    return sum(layer.weights * layer.places for layer in layers(spec))
+    return sum(layer.weights * layer.places for layer in workload_layers(spec))
 
 
-def kept_values(spec: ImagesSpec) -> int:
-    """Count the values that all layers make of one image, which a backward pass needs again."""
-    return sum(layer.outputs * layer.places for layer in layers(spec))
-
-
-def image_counts(spec: ImagesSpec) -> ImageCounts:
-    """Return how many images a workload has. UnknownNameError for unknown ones."""
-    if spec.images != "digits":
-        raise UnknownNameError("images", spec.images, ("digits",))
-    return DIGITS
+def values(spec: ImagesSpec) -> int:
+    """Count the values that all layers make of one image."""
+    return sum(layer.outputs * layer.places for layer in workload_layers(spec))
