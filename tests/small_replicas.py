@@ -1,4 +1,4 @@
-"""Data parallel training of a network of 4,000 parameters in one process: what tests of it share."""
+"""Data parallel training of a network of 4,000 parameters, or of digits, in one process: what tests of it share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from torch import Tensor, nn
 
 from testbed.pipeline.job import Endpoint, Limits, NodeJob
 from testbed.records import StepRecord
+from testbed.replicas import worker
 from testbed.replicas.alone import Replicas
 from testbed.replicas.decision import Decision, Policy
+from testbed.replicas.learners import learner_of
 from testbed.replicas.worker import Evaluated, Worker
 from testbed.spec import (
     DataParallelSpec,
     Exchange,
+    ImagesSpec,
     OptimiserSpec,
     Paced,
     PipelineSpec,
@@ -53,11 +56,13 @@ class Data:
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    """A model as the pipelines know it: of the small network, or of another one."""
+
+    def __init__(self, layers: nn.Module | None = None) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            self.layers = nn.Sequential(nn.Linear(INPUTS, INNER), nn.Tanh(), nn.Linear(INNER, CLASSES))
+            self.layers = layers or nn.Sequential(nn.Linear(INPUTS, INNER), nn.Tanh(), nn.Linear(INNER, CLASSES))
 
     def draw(self, step: int, part: int) -> None:
         """Draw nothing."""
@@ -87,6 +92,19 @@ class Learner:
             return Evaluated(self.net.loss(self.net(chosen.inputs), chosen.targets).item())
 
 
+TEXT = TextSpec(family="gpt2", model="gpt2-nano", text="none", sequence_length=2, batch_size=16, validation_batches=1)
+"""Nobody reads it: the small network has data of its own."""
+DIGITS = ImagesSpec(model="digits-cnn", images="digits", alpha=0.3, batch_size=16)
+
+
+def learner_for(recipe: Recipe, number: int, kind: type[Learner] = Learner) -> worker.Learner:
+    """What a worker learns: the small network, or the recipe's images."""
+    assert recipe.data is not None
+    if isinstance(recipe.workload, ImagesSpec):
+        return learner_of(recipe, number, vocabulary=10, tokens="")
+    return kind(recipe.data.parts, number)
+
+
 def a_recipe(
     exchange: Exchange = "all-to-all",
     codec: str = "fp32",
@@ -97,6 +115,7 @@ def a_recipe(
     microbatches: int = 1,
     evaluate_every: int = 0,
     answer: str = "fp32",
+    workload: TextSpec | ImagesSpec = TEXT,
     **data: Any,
 ) -> Recipe:
     optimiser = {
@@ -107,9 +126,7 @@ def a_recipe(
     }
     return Recipe(
         codec=codec,
-        workload=TextSpec(
-            family="gpt2", model="gpt2-nano", text="none", sequence_length=2, batch_size=16, validation_batches=1
-        ),
+        workload=workload,
         pipeline=PipelineSpec(stages=1, microbatches=microbatches, schedule="gpipe", in_flight=1),
         data=DataParallelSpec(
             workers=workers,
@@ -180,13 +197,12 @@ def trained(
 ) -> Trained:
     assert recipe.data is not None
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
-    parts = recipe.data.parts
 
     def asked(step: int) -> Decision | None:
         watch(replicas.workers if step else [])
         return policy(step)
 
-    replicas = Replicas(recipe, lambda number: Learner(parts, number), outputs, policy=asked)
+    replicas = Replicas(recipe, lambda number: learner_for(recipe, number), outputs, policy=asked)
     replicas.train()
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
     return Trained(replicas.workers, records)

@@ -56,11 +56,11 @@ class ImagesLearner:
         """`parts`: into how many equal parts each of the worker's batches is cut."""
         self.model, self.parts = model, parts
         self.parameters = list(model.parameters())
-        self._batches, self._images = batches, images
+        self.batches, self._images = batches, images
 
     def loss(self, batch: int, part: int) -> Tensor:
         """Return the mean cross-entropy in nats over a part of the worker's batch of that number."""
-        chosen = np.split(self._batches.batch(batch), self.parts)[part]
+        chosen = np.split(self.batches.batch(batch), self.parts)[part]
         return batch_loss(self.model, self._images.train.at(chosen))
 
     def evaluate(self) -> Evaluated:

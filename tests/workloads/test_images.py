@@ -14,9 +14,9 @@ from PIL import Image
 
 from testbed.errors import SpecError, UnknownNameError
 from testbed.workloads import images as image_sets
-from testbed.workloads import sources
+from testbed.workloads import networks, sources
 from testbed.workloads.images import batch_loss, build_network, images, score
-from testbed.workloads.networks import DIGITS, NETWORKS, ImageShape
+from testbed.workloads.networks import DIGITS, NETWORKS, ImageShape, image_counts
 from testbed.workloads.shards import ShardBatches, apportion, class_mixes, data_shares, divide
 from tests.workloads import small_hub
 
@@ -25,7 +25,7 @@ LABELS = images("digits").train.labels.numpy()
 
 def test_no_image_is_learned_and_tested():
     train, test = images("digits").train, images("digits").test
-    assert (len(train.labels), len(test.labels)) == (1437, 360)
+    assert (DIGITS, len(train.labels), len(test.labels)) == image_counts("digits") == (DIGITS, 1437, 360)
     every = torch.cat([train.images, test.images])
     assert len(every.unique(dim=0)) == len(every)
     assert float(every.min()) == 0.0
@@ -94,7 +94,7 @@ def rows(arrays, labels, modes=None, **columns):
 
 
 @pytest.mark.parametrize(("how", "channels"), [("in reach", 3), ("cached", 1)])
-def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path):
+def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path, monkeypatch):
     train, test = pixels(9, channels, 0), pixels(5, channels, 1)
     files = {"train": tmp_path / "train.parquet", "test": tmp_path / "test.parquet"}
     rows(train, [0, 1, 2] * 3).to_parquet(files["train"])
@@ -109,6 +109,11 @@ def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path):
         with small_hub.serve(NAME, contents) as endpoint:
             first = small_hub.prepare(tmp_path, "--images", f"hub:{NAME}", HF_ENDPOINT=endpoint)
     assert first.returncode == 0, first.stderr
+    monkeypatch.setattr(networks.paths, "cache_folder", lambda: tmp_path / "nothing")
+    with pytest.raises(SpecError, match=f"fetch it once with: python -m testbed.*--images hub:{NAME}"):
+        image_counts(f"hub:{NAME}")
+    monkeypatch.setattr(networks.paths, "cache_folder", lambda: tmp_path / "c")
+    assert image_counts(f"hub:{NAME}") == (ImageShape(channels, 4, 3), 9, 5)
     found = images(f"hub:{NAME}", tmp_path / "c")  # from our cache: this process knows neither that hub nor its cache
     assert (found.channels, found.side, found.classes) == (channels, 4, 3)
     assert found.test.labels.tolist() == [2, 2, 1, 0, 0]
