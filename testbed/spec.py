@@ -88,7 +88,8 @@ class ImagesSpec(WorkloadSpec):
 
     precision: Literal["fp32"] = "fp32"
     images: str
-    """'digits', which comes with the package."""
+    """'digits', which come with scikit-learn, or a data set of the hub that was fetched, 'hub:NAME' or
+    'hub:NAME:CONFIGURATION', for example 'hub:ylecun/cifar10'."""
     alpha: float | None = Field(default=None, gt=0)
     """Of the Dirichlet distribution that workers' mixes of classes are drawn from (`workloads.shards`): the smaller,
     the fewer classes each has; None: classes are mixed alike."""
