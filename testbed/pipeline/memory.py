@@ -44,7 +44,8 @@ def predict_memory(recipe: Recipe) -> int:
     copies = 4 if data is None else (4 + 2 + 2 + max(data.staleness)) * data.workers
     total = _IMPORTS_BYTES + 4 * (copies + 1) * model
     if isinstance(spec, ImagesSpec):
-        return total + 4 * _IMAGE_VALUES * max(tokens, networks.SCORED_TOGETHER) * networks.values(spec)
+        scored = networks.scored_together(networks.image_counts(spec.images).shape.pixels)
+        return total + 4 * _IMAGE_VALUES * max(tokens, scored) * networks.values(spec)
     spec = text_of(recipe)
     size = workloads.workload_size(spec)
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):

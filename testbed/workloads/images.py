@@ -8,6 +8,7 @@ whatever the seed, is for testing. Other images are data sets of the hub, which 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.nn import functional
 
 from testbed import paths
 from testbed.workloads import texts
-from testbed.workloads.networks import DIGITS, KERNEL, OF_DIGITS, SCORED_TOGETHER, ImageShape, network_layers
+from testbed.workloads.networks import DIGITS, KERNEL, OF_DIGITS, ImageShape, network_layers, scored_together
 from testbed.workloads.prepare import prepare_images
 from testbed.workloads.windows import shuffled
 
@@ -87,11 +88,13 @@ def images(name: str, cache: Path | None = None) -> ImageSet:
 
 
 def _digits() -> ImageSet:
-    from sklearn.datasets import load_digits  # which workers that learn something else need not load
-
-    pixels, labels = load_digits(return_X_y=True)
-    every = LabelledImages(torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels, dtype=torch.int64), _BRIGHTEST)
-    order = shuffled(len(labels), "digits test")
+    # As a file: importing scikit-learn takes each worker 150 MB, and a second.
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None
+    assert found.origin is not None
+    rows = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", dtype=np.int64, delimiter=",")
+    every = LabelledImages(torch.from_numpy(rows[:, :-1].astype(np.uint8)), torch.from_numpy(rows[:, -1]), _BRIGHTEST)
+    order = shuffled(len(rows), "digits test")
     train, test = every.at(order[OF_DIGITS.test :]), every.at(order[: OF_DIGITS.test])
     return ImageSet(DIGITS.channels, DIGITS.side, DIGITS.classes, train, test)
 
@@ -128,8 +131,9 @@ def score(model: nn.Module, examples: LabelledImages) -> Score:
     """Return loss and accuracy."""
     losses, right, total = [], 0, len(examples.labels)
     with torch.no_grad():
-        for start in range(0, total, SCORED_TOGETHER):
-            part = examples.between(start, start + SCORED_TOGETHER)
+        together = scored_together(examples.pixels.shape[1])
+        for start in range(0, total, together):
+            part = examples.between(start, start + together)
             outputs = model(part.images)
             losses.append(float(functional.cross_entropy(outputs, part.labels)) * (len(part.labels) / total))
             right += int((outputs.argmax(1) == part.labels).sum())

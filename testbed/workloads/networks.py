@@ -17,8 +17,8 @@ from testbed.errors import SpecError, UnknownNameError
 from testbed.spec import ImagesSpec
 from testbed.workloads import texts
 
-SCORED_TOGETHER: Final = 512
-"""Images; what a network holds of more would not fit into a small guest's memory."""
+_SCORED_VALUES = 1 << 17
+"""Of images that are scored together; what a network makes of more would not fit into a small guest's memory."""
 KERNEL: Final = 3
 """Side of a convolution's kernel, in pixels."""
 VERSION: Final = 1
@@ -34,6 +34,11 @@ class ImageShape:
     side: int
     """Pixels: images are square."""
     classes: int
+
+    @property
+    def pixels(self) -> int:
+        """Values of an image."""
+        return self.channels * self.side**2
 
     def __str__(self) -> str:
         return f"{self.channels} x {self.side} x {self.side} values in {self.classes} classes"
@@ -123,7 +128,7 @@ class Layer(NamedTuple):
 
 def _mlp(*inner: int) -> Callable[[ImageShape], tuple[Layer, ...]]:
     def layers(shape: ImageShape) -> tuple[Layer, ...]:
-        widths = (shape.channels * shape.side**2, *inner, shape.classes)
+        widths = (shape.pixels, *inner, shape.classes)
         return tuple(Layer(into, out) for into, out in itertools.pairwise(widths))
 
     return layers
@@ -185,3 +190,8 @@ def products(spec: ImagesSpec) -> int:
 def values(spec: ImagesSpec) -> int:
     """Count the values that all layers make of one image."""
     return sum(layer.outputs * layer.places for layer in workload_layers(spec))
+
+
+def scored_together(pixels: int) -> int:
+    """Return how many images of so many values are scored together."""
+    return max(1, _SCORED_VALUES // pixels)

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from testbed.errors import SpecError, UnknownNameError
-from testbed.workloads import images as image_sets
 from testbed.workloads import networks, sources
 from testbed.workloads.images import batch_loss, build_network, images, score
 from testbed.workloads.networks import DIGITS, NETWORKS, ImageShape, image_counts
@@ -27,6 +27,9 @@ def test_no_image_is_learned_and_tested():
     train, test = images("digits").train, images("digits").test
     assert (DIGITS, len(train.labels), len(test.labels)) == image_counts("digits") == (DIGITS, 1437, 360)
     every = torch.cat([train.images, test.images])
+    pixels, labels = load_digits(return_X_y=True)
+    assert torch.equal(every.double().sum(0), torch.tensor(pixels).sum(0) / 16)
+    assert torch.cat([train.labels, test.labels]).bincount().tolist() == np.bincount(labels).tolist()
     assert len(every.unique(dim=0)) == len(every)
     assert float(every.min()) == 0.0
     assert float(every.max()) == 1.0
@@ -70,7 +73,7 @@ def test_networks_fit_any_images_and_those_for_digits_are_the_same(name):
 def test_a_score_counts_every_image_alike(monkeypatch):
     model, test = build_network("mlp", DIGITS, 0), images("digits").test
     whole = score(model, test)
-    monkeypatch.setattr(image_sets, "SCORED_TOGETHER", 7)
+    monkeypatch.setattr(networks, "_SCORED_VALUES", 7 * 64)
     assert score(model, test) == (pytest.approx(whole.loss, rel=1e-6), whole.accuracy)
 
 
