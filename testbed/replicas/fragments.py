@@ -1,4 +1,5 @@
-"""How a model's tensors are divided into fragments that are exchanged in turn (Streaming DiLoCo, arXiv 2501.18512).
+"""How a model's tensors are divided: into fragments that are exchanged in turn (Streaming DiLoCo, arXiv 2501.18512),
+into the parts of a ring that reduces, and into those that a codec encodes and those that go dense. No torch.
 
 The published fragments are some whole layers each. Here they are whole tensors, so that fragments of a model of few
 layers, most of which may be its embeddings, are about as large as each other: that is what a link sees of them.
@@ -6,12 +7,15 @@ layers, most of which may be its embeddings, are about as large as each other: t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from testbed.errors import SpecError
 
 _Item = TypeVar("_Item")
+SMALL: Final = 1024
+"""Values below which a tensor goes dense: a codec's header and its error would cost more than it saves."""
 
 
 def divide_tensors(values: Sequence[int], fragments: int) -> list[tuple[int, ...]]:
@@ -35,3 +39,15 @@ def divide_tensors(values: Sequence[int], fragments: int) -> list[tuple[int, ...
 def in_turn(items: Sequence[_Item], step: int) -> _Item:
     """Return the item, of one per fragment, of the fragment that a step exchanges."""
     return items[step % len(items)]
+
+
+def fragment_shapes(shapes: Sequence[Sequence[int]], fragments: int) -> list[list[Sequence[int]]]:
+    """Return the shapes of each fragment's tensors."""
+    parts = divide_tensors([math.prod(shape) for shape in shapes], fragments)
+    return [[shapes[tensor] for tensor in part] for part in parts]
+
+
+def ring_parts(shapes: Sequence[Sequence[int]], workers: int) -> list[int]:
+    """Return how many values of some tensors each part of a ring that reduces has, one part per worker."""
+    even, more = divmod(sum(map(math.prod, shapes)), workers)
+    return [even + (part < more) for part in range(workers)]

@@ -22,7 +22,7 @@ from testbed.frozen import canonical_json
 from testbed.metrics import summarise
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
-from testbed.play import pipelines, replicas
+from testbed.play import pipelines, replica_times, replicas
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
@@ -220,7 +220,11 @@ class _Player:
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
         costs = self._costs.get(recipe.id)
-        times = pipelines.stage_times(cell, costs) if cell.data is None else None
+        times: object = None
+        if cell.data is None:
+            times = pipelines.stage_times(cell, costs)
+        elif cell.codec_cost != "zero":
+            times = replica_times.node_times(cell)
         content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
