@@ -5,6 +5,9 @@ before it applies it: one message of each other worker, or a server's answer. Th
 and encodes its answer, once for all. Round a ring that reduces, each part is decoded and encoded anew at every hop
 while the workers compute on, as fast as if they did not; the sums are decoded at the end. Adding up is no work of a
 codec and takes no time.
+
+Durations of this machine are those of `sweep.calibration`, of a worker that was busy before: what caches lose while it
+waits for a link is not counted.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from typing import NamedTuple
 from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns
+from testbed.errors import UserError
 from testbed.play.data_parallel import CodecTimes
-from testbed.replicas.fragments import SMALL, fragment_shapes, ring_parts
-from testbed.replicas.pace import WorkerTimes, worker_times
+from testbed.play.pipelines import needs_calibration
+from testbed.records import ReplicaCosts
+from testbed.replicas.fragments import SMALL, Shapes, message_shapes
+from testbed.replicas.pace import worker_times
 from testbed.spec import Cell, CodecRates, DataParallelSpec, Paced
 from testbed.workloads import models
-
-Shapes = tuple[tuple[int, ...], ...]
 
 
 class NodeCoding(NamedTuple):
@@ -37,35 +41,70 @@ class NodeCoding(NamedTuple):
     rounds: tuple[CodecTimes, ...] = ()
     """Round a ring that reduces: what is encoded before it is sent, and decoded when it has come."""
 
+    def scaled(self, factor: int) -> NodeCoding:
+        """Return the same where everything takes so many times as long."""
+        rounds = tuple(CodecTimes(one.encode_ns * factor, one.decode_ns * factor) for one in self.rounds)
+        return NodeCoding(self.pack_ns * factor, self.unpack_ns * factor, rounds)
+
 
 class NodeTimes(NamedTuple):
     """What one node does in a step, in nanoseconds of the lab."""
 
-    works: WorkerTimes | None
-    """None: a server."""
+    local_ns: tuple[int, ...]
+    """Its local steps; empty: a server."""
+    update_ns: int
+    """It applies an aggregate."""
     coding: tuple[NodeCoding, ...] | None
     """By fragment that is exchanged; None: codecs take no time."""
 
 
-def node_times(cell: Cell) -> list[NodeTimes]:
-    """Return the durations of a played cell, by node. SpecError for codecs of which nobody can say what they cost."""
-    data, compute = cell.data, cell.compute
+def node_times(cell: Cell, costs: ReplicaCosts | None = None) -> list[NodeTimes]:
+    """Return the durations of a played cell, by node; `costs` are its recipe's, where `pipelines.needs_calibration`.
+
+    SpecError for codecs of which nobody can say what they cost on a device.
+    """
+    if needs_calibration(cell) and costs is None:
+        raise UserError(f"cell {cell.id} needs the durations of its recipe, and the calibration has none of it")
+    return _node_times(cell, costs)
+
+
+def stated_times(cell: Cell) -> list[NodeTimes]:
+    """Return the durations that the cell itself states; what is this machine's takes no time."""
+    return _node_times(cell, None)
+
+
+def _node_times(cell: Cell, costs: ReplicaCosts | None) -> list[NodeTimes]:
+    data, factor = cell.data, cell.compute.dilation
     assert data is not None
-    assert isinstance(compute, Paced)
-    coded = None
+    messages: list[list[CodecTimes]] | None = None
     if cell.codec_rates is not None:
         messages = _device_messages(cell, data, cell.codec_rates)
-        coded = [
-            [_scaled(_coding(data, node, of_fragment), compute.dilation) for of_fragment in messages]
-            for node in range(cell.nodes)
+    elif cell.codec_cost == "host" and costs is not None:
+        messages = [
+            [CodecTimes(sender.encode[fragment].ns, sender.decode[fragment].ns) for sender in costs.messages]
+            for fragment in range(data.fragments)
         ]
-    return [
-        NodeTimes(
-            worker_times(compute, data, cell.pipeline, node) if node < data.workers else None,
-            None if coded is None else tuple(coded[node]),
-        )
-        for node in range(cell.nodes)
-    ]
+    found = []
+    for node in range(cell.nodes):
+        coding = None
+        if messages is not None:
+            coding = tuple(_coding(data, node, of_fragment).scaled(factor) for of_fragment in messages)
+        local_ns, update_ns = _works(cell, data, node, costs) if node < data.workers else ((), 0)
+        found.append(NodeTimes(local_ns, update_ns, coding))
+    return found
+
+
+def _works(cell: Cell, data: DataParallelSpec, worker: int, costs: ReplicaCosts | None) -> tuple[tuple[int, ...], int]:
+    """Return how long each of a worker's local steps takes, and an update."""
+    count = data.local_steps_of(worker)
+    if isinstance(cell.compute, Paced):
+        times = worker_times(cell.compute, data, cell.pipeline, worker)
+        return (times.local_ns,) * count, times.update_ns
+    if costs is None:
+        return (0,) * count, 0
+    own, factor = costs.workers[worker], cell.compute.dilation
+    local_ns, close_ns = own.local_step.ns * factor, own.close.ns * factor
+    return (*(local_ns,) * (count - 1), local_ns + close_ns), own.update.ns * factor
 
 
 def _coding(data: DataParallelSpec, node: int, messages: Sequence[CodecTimes]) -> NodeCoding:
@@ -82,21 +121,6 @@ def _coding(data: DataParallelSpec, node: int, messages: Sequence[CodecTimes]) -
         encode_ns = goes.encode_ns if number < workers else 0  # in the last of these the sum, and then it is passed on
         rounds.append(CodecTimes(encode_ns, comes.decode_ns if number < workers - 1 else 0))
     return NodeCoding(0, all_ns - messages[(node + 1) % workers].decode_ns, tuple(rounds))
-
-
-def _scaled(coding: NodeCoding, factor: int) -> NodeCoding:
-    rounds = tuple(CodecTimes(one.encode_ns * factor, one.decode_ns * factor) for one in coding.rounds)
-    return NodeCoding(coding.pack_ns * factor, coding.unpack_ns * factor, rounds)
-
-
-def message_shapes(data: DataParallelSpec, shapes: Sequence[Sequence[int]]) -> list[list[Shapes]]:
-    """Return the tensors of each message, by fragment and sender: the workers and a star's server; in a ring that
-    reduces, of each part.
-    """
-    fragments = fragment_shapes(shapes, data.fragments)
-    if data.exchange == "all-reduce":
-        return [[((length,),) for length in ring_parts(part, data.workers)] for part in fragments]
-    return [[tuple(tuple(shape) for shape in part)] * data.nodes for part in fragments]
 
 
 def sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:

@@ -16,7 +16,7 @@ from typing import Any
 from testbed.play.data_parallel import LaneLabels, make_lanes, server_lane
 from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.played import Played, PlayedLane, SocketState
-from testbed.play.replica_times import NodeTimes, node_times
+from testbed.play.replica_times import NodeTimes, stated_times
 from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 from testbed.replicas.fragments import in_turn
@@ -28,10 +28,16 @@ _LOCAL, _UPDATE, *_, _ENCODE, _DECODE = range(len(LABELS + _CODING))
 _LABELS = LaneLabels(LABELS.index("gradient"), LABELS.index("aggregate"), _ENCODE, _DECODE)
 
 
-def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], steps: range | None = None) -> Trace:
+def trace_of(
+    cell: Cell,
+    training: Sequence[Sequence[StepRecord]],
+    times: Sequence[NodeTimes] | None = None,
+    steps: range | None = None,
+) -> Trace:
     """Return the trace of a cell: `training` holds the records of its recipe's training, or of a live run, by node.
 
-    `steps`: those that the trace is of, as if all before them had ended; None: all.
+    `times`: of `replica_times`, by node; None: those that the cell itself states. `steps`: those that the trace is of,
+    as if all before them had ended; None: all.
     """
     trained = [_trained(records) for records in training]
 
@@ -41,7 +47,9 @@ def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], steps: range 
     def applied(worker: int, step: int) -> list[int]:
         return [action.microbatch for action in trained[worker][step].actions if action.kind == "A"]
 
-    return make_trace(cell, range(len(trained[0])) if steps is None else steps, frames, applied, node_times(cell))
+    return make_trace(
+        cell, range(len(trained[0])) if steps is None else steps, frames, applied, times or stated_times(cell)
+    )
 
 
 def make_trace(
@@ -58,11 +66,10 @@ def make_trace(
     lanes: list[Lane] = []
     for number in range(data.workers):
         worker = make_lanes(data.exchange, number, data.workers, _LABELS, frames=functools.partial(frames, number))
-        works, coding = times[number].works, times[number].coding
-        assert works is not None
+        own, coding = times[number], times[number].coding
         for step in steps:
-            for _ in range(data.local_steps_of(number)):
-                worker.lane.add(WORK, label=_LOCAL, value=works.local_ns)
+            for local_ns in own.local_ns:
+                worker.lane.add(WORK, label=_LOCAL, value=local_ns)
             if coding is not None:
                 worker.lane.add(WORK, label=_ENCODE, value=in_turn(coding, step).pack_ns)
             worker.give(step, () if coding is None else in_turn(coding, step).rounds)
@@ -71,7 +78,7 @@ def make_trace(
                     worker.have(due)
                 if coding is not None:
                     worker.lane.add(WORK, label=_DECODE, value=in_turn(coding, due).unpack_ns)
-                worker.lane.add(WORK, label=_UPDATE, value=works.update_ns)
+                worker.lane.add(WORK, label=_UPDATE, value=own.update_ns)
             worker.end_step()
         lanes += worker.lanes()
     if data.exchange == "star":

@@ -12,6 +12,7 @@ exchange  how messages become aggregates: a server, every worker for itself, a r
 decision  what may change while training lasts: staleness, local steps, codecs
 learners  what workers learn: a language model on a text
 worker    one replica: what it computes, and what it does with an aggregate
+calibrate times what workers compute, and what codecs do with their messages, alone on one core
 pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry
 node      what nodes over links share: connections, the emulated device's time, records

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from testbed.errors import SpecError
+from testbed.spec import DataParallelSpec
 
 _Item = TypeVar("_Item")
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""Of the tensors of a message."""
 SMALL: Final = 1024
 """Values below which a tensor goes dense: a codec's header and its error would cost more than it saves."""
 
@@ -51,3 +54,13 @@ def ring_parts(shapes: Sequence[Sequence[int]], workers: int) -> list[int]:
     """Return how many values of some tensors each part of a ring that reduces has, one part per worker."""
     even, more = divmod(sum(map(math.prod, shapes)), workers)
     return [even + (part < more) for part in range(workers)]
+
+
+def message_shapes(data: DataParallelSpec, shapes: Sequence[Sequence[int]]) -> list[list[Shapes]]:
+    """Return the tensors of each message, by fragment and sender: the workers and a star's server; in a ring that
+    reduces, of each part.
+    """
+    fragments = fragment_shapes(shapes, data.fragments)
+    if data.exchange == "all-reduce":
+        return [[((length,),) for length in ring_parts(part, data.workers)] for part in fragments]
+    return [[tuple(tuple(shape) for shape in part)] * data.nodes for part in fragments]

@@ -153,20 +153,11 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
     assert data is not None
     if cell.played_steps is not None:
         raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
-    if not isinstance(durations, Paced):
+    if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] != "zero"):
         raise SpecError(
-            f"{where}: data parallel training takes stated durations: say compute.mode = 'paced', with a device or "
-            "durations"
-        )
-    if changes["codec_cost"] == "host":
-        raise SpecError(
-            f"{where}: codec_cost is 'host', if not stated, and nobody times what workers encode and decode: say "
-            "'device', by what codecs move and compute on compute.device, or 'zero'"
-        )
-    if changes["codec_cost"] == "device" and cell.timing == "live":
-        raise SpecError(
-            f"{where}: codec_cost is 'device', and live workers make a message within the time of the work before it: "
-            "say 'zero', or set timing = 'played'"
+            f"{where}: data parallel training is run live with stated durations, and a message is made within the time "
+            "of the work before it: say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'; "
+            "or set timing = 'played'"
         )
     for name in ("deco", "arrivals"):
         if getattr(data, name) is not None and cell.timing == "played":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns
+from testbed.errors import UserError
 from testbed.metrics.steps import align, over_cycles
 from testbed.metrics.summary import summarise
 from testbed.play import replicas
@@ -15,12 +16,13 @@ from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
 from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.played import NodeCounters, Played
+from testbed.play.replica_times import node_times
 from testbed.play.trace import SEND, WORK, Operation, Trace
 from testbed.play.unlinked import Links, play_unlinked
 from testbed.profiles import load_profile
-from testbed.records import StepRecord
+from testbed.records import Duration, MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
 from testbed.replicas.fragments import SMALL
-from testbed.spec import Cell, CodecRates, Exchange, OuterSpec, Paced
+from testbed.spec import Calibrated, Cell, CodecRates, Exchange, OuterSpec, Paced
 from testbed.workloads import models
 from tests.small_replicas import EXCHANGES, SPARSE, a_recipe, trained
 
@@ -245,6 +247,35 @@ def test_delayed_aggregation_hides_the_link_and_not_the_codec(exchange: Exchange
     assert cycle(cell, fast) == compute_ns + encode_ns + decode_ns
     assert cycle(free, slow) > 5 * compute_ns
     assert cycle(cell, slow) == pytest.approx(cycle(free, slow), rel=1e-3)
+
+
+def some_ns(ns: int) -> Duration:
+    return Duration(ns=ns, spread=0.0, samples=12)
+
+
+def test_what_this_machine_takes_is_what_was_measured_on_it() -> None:
+    free, training = a_cell(
+        "star", "bf16", workers=2, local_steps=3, outer=STREAMING["outer"], streaming={"fragments": 2}
+    )
+    maths = WorkerMaths(local_step=some_ns(1000), close=some_ns(30), update=some_ns(500))
+    messages = [
+        MessageCosts(encode=(some_ns(node), some_ns(10 * node)), decode=(some_ns(node + 3), some_ns(50)))
+        for node in (1, 2, 3)
+    ]
+    costs = ReplicaCosts(workers=(maths, maths), messages=tuple(messages))
+    host = free.model_copy(update={"codec_cost": "host"})
+    trace = replicas.trace_of(host, training, node_times(host, costs))
+    assert [coded(trace, 0, step) for step in (4, 5)] == [{"encode": 1, "decode": 6}, {"encode": 10, "decode": 50}]
+    assert [coded(trace, 2, step) for step in (4, 5)] == [{"encode": 3, "decode": 9}, {"encode": 30, "decode": 100}]
+    calibrated = free.model_copy(update={"compute": Calibrated()})
+    trace = replicas.trace_of(calibrated, training, node_times(calibrated, costs))
+    works = [[o.value for o in trace.lanes[0].operations(step) if o.kind == WORK] for step in range(trace.steps)]
+    assert works == [[1000, 1000, 1030, 500]] * trace.steps
+    for cell in (host, calibrated):
+        with pytest.raises(UserError, match="needs the durations of its recipe"):
+            node_times(cell)
+        # A certificate is judged by a step without what the cell does not state.
+        assert sum(coded(replicas.trace_of(cell, training), 0, 4).values()) == 0
 
 
 def test_values_that_come_in_cycles_count_by_their_cycle() -> None:

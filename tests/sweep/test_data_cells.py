@@ -102,8 +102,13 @@ def test_live_it_is_the_same_on_either_clock() -> None:
         ({}, {"pipeline": {"stages": 2}}, "leave the pipeline table out"),
         ({}, {"codec_cost": "device"}, "compute names no device"),
         ({}, {"codec_cost": "device", "compute": ON_DEVICE, "codec": "zstd(int8)"}, "it: cannot say what zstd"),
-        ({}, {"codec_cost": "device", "timing": "live", "compute": ON_DEVICE}, "say 'zero', or set timing"),
-        ({}, {"compute": {"mode": "calibrated"}}, "compute.mode = 'paced'"),
+        (
+            {},
+            {"codec_cost": "device", "timing": "live", "compute": ON_DEVICE},
+            "and codec_cost = 'zero'; or set timing",
+        ),
+        ({}, {"codec_cost": "host", "timing": "live"}, "and codec_cost = 'zero'; or set timing"),
+        ({}, {"compute": {"mode": "calibrated"}, "timing": "live"}, "compute.mode = 'paced'"),
         ({}, {"played_steps": 2}, "leave played_steps out"),
         ({"exchange": "all-gather", "answer": None, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),
         (
