@@ -16,7 +16,8 @@ from torch import Tensor
 
 from testbed.frozen import Frozen
 from testbed.pipeline.optimise import learning_rate
-from testbed.replicas.bucket import SMALL, Bucket
+from testbed.replicas.bucket import Bucket
+from testbed.replicas.fragments import SMALL
 from testbed.replicas.learners import ImagesLearner
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec, OuterSpec

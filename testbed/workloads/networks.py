@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,13 +117,14 @@ class Layer(NamedTuple):
     """Of a convolution: pixels of a side. None: linear."""
 
     @property
-    def weights(self) -> int:
-        """Values of its matrix or kernels."""
-        return self.inputs * self.outputs * (1 if self.side is None else KERNEL**2)
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int]]:
+        """Of its matrix or kernels, and of its biases."""
+        kernel = () if self.side is None else (KERNEL, KERNEL)
+        return (self.outputs, self.inputs, *kernel), (self.outputs,)
 
     @property
     def places(self) -> int:
-        """How often they are used for an image."""
+        """How often its weights are used for an image."""
         return 1 if self.side is None else self.side**2
 
 
@@ -177,14 +179,9 @@ def workload_layers(spec: ImagesSpec) -> tuple[Layer, ...]:
     return network_layers(spec.model, image_counts(spec.images).shape)
 
 
-def parameters(spec: ImagesSpec) -> int:
-    """Count the parameters of a workload's network."""
-    return sum(layer.weights + layer.outputs for layer in workload_layers(spec))
-
-
 def products(spec: ImagesSpec) -> int:
     """Count the products that a forward pass needs for one image."""
-    return sum(layer.weights * layer.places for layer in workload_layers(spec))
+    return sum(math.prod(layer.shapes[0]) * layer.places for layer in workload_layers(spec))
 
 
 def values(spec: ImagesSpec) -> int:
