@@ -27,7 +27,7 @@ _SUMS = (
     "sent_frames", "sent_raw_bytes", "sent_payload_bytes", "sent_frame_bytes", "sent_wire_bytes", "retransmits",
     "overruns",
 )  # fmt: skip
-_MEANS = ("forward_s", "backward_s", "update_s", "encode_s", "decode_s", "wire_s", "wait_s", "synchronise_s")
+_MEANS = ("forward_s", "backward_s", "local_s", "update_s", "encode_s", "decode_s", "wire_s", "wait_s", "synchronise_s")
 _KEY = ["cell_id", "run", "phase", "step"]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from testbed.pipeline.job import Endpoint, Limits, NodeJob
+from testbed.profiles import load_profile
 from testbed.records import StepRecord
 from testbed.replicas import worker
 from testbed.replicas.alone import Replicas
@@ -19,6 +20,7 @@ from testbed.replicas.decision import Decision, Policy
 from testbed.replicas.learners import learner_of
 from testbed.replicas.worker import Evaluated, Worker
 from testbed.spec import (
+    Cell,
     DataParallelSpec,
     Exchange,
     ImagesSpec,
@@ -33,6 +35,7 @@ from testbed.spec import (
 INPUTS, INNER, CLASSES, EXAMPLES = 16, 64, 40, 4
 EXCHANGES: list[Exchange] = ["all-to-all", "star", "all-gather", "all-reduce"]
 SPARSE = "ef(topk(0.05, values=fp32))"
+FORWARD_NS, BACKWARD_NS, UPDATE_NS = 10_000_000, 20_000_000, 1_000_000
 INSTANT = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated")
 
 
@@ -136,6 +139,21 @@ def a_recipe(
         ),
         optimiser=OptimiserSpec(algorithm="sgd" if sgd else "adamw", clip_norm=1e6 if sgd else 0.5, **optimiser),
         training=TrainingSpec(steps=steps, warmup_steps=0, seed=3, evaluate_every=evaluate_every),
+    )
+
+
+def cell_of(recipe: Recipe) -> Cell:
+    """Return a played cell of a recipe."""
+    asked = {name: getattr(recipe, name) for name in Recipe.model_fields if name != "schema_version"}
+    return Cell(
+        profiles=(load_profile("link(10Mbit, 30ms, buffer=60s)"),),
+        topology="star",
+        engine="netem",
+        compute=Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated"),
+        timing="played",
+        clock="virtual",
+        codec_cost="zero",
+        **asked,
     )
 
 

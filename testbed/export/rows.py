@@ -14,7 +14,7 @@ from testbed.results import Run
 from testbed.spec import Cell
 
 Row = dict[str, Any]
-ACTIVITIES = ("forward", "backward", "update", "encode", "decode", "wire", "wait", "synchronise")
+ACTIVITIES = ("forward", "backward", "local", "update", "encode", "decode", "wire", "wait", "synchronise")
 
 
 class RecordedRun:

@@ -230,7 +230,7 @@ def workload_size(spec: TextSpec) -> ModelSize:
 
 
 def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters of a workload's model, in the model's order. SpecError as `check_workload`."""
+    """Return the shapes of all parameters of a workload's model, in its order. SpecError as `check_workload`."""
     if isinstance(spec, ImagesSpec):
         return [shape for layer in networks.workload_layers(spec) for shape in layer.shapes]
     assert isinstance(spec, TextSpec)
