@@ -19,6 +19,8 @@ from testbed.results import read_json
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
 from testbed.sweep.session import Tokens
 from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing
+from tests import small_replicas
+from tests.small_replicas import DIGITS
 
 VOCABULARY = 96
 
@@ -125,9 +127,12 @@ def test_what_needs_a_network_is_refused_before_anything_starts(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt2-mini", "llama-mini"])
+@pytest.mark.parametrize("model", ["gpt2-mini", "llama-mini", DIGITS.model])
 def test_predicted_memory_suffices_and_is_not_far_off(tmp_path: Path, model: str) -> None:
-    recipe = a_recipe(model=model, sequence_length=64, batch_size=16, steps=2)
+    if model == DIGITS.model:
+        recipe = small_replicas.a_recipe("star", workload=DIGITS)
+    else:
+        recipe = a_recipe(model=model, sequence_length=64, batch_size=16, steps=2)
     found = train_missing([recipe], tmp_path, prepare=Texts(tmp_path), progress=Heard())
     peak = read_json(found.folders[recipe.id] / "training.json", TrainingRecord).peak_memory_bytes
     assert peak <= predict_memory(recipe) <= 1.5 * peak
