@@ -229,10 +229,9 @@ def workload_size(spec: WorkloadSpec) -> ModelSize:
     return size
 
 
-def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters of a workload's model, in the model's order. SpecError as `workload_size`."""
-    size = workload_size(spec)
-    row = FAMILIES[size.family]
+def parameter_shapes(size: ModelSize) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a model, in the model's order."""
+    row = family(size.family)
     table = (size.vocabulary, size.width)
     embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]
     norm: list[tuple[int, ...]] = [(size.width,)] * (2 if row.biases else 1)
