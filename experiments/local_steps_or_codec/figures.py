@@ -33,7 +33,7 @@ from testbed.play.shapes import model_on_device
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
 from testbed.spec import DataParallelSpec
-from testbed.workloads.models import parameter_shapes
+from testbed.workloads.models import shapes_of
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python experiments/local_steps_or_codec/train.py"
@@ -205,7 +205,7 @@ def codec_shares(compute_s: float) -> dict[str, float]:
             streaming=method.streaming,
         )
         codecs = [parse_codec(method.codec)] * method.workers
-        coding = device_coding(data, 0, codecs, parameter_shapes(size), rates_of(device))
+        coding = device_coding(data, 0, codecs, shapes_of(size), rates_of(device))
         each_ns = [one.pack_ns + one.unpack_ns + sum(map(sum, one.rounds)) for one in coding]
         shares[row.name] = sum(each_ns) / len(each_ns) / 1e9 / (method.local_steps * compute_s)
     return shares

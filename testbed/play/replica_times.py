@@ -89,7 +89,7 @@ def _node_coding(cell: Cell, data: DataParallelSpec, node: int, costs: ReplicaCo
     """Return what codecs do at a node by the cell's rule, by fragment; None: nothing that takes time."""
     if cell.codec_rates is not None:
         rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
-        shapes = models.parameter_shapes(models.workload_size(cell.workload))
+        shapes = models.parameter_shapes(cell.workload)
         return device_coding(data, node, _sent_codecs(cell, data), shapes, rates)
     if cell.codec_cost == "zero" or costs is None:
         return None

@@ -229,8 +229,13 @@ def workload_size(spec: WorkloadSpec) -> ModelSize:
     return size
 
 
-def parameter_shapes(size: ModelSize) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters of a model, in the model's order."""
+def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a workload's model, in the model's order. SpecError as `workload_size`."""
+    return shapes_of(workload_size(spec))
+
+
+def shapes_of(size: ModelSize) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a language model, in the model's order."""
     row = family(size.family)
     table = (size.vocabulary, size.width)
     embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]

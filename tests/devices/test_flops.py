@@ -57,7 +57,7 @@ def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) ->
 def test_the_shapes_of_all_parameters_are_known_without_the_model(model: str) -> None:
     size = models.model_size(model)
     whole = build_stage(workload(model, 16, 1), stage=0, stages=1, seed=1, vocabulary=size.vocabulary)
-    assert models.parameter_shapes(size) == [tuple(parameter.shape) for parameter in whole.parameters()]
+    assert models.shapes_of(size) == [tuple(parameter.shape) for parameter in whole.parameters()]
 
 
 @pytest.mark.parametrize("model", MODELS)

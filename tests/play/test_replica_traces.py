@@ -149,7 +149,7 @@ def on_device(cell: Cell, dilation: int = 1) -> Cell:
 def formula(cell: Cell, codec: str) -> tuple[int, int]:
     """How long the device takes to encode and to decode all tensors of the model; in a ring that reduces a part."""
     assert cell.data is not None
-    shapes = models.parameter_shapes(models.workload_size(cell.workload))
+    shapes = models.parameter_shapes(cell.workload)
     if cell.data.exchange == "all-reduce":
         shapes = [(-(-sum(map(math.prod, shapes)) // cell.data.workers),)]
     values = [(math.prod(shape), shape) for shape in shapes]
