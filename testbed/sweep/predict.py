@@ -342,7 +342,8 @@ def _time(ideal_ns: int | None) -> str:
 
 
 def _computed(cell: PredictionCell) -> dict[str, int | None]:
-    steps = _IDEAL_STEPS if cell.shape.barrier else cell.steps
+    period = cell.shape.period
+    steps = cell.steps if period is None else _IDEAL_STEPS - 1 + period
     trace = cell.shape.trace(steps)
     if cell.duplex == "inbound":
         (pipe,) = {profile.up for profile in cell.profiles}
@@ -352,7 +353,7 @@ def _computed(cell: PredictionCell) -> dict[str, int | None]:
     else:
         links = Pipes(cell.topology, cell.profiles, cell.shape.nodes)
     ideal, unlinked = (
-        cell.shape.steady_ns(spans[-1:] if cell.shape.barrier else spans)
+        cell.shape.steady_ns(spans if period is None else spans[-period:])
         for spans in (ideal_steps_ns(trace, over, steps) for over in (links, None))
     )
     return {"ideal_ns": None if cell.shape.flows_share else round(ideal), "unlinked_ns": round(unlinked)}
