@@ -227,6 +227,33 @@ class CodecCosts(Frozen):
     decode_woken: dict[Direction, Duration]
 
 
+class WorkerMaths(Frozen):
+    """What one worker of data parallel training computes, in which codecs have no share."""
+
+    local_step: Duration
+    """Of its part of a batch; with the update of its own where workers send what these changed."""
+    close: Duration
+    """What else it does until what it sends can be encoded: keeps weights, subtracts, takes the norm."""
+    update: Duration
+    """An aggregate is applied."""
+
+
+class MessageCosts(Frozen):
+    """What codecs do with the messages of one sender. By fragment that is exchanged in turn."""
+
+    encode: tuple[Duration, ...]
+    decode: tuple[Duration, ...]
+    """By one receiver."""
+
+
+class ReplicaCosts(Frozen):
+    """What the nodes of a recipe of data parallel training do."""
+
+    workers: tuple[WorkerMaths, ...]
+    messages: tuple[MessageCosts, ...]
+    """By sender: the workers, and a star's server. In a ring that reduces, of each part of a message."""
+
+
 class Calibration(Frozen):
     """Every distinct duration of a sweep on this machine, measured once and shared by all its cells."""
 
@@ -236,6 +263,8 @@ class Calibration(Frozen):
     """See `sweep.environment`."""
     recipes: dict[str, tuple[StageCosts, ...]]
     """By the id of the recipe, then by stage."""
+    replicas: dict[str, ReplicaCosts] = Field(default_factory=dict)
+    """Of data parallel training, by the id of the recipe."""
 
 
 # ------------------------------------------------------------------ certificate.json

@@ -7,6 +7,8 @@ FLOPs utilisation. Embeddings, norms, activation functions and biases count noth
 
 from __future__ import annotations
 
+import math
+
 from testbed.workloads import models
 from testbed.workloads.models import ModelSize
 
@@ -39,10 +41,7 @@ def parameters(size: ModelSize, layers: range) -> int:
     """
     family = models.family(size.family)
     norm = size.width * (2 if family.biases else 1)
-    # The attention's queries, keys, values and output have 4 biases of `width`; the feed-forward part has one of
-    # `inner` and one of `width`.
-    biases = 5 * size.width + size.inner if family.biases else 0
-    count = len(layers) * (_layer_products(size) + biases + 2 * norm)
+    count = len(layers) * sum(map(math.prod, family.layer_shapes(size)))
     if layers.start == 0:
         count += size.width * (size.vocabulary + (size.context if family.learned_positions else 0))
     if layers.stop == size.layers:

@@ -22,8 +22,8 @@ from testbed.replicas.asynchronous import AsynchronousServer, AsynchronousWorker
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import as_stated
 from testbed.replicas.ending import Ending
-from testbed.replicas.exchange import Sums, Tensors, fragment_shapes
-from testbed.replicas.fragments import in_turn
+from testbed.replicas.exchange import Sums, Tensors
+from testbed.replicas.fragments import fragment_shapes, in_turn
 from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
 from testbed.replicas.learners import text_learner
 from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of

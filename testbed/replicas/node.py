@@ -25,6 +25,7 @@ from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.optimise import learning_rate
 from testbed.pipeline.pacing import be_prompt, step_back
+from testbed.pipeline.step_log import socket_record
 from testbed.pipeline.transport import Arrival, Connection, SentFrame
 from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
@@ -136,7 +137,7 @@ class ReplicaNode:
             sent=(),
             received=() if evaluated else self._received(),
             counters=None if self._counters is None else self._counters.read(),
-            sockets=(),
+            sockets=tuple(socket_record(connection.socket, peer) for peer, connection in self.connections.items()),
         )
         self._unwritten.append((record, sent))
         self._write_out(finished=False)

@@ -101,20 +101,26 @@ class Worker:
         assert step - self.applied <= staleness, "a program applies what is due before it lets a worker go on"
         if not self._outers:
             assert local_steps == 1, "gradients are of one batch"
-            loss = self._backward(step)
+            loss = self.local_step(step)
             tensors = self._optimiser.message()
             return Computed(tensors, loss, self._norm(tensors, step))
         before = self.shared if self._mixing is not None else _copies(self.parameters)
-        rate = learning_rate(self._spec, step, self._steps)
-        losses = []
-        for _ in range(local_steps):
-            losses.append(self._backward(step))
-            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        losses = [self.local_step(step) for _ in range(local_steps)]
         with torch.no_grad():
             changed = [before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
         if self._mixing is None:
             _fill(self.parameters, before)
         return Computed(changed, math.fsum(losses) / len(losses), self._norm(changed, step))
+
+    def local_step(self, step: int) -> float:
+        """Compute the gradient of its part of the next batch, and update with it where what that changes is sent;
+        returns the mean loss.
+        """
+        loss = self._backward(step)
+        if self._outers:
+            rate = learning_rate(self._spec, step, self._steps)
+            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        return loss
 
     def _backward(self, step: int) -> float:
         """Leave the mean gradient over its part of the next batch; returns the mean loss."""

@@ -15,6 +15,7 @@ from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
+from testbed.play import pipelines, replica_times
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced
 from testbed.workloads import checkpoints
@@ -95,6 +96,7 @@ def resolve_cell(
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
     _check_frozen(cell, where)
+    _check_codec_costs(cell, where)
     if codec.measures and cell.timing == "played":
         raise SpecError(
             f"{where}: codec {cell.codec} chooses by what it measures of its link, so over each link it trains "
@@ -149,10 +151,13 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
     """Raise SpecError for a cell of data parallel training that nothing here can make."""
     data = cell.data
     assert data is not None
-    if not isinstance(durations, Paced) or changes["codec_cost"] != "zero" or cell.played_steps is not None:
+    if cell.played_steps is not None:
+        raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
+    if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] != "zero"):
         raise SpecError(
-            f"{where}: data parallel training is played, or run live, with stated durations: leave played_steps out, "
-            "and say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'"
+            f"{where}: data parallel training is run live with stated durations, and a message is made within the time "
+            "of the work before it: say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'; "
+            "or set timing = 'played'"
         )
     for name in ("deco", "arrivals"):
         if getattr(data, name) is not None and cell.timing == "played":
@@ -183,6 +188,19 @@ def _check_frozen(cell: Cell, where: str) -> None:
             "step before's; that takes data parallel training with data.staleness = 0, and neither data.outer nor "
             "data.deco: set these, or leave frozen_after out"
         )
+
+
+def _check_codec_costs(cell: Cell, where: str) -> None:
+    """Raise SpecError, before anything is trained, for codecs of which nobody can say what they cost on a device."""
+    if cell.codec_rates is None:
+        return
+    try:
+        if cell.data is None:
+            pipelines.stage_times(cell, None)
+        else:
+            replica_times.node_times(cell)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
 
 
 def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:

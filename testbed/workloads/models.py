@@ -91,6 +91,18 @@ def _llama_of(config: Mapping[str, Any]) -> ModelSize:
     )
 
 
+def _gpt2_layer(size: ModelSize) -> list[tuple[int, ...]]:
+    width, inner, norm = size.width, size.inner, [(size.width,)] * 2
+    attention = [(width, 3 * width), (3 * width,), (width, width), (width,)]
+    return [*norm, *attention, *norm, (width, inner), (inner,), (inner, width), (width,)]
+
+
+def _llama_layer(size: ModelSize) -> list[tuple[int, ...]]:
+    width, inner, keys = size.width, size.inner, size.width * size.key_heads // size.heads
+    attention = [(width, width), (keys, width), (keys, width), (width, width)]
+    return [*attention, (inner, width), (inner, width), (width, inner), (width,), (width,)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """What is known about a family of models without loading torch."""
@@ -102,9 +114,11 @@ class ModelFamily:
     feed_forward_matrices: int
     """Matrices of width x inner values in each layer: 2 with a plain activation function, 3 with a gated one."""
     biases: bool
-    """Whether linear layers and norms have a bias: LayerNorm does, RMSNorm does not."""
+    """Whether norms have a bias: LayerNorm does, RMSNorm does not."""
     learned_positions: bool
     """Whether positions have an embedding with one row per token of the context."""
+    layer_shapes: Callable[[ModelSize], list[tuple[int, ...]]]
+    """The parameters of one layer, in the model's order."""
 
 
 FAMILIES: dict[str, ModelFamily] = {
@@ -114,6 +128,7 @@ FAMILIES: dict[str, ModelFamily] = {
         feed_forward_matrices=2,
         biases=True,
         learned_positions=True,
+        layer_shapes=_gpt2_layer,
     ),
     "llama": ModelFamily(
         stage="testbed.workloads.llama:LlamaStage",
@@ -121,6 +136,7 @@ FAMILIES: dict[str, ModelFamily] = {
         feed_forward_matrices=3,
         biases=False,
         learned_positions=False,
+        layer_shapes=_llama_layer,
     ),
 }
 """Families by what transformers calls them: the `model_type` of their config.json."""
@@ -211,6 +227,16 @@ def workload_size(spec: WorkloadSpec) -> ModelSize:
     if size.family != spec.family:
         raise SpecError(f"workload.family is {spec.family!r}, and the model {spec.model!r} is a {size.family}")
     return size
+
+
+def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a workload's model, in the model's order. SpecError as `workload_size`."""
+    size = workload_size(spec)
+    row = FAMILIES[size.family]
+    table = (size.vocabulary, size.width)
+    embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]
+    norm: list[tuple[int, ...]] = [(size.width,)] * (2 if row.biases else 1)
+    return [*embeddings, *row.layer_shapes(size) * size.layers, *norm, table]
 
 
 def hidden_width(spec: WorkloadSpec) -> int:

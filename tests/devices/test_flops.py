@@ -54,6 +54,13 @@ def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) ->
 
 
 @pytest.mark.parametrize("model", MODELS)
+def test_the_shapes_of_all_parameters_are_known_without_the_model(model: str) -> None:
+    spec = workload(model, 16, 1)
+    whole = build_stage(spec, stage=0, stages=1, seed=1, vocabulary=models.model_size(model).vocabulary)
+    assert models.parameter_shapes(spec) == [tuple(parameter.shape) for parameter in whole.parameters()]
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_a_cut_adds_nothing(model: str) -> None:
     size = models.model_size(model)
     whole = flops.stage(size, range(size.layers), sequence_length=64, sequences=2)
@@ -77,7 +84,14 @@ def test_a_family_that_is_not_in_the_table_is_refused() -> None:
 
 def test_a_third_family_is_a_row_and_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else knows the families: its stages are built, and its numbers are its row's."""
-    row = dataclasses.replace(models.FAMILIES["llama"], stage=f"{__name__}:ThirdStage", biases=True)
+
+    def layer_shapes(size: models.ModelSize) -> list[tuple[int, ...]]:
+        biases = [(size.width,)] * 7 + [(size.inner,)]
+        return [*models.FAMILIES["llama"].layer_shapes(size), *biases]
+
+    row = dataclasses.replace(
+        models.FAMILIES["llama"], stage=f"{__name__}:ThirdStage", biases=True, layer_shapes=layer_shapes
+    )
     monkeypatch.setitem(models.FAMILIES, "third", row)
     monkeypatch.setitem(models.SIZES, "third-nano", dataclasses.replace(models.SIZES["llama-nano"], family="third"))
     spec, size = workload("third-nano", 16, 1), models.model_size("third-nano")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +140,10 @@ def test_over_links_as_in_one_process(
         assert steps[0] == steps[1]
         assert sent[0] == sent[1]
         assert had[0] == had[1]
+        peers = {frame.peer for record in ours for frame in (*record.sent, *record.received)}
+        tcp = [{socket.peer: socket.bytes_sent for socket in record.sockets} for record in ours]
+        assert all(sample.keys() == peers for sample in tcp)
+        assert all(before[peer] <= after[peer] for before, after in itertools.pairwise(tcp) for peer in peers)
 
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])

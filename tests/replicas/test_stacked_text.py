@@ -11,8 +11,7 @@ from torch.nn import Parameter
 
 from testbed.errors import SpecError
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.exchange import fragment_shapes
-from testbed.replicas.fragments import in_turn
+from testbed.replicas.fragments import fragment_shapes, in_turn
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import SHAPES, Choices, Chosen, TextMethod, TextStack, train
 from testbed.replicas.worker import Worker

@@ -30,6 +30,7 @@ FIELDS: dict[str, Any] = {
 }
 DECO = {"every": 20, "noise": "exp", "noise_weight": 1.0}
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+ON_DEVICE = {"mode": "paced", "device": "rtx-3090"}
 
 
 def a_cell(data: dict[str, Any] | None = None, **changes: Any) -> Cell:
@@ -99,8 +100,15 @@ def test_live_it_is_the_same_on_either_clock() -> None:
         ({"outer": {**OUTER, "momentum": 0}}, {}, "nothing to look ahead along"),
         ({"workers": 3}, {}, "cannot be cut into 3 equal"),
         ({}, {"pipeline": {"stages": 2}}, "leave the pipeline table out"),
-        ({}, {"codec_cost": "host"}, "codec_cost = 'zero'"),
-        ({}, {"compute": {"mode": "calibrated"}}, "compute.mode = 'paced'"),
+        ({}, {"codec_cost": "device"}, "compute names no device"),
+        ({}, {"codec_cost": "device", "compute": ON_DEVICE, "codec": "zstd(int8)"}, "it: cannot say what zstd"),
+        (
+            {},
+            {"codec_cost": "device", "timing": "live", "compute": ON_DEVICE},
+            "and codec_cost = 'zero'; or set timing",
+        ),
+        ({}, {"codec_cost": "host", "timing": "live"}, "and codec_cost = 'zero'; or set timing"),
+        ({}, {"compute": {"mode": "calibrated"}, "timing": "live"}, "compute.mode = 'paced'"),
         ({}, {"played_steps": 2}, "leave played_steps out"),
         ({"exchange": "all-gather", "answer": None, "deco": DECO}, {"timing": "live"}, "'star' or 'all-to-all'"),
         (

@@ -10,6 +10,7 @@ import pytest
 
 from testbed import results
 from testbed.metrics.steps import align
+from testbed.metrics.wires import HEADER_BYTES
 from testbed.results import Run
 from tests.commands import Command
 
@@ -68,6 +69,11 @@ def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> No
     assert live.summary is not None
     assert losses_of(live) == losses_of(played)
     assert live.summary.step_s == pytest.approx(summary.step_s, rel=0.01)
+    for node in range(live.cell.nodes):  # what its sockets say to have sent is what its interface counted
+        last = live.steps(node)[-1]
+        assert last.counters is not None
+        sent = sum(socket.bytes_sent + HEADER_BYTES * socket.segments_out for socket in last.sockets)
+        assert last.counters.sent_bytes == pytest.approx(sent, rel=0.005)
     assert summary.step_s is not None
     assert summary.ideal_step_s is not None
     assert summary.ideal_step_s <= summary.step_s * (1 + 1e-6)
