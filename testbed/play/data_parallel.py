@@ -82,9 +82,10 @@ class DataParallelShape(Frozen):
         return 4 * (self.staleness + 1)
 
     @property
-    def barrier(self) -> bool:
-        """Whether all nodes wait for each other at the end of a step: no, a worker runs ahead, and then waits."""
-        return False
+    def period(self) -> None:
+        """After how many steps the same is done again: not known, for nodes do not wait for each other at the end of a
+        step; a worker runs ahead, and then waits.
+        """
 
     @property
     def flows_share(self) -> bool:

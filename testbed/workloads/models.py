@@ -233,8 +233,12 @@ def parameter_shapes(spec: Workload) -> list[tuple[int, ...]]:
     """Return the shapes of all parameters of a workload's model, in its order. SpecError as `check_workload`."""
     if isinstance(spec, ImagesSpec):
         return [shape for layer in networks.workload_layers(spec) for shape in layer.shapes]
-    size = workload_size(spec)
-    row = FAMILIES[size.family]
+    return shapes_of(workload_size(spec))
+
+
+def shapes_of(size: ModelSize) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a language model, in the model's order."""
+    row = family(size.family)
     table = (size.vocabulary, size.width)
     embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]
     norm: list[tuple[int, ...]] = [(size.width,)] * (2 if row.biases else 1)

@@ -77,9 +77,9 @@ def test_the_count_of_a_network_for_images_is_exact(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_shapes_of_all_parameters_are_known_without_the_model(model: str) -> None:
-    spec = workload(model, 16, 1)
-    whole = build_stage(spec, stage=0, stages=1, seed=1, vocabulary=models.model_size(model).vocabulary)
-    assert models.parameter_shapes(spec) == [tuple(parameter.shape) for parameter in whole.parameters()]
+    size = models.model_size(model)
+    whole = build_stage(workload(model, 16, 1), stage=0, stages=1, seed=1, vocabulary=size.vocabulary)
+    assert models.shapes_of(size) == [tuple(parameter.shape) for parameter in whole.parameters()]
 
 
 @pytest.mark.parametrize("model", MODELS)

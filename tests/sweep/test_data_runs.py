@@ -12,6 +12,7 @@ import testbed
 from testbed import results
 from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
+from testbed.records import Calibration
 from testbed.results import Run
 from tests.commands import Command
 
@@ -24,8 +25,8 @@ live_checks = 0
 
 [cell]
 topology = "star"
-codec_cost = "zero"
-compute = {{ mode = "paced", forward = "40ms", backward = "80ms", update = "5ms" }}
+codec_cost = "{cost}"
+compute = {{ {compute} }}
 workload = {{ {workload} }}
 optimiser = {{ learning_rate = 1e-3, weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, clip_norm = 1.0 }}
 training = {{ steps = {steps}, warmup_steps = 1, seed = 0, evaluate_every = 0 }}
@@ -55,7 +56,12 @@ outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }"""
 def swept(folder: Path, *timings: str, clock: str = "virtual", **fields: Any) -> list[Run]:
     """Return the run of a cell of each timing."""
     folder.mkdir(exist_ok=True)
-    stated = {"workload": TEXT, "more": "", "codec": "ef(topk(0.1))", "exchange": 'exchange = "all-to-all"', **fields}
+    stated = {"workload": TEXT, "more": "", "codec": "ef(topk(0.1))", "exchange": 'exchange = "all-to-all"'}
+    stated |= {
+        "cost": "zero",
+        "compute": 'mode = "paced", forward = "40ms", backward = "80ms", update = "5ms"',
+        **fields,
+    }
     (folder / "sweep.toml").write_text(EXPERIMENT.format(timings=json.dumps(timings), **stated), encoding="utf8")
     with Command.standing(folder, "auto") as command:
         command.finish("sweep", "sweep.toml", "--clock", clock, within_s=590)
@@ -113,6 +119,25 @@ def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tm
     page = (tmp_path / "first" / "results" / "first" / "report.html").read_text(encoding="utf8")
     assert page.count(f"{accuracy:.4f}") >= 2  # a row of the table each
     assert "of test images" in page
+
+
+@pytest.mark.clock_kernel
+def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
+    means = {"cost": "host", "compute": 'mode = "calibrated"', "profile": "link(20Mbit, 20ms)"}
+    (run,) = swept(tmp_path, "played", steps=4, **means)
+    made = tmp_path / "results" / tmp_path.name
+    (costs,) = results.read_json(made / "calibration.json", Calibration).replicas.values()
+    for node, worker in enumerate(costs.workers):
+        encode_ns, other_ns = costs.messages[node].encode[0].ns, costs.messages[1 - node].decode[0].ns
+        for action in [action for record in run.steps(node) for action in record.actions]:
+            works_ns = worker.local_step.ns + worker.close.ns if action.kind == "L" else worker.update.ns
+            assert action.computed_ns - action.decoded_ns == works_ns
+            assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else other_ns)
+            assert action.encoded_ns - action.computed_ns == (encode_ns if action.kind == "L" else 0)
+    assert run.summary is not None
+    assert run.summary.split is not None
+    assert run.summary.split.codec_s > 0
+    assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
 
 
 @pytest.mark.root
