@@ -16,12 +16,17 @@ class CommandLine(NamedTuple):
 
     output: Path
     quick: bool
+    results: Path
+    """With what was played; the folder of the tables, where the program does not ask for it."""
 
 
-def asked_of(arguments: Sequence[str], what: str | None, folder: Path) -> CommandLine:
+def asked_of(arguments: Sequence[str], what: str | None, folder: Path, *, reads_results: bool = False) -> CommandLine:
     """Read a command line; `what` is its help, `folder` the one that tables are for where none is named."""
     parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=folder, help="folder for the tables (%(default)s)")
+    parser.set_defaults(results=folder)
+    if reads_results:
+        parser.add_argument("--results", type=Path, help="folder of what was played (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a short form, which shows nothing but that it works")
     return CommandLine(**vars(parser.parse_args(arguments)))
 

@@ -27,7 +27,7 @@ from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.diffusion.programs import Part, Program, ProgramName, sent_parts
 from testbed.diffusion.workers import Workers
-from testbed.workloads import digits
+from testbed.workloads import images as image_sets
 
 HERE = Path(__file__).resolve().parent
 _DIGITS = 6
@@ -176,7 +176,7 @@ class Unsplit:
 
     def __init__(self, model: Dit, images: int) -> None:
         self.model, self.images = model, images
-        self.real = quality.features(classifier(), digits.digits().train.images * 2 - 1)
+        self.real = quality.features(classifier(), image_sets.images("digits").train.images * 2 - 1)
         self.messages: list[Any] = []
         self._made: dict[tuple[int, int], Tensor] = {}
 

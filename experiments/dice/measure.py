@@ -22,7 +22,7 @@ from testbed.diffusion.experts import ExpertCosts, ExpertProgram, Schedule, expe
 from testbed.diffusion.pretrain import classifier, load_dit
 from testbed.play.ideal import Pipes, ideal_step_ns
 from testbed.profiles import load_profile
-from testbed.workloads import digits
+from testbed.workloads import images as image_sets
 
 HERE = Path(__file__).resolve().parent
 _DIGITS = 6
@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
     if asked.quick:
         name, seeds, every, images, mbits = "dit-digits-moe-nano", (0, 1), (4,), 32, MBIT[2:4]
     model = load_dit(name)
-    real = quality.features(classifier(), digits.digits().train.images * 2 - 1)
+    real = quality.features(classifier(), image_sets.images("digits").train.images * 2 - 1)
     rows: list[Any] = csv_rows.read_rows(asked.output / "runs.csv")
     times: list[Any] = csv_rows.read_rows(asked.output / "latency.csv")
     made = {(row[0], int(row[1])) for row in times}

@@ -30,9 +30,10 @@ from testbed.profiles import load_profile
 from testbed.replicas.arrivals import Rounds, Server, Training
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.events import Events
-from testbed.replicas.federated import DigitsLearner
+from testbed.replicas.learners import ImagesLearner
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
-from testbed.workloads.digits import build_model, digits, score
+from testbed.workloads.images import build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, data_shares, divide
 
 HERE = Path(__file__).resolve().parent
@@ -180,7 +181,7 @@ def text_of(ratio: float) -> str:
 
 def devices(straggler: float) -> list[Device]:
     """Return what FedLuck goes by: durations of local steps, and of messages as the codec packs them."""
-    parameters = [parameter.detach() for parameter in build_model(MODEL, 0).parameters()]
+    parameters = [parameter.detach() for parameter in build_network(MODEL, DIGITS, 0).parameters()]
     bucket = Bucket([tuple(each.shape) for each in parameters], text_of(_MEASURED), seed=0, sender=0)
     expansion = len(bucket.encode(parameters, 0)) / (_MEASURED * bucket.raw_bytes)
     return [
@@ -191,7 +192,7 @@ def devices(straggler: float) -> list[Device]:
 
 def links(straggler: float) -> list[str]:
     """Return the profiles of the devices' links, and of the server's. What comes down is not slowed, as published."""
-    scale = sum(parameter.numel() for parameter in build_model(MODEL, 0).parameters()) * 4 / PUBLISHED_BYTES
+    scale = sum(parameter.numel() for parameter in build_network(MODEL, DIGITS, 0).parameters()) * 4 / PUBLISHED_BYTES
     rates = [8 * round(1e6 * scale * bandwidth) for bandwidth in bandwidths(straggler)]
     fast = f"link(1Gbit, {DELAY_MS}ms"
     return [*(f"{fast}, up.rate={rate}bit, up.buffer=256kB)" for rate in rates), f"{fast})"]
@@ -209,10 +210,10 @@ class Case(NamedTuple):
         return [METHODS[self.method].choose(device) for device in devices(self.straggler)]
 
 
-def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], DigitsLearner], list[str]]:
+def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], ImagesLearner], list[str]]:
     """Return a training, what its devices learn from, and their codecs."""
     method, choices = METHODS[case.method], case.choices
-    labels = digits().train.labels.numpy()
+    labels = images("digits").train.labels.numpy()
     shards = divide(labels, data_shares(DEVICES, 1.0), alpha=ALPHA, seed=seed)
     optimiser = OptimiserSpec(
         algorithm="sgd", learning_rate=rate, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1e9
@@ -227,8 +228,9 @@ def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], 
         arrivals=method.arrivals,
     )
 
-    def learner(device: int) -> DigitsLearner:
-        return DigitsLearner(MODEL, seed, ShardBatches(shards[device], BATCH, seed=seed, worker=device))
+    def learner(device: int) -> ImagesLearner:
+        batches = ShardBatches(shards[device], BATCH, seed=seed, worker=device)
+        return ImagesLearner(build_network(MODEL, DIGITS, seed), batches, images("digits"))
 
     codecs = ["fp32" if choice.ratio == _DENSE else method.codec.format(text_of(choice.ratio)) for choice in choices]
     return Training(data, optimiser, 1, seed), learner, codecs
@@ -240,7 +242,7 @@ def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) 
     server_learner = learner(0)
     server = Server(training, server_learner, codecs)
     workers = [Rounds(training, device, learner(device), codec) for device, codec in enumerate(codecs)]
-    arrivals, test = training.data.arrivals, digits().test
+    arrivals, test = training.data.arrivals, images("digits").test
     assert arrivals is not None
     pipes = Pipes("star", [load_profile(link) for link in links(case.straggler)], DEVICES + 1)
     events = Events(server, workers, arrivals, pipes.sent, local_ns=[round(step_s * 1e9) for step_s in STEP_S])

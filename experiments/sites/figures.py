@@ -1,11 +1,12 @@
 """Draw the figure of sites and make its tables: `python experiments/sites/figures.py`.
 
-This reads curves.csv and layouts.csv, which train.py writes into the output folder, and cells.csv, which
-`python -m testbed predict sites` writes into the results; it copies the latter.
+This reads curves.csv and layouts.csv, which train.py writes into the output folder, and cells.csv and rounds.csv, which
+`python -m testbed predict sites` writes into the results; it copies the latter two.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
+import rounds
+from layouts import CHURN
 from matplotlib.figure import Figure
 
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
-from testbed.metrics.time_to_loss import crossing
+from testbed.metrics.time_to_loss import TargetCrossing, crossing
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.play.scenarios import load_scenarios
+from testbed.play.scenarios import load_scenario, load_scenarios
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
+from testbed.sweep import churned
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python experiments/sites/train.py"
@@ -54,16 +58,54 @@ class Results(NamedTuple):
     target: float
     cells: Any
     """Of the layouts that were trained, with `batch_s`: a step over its batches."""
+    trainings: rounds.Trainings
+    """Those whose sites come and go."""
 
     def batches(self, name: str) -> BySeed:
-        """Return each seed's batches to the target; nothing where one of them does not get there."""
-        met = {seed: crossing(points, self.target) for seed, points in self.curves[name].items()}
-        return {} if None in met.values() else {seed: each.steps for seed, each in met.items() if each is not None}
+        """Return each seed's batches to the target; nothing where one of them does not get there. `name`: a layout, or
+        one with churn.
+        """
+        return {seed: each.steps for seed, each in self._met(name).items()}
 
     def seconds(self, name: str) -> BySeed:
         """Return each seed's seconds to the target; nothing as above."""
+        if name.endswith(CHURN):
+            return {seed: each.seconds for seed, each in self._met(name).items()}
         (batch_s,) = self.cells.batch_s[self.cells["label.method"] == name]
         return {seed: batches * batch_s for seed, batches in self.batches(name).items()}
+
+    def steps(self, name: str) -> Mapping[int, list[rounds.Step]]:
+        """Return the steps of a layout with churn, by seed, until it reaches the target."""
+        local_steps = self.layouts.loc[name.removesuffix(CHURN)].local_steps
+        steps = self.trainings[name.removesuffix(CHURN)]
+        return {seed: steps[seed][: math.ceil(batches / local_steps)] for seed, batches in self.batches(name).items()}
+
+    def churned(self) -> list[str]:
+        """Return the layouts with churn of which steps were played, the first to reach the target first, those that do
+        not last.
+        """
+        trained = self.layouts.index
+        names = [
+            f"{name}{CHURN}"
+            for name in self.trainings
+            if f"{name}{CHURN}" in trained or (name in trained and self.layouts.loc[name].workers == 1)
+        ]
+        return sorted(names, key=lambda name: experiments.mean_of(self.seconds(name) or {0: math.inf}))
+
+    def _met(self, name: str) -> Mapping[int, TargetCrossing]:
+        base = name.removesuffix(CHURN)
+        curves = self.curves[name if name in self.curves else base]  # a pipeline's losses are those without churn
+        if name != base:
+            local_steps = self.layouts.loc[base].local_steps
+            curves = {
+                seed: [
+                    point._replace(seconds=self.trainings[base][seed][point.step // local_steps - 1].end_s)
+                    for point in points
+                ]
+                for seed, points in curves.items()
+            }
+        met = {seed: crossing(points, self.target) for seed, points in curves.items()}
+        return {} if None in met.values() else {seed: each for seed, each in met.items() if each is not None}
 
     def last(self, name: str) -> BySeed:
         """Return each seed's loss after all batches."""
@@ -78,10 +120,18 @@ class Results(NamedTuple):
 
 
 def results(folder: Path) -> Results:
-    """Read a folder's CSVs. ResultsError where cells.csv has other bits than were trained."""
+    """Read a folder's CSVs. ResultsError where cells.csv has other bits than were trained, or rounds.csv other
+    absences.
+    """
     curves, layouts, cells = (pandas.read_csv(folder / name) for name in ("curves.csv", "layouts.csv", predicted.FILE))
     cells = cells[cells["label.method"].isin(layouts.layout)]
     layouts = layouts.set_index("layout")
+    for name, away in rounds.absences(folder).items():
+        if f"{name}{CHURN}" in layouts.index and layouts.loc[f"{name}{CHURN}"].absences != rounds.digest(away):
+            raise ResultsError(
+                f"{folder}: {name} was trained with other absences than were played; take {name}{CHURN} out of "
+                "curves.csv and run train.py again"
+            )
     for cell in cells.to_dict("records"):
         trained = layouts.loc[cell["label.method"]]
         if trained.workers > 1 and abs(cell["bits"] / trained.bits - 1) > BITS_NEAR:
@@ -97,7 +147,8 @@ def results(folder: Path) -> Results:
         }
         for name, part in curves.groupby("method", sort=False)
     }
-    return Results(layouts, points, float(pandas.read_csv(folder / "tuning.csv").target.iloc[0]), cells)
+    target = float(pandas.read_csv(folder / "tuning.csv").target.iloc[0])
+    return Results(layouts, points, target, cells, rounds.trainings(folder))
 
 
 # ------------------------------------------------------------------ tables
@@ -144,6 +195,50 @@ def losses_table(folder: Path) -> Any:
     )
 
 
+def churn_table(folder: Path) -> Any:
+    """Return what churn does to each layout: batches and seconds to the target with and without, and where they go."""
+    found, rows = results(folder), []
+    for name in found.churned():
+        base = name.removesuffix(CHURN)
+        with_churn, without = found.seconds(name), found.seconds(base)
+        row = {"layout": base, "batches without churn": experiments.mean_words(found.batches(base), "{:.0f}")}
+        if with_churn and without:
+            steps = [step for each in found.steps(name).values() for step in each]
+            spent_s = sum(step.waited_s + step.lasts_s for step in steps)
+            judged = judge("time_to_loss", without, with_churn)
+            row |= {
+                "with": experiments.mean_words(found.batches(name), "{:.0f}"),
+                "seconds without": experiments.mean_words(without, "{:.0f}"),
+                "seconds with churn": experiments.mean_words(with_churn, "{:.0f}"),
+                "times as long": f"{judged.value:.2f} ({judged.interval_words})",
+                "of it waiting": f"{sum(step.waited_s for step in steps) / spent_s:.0%}",
+                "steps with all replicas": f"{np.mean([not step.away for step in steps]):.0%}",
+                "with one that returns": f"{np.mean([bool(step.returning) for step in steps]):.0%}",
+            }
+        else:
+            row |= {"with": "not all seeds"}
+        rows.append(row)
+    return pandas.DataFrame(rows).fillna("")
+
+
+def in_turn(folder: Path) -> str:
+    """Return how far moments that are sums of steps played alone are from those of trainings played in turn."""
+    said = []
+    for name, by_seed in results(folder).trainings.items():
+        offs = []
+        for steps in by_seed.values():
+            late_s, end_s, farthest = 0.0, 0.0, 0.0
+            for step in steps:
+                if step.in_turn_s is not None:
+                    late_s, end_s = late_s + step.in_turn_s - step.lasts_s, step.end_s
+                    farthest = max(farthest, abs(late_s) / end_s)
+            if end_s:
+                offs.append(farthest)
+        if offs:
+            said.append(f"{max(offs):.1%} at most in {len(offs)} of {len(by_seed)} trainings of {name}")
+    return f"Played in turn, as one trace, steps begin within {'; '.join(said)} of where they stand here."
+
+
 def scenarios_table() -> Any:
     """Return the scenarios, and where their numbers come from."""
     rows = []
@@ -151,6 +246,7 @@ def scenarios_table() -> Any:
         sites = [
             f"{sites.count} x {sites.devices} {sites.device} on `{sites.link}`"
             + (f", {sites.within} within" if sites.within else "")
+            + (f", there for {sites.stays} and away for {sites.away} on average" if sites.stays else "")
             for sites in scenario.sites
         ]
         what = {
@@ -214,6 +310,45 @@ def claims(folder: Path) -> list[Claim]:
                     ),
                 )
             )
+    return [*rows, *churn_claims(found)]
+
+
+def churn_claims(found: Results) -> list[Claim]:
+    """Return what was asked of churn, and what became of it."""
+    rows, size = [], "batches of a model of 17,408 parameters, seconds of one of 2.7 billion; stays of an hour [chosen]"
+    share = _share()
+    best = {each: next((name for name in found.churned() if kind(name) == each), None) for each in COLOURS}
+    for ours, base in ((HYBRID, PIPELINE), (DATA, HYBRID)):
+        first, second = best[ours], best[base]
+        if first is None or second is None or not found.seconds(first) or not found.seconds(second):
+            continue
+        judged = judge("time_to_loss", found.seconds(first), found.seconds(second), 1.0)
+        rows.append(
+            _claim(
+                f"Where homes come and go, {ours} still reaches the loss sooner than {base}",
+                "ours",
+                "",
+                f"{judged.value:.3g} times as soon: {first}, against {second}",
+                judged,
+                experiments.open_words(size, judged, seed_s()),
+            )
+        )
+    for name in found.churned():
+        base = name.removesuffix(CHURN)
+        with_churn, without = found.seconds(name), found.seconds(base)
+        if not with_churn or not without:
+            continue
+        judged = judge("time_to_loss", with_churn, without, share)
+        rows.append(
+            _claim(
+                f"Where homes are there for {share:.0%} of the time, {base} takes at most {1 / share:g} times as long",
+                "ours",
+                "",
+                f"{1 / judged.value:.3g} times as long: {judged.value:.3g} times as soon as without churn",
+                judged,
+                experiments.open_words(size, judged, seed_s()),
+            )
+        )
     return rows
 
 
@@ -241,13 +376,17 @@ def blocks(folder: Path) -> dict[str, str]:
         "answer": experiments.prose(answer(folder)),
         "claims": claims_table(claims(folder)),
         "times": experiments.markdown_of(times_table(folder)),
+        "churn": experiments.markdown_of(churn_table(folder)),
+        "moments": experiments.prose(in_turn(folder)),
         "losses": experiments.markdown_of(losses_table(folder)),
         "scenarios": experiments.markdown_of(scenarios_table()),
     }
 
 
 def answer(folder: Path) -> str:
-    """Return which layout is first in each scenario, and by how much."""
+    """Return which layout is first in each scenario, and by how much; and what churn does to the one that is then first
+    and to the one that suffers most.
+    """
     found, said = results(folder), []
     for scenario in dict.fromkeys(found.cells.scenario):
         order = found.played(scenario)
@@ -260,40 +399,63 @@ def answer(folder: Path) -> str:
             judged = judge("time_to_loss", found.seconds(first), found.seconds(other))
             parts.append(f"{judged.value:.2f}x as soon as {other} ({judged.interval_words})")
         said.append(f"{scenario.capitalize()}: {first}, {', '.join(parts)}.")
+    slower = {
+        name: judge("time_to_loss", without, with_churn)
+        for name in found.churned()
+        if (with_churn := found.seconds(name)) and (without := found.seconds(name.removesuffix(CHURN)))
+    }
+    if len(slower) > 1:
+        most = max(slower, key=lambda name: slower[name].value)
+        words = [f"{kind(name)} {slower[name].value:.2f}x ({slower[name].interval_words})" for name in (*slower, most)]
+        said.append(f"Homes that come and go: {words[0]}, {words[-1]} as long.")
     return f"First at {found.target:g} nats. {' '.join(said)}"
+
+
+def _share() -> float:
+    """Return the share of time in which a home is there."""
+    (churn,) = {device.churn for device in load_scenario("community").devices()}
+    assert churn is not None
+    return churn.share
 
 
 # ------------------------------------------------------------------ figure
 def draw(folder: Path) -> Figure:
-    """Draw the seconds to the loss of each layout, a panel for each scenario."""
+    """Draw the seconds to the loss of each layout, a panel for each scenario, and one for sites that come and go."""
     found = results(folder)
-    scenarios = [scenario for scenario in dict.fromkeys(found.cells.scenario) if found.played(scenario)]
-    counts = [len(found.played(scenario)) for scenario in scenarios]
+    panels = {scenario.capitalize(): found.played(scenario) for scenario in dict.fromkeys(found.cells.scenario)}
+    panels["Community, where homes come and go"] = [name for name in found.churned() if found.seconds(name)]
+    panels = {title: order for title, order in panels.items() if order}
+    counts = [len(order) for order in panels.values()]
     figure = Figure(figsize=(9.2, 0.9 + 0.42 * (sum(counts) + len(counts))), layout="constrained")
-    panels: Sequence[Any] = np.atleast_1d(figure.subplots(len(scenarios), 1, height_ratios=counts))
-    for axes, scenario in zip(panels, scenarios, strict=True):
-        order = found.played(scenario)
+    every: Sequence[Any] = np.atleast_1d(figure.subplots(len(panels), 1, height_ratios=counts))
+    for axes, (title, order) in zip(every, panels.items(), strict=True):
         for row, name in enumerate(reversed(order)):
-            seconds = found.seconds(name)
+            seconds, base = found.seconds(name), name.removesuffix(CHURN)
             value = experiments.mean_of(seconds)
             axes.barh(row, value, color=COLOURS[kind(name)], height=0.7)
             axes.plot(list(seconds.values()), [row] * len(seconds), "|", color=style.MUTED, ms=7)
+            said = f"{value:,.0f} s"
+            if base != name and (without := found.seconds(base)):
+                said += f", {judge('time_to_loss', without, seconds).value:.2f}x those without churn"
             axes.annotate(
-                f"{value:,.0f} s", (max(seconds.values()), row), (6, 0),
+                said, (max(seconds.values()), row), (6, 0),
                 textcoords="offset points", va="center", fontsize=8.5,
             )  # fmt: skip
-        axes.set_yticks(range(len(order)), list(reversed(order)))
-        axes.set(title=f"{scenario.capitalize()}: {order[0]} is first")
-        axes.set_xlim(0, 1.1 * max(max(found.seconds(name).values()) for name in order))
+        axes.set_yticks(range(len(order)), [name.removesuffix(CHURN) for name in reversed(order)])
+        axes.set(title=f"{title}: {order[0].removesuffix(CHURN)} is first")
+        axes.set_xlim(
+            0, (1.5 if order[0].endswith(CHURN) else 1.1) * max(max(found.seconds(n).values()) for n in order)
+        )
         axes.grid(visible=False, axis="y")
-    panels[-1].set_xlabel(f"seconds to a loss of {found.target:g} nats (marks: seeds)")
+    every[-1].set_xlabel(f"seconds to a loss of {found.target:g} nats (marks: seeds)")
     return figure
 
 
 def main() -> int:
-    """Write the figure, cells.csv, claims.csv and the README's blocks."""
+    """Write the figure, cells.csv, rounds.csv, claims.csv and the README's blocks."""
     from_folder, output = experiments.folders(HERE.name, "Figure, claims and the README's blocks.")
-    (output / predicted.FILE).write_bytes((from_folder / predicted.FILE).read_bytes())
+    for name in (predicted.FILE, churned.FILE):
+        (output / name).write_bytes((from_folder / name).read_bytes())
     experiments.draw_and_publish(HERE, output, {"sites": draw}, blocks, claims)
     return 0
 

@@ -23,6 +23,8 @@ class Layout(NamedTuple):
     """The middle of the learning rates that are tried first."""
     quick: bool = False
     """It is in the short form."""
+    churned: str = ""
+    """The layout whose sites come and go here."""
 
 
 def _sparse(workers: int, batch_size: int = 4, **changes: object) -> TextMethod:
@@ -47,18 +49,26 @@ def _hybrid(codec: str, *, split: tuple[int, ...] = (2, 3), quarter: bool = Fals
     return _sparse(4, split=split, boundary=codec, batch_sizes=(4, 4, 1, 1) if quarter else ())
 
 
-LAYOUTS: tuple[Layout, ...] = (
+_LAYOUTS: tuple[Layout, ...] = (
     Layout("data parallel, 2 whole", _sparse(2), 0.016, quick=True),
     Layout("hybrid, a pipeline per site", _sparse(4), 0.016),
     Layout("pipeline of 16, bf16", _pipeline("bf16"), 0.008),
-    Layout("hybrid, int2, quarter batches", _hybrid(INT2, quarter=True), 0.016, quick=True),
+    Layout("hybrid, int2, quarter batches", _hybrid(INT2, quarter=True), 0.016),
     Layout("data parallel, 16 whole", _sparse(16, 1), 0.016, quick=True),
-    Layout("pipeline of 10, int2", _pipeline(INT2), 0.008, quick=True),
+    Layout("pipeline of 10, int2", _pipeline(INT2), 0.008),
     Layout("hybrid, int2, full batches", _hybrid(INT2), 0.016),
     Layout("all cut, int2", _hybrid(INT2, split=(0, 1, 2, 3)), 0.016),
-    Layout("hybrid, int4, quarter batches", _hybrid(INT4, quarter=True), 0.016),
+    Layout("hybrid, int4, quarter batches", _hybrid(INT4, quarter=True), 0.016, quick=True),
     Layout("hybrid, int4, full batches", _hybrid(INT4), 0.016),
     Layout("all cut, int4", _hybrid(INT4, split=(0, 1, 2, 3)), 0.016),
-    Layout("pipeline of 10, int4", _pipeline(INT4), 0.008),
+    Layout("pipeline of 10, int4", _pipeline(INT4), 0.008, quick=True),
 )
 """Within a site bf16 crosses from stage to stage, which "hybrid, a pipeline per site" takes for exact."""
+
+CHURN = ", with churn"
+CHURNED = ("data parallel, 2 whole", "hybrid, int4, quarter batches", "hybrid, int4, full batches")
+"""Those of several replicas. A pipeline's losses are those without churn: it waits, and loses nothing."""
+LAYOUTS: tuple[Layout, ...] = (
+    *_LAYOUTS,
+    *(each._replace(name=each.name + CHURN, churned=each.name) for each in _LAYOUTS if each.name in CHURNED),
+)

@@ -2,7 +2,7 @@
 
 This writes curves.csv, validation losses at each layout's best learning rate; tuning.csv, what was tried; and
 layouts.csv, what each sends in an exchange. Sites and times are in cells.toml; figures.py puts batches and seconds
-together. What is in the output folder already is kept.
+together. Who is away when was played before: rounds.csv in the results. What is in the output folder already is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import rounds
 import torch
 from layouts import LAYOUTS, Layout
 
@@ -32,6 +33,8 @@ class Listed(NamedTuple):
     """Of all workers, in a batch."""
     bits: float
     """Of a worker's message, per parameter."""
+    absences: str
+    """A digest of who was away when; empty: nobody."""
 
 
 def listed(layout: Layout, found: Sequence[Curve]) -> Listed:
@@ -39,14 +42,20 @@ def listed(layout: Layout, found: Sequence[Curve]) -> Listed:
     method, last = layout.method, found[-1]
     bits = 8 * last.payload_bytes / (last.batches // method.local_steps) / VALUES
     sequences = sum(method.batch_sizes) or method.workers * method.batch_size
-    return Listed(layout.name, method.workers, method.local_steps, sequences, round(bits, 4))
+    away = "" if method.absences is None else rounds.digest(method.absences)
+    return Listed(layout.name, method.workers, method.local_steps, sequences, round(bits, 4), away)
 
 
 def main(arguments: list[str]) -> int:
     """Write the CSVs."""
-    asked = csv_rows.asked_of(arguments, __doc__, HERE)
+    asked = csv_rows.asked_of(arguments, __doc__, HERE, reads_results=True)
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
-    layouts = [each for each in LAYOUTS if each.quick or not asked.quick]
+    away = rounds.absences(asked.results)
+    layouts = [
+        each._replace(method=each.method._replace(absences=away[each.churned])) if each.churned else each
+        for each in LAYOUTS
+        if each.quick or not asked.quick
+    ]
     trained = train_all(
         (Tuned(each.name, [each.method], each.first_rate) for each in layouts),
         QUICK if asked.quick else FULL,

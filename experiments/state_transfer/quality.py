@@ -21,7 +21,7 @@ from testbed import csv_rows
 from testbed.codecs.contract import Payload
 from testbed.codecs.wire import bits
 from testbed.errors import TestbedError
-from testbed.replicas.bucket import SMALL
+from testbed.replicas.fragments import SMALL
 
 RECOVERED = "gpt2-mini-trained"
 RECOVERY_STEPS = (10,)

@@ -21,7 +21,7 @@ from testbed.codecs.contract import Codec, Context, Payload, Stateful
 from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
 from testbed.message_key import MessageKey
-from testbed.replicas.bucket import SMALL
+from testbed.replicas.fragments import SMALL
 from testbed.workloads import checkpoints
 from testbed.workloads.build import build_stage
 from testbed.workloads.capture import FINE_RATE, Chain, specification

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,11 @@ def predict(
 ) -> None:
     """Play jobs of models too large to train here, from their shapes, over links on the virtual clock.
 
-    What is there already is kept. cells.csv in the results has a row for each cell.
+    What is there already is kept. cells.csv in the results has a row for each cell, and rounds.csv one for each step of
+    a training whose sites come and go.
     """
+    from testbed import csv_rows
+    from testbed.sweep import churned
     from testbed.sweep import predict as predicting
     from testbed.vm import find_clock_kernel
 
@@ -28,12 +32,19 @@ def predict(
     folder = results / (Path(name).resolve().parent.name if name.endswith(".toml") else name)
     if (kernel := find_clock_kernel()) is None:
         raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
-    predicting.play_missing(
-        planned, folder, kernel, say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True)
-    )
+
+    def play(cells: Sequence[predicting.Planned]) -> None:
+        predicting.play_missing(
+            cells, folder, kernel, say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True)
+        )
+
+    play(planned)
     frame = predicting.predictions(planned, folder)
     frame.to_csv(folder / "cells.csv", index=False, float_format="%.6g")
     paths.give_to_user(folder / "cells.csv")
+    if rounds := churned.play_rounds(planned, play, lambda cell: predicting.result_of(cell, folder)):
+        csv_rows.write_rows(folder / churned.FILE, churned.RoundRow._fields, rounds, digits=9)
+        paths.give_to_user(folder / churned.FILE)
     rows = table("grid", "cell", "step", "ideal", right=("step", "ideal"))
     for row in frame.itertuples():
         step = "not played" if row.step_s != row.step_s else f"{row.step_s:.4g} s"

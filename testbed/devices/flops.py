@@ -7,7 +7,10 @@ FLOPs utilisation. Embeddings, norms, activation functions and biases count noth
 
 from __future__ import annotations
 
-from testbed.workloads import models
+import math
+
+from testbed.spec import ImagesSpec, WorkloadSpec
+from testbed.workloads import models, networks
 from testbed.workloads.models import ModelSize
 
 ADAMW_BYTES = 28
@@ -39,15 +42,22 @@ def parameters(size: ModelSize, layers: range) -> int:
     """
     family = models.family(size.family)
     norm = size.width * (2 if family.biases else 1)
-    # The attention's queries, keys, values and output have 4 biases of `width`; the feed-forward part has one of
-    # `inner` and one of `width`.
-    biases = 5 * size.width + size.inner if family.biases else 0
-    count = len(layers) * (_layer_products(size) + biases + 2 * norm)
+    count = len(layers) * sum(map(math.prod, family.layer_shapes(size)))
     if layers.start == 0:
         count += size.width * (size.vocabulary + (size.context if family.learned_positions else 0))
     if layers.stop == size.layers:
         count += size.width * size.vocabulary + norm
     return count
+
+
+def image(spec: ImagesSpec) -> int:
+    """Count a small network's forward pass for one image."""
+    return 2 * networks.products(spec)
+
+
+def whole_model(spec: WorkloadSpec) -> int:
+    """Count the parameters of a workload's whole model. SpecError or UnknownNameError where there is none."""
+    return sum(map(math.prod, models.parameter_shapes(spec)))
 
 
 def _layer_products(size: ModelSize) -> int:

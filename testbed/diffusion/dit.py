@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed.workloads.digits import CLASSES, SIDE
+from testbed.workloads.networks import DIGITS
 
 PATCH: Final = 2
-TOKENS: Final = (SIDE // PATCH) ** 2
-ROWS: Final = SIDE // PATCH
+TOKENS: Final = (DIGITS.side // PATCH) ** 2
+ROWS: Final = DIGITS.side // PATCH
 ROW: Final = TOKENS // ROWS
 """Tokens."""
 TOKEN_PIXELS: Final = PATCH * PATCH
@@ -137,7 +137,7 @@ class Dit(nn.Module):
         self.size = size
         self.embed = nn.Linear(TOKEN_PIXELS, size.width)
         self.positions = nn.Parameter(torch.randn(TOKENS, 1, size.width) * 0.02)
-        self.classes = nn.Embedding(CLASSES, size.width)
+        self.classes = nn.Embedding(DIGITS.classes, size.width)
         self.time = nn.Sequential(nn.Linear(size.width, size.width), nn.SiLU(), nn.Linear(size.width, size.width))
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.modulate = nn.Linear(size.width, 2 * size.width)
@@ -212,7 +212,7 @@ def to_tokens(images: Tensor) -> Tensor:
 def to_images(pixels: Tensor) -> Tensor:
     """Return pixels of tokens (T, B, 4) as images (B, 64): the inverse of `to_tokens`."""
     cut = pixels.reshape(ROWS, ROWS, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
-    return cut.reshape(-1, SIDE * SIDE)
+    return cut.reshape(-1, DIGITS.side**2)
 
 
 def build_dit(size: DitSize, seed: int) -> Dit:
@@ -225,7 +225,7 @@ def build_dit(size: DitSize, seed: int) -> Dit:
 def start(images: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return noise (T, B, 4) and labels (B,), each class in turn, for a request of so many images."""
     noise = torch.randn(TOKENS, images, TOKEN_PIXELS, generator=torch.Generator().manual_seed(seed))
-    return noise, torch.arange(images) % CLASSES
+    return noise, torch.arange(images) % DIGITS.classes
 
 
 def rows_of_tokens(first: int, end: int) -> list[slice]:

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from testbed import paths, results
 from testbed.diffusion.dit import SIZES, Dit, build_dit, to_tokens
 from testbed.errors import StageError, TestbedError, UnknownNameError
-from testbed.workloads import checkpoints, digits, models
-from testbed.workloads.digits import batch_loss, build_model
+from testbed.workloads import checkpoints, models
+from testbed.workloads.images import batch_loss, build_network, images
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches
 
 _BATCH = 64
@@ -86,7 +87,7 @@ def pretrain(name: str, say: Say = lambda point: None) -> Path:
 
 def train(model: Dit, steps: int, say: Say = lambda point: None) -> tuple[Dit, list[Point]]:
     """Train in place; return the mean of the weights as a model, and losses. StageError where the loss is no number."""
-    examples = digits.digits().train
+    examples = images("digits").train
     batches = ShardBatches(torch.arange(len(examples.labels)).numpy(), _BATCH, seed=0, worker=0)
     generator = torch.Generator().manual_seed(0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01, betas=(0.9, 0.99))
@@ -134,7 +135,7 @@ def classifier() -> nn.Module:
     """Return a small network that tells digits, in whose features images are compared: trained in seconds, the same
     every time.
     """
-    model, examples = build_model(_CLASSIFIER, 0), digits.digits().train
+    model, examples = build_network(_CLASSIFIER, DIGITS, 0), images("digits").train
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     batches = ShardBatches(torch.arange(len(examples.labels)).numpy(), _BATCH, seed=1, worker=0)
     for step in range(_CLASSIFIER_EPOCHS * len(examples.labels) // _BATCH):

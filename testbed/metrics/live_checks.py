@@ -56,7 +56,7 @@ def checks(
     beginning with the first and the last. Their codecs cost what they cost here, so cells with another rule are left
     out.
     """
-    able = [cell for cell in cells if cell.timing == "played" and cell.codec_cost == "host"]
+    able = [cell for cell in cells if cell.timing == "played" and cell.codec_cost == "host" and cell.data is None]
     able = [cell for cell in able if cell.shaped] or able
     chosen: list[Cell] = []
     while able and len(chosen) < count:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -319,7 +319,10 @@ def _by_stage(
     return maths, codecs
 
 
-def main() -> None:
+Calibrating = Callable[[CalibrationJob], Iterator[CalibrationRound | CalibrationDone]]
+
+
+def main(calibrate: Calibrating = lambda job: Calibrator(job).run()) -> None:
     """Time what the file says; print each round, and then the answer, as a line of JSON."""
     parser = argparse.ArgumentParser(description="Times recipes; started by a sweep, not by hand.")
     parser.add_argument("job", type=Path)
@@ -333,7 +336,7 @@ def main() -> None:
         sys.stdout.flush()
 
     try:
-        for message in Calibrator(job).run():
+        for message in calibrate(job):
             say(message)
     except TestbedError as error:
         sys.stderr.write(f"{error}\n")

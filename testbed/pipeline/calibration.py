@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from testbed.frozen import Frozen
-from testbed.records import CodecCosts, Duration, StageMaths
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
+from testbed.records import CodecCosts, Duration, MessageCosts, StageMaths, WorkerMaths
+from testbed.spec import DataParallelSpec, OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
 
 LEAST_SAMPLES = 12
 """Of a duration, before they are judged."""
@@ -48,12 +48,19 @@ class Timed(Frozen):
     codecs: tuple[CodecCosts, ...]
 
 
-class CalibrationDone(Frozen):
-    """The program's answer."""
+class TimedMessages(Frozen):
+    """What codecs do in one subject that is data parallel training, by sender."""
 
-    subjects: tuple[Timed, ...]
-    maths: dict[str, tuple[StageMaths, ...]]
-    """What subjects share, by its name; what was known is left out."""
+    name: str
+    messages: tuple[MessageCosts, ...]
+
+
+class CalibrationDone(Frozen):
+    """A program's answer."""
+
+    subjects: tuple[Timed, ...] | tuple[TimedMessages, ...]
+    maths: dict[str, tuple[StageMaths, ...] | tuple[WorkerMaths, ...]]
+    """What subjects share, by its name: by stage, or by worker; what was known is left out."""
     seconds: float
     rounds: int
 
@@ -82,15 +89,26 @@ def timed(recipe: Recipe) -> Recipe:
         layers=asked.layers,
         recompute=asked.recompute,
     )
+    plain = recipe.optimiser.algorithm == "sgd"
     optimiser = OptimiserSpec(
+        algorithm=recipe.optimiser.algorithm,
         learning_rate=1e-4,
         weight_decay=0.01 if recipe.optimiser.weight_decay else 0.0,  # without it AdamW leaves an operation out
-        beta1=0.9,
-        beta2=0.999,
+        beta1=0.0 if plain and not recipe.optimiser.beta1 else 0.9,
+        beta2=0.0 if plain else 0.999,
         clip_norm=1.0,
+        frozen_after=None if recipe.optimiser.frozen_after is None else 1,
     )
     training = TrainingSpec(steps=_STEPS, warmup_steps=0, seed=0, evaluate_every=0)
-    return recipe.model_copy(update={"pipeline": pipeline, "optimiser": optimiser, "training": training})
+    changes: dict[str, object] = {"pipeline": pipeline, "optimiser": optimiser, "training": training}
+    if recipe.data is not None:
+        changes["data"] = _timed_data(recipe.data)
+    return recipe.model_copy(update=changes)
+
+
+def _timed_data(data: DataParallelSpec) -> DataParallelSpec:
+    """Leave out how far workers are ahead; one local step is as long as another."""
+    return data.model_copy(update={"staleness": (0,), "local_steps": (1,)})
 
 
 def duration(samples: Sequence[int], *, per_step: int, step_ns: int) -> Duration:

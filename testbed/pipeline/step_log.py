@@ -13,7 +13,7 @@ from typing import IO
 
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
-from testbed.message_key import MessageKey, Phase, incoming, outgoing
+from testbed.message_key import MessageKey, Phase, Side, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.job import StageWork
@@ -62,7 +62,11 @@ class StepLog:
         counters = self._counters.read() if self._counters is not None else None
         self._crossed = (
             counters,
-            tuple(socket_record(connection) for connection in self._connections if isinstance(connection, Connection)),
+            tuple(
+                socket_record(connection.socket, connection.side)
+                for connection in self._connections
+                if isinstance(connection, Connection)
+            ),
         )
 
     def write(
@@ -137,12 +141,12 @@ class StepLog:
         ]
 
 
-def socket_record(connection: Connection) -> SocketRecord:
+def socket_record(sock: socket.socket, peer: Side | int) -> SocketRecord:
     """Read TCP_INFO of a connection, in a microsecond and without a packet. CapabilityError on a kernel before 4.19."""
-    info = tcp_info.read_tcp_info(connection.socket)
-    algorithm = connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    info = tcp_info.read_tcp_info(sock)
+    algorithm = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     return SocketRecord(
-        peer=connection.side,
+        peer=peer,
         congestion_control=algorithm.split(b"\0", 1)[0].decode(),
         rtt_us=info.rtt_us,
         min_rtt_us=info.min_rtt_us,

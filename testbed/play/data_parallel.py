@@ -82,9 +82,10 @@ class DataParallelShape(Frozen):
         return 4 * (self.staleness + 1)
 
     @property
-    def barrier(self) -> bool:
-        """Whether all nodes wait for each other at the end of a step: no, a worker runs ahead, and then waits."""
-        return False
+    def period(self) -> None:
+        """After how many steps the same is done again: not known, for nodes do not wait for each other at the end of a
+        step; a worker runs ahead, and then waits.
+        """
 
     @property
     def flows_share(self) -> bool:
@@ -234,6 +235,15 @@ class LaneLabels(NamedTuple):
 
     gradient: int
     aggregate: int
+    encode: int = 0
+    decode: int = 0
+
+
+class CodecTimes(NamedTuple):
+    """How long a codec works on a message, in nanoseconds."""
+
+    encode_ns: int
+    decode_ns: int
 
 
 _LABELS: Final = LaneLabels(_GRADIENT, _AGGREGATE)
@@ -254,8 +264,10 @@ class WorkerLanes:
         for other in self._others:
             self.lane.add(RECEIVE, label=self._labels.aggregate, peer=other, tag=step)
 
-    def give(self, step: int) -> None:
-        """Hand over what was computed in a step."""
+    def give(self, step: int, hops: Sequence[CodecTimes] = ()) -> None:
+        """Hand over what was computed in a step; `hops`: by round of a ring, how long what
+        is sent is encoded, and what comes decoded; empty: not at all.
+        """
         for other, size in zip(self._others, self._sizes(step), strict=True):
             self.lane.add(SEND, label=self._labels.gradient, peer=other, tag=step, value=size)
 
@@ -281,15 +293,19 @@ class _RingLanes(WorkerLanes):
     def have(self, step: int) -> None:
         self.lane.add(WAIT, label=self._labels.aggregate, tag=self._event(step, over=True), value=1)
 
-    def give(self, step: int) -> None:
+    def give(self, step: int, hops: Sequence[CodecTimes] = ()) -> None:
         self.lane.add(SIGNAL, label=self._labels.gradient, tag=self._event(step, over=False))
         self._ring.add(WAIT, label=self._labels.gradient, tag=self._event(step, over=False), value=1)
         after, before = self._others
         sizes = self._sizes(step)
         for number, size in enumerate(sizes):
             tag = step * len(sizes) + number
+            if hops:
+                self._ring.add(WORK, label=self._labels.encode, value=hops[number].encode_ns)
             self._ring.add(SEND, label=self._labels.gradient, peer=after, tag=tag, value=size)
             self._ring.add(RECEIVE, label=self._labels.gradient, peer=before, tag=tag)
+            if hops:
+                self._ring.add(WORK, label=self._labels.decode, value=hops[number].decode_ns)
         self._ring.add(SIGNAL, label=self._labels.aggregate, tag=self._event(step, over=True))
 
     def end_step(self) -> None:
@@ -314,14 +330,16 @@ def server_lane(
     labels: LaneLabels,
     *,
     frames: Frames,
-    work: Callable[[Lane], None] = lambda lane: None,
+    work: Callable[[Lane, int], None] = lambda lane, step: None,
 ) -> Lane:
-    """Make the lane of a star's server, which has every worker's message before it works and answers them in turn."""
+    """Make the lane of a star's server, which has every worker's message before it works, which `work` adds to its lane
+    for a step, and answers them in turn.
+    """
     lane = Lane(workers, "server")
     for step in steps:
         for worker in range(workers):
             lane.add(RECEIVE, label=labels.gradient, peer=worker, tag=step)
-        work(lane)
+        work(lane, step)
         for worker, size in enumerate(frames(step)):
             lane.add(SEND, label=labels.aggregate, peer=worker, tag=step, value=size)
         lane.end_step()

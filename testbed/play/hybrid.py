@@ -14,6 +14,10 @@ all-to-all   every device sends to the devices of each other replica what both h
 
 Between two devices of a site messages take their bits at the site's own rate, as a formula: links of a hundred gigabits
 cannot be emulated here.
+
+Replicas may be away for a step (`rounds`; churn.py says who is): they compute nothing and send nothing, and the others
+exchange among themselves. One that comes back first gets the weights, all of them, each device its share: from the
+server, or from the next replica that was there. Everyone waits for it too.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -32,7 +37,7 @@ from testbed.errors import SpecError
 from testbed.frozen import Frozen
 from testbed.metrics.wires import wire_bytes
 from testbed.pipeline.schedule import actions
-from testbed.play.ideal import AlonePipes, ideal_step_ns
+from testbed.play.ideal import AlonePipes, ideal_steps_ns
 from testbed.play.scenarios import SiteDevice, load_scenario
 from testbed.play.shapes import BarrierShape, codec_bytes, model_on_device, resolve
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
@@ -45,6 +50,16 @@ from testbed.workloads.models import ModelSize, split_layers
 LABELS = (*PIPELINE_LABELS, "exchange")
 _UPDATE, _BARRIER, _EXCHANGE = (LABELS.index(name) for name in ("update", "barrier", "exchange"))
 _Count = Annotated[int, Field(ge=1, strict=True)]
+_Number = Annotated[int, Field(ge=0, strict=True)]
+
+
+class RoundTable(Frozen):
+    """Who takes part in a step."""
+
+    away: tuple[_Number, ...] = ()
+    """Replicas that do not."""
+    returning: tuple[_Number, ...] = ()
+    """Replicas that do, and were away in the step before: they need the weights first."""
 
 
 class HybridTable(Frozen):
@@ -78,7 +93,34 @@ class HybridTable(Frozen):
     bits: Annotated[float, Field(gt=0)] | None = None
     """Of what a replica sends, per parameter; stated where there are several replicas."""
     answer_bits: Annotated[float, Field(gt=0)] | None = None
-    """Of the star's aggregate; None: as many."""
+    """Of the star's aggregate; None: as many. It is that large whoever is away."""
+    rounds: tuple[RoundTable, ...] = ()
+    """Who takes part in a step, one after the other and again from the first; none: everyone in each."""
+    weights_bits: Annotated[float, Field(gt=0)] = 16.0
+    """Of the weights that a returning replica gets, per parameter."""
+
+
+Messages = tuple[tuple[int, int, int], ...]
+"""Of each: sender, receiver, bytes. The server, if any, is the device after the last."""
+
+
+class RoundShape(Frozen):
+    """Who takes part in a step, and what replicas send each other in it."""
+
+    away: tuple[int, ...] = ()
+    """Replicas."""
+    restored: Messages = ()
+    """Weights for those that come back, before they compute."""
+    exchanged: Messages
+    passed_on: Messages = ()
+    """Of what devices pass on of what they got."""
+
+
+def _is_empty(value: tuple[RoundShape, ...]) -> bool:
+    """Say whether rounds are left out of a shape's text, and so of the ids of cells that were made before there were
+    any.
+    """
+    return not value
 
 
 class HybridShape(BarrierShape):
@@ -105,12 +147,18 @@ class HybridShape(BarrierShape):
     within_bps: tuple[int, ...]
     """The rate within each site; 0 where it has one device."""
     star: bool
-    exchanged: tuple[tuple[int, int, int], ...]
-    """Of each message of an exchange: sender, receiver, bytes. The server, if any, is the device after the last."""
-    passed_on: tuple[tuple[int, int, int], ...] = ()
-    """The same, of what devices pass on of what they got."""
+    exchanged: Messages
+    """Where everyone takes part; so `passed_on`."""
+    passed_on: Messages = ()
+    rounds: tuple[RoundShape, ...] = Field(default=(), exclude_if=_is_empty)
+    """Those of steps one after the other, and again from the first; none: everyone takes part in each."""
     tokens: int
-    """In a step, of all replicas."""
+    """In a step, of all replicas; the mean over rounds, as all that is said of a step here."""
+
+    @property
+    def period(self) -> int:
+        """After how many steps the same ones take part again."""
+        return len(self.rounds) or 1
 
     @property
     def nodes(self) -> int:
@@ -119,7 +167,11 @@ class HybridShape(BarrierShape):
     @property
     def least_steps(self) -> int:
         """Fewer tell nothing of the steady state."""
-        return 3
+        return max(3, self.period)
+
+    def steady_ns(self, steps_ns: Sequence[int]) -> float:
+        """Return the time of a step in the steady state; the mean over rounds."""
+        return super().steady_ns(steps_ns) if self.period == 1 else float(mean(steps_ns[-self.period :]))
 
     @property
     def flows_share(self) -> bool:
@@ -130,34 +182,40 @@ class HybridShape(BarrierShape):
 
     @property
     def message_bytes(self) -> tuple[int, ...]:
-        """How large the messages are that cross links; (1,) where there are none."""
-        return tuple(size for _, _, size, _ in self._crossings()) or (1,)
+        """How large the messages are that cross links, also where everyone takes part; (1,) where there are none."""
+        every = [RoundShape(exchanged=self.exchanged), *self.rounds]
+        return tuple(size for each in every for _, _, size, _ in self._crossings(each)) or (1,)
 
     @property
     def payload_bytes(self) -> int:
         """What all sites send over their links in a step."""
-        return sum(size * count for _, _, size, count in self._crossings())
+        return sum(size * count for each in self._rounds for _, _, size, count in self._crossings(each)) // self.period
 
     def columns(self) -> dict[str, float]:
         """Return what is known of a step before it is played, in bytes, by its name in a table."""
         return {
             "activation_bytes": self.crossing_bytes[0],
             "gradient_bytes": self.crossing_bytes[1],
-            "exchanged_bytes": sum(size for _, _, size in self.exchanged),
+            "exchanged_bytes": sum(size for each in self._rounds for _, _, size in (*each.restored, *each.exchanged))
+            // self.period,
         }
 
     def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float:
         """Return what no transport can be faster than, however messages share links: the critical path where each
         message is alone on its links, or the time that the busiest direction of a link takes for all that it carries.
         """
-        alone_s = ideal_step_ns(self.trace(2), AlonePipes(topology, profiles, self.nodes), 2) / 1e9
-        busy_s: dict[tuple[int, str], float] = defaultdict(float)
-        for sender, receiver, size, count in self._crossings():
-            for node, way in ((sender, "up"), (receiver, "down")):
-                profile = profiles[node % len(profiles)]
-                if (pipe := profile.up if way == "up" else profile.down) is not None:
-                    busy_s[node, way] += count * wire_bytes(size, profile) * 8 / pipe.rate_bps
-        return max(alone_s, *busy_s.values(), 0.0)
+        links, steps = AlonePipes(topology, profiles, self.nodes), self.period + 1
+        alone_ns = ideal_steps_ns(self.trace(steps), links, steps)[1:]
+        floors = list[float]()
+        for step, step_ns in enumerate(alone_ns, start=1):
+            busy_s: dict[tuple[int, str], float] = defaultdict(float)
+            for sender, receiver, size, count in self._crossings(self._round(step)):
+                for node, way in ((sender, "up"), (receiver, "down")):
+                    profile = profiles[node % len(profiles)]
+                    if (pipe := profile.up if way == "up" else profile.down) is not None:
+                        busy_s[node, way] += count * wire_bytes(size, profile) * 8 / pipe.rate_bps
+            floors.append(max(step_ns / 1e9, *busy_s.values(), 0.0))
+        return mean(floors)
 
     def devices(self) -> list[range]:
         """Return the devices of each replica, first stage first."""
@@ -168,14 +226,23 @@ class HybridShape(BarrierShape):
         """Return the node of a device or the server."""
         return self.sites[device] if device < len(self.sites) else self.nodes - 1
 
-    def _crossings(self) -> Iterator[tuple[int, int, int, int]]:
+    @property
+    def _rounds(self) -> tuple[RoundShape, ...]:
+        return self.rounds or (RoundShape(exchanged=self.exchanged, passed_on=self.passed_on),)
+
+    def _round(self, step: int) -> RoundShape:
+        return self._rounds[step % self.period]
+
+    def _crossings(self, who: RoundShape) -> Iterator[tuple[int, int, int, int]]:
         """Yield the messages of a step that cross links: sender's node, receiver's, bytes, how many."""
-        for devices, microbatches in zip(self.devices(), self.microbatches, strict=True):
+        for replica, (devices, microbatches) in enumerate(zip(self.devices(), self.microbatches, strict=True)):
+            if replica in who.away:
+                continue
             for a, b in itertools.pairwise(map(self.site_of, devices)):
                 if a != b:
                     yield a, b, self.crossing_bytes[0], microbatches * self.local_steps
                     yield b, a, self.crossing_bytes[1], microbatches * self.local_steps
-        for sender, receiver, size in self.exchanged:
+        for sender, receiver, size in (*who.restored, *who.exchanged):
             if self.site_of(sender) != self.site_of(receiver):
                 yield self.site_of(sender), self.site_of(receiver), size, 1
 
@@ -186,24 +253,28 @@ class HybridShape(BarrierShape):
             lanes.append(Lane(self.nodes - 1, "server"))
         post = _Post(self, lanes, scale)
         for step in range(steps):
-            for replica in range(len(self.replicas)):
+            who = self._round(step)
+            for sender, receiver, size in who.restored:
+                post.send(sender, receiver, ("weights", step), size, _EXCHANGE)
+                post.receive(sender, receiver, ("weights", step), _EXCHANGE)
+            for replica in (each for each in range(len(self.replicas)) if each not in who.away):
                 for batch in range(step * self.local_steps, (step + 1) * self.local_steps):
                     self._add_batch(replica, batch, lanes, post)
             # The server has all shares before it answers; everyone else sends its own first.
             server = len(self.sites)
-            for sender, receiver, size in self.exchanged:
+            for sender, receiver, size in who.exchanged:
                 if sender != server:
                     post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
-            for sender, receiver, _ in self.exchanged:
+            for sender, receiver, _ in who.exchanged:
                 if receiver == server:
                     post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
-            for sender, receiver, size in self.exchanged:
+            for sender, receiver, size in who.exchanged:
                 if sender == server:
                     post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
-            for sender, receiver, _ in self.exchanged:
+            for sender, receiver, _ in who.exchanged:
                 if receiver != server:
                     post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
-            for sender, receiver, size in self.passed_on:
+            for sender, receiver, size in who.passed_on:
                 post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
                 post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
             for lane in (*lanes, *post.lanes()):
@@ -266,7 +337,9 @@ class _Post:
             return
         handed, there = self.number("handed", sender, receiver, tag), self.number("there", sender, receiver, tag)
         name = f"from device {sender} to {receiver}"
-        wire = self._within.setdefault((sender, receiver), Lane(site, name))
+        if (wire := self._within.get((sender, receiver))) is None:
+            wire = self._within[sender, receiver] = Lane(site, name)
+            wire.starts.extend(0 for _ in self._lanes[0].starts[1:])  # it did nothing in the steps before
         lane.add(SIGNAL, label=label, tag=handed)
         wire.add(WAIT, label=label, tag=handed, value=1)
         wire.add(WORK, label=label, value=math.ceil(size * 8e9 / self._shape.within_bps[site]))
@@ -330,6 +403,10 @@ def _shape(asked: HybridTable) -> HybridShape:
         update.append(ADAMW_BYTES * parameters(size, own) / device.bandwidth_bytes_per_s)
     shape = (asked.sequences, asked.sequence_length, size.width)
     exchanged, passed_on = _exchange(asked, size, parts, devices) if several else ((), ())
+    rounds = tuple(_round(asked, each, size, parts, devices) for each in asked.rounds)
+    read = [
+        sum(microbatches) - sum(microbatches[replica] for replica in each.away) for each in rounds or [RoundTable()]
+    ]
     return HybridShape(
         sites=tuple(device.site for device in devices),
         replicas=asked.replicas,
@@ -346,23 +423,63 @@ def _shape(asked: HybridTable) -> HybridShape:
         star=_has_server(asked),
         exchanged=exchanged,
         passed_on=passed_on,
-        tokens=asked.sequences * asked.sequence_length * asked.local_steps * sum(microbatches),
+        rounds=rounds,
+        tokens=asked.sequences * asked.sequence_length * asked.local_steps * sum(read) // len(read),
     )
 
 
-_Messages = tuple[tuple[int, int, int], ...]
+def _held(parts: Sequence[Sequence[range]]) -> list[list[tuple[int, range]]]:
+    """Return each replica's devices with the layers that they hold."""
+    numbers = itertools.count()
+    return [[(next(numbers), own) for own in part] for part in parts]
+
+
+def _bytes(size: ModelSize, own: range, bits: float) -> int:
+    return max(1, math.ceil(parameters(size, own) * bits / 8))
+
+
+def _round(
+    asked: HybridTable,
+    who: RoundTable,
+    size: ModelSize,
+    parts: Sequence[Sequence[range]],
+    devices: Sequence[SiteDevice],
+) -> RoundShape:
+    """Return what is sent where some replicas are away, or come back."""
+    numbers = range(len(asked.replicas))
+    stated = f"rounds has away = {list(who.away)} and returning = {list(who.returning)}"
+    if unknown := {*who.away, *who.returning} - set(numbers):
+        raise SpecError(f"{stated}; there is no replica {min(unknown)}, they are numbered from 0 to {numbers[-1]}")
+    if both := set(who.away) & set(who.returning):
+        raise SpecError(f"{stated}; replica {min(both)} is either away or returns")
+    if not (there := [each for each in numbers if each not in who.away]):
+        raise SpecError(f"{stated}; somebody takes part in a step: where all are away, none takes place")
+    kept = [each for each in there if each not in who.returning]
+    if who.returning and not kept and not _has_server(asked):
+        raise SpecError(f"{stated}; nobody has the weights for them: let a replica stay, or have a server")
+    held, restored = _held(parts), list[tuple[int, int, int]]()
+    for replica in who.returning:
+        if _has_server(asked):
+            givers = [(len(devices), range(size.layers))]
+        else:
+            givers = held[min(kept, key=lambda each: (each - replica) % len(numbers))]
+        for (device, own), (giver, its) in itertools.product(held[replica], givers):
+            if both_hold := range(max(own.start, its.start), min(own.stop, its.stop)):
+                restored.append((giver, device, _bytes(size, both_hold, asked.weights_bits)))
+    exchanged, passed_on = _exchange(asked, size, parts, devices, who.away) if len(numbers) > 1 else ((), ())
+    return RoundShape(away=who.away, restored=tuple(restored), exchanged=exchanged, passed_on=passed_on)
 
 
 def _exchange(
-    asked: HybridTable, size: ModelSize, parts: Sequence[Sequence[range]], devices: Sequence[SiteDevice]
-) -> tuple[_Messages, _Messages]:
+    asked: HybridTable,
+    size: ModelSize,
+    parts: Sequence[Sequence[range]],
+    devices: Sequence[SiteDevice],
+    away: Sequence[int] = (),
+) -> tuple[Messages, Messages]:
     """Return an exchange's messages, and those that are passed on. `parts`: the layers of each replica's stages."""
     assert asked.bits is not None
-    numbers = itertools.count()
-    held = [[(next(numbers), own) for own in part] for part in parts]
-
-    def sized(own: range, bits: float) -> int:
-        return max(1, math.ceil(parameters(size, own) * bits / 8))
+    held = [part for replica, part in enumerate(_held(parts)) if replica not in away]
 
     messages = list[tuple[int, int, int]]()
     if asked.exchange == "all-to-all":
@@ -370,12 +487,12 @@ def _exchange(
             for number, part in enumerate(held):
                 for (device, own), (other, its) in itertools.product(part, held[(number + further) % len(held)]):
                     if both := range(max(own.start, its.start), min(own.stop, its.stop)):
-                        messages.append((device, other, sized(both, asked.bits)))
+                        messages.append((device, other, _bytes(size, both, asked.bits)))
         return tuple(messages), ()
     answers, passed_on, first = list[tuple[int, int, int]](), list[tuple[int, int, int]](), dict[object, int]()
     for device, own in itertools.chain(*held):
-        messages.append((device, len(devices), sized(own, asked.bits)))
-        answer = sized(own, asked.answer_bits or asked.bits)
+        messages.append((device, len(devices), _bytes(size, own, asked.bits)))
+        answer = _bytes(size, own, asked.answer_bits or asked.bits)
         if (same := first.setdefault((devices[device].site, own), device)) == device:
             answers.append((len(devices), device, answer))
         else:

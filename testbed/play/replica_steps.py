@@ -18,6 +18,7 @@ from testbed.metrics.steps import align, steady
 from testbed.metrics.wires import Wires
 from testbed.play import replicas
 from testbed.play.ideal import PipesFound
+from testbed.play.replica_times import stated_times
 from testbed.play.trace import Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 from testbed.records import StepRecord
@@ -45,7 +46,7 @@ def replica_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns
     large = length * sum(len(record.received) for record in chosen[-1].records) > MANY_ACTIONS
     windows = [
         (
-            replicas.trace_of(cell, nodes, range(begin, min(end, begin + length))),
+            replicas.trace_of(cell, nodes, steps=range(begin, min(end, begin + length))),
             max(0, chosen[begin - first].begin_ns - (played_at_ns or 0)),
         )
         for begin in spread_out(firsts, 1 if large else STEPS)
@@ -69,7 +70,7 @@ def stated_replica_step(cell: Cell, frame_bytes: Sequence[int], said: str) -> Bo
         due = step - (0 if data.arrivals is not None else data.staleness_of(worker))
         return [due] if due >= 0 else []
 
-    trace = replicas.make_trace(cell, range(_CYCLES * cell.cycle), frames, applied)
+    trace = replicas.make_trace(cell, range(_CYCLES * cell.cycle), frames, applied, stated_times(cell))
     return BoundedStep(cell, _durations(cell, [(trace, 0)], None), said)
 
 

@@ -1,10 +1,10 @@
 """Data parallel training becomes a trace, and what a player wrote becomes the records of a run.
 
 In a step a worker makes its local steps, hands its messages over, and then waits for what is due, step by step, and
-updates: as `replicas.alone` wrote it down, with the bytes that it counted. A step of a star's server is to have all
-messages of that step and to answer. Evaluations are not played: they keep their losses and take no time. One sees the
-weights with all applied that is under way, so where workers are ahead it is early by what of one exchange they do not
-wait for.
+updates: as `replicas.alone` wrote it down, with the bytes that it counted, and codecs work where `replica_times` says.
+A step of a star's server is to have all messages of that step and to answer. Evaluations are not played: they keep
+their losses and take no time. One sees the weights with all applied that is under way, so where workers are ahead it is
+early by what of one exchange they do not wait for.
 """
 
 from __future__ import annotations
@@ -16,20 +16,28 @@ from typing import Any
 from testbed.play.data_parallel import LaneLabels, make_lanes, server_lane
 from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.played import Played, PlayedLane, SocketState
+from testbed.play.replica_times import NodeTimes, stated_times
 from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
-from testbed.replicas.pace import worker_times
-from testbed.spec import Cell, DataParallelSpec, Paced
+from testbed.replicas.fragments import in_turn
+from testbed.spec import Cell, DataParallelSpec
 
 LABELS = ("local step", "update", "gradient", "aggregate")
-_LOCAL, _UPDATE = range(2)
-_LABELS = LaneLabels(LABELS.index("gradient"), LABELS.index("aggregate"))
+_CODING = ("encode", "decode")
+_LOCAL, _UPDATE, *_, _ENCODE, _DECODE = range(len(LABELS + _CODING))
+_LABELS = LaneLabels(LABELS.index("gradient"), LABELS.index("aggregate"), _ENCODE, _DECODE)
 
 
-def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], steps: range | None = None) -> Trace:
+def trace_of(
+    cell: Cell,
+    training: Sequence[Sequence[StepRecord]],
+    times: Sequence[NodeTimes] | None = None,
+    steps: range | None = None,
+) -> Trace:
     """Return the trace of a cell: `training` holds the records of its recipe's training, or of a live run, by node.
 
-    `steps`: those that the trace is of, as if all before them had ended; None: all.
+    `times`: of `replica_times`, by node; None: those that the cell itself states. `steps`: those that the trace is of,
+    as if all before them had ended; None: all.
     """
     trained = [_trained(records) for records in training]
 
@@ -39,35 +47,53 @@ def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], steps: range 
     def applied(worker: int, step: int) -> list[int]:
         return [action.microbatch for action in trained[worker][step].actions if action.kind == "A"]
 
-    return make_trace(cell, range(len(trained[0])) if steps is None else steps, frames, applied)
+    return make_trace(
+        cell, range(len(trained[0])) if steps is None else steps, frames, applied, times or stated_times(cell)
+    )
 
 
 def make_trace(
-    cell: Cell, steps: range, frames: Callable[[int, int], Sequence[int]], applied: Callable[[int, int], Sequence[int]]
+    cell: Cell,
+    steps: range,
+    frames: Callable[[int, int], Sequence[int]],
+    applied: Callable[[int, int], Sequence[int]],
+    times: Sequence[NodeTimes],
 ) -> Trace:
     """Return the trace of some steps. By node and step: `frames` says the bytes of each message, `applied` which steps'
-    aggregates a worker applies; those of steps before the first are there.
+    aggregates a worker applies; those of steps before the first are there. `times`: by node.
     """
     data = _data(cell)
-    assert isinstance(cell.compute, Paced)
     lanes: list[Lane] = []
     for number in range(data.workers):
         worker = make_lanes(data.exchange, number, data.workers, _LABELS, frames=functools.partial(frames, number))
-        local_ns, update_ns = worker_times(cell.compute, data, cell.pipeline, number)
+        own, coding = times[number], times[number].coding
         for step in steps:
-            for _ in range(data.local_steps_of(number)):
+            for local_ns in own.local_ns:
                 worker.lane.add(WORK, label=_LOCAL, value=local_ns)
-            worker.give(step)
+            if coding is not None:
+                worker.lane.add(WORK, label=_ENCODE, value=in_turn(coding, step).pack_ns)
+            worker.give(step, () if coding is None else in_turn(coding, step).rounds)
             for due in applied(number, step):
                 if due in steps:
                     worker.have(due)
-                worker.lane.add(WORK, label=_UPDATE, value=update_ns)
+                if coding is not None:
+                    worker.lane.add(WORK, label=_DECODE, value=in_turn(coding, due).unpack_ns)
+                worker.lane.add(WORK, label=_UPDATE, value=own.update_ns)
             worker.end_step()
         lanes += worker.lanes()
     if data.exchange == "star":
-        lanes.append(server_lane(data.workers, steps, _LABELS, frames=functools.partial(frames, data.workers)))
+        server = functools.partial(_work_of_server, times[data.workers])
+        sizes = functools.partial(frames, data.workers)
+        lanes.append(server_lane(data.workers, steps, _LABELS, frames=sizes, work=server))
     about = {"codec": cell.codec, "model": cell.workload.model, "exchange": data.exchange}
-    return Trace(cell.node_names, LABELS, tuple(lanes), about)
+    labels = LABELS if times[0].coding is None else LABELS + _CODING
+    return Trace(cell.node_names, labels, tuple(lanes), about)
+
+
+def _work_of_server(times: NodeTimes, lane: Lane, step: int) -> None:
+    if times.coding is not None:
+        lane.add(WORK, label=_DECODE, value=in_turn(times.coding, step).unpack_ns)
+        lane.add(WORK, label=_ENCODE, value=in_turn(times.coding, step).pack_ns)
 
 
 def ideals_s(cell: Cell, trace: Trace) -> list[float] | None:
@@ -188,24 +214,33 @@ def _actions(
     received: Sequence[ReceivedRecord],
     end_ns: int,
 ) -> Iterator[ActionRecord]:
-    """Yield a step's actions: each is asked for when the one before has ended."""
+    """Yield a step's actions: each is asked for when the one before has ended. A worker's message is encoded after the
+    last of its local steps, and what it has of another step decoded before it is applied.
+    """
     local, updates = lane.works(step, _LOCAL), lane.works(step, _UPDATE)
+    encoded, decoded = lane.works(step, _ENCODE), lane.works(step, _DECODE)
+    locals_left = sum(action.kind == "L" for action in record.actions)
     now_ns = lane.span(step)[0]
     for action in record.actions:
-        asked_ns = input_ns = now_ns
+        asked_ns = now_ns
         if action.kind == "L":
-            input_ns, now_ns = next(local)
+            input_ns, computed_ns = next(local)
+            decoded_ns, locals_left = input_ns, locals_left - 1
+            now_ns = computed_ns if locals_left else next(encoded, (0, computed_ns))[1]
         elif (update := next(updates, None)) is not None:
-            input_ns, now_ns = update
+            decoded_ns, computed_ns = update
+            input_ns, now_ns = next(decoded, update)[0], computed_ns
         else:  # a server's: it answers when it has the last message
-            input_ns = max((frame.last_byte_ns for frame in received), default=asked_ns)
-            now_ns = min((frame.queued_ns for frame in sent), default=end_ns)
+            there_ns = max((frame.last_byte_ns for frame in received), default=asked_ns)
+            answers_ns = min((frame.queued_ns for frame in sent), default=end_ns)
+            input_ns, decoded_ns = next(decoded, (there_ns, there_ns))
+            computed_ns, now_ns = next(encoded, (answers_ns, answers_ns))
         yield action.model_copy(
             update={
                 "asked_ns": asked_ns,
                 "input_ns": input_ns,
-                "decoded_ns": input_ns,
-                "computed_ns": now_ns,
+                "decoded_ns": decoded_ns,
+                "computed_ns": computed_ns,
                 "encoded_ns": now_ns,
             }
         )

@@ -10,11 +10,12 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from testbed import units
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Frozen
+from testbed.play.churn import Churn
 
 SCENARIOS: Final = Path(__file__).with_name("scenarios.toml")
 _Count = Annotated[int, Field(ge=1, strict=True)]
@@ -31,6 +32,19 @@ class Sites(Frozen):
     """Its access link: a profile or `link(80Mbit, 10ms)`."""
     within: str | None = None
     """Rate between two of its devices; stated where it has several."""
+    stays: str | None = None
+    """How long it stays on average, where cells ask for churn; None: for ever."""
+    away: str | None = None
+    """How long it is then away, on average."""
+
+    @model_validator(mode="after")
+    def _leaves_and_comes_back(self) -> Sites:
+        if (self.stays is None) != (self.away is None):
+            raise ValueError("who leaves comes back: state both stays and away, or neither")
+        for stated in (self.stays, self.away):
+            if stated is not None and units.parse_time(stated) == 0:
+                raise ValueError(f"stays is {self.stays} and away {self.away}; state times above 0, or neither")
+        return self
 
 
 class Scenario(Frozen):
@@ -50,8 +64,11 @@ class Scenario(Frozen):
             if group.devices > 1 and group.within is None:
                 raise SpecError(f"site {site} has {group.devices} devices; state the rate between them: within")
             within_bps = 0 if group.within is None else units.parse_rate(group.within)
+            churn = None
+            if group.stays is not None and group.away is not None:
+                churn = Churn(units.parse_time(group.stays) / 1e9, units.parse_time(group.away) / 1e9)
             for _ in range(group.count):
-                found += [SiteDevice(site, group.device, group.link, within_bps)] * group.devices
+                found += [SiteDevice(site, group.device, group.link, within_bps, churn)] * group.devices
                 site += 1
         return found
 
@@ -65,6 +82,8 @@ class SiteDevice(NamedTuple):
     link: str
     within_bps: int
     """To other devices of its site; 0 where there is none."""
+    churn: Churn | None = None
+    """Of its site; None: it is always there."""
 
 
 def load_scenarios() -> dict[str, Scenario]:

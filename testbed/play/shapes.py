@@ -76,8 +76,9 @@ class BarrierShape(Frozen):
     """A step at whose end all nodes wait for each other, so that it tells nothing of the steps before."""
 
     @property
-    def barrier(self) -> bool:
-        return True
+    def period(self) -> int:
+        """After how many steps the same is done again."""
+        return 1
 
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
         """Return the time of a step in the steady state."""

@@ -7,11 +7,12 @@ staleness tau that of tau steps ago. Everyone applies the same aggregates in the
 Asynchronous rounds are otherwise: a server has the weights, applies what has arrived, and waits for nobody.
 
 bucket    all tensors of a worker as one message: codecs for the large ones, the small ones dense
-fragments parts of the model that are exchanged in turn
+fragments how a model's tensors are divided: what is exchanged in turn, round a ring, coded or dense
 exchange  how messages become aggregates: a server, every worker for itself, a ring
 decision  what may change while training lasts: staleness, local steps, codecs
-learners  what workers learn: a language model on a text
+learners  what workers learn: a language model on a text, or a small network on images
 worker    one replica: what it computes, and what it does with an aggregate
+calibrate times what workers compute, and what codecs do with their messages, alone on one core
 pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry
 node      what nodes over links share: connections, the emulated device's time, records

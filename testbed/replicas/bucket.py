@@ -19,9 +19,8 @@ from testbed.codecs.make import build_codec
 from testbed.codecs.wrap import capability
 from testbed.errors import CodecError
 from testbed.message_key import MessageKey
+from testbed.replicas.fragments import SMALL
 
-SMALL = 1024
-"""Values below which a tensor goes dense: a codec's header and its error would cost more than it saves."""
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT_BYTES = 64
 """Of what torch allocates: vectorised kernels round otherwise where a tensor begins elsewhere."""

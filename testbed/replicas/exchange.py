@@ -8,7 +8,6 @@ every hop, which leaves only codecs that are rounding and nothing else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Payload
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.fragments import divide_tensors, in_turn
+from testbed.replicas.fragments import fragment_shapes, in_turn, ring_parts
 from testbed.spec import Recipe
 
 Tensors = list[Tensor]
@@ -67,12 +66,6 @@ def make_exchange(recipe: Recipe, shapes: Sequence[Sequence[int]], codecs: Seque
         assert data.answer is not None
         return _Star(shapes, codecs, weights, recipe.training.seed, data.answer)
     return _Everyone(shapes, codecs, weights, recipe.training.seed, relayed=data.exchange == "all-gather")
-
-
-def fragment_shapes(shapes: Sequence[Sequence[int]], fragments: int) -> list[list[Sequence[int]]]:
-    """Return the shapes of each fragment's tensors."""
-    parts = divide_tensors([math.prod(shape) for shape in shapes], fragments)
-    return [[shapes[tensor] for tensor in part] for part in parts]
 
 
 class _Turns:
@@ -184,8 +177,7 @@ class RingParts:
 
     def __init__(self, shapes: Sequence[Sequence[int]], codec: str, workers: int, seed: int) -> None:
         self._shapes = [tuple(shape) for shape in shapes]
-        even, more = divmod(sum(torch.Size(shape).numel() for shape in self._shapes), workers)
-        self._lengths = [even + (part < more) for part in range(workers)]
+        self._lengths = ring_parts(self._shapes, workers)
         self.buckets = [Bucket([(length,)], codec, seed=seed, sender=part) for part, length in enumerate(self._lengths)]
 
     def cut(self, tensors: Tensors, weight: float) -> tuple[Tensor, ...]:

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from testbed.frozen import Frozen
 from testbed.pipeline.optimise import learning_rate
-from testbed.replicas.bucket import SMALL, Bucket
+from testbed.replicas.bucket import Bucket
+from testbed.replicas.fragments import SMALL
+from testbed.replicas.learners import ImagesLearner
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec, OuterSpec
-from testbed.workloads.digits import CLASSES, batch_loss, build_model, digits, score
+from testbed.workloads.images import build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import Indices, ShardBatches, data_shares, divide
 
 _UNCLIPPED = 1e9
@@ -31,7 +34,7 @@ class FederatedSpec(Frozen):
     """A training."""
 
     model: str
-    """A network of `workloads.digits`."""
+    """A network of `workloads.images`, for digits."""
     clients: int = Field(ge=1)
     rounds: int = Field(ge=1)
     local_steps: int = Field(ge=1)
@@ -80,33 +83,13 @@ class FederatedRound(NamedTuple):
     """Share of the values of the coded tensors that were not zero to the server, mean over the clients."""
 
 
-class DigitsLearner:
-    """A `worker.Learner` of a network on one client's shard."""
-
-    parts = 1
-
-    def __init__(self, model: str, seed: int, batches: ShardBatches) -> None:
-        """All clients with the same seed begin alike."""
-        self.model = build_model(model, seed)
-        self.parameters = list(self.model.parameters())
-        self._batches = batches
-
-    def loss(self, batch: int, part: int) -> Tensor:
-        """Return the mean cross-entropy over the client's batch of that number, in autograd's graph."""
-        return batch_loss(self.model, digits().train.at(self._batches.batch(batch)))
-
-    def evaluate(self) -> float:
-        """Return the loss of the test images."""
-        return score(self.model, digits().test).loss
-
-
 class Federation:
     """The clients of one training, and their server."""
 
     def __init__(self, spec: FederatedSpec) -> None:
         """SpecError for shards that cannot be made, UnknownNameError for an unknown network."""
         self.spec = spec
-        labels = digits().train.labels.numpy()
+        labels = images("digits").train.labels.numpy()
         self.shards = divide(labels, data_shares(spec.clients, spec.skew), alpha=spec.alpha, seed=spec.seed)
         """By client, the largest first."""
         self.shares = [len(shard) / len(labels) for shard in self.shards]
@@ -114,12 +97,12 @@ class Federation:
     @property
     def classes(self) -> list[list[int]]:
         """How many images of each class a client has."""
-        labels: Indices = digits().train.labels.numpy()
-        return [[int((labels[shard] == each).sum()) for each in range(CLASSES)] for shard in self.shards]
+        labels: Indices = images("digits").train.labels.numpy()
+        return [[int((labels[shard] == each).sum()) for each in range(DIGITS.classes)] for shard in self.shards]
 
     def train(self, codecs: CodecsOfRound) -> Iterator[FederatedRound]:
         """Train; yields each round. StageError where it diverges."""
-        spec, test = self.spec, digits().test
+        spec, test = self.spec, images("digits").test
         learners, workers = self._clients()
         shapes = [tuple(parameter.shape) for parameter in learners[0].parameters]
         texts = codecs(0, spec.stepsize(0))
@@ -153,11 +136,14 @@ class Federation:
         ]
         return torch.cat([value.flatten() for update in updates for value in update if value.numel() >= SMALL])
 
-    def _clients(self) -> tuple[list[DigitsLearner], list[Worker]]:
+    def _clients(self) -> tuple[list[ImagesLearner], list[Worker]]:
         spec = self.spec
-        learners = [
-            DigitsLearner(spec.model, spec.seed, ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client))
+        batches = [
+            ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client)
             for client, shard in enumerate(self.shards)
+        ]
+        learners = [
+            ImagesLearner(build_network(spec.model, DIGITS, spec.seed), own, images("digits")) for own in batches
         ]
         outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
         workers = [

@@ -25,11 +25,13 @@ from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.optimise import learning_rate
 from testbed.pipeline.pacing import be_prompt, step_back
+from testbed.pipeline.step_log import socket_record
 from testbed.pipeline.transport import Arrival, Connection, SentFrame
 from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 from testbed.replicas.ending import Ending
 from testbed.replicas.pace import Line
+from testbed.replicas.worker import Evaluated
 from testbed.spec import RINGS
 from testbed.workloads import models
 
@@ -111,15 +113,18 @@ class ReplicaNode:
         loss: float | None = None,
         norm: float | None = None,
         evaluated: bool = False,
+        found: Evaluated | None = None,
     ) -> None:
         """Record a step, or an evaluation, which is here or elsewhere. `sent`: its messages, by peer and number;
-        `tokens`: None, one batch per local step; `end_ns`: None, now.
+        `tokens`: None, one batch per local step; `end_ns`: None, now; `found`: what an evaluation found, where it is
+        here.
         """
         job, spec, start_ns = self.job, self.job.workload, self._began_ns
         self._began_ns = self.line.at_ns if end_ns is None else end_ns
         if tokens is None:
-            batches = spec.validation_batches if evaluated else max(job.data.local_steps)
-            tokens = batches * spec.batch_size * spec.sequence_length
+            batches = max(job.data.local_steps)
+            tokens = models.validation_tokens(spec) if evaluated else batches * spec.batch_tokens
+        loss, accuracy = (loss, None) if found is None else found
         record = StepRecord(
             step=step,
             phase="evaluation" if evaluated else "train",
@@ -129,6 +134,7 @@ class ReplicaNode:
             optimiser_start_ns=None,
             synchronised_ns=None,
             loss=loss,
+            accuracy=accuracy,
             gradient_norm=norm,
             learning_rate=None if evaluated else learning_rate(job.optimiser, step, job.training.steps),
             tokens=tokens,
@@ -136,13 +142,13 @@ class ReplicaNode:
             sent=(),
             received=() if evaluated else self._received(),
             counters=None if self._counters is None else self._counters.read(),
-            sockets=(),
+            sockets=tuple(socket_record(connection.socket, peer) for peer, connection in self.connections.items()),
         )
         self._unwritten.append((record, sent))
         self._write_out(finished=False)
         if loss is not None:
             seconds = (record.end_ns - record.start_ns) / 1e9
-            done = EvaluationDone(step=step, loss=loss, seconds=seconds)
+            done = EvaluationDone(step=step, loss=loss, accuracy=accuracy, seconds=seconds)
             self._report(done if evaluated else StepDone(step=step, loss=loss, seconds=seconds, tokens=tokens))
 
     def finish(self) -> None:
@@ -260,13 +266,12 @@ class PeerLinks:
 
     def _add(self, peer: int, side: Side, sock: socket.socket) -> None:
         job = self._job
-        size = models.workload_size(job.workload)
         connection = Connection(
             sock,
             name=f"{job.name} <-> node {peer}",
             token=bytes.fromhex(job.token),
             side=side,
-            max_payload_bytes=_MOST * 4 * flops.parameters(size, range(size.layers)) + (1 << 20),
+            max_payload_bytes=_MOST * 4 * flops.whole_model(job.workload) + (1 << 20),
             max_frames=max(job.data.staleness) + _FRAMES,
         )
         self.by_peer[peer] = self._stack.enter_context(connection)

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from testbed.workloads.digits import CLASSES, SIDE, build_model, digits
+from testbed.workloads.images import build_network, images
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, divide
 
 MODEL = "digits-mlp"
-INPUTS, INNER = SIDE * SIDE, 28
+INPUTS, INNER, CLASSES = DIGITS.side**2, 28, DIGITS.classes
 _CUTS = (INNER * INPUTS, INNER, CLASSES * INNER, CLASSES)
 VALUES = sum(_CUTS)
 DIVERGED = 10.0
@@ -86,10 +87,10 @@ class Stack:
         self._method = method
         self.running = list(range(len(runs)))
         """By row of the stack: which run it is."""
-        first, labels = {}, digits().train.labels.numpy()
+        first, labels = {}, images("digits").train.labels.numpy()
         self._batches: dict[int, list[ShardBatches]] = {}
         for seed in {run.seed for run in runs}:
-            first[seed] = parameters_to_vector(build_model(MODEL, seed).parameters()).detach()
+            first[seed] = parameters_to_vector(build_network(MODEL, DIGITS, seed).parameters()).detach()
             shards = divide(labels, [1 / method.workers] * method.workers, alpha=method.alpha, seed=seed)
             self._batches[seed] = [
                 ShardBatches(shard, method.batch_size, seed=seed, worker=worker) for worker, shard in enumerate(shards)
@@ -103,14 +104,14 @@ class Stack:
 
     def step(self, step: int) -> None:
         """Compute, send, and apply what is due."""
-        method, train = self._method, digits().train
+        method, train = self._method, images("digits").train
         chosen = {
             seed: torch.stack([torch.as_tensor(each.batch(step)) for each in self._batches[seed]])
             for seed in set(self._seeds)
         }
-        places = torch.cat([chosen[seed] for seed in self._seeds])
+        examples = train.at(torch.cat([chosen[seed] for seed in self._seeds]))
         weights = self.weights.repeat_interleave(method.workers, 0)
-        message = gradients(weights, train.images[places], train.labels[places])
+        message = gradients(weights, examples.images, examples.labels)
         if method.ratio < 1:
             message += self._left_out
             sent = top(message, method.ratio)
@@ -122,7 +123,7 @@ class Stack:
     @torch.no_grad()
     def losses(self) -> dict[int, float]:
         """Return the loss of the test images, by run that is still under way."""
-        test = digits().test
+        test = images("digits").test
         outputs = _forward(self.weights, test.images.expand(len(self.running), -1, -1))[1]
         labels = test.labels.expand(len(self.running), -1)
         found = functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(1)

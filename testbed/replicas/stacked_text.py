@@ -4,6 +4,9 @@ It computes what `Worker`, `Outer` and `Bucket` compute: models as one batch of 
 one by one; messages through the very codecs, which are therefore counted in bytes. A test compares both. All of a run's
 workers apply the same aggregates, so between exchanges they hold the same weights, which are kept once; where fragments
 are exchanged in turn, so are the shared weights, beside each worker's own.
+
+Workers may be away in an exchange and the local steps before it (`TextMethod.absences`): the mean is then over those
+that are there. One that returns begins with the shared weights and nothing else: its optimiser and codec are fresh.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
+from testbed.errors import SpecError
 from testbed.message_key import Direction, MessageKey
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.fragments import divide_tensors, in_turn
@@ -38,6 +42,10 @@ SHAPES: Final[Mapping[str, Sequence[tuple[int, ...]]]] = {
 """What a codec is given, by `TextMethod.sees`."""
 DIVERGED = 10.0
 """Nats; a guess among 64 symbols costs 4.2."""
+
+
+Absences = Mapping[int, Sequence[tuple[Sequence[int], Sequence[int]]]]
+"""By seed, and by exchange: workers that are away in it, and workers that return."""
 
 
 class TextMethod(NamedTuple):
@@ -70,6 +78,9 @@ class TextMethod(NamedTuple):
     """Workers whose model is cut into four stages, see `characters.CUTS`."""
     boundary: str = "fp32"
     """The codec of what they send between stages, a token at a time: a call has all tokens of a run's split workers."""
+    absences: Absences | None = None
+    """None: everyone takes part in every exchange. With `outer` only, where each has an optimiser of its own; without
+    `streaming`, where each has weights of its own."""
 
 
 class Chosen(NamedTuple):
@@ -92,7 +103,7 @@ class Evaluated(NamedTuple):
     loss: float
     """Of the validation sequences, by the weights as they are: what is under way is not applied."""
     payload_bytes: int
-    """That one worker has sent so far."""
+    """That one worker has sent so far, if it was always there."""
 
 
 def train(
@@ -127,6 +138,11 @@ class TextStack:
     """R trainings of n workers. Rows of runs are (R, P), of workers (R n, P)."""
 
     def __init__(self, runs: Sequence[Trial], method: TextMethod, choices: Choices | None = None) -> None:
+        if method.absences is not None and (method.outer is None or method.streaming is not None):
+            raise SpecError(
+                "workers come and go where they exchange what their local steps changed, all of it: state no absences, "
+                "or outer and no streaming"
+            )
         stated = Chosen(method.codec, method.staleness)
         self._method, self._choices = method, choices or (lambda exchange: stated)
         self.running = list(range(len(runs)))
@@ -159,6 +175,7 @@ class TextStack:
     def step(self, exchange: int) -> None:
         """Compute, send, and apply what is due."""
         method = self._method
+        self._begin_afresh(exchange)
         before = self.weights.repeat_interleave(method.workers, 0)
         if method.outer is None:
             message = self._adam.message(self._gradients(before, exchange))
@@ -167,6 +184,9 @@ class TextStack:
             for batch in range(exchange * method.local_steps, (exchange + 1) * method.local_steps):
                 self._adam.update(weights, self._gradients(weights, batch))
             message = before - weights
+        for row, away in enumerate(self._away(exchange)):
+            for worker in away:  # what it would have computed is nobody's, and is not sent
+                message[row * method.workers + worker] = 0.0
         finite = message.isfinite().all(1).view(-1, method.workers).all(1)
         if not bool(finite.all()):
             message = message[finite.repeat_interleave(method.workers)]
@@ -224,23 +244,43 @@ class TextStack:
                 sequences[worker] = sequences[worker, torch.arange(self._method.batch_size) % size]
         return torch.cat([chosen[seed] for seed in self._seeds])
 
+    def _away(self, exchange: int) -> list[Sequence[int]]:
+        """Return who is away in an exchange, by row of the stack."""
+        absences = self._method.absences
+        return [()] * len(self._seeds) if absences is None else [absences[seed][exchange][0] for seed in self._seeds]
+
+    def _begin_afresh(self, exchange: int) -> None:
+        """Forget what workers that return had."""
+        if self._method.absences is None:
+            return
+        for row, seed in enumerate(self._seeds):
+            for worker in self._method.absences[seed][exchange][1]:
+                self._adam.begin_afresh(row * self._method.workers + worker)
+                for part, ends in zip(self._fragments, self._ends[row], strict=True):
+                    ends[worker] = self._bucket(part, seed, worker)
+
     def _bucket(self, fragment: _Fragment, seed: int, worker: int) -> tuple[Bucket, Bucket]:
         codec = self._choices(0).codec
         sender, receiver = (Bucket(fragment.shapes, codec, seed=seed, sender=worker) for _ in range(2))
         return sender, receiver
 
     def _mean(self, message: Tensor, exchange: int) -> Tensor:
-        """Return the mean over each run's workers of what their messages are decoded to, (R, P), of a fragment's P."""
+        """Return the mean over each run's workers that are there of what their messages are decoded to, (R, P), of a
+        fragment's P.
+        """
         rows, workers, codec = iter(message), self._method.workers, self._choices(exchange).codec
         shapes, sums = in_turn(self._fragments, exchange).shapes, []
-        for run, ends in zip(self.running, self._ends, strict=True):
+        for run, ends, away in zip(self.running, self._ends, self._away(exchange), strict=True):
             total = torch.zeros(message.shape[1])
-            for sender, receiver in in_turn(ends, exchange):
+            for worker, (sender, receiver) in enumerate(in_turn(ends, exchange)):
+                row = next(rows)
+                if worker in away:
+                    continue
                 sender.change(codec)
                 receiver.change(codec)
-                payload = sender.encode(_shaped(next(rows), shapes), exchange)
+                payload = sender.encode(_shaped(row, shapes), exchange)
                 decoded = receiver.decode(payload, exchange)
-                total.add_(torch.cat([value.reshape(-1) for value in decoded]), alpha=1 / workers)
+                total.add_(torch.cat([value.reshape(-1) for value in decoded]), alpha=1 / (workers - len(away)))
             self.sent_bytes[run] += len(payload)
             sums.append(total)
         return torch.stack(sums)
@@ -334,6 +374,18 @@ class _Adam:
         self._rates, self._betas, self._clip_norm, self._steps = rates, betas, clip_norm, 0
         self._frozen_after = sys.maxsize if frozen_after is None else frozen_after
         self._first, self._second = (torch.zeros(len(rates), VALUES) for _ in range(2))
+        self._since = [0] * len(rates)
+        """By row: the step at which its moments were 0."""
+
+    def begin_afresh(self, row: int) -> None:
+        """Forget the moments of a row."""
+        self._first[row], self._second[row], self._since[row] = 0.0, 0.0, self._steps
+
+    def _unbiased(self, beta: float, step: int) -> float | Tensor:
+        """Return by what a mean of decaying weights is too small after this step."""
+        if not any(self._since):
+            return 1 - beta**step
+        return torch.tensor([[1 - beta ** (step - since)] for since in self._since])
 
     def message(self, gradients: Tensor) -> Tensor:
         """Return what workers send, rows of all workers of each run: gradients, or once the second moment is frozen
@@ -355,8 +407,8 @@ class _Adam:
             self._first.lerp_(gradient, 1 - beta1)
             self._second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         seen = min(self._steps, self._frozen_after)
-        scale = (self._second / (1 - beta2**seen)).sqrt_().add_(_EPSILON)
-        weights -= self._rates / (1 - beta1**self._steps) * self._first / scale
+        scale = (self._second / self._unbiased(beta2, seen)).sqrt_().add_(_EPSILON)
+        weights -= self._rates / self._unbiased(beta1, self._steps) * self._first / scale
 
     def _clipped(self, gradient: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
@@ -368,3 +420,4 @@ class _Adam:
         each = len(self._rates) // before
         rows = (rows[:, None] * each + torch.arange(each)).flatten()
         self._rates, self._first, self._second = self._rates[rows], self._first[rows], self._second[rows]
+        self._since = [self._since[row] for row in rows.tolist()]

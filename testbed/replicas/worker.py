@@ -25,6 +25,15 @@ from testbed.replicas.fragments import divide_tensors, in_turn
 from testbed.spec import OptimiserSpec, OuterSpec, StreamingSpec
 
 
+class Evaluated(NamedTuple):
+    """What an evaluation found."""
+
+    loss: float
+    """Mean over the validation data, in nats."""
+    accuracy: float | None = None
+    """Share of the validation images that are named right; None: no images are learned."""
+
+
 class Learner(Protocol):
     """A model and one worker's part of the data."""
 
@@ -42,8 +51,8 @@ class Learner(Protocol):
         """Return the mean loss over a part of the worker's share of a batch, a scalar in autograd's graph."""
         ...
 
-    def evaluate(self) -> float:
-        """Return the mean loss over the validation data, the same at all workers."""
+    def evaluate(self) -> Evaluated:
+        """Return how well the model does on the validation data, which are the same at all workers."""
         ...
 
 
@@ -101,20 +110,26 @@ class Worker:
         assert step - self.applied <= staleness, "a program applies what is due before it lets a worker go on"
         if not self._outers:
             assert local_steps == 1, "gradients are of one batch"
-            loss = self._backward(step)
+            loss = self.local_step(step)
             tensors = self._optimiser.message()
             return Computed(tensors, loss, self._norm(tensors, step))
         before = self.shared if self._mixing is not None else _copies(self.parameters)
-        rate = learning_rate(self._spec, step, self._steps)
-        losses = []
-        for _ in range(local_steps):
-            losses.append(self._backward(step))
-            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        losses = [self.local_step(step) for _ in range(local_steps)]
         with torch.no_grad():
             changed = [before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
         if self._mixing is None:
             _fill(self.parameters, before)
         return Computed(changed, math.fsum(losses) / len(losses), self._norm(changed, step))
+
+    def local_step(self, step: int) -> float:
+        """Compute the gradient of its part of the next batch, and update with it where what that changes is sent;
+        returns the mean loss.
+        """
+        loss = self._backward(step)
+        if self._outers:
+            rate = learning_rate(self._spec, step, self._steps)
+            self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        return loss
 
     def _backward(self, step: int) -> float:
         """Leave the mean gradient over its part of the next batch; returns the mean loss."""
@@ -186,8 +201,8 @@ class Worker:
                 holder.restore(state)
             self.applied, self._under_way = applied, deque(under_way)
 
-    def evaluate(self) -> float:
-        """Return the mean loss of the shared weights over the validation data."""
+    def evaluate(self) -> Evaluated:
+        """Return how well the shared weights do on the validation data."""
         if self._mixing is None:
             return self._learner.evaluate()
         own = _copies(self.parameters)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from testbed import results
 from testbed.metrics import PipelineStep, align
-from testbed.records import Calibration, Duration, Measurement, RunCertificates, Split, StageCosts
+from testbed.records import Calibration, Duration, Measurement, RunCertificates, Split
 from testbed.report import numbers, tables
 from testbed.report.canvas import link_words
 from testbed.report.certificates import measurement_cells, run_bound_words, share_text
@@ -82,7 +82,7 @@ def write_cell_pages(
     """Write the page of each cell into the folder `cells` beside the report; pages of earlier sweeps stay."""
     folder = results.make_folder(report.parent / "cells")
     kept = experiment / "calibration.json"
-    costs = results.read_json(kept, Calibration).recipes if kept.exists() else {}
+    known = results.read_json(kept, Calibration) if kept.exists() else None
     for group, table in zip(groups, shown, strict=True):
         for (network, _), entry in group.cells.items():
             for cell_id in entry.cell_ids:
@@ -102,7 +102,7 @@ def write_cell_pages(
                     numbers=_numbers(group, network, only, table),
                     **_step(only),
                     certificates=[certified(result) for result in only.results],
-                    **_calibration(cell, costs),
+                    **_calibration(cell, known),
                     again=again(sweep.command, experiment, cell_id),
                     fields=flat(cell.model_dump(mode="json")),
                     folder=", ".join(str(result.run.folder) for result in only.results),
@@ -197,24 +197,40 @@ def _links(result: Result, step: PipelineStep | None) -> Iterator[_Link]:
         yield _Link(name, profile.name, link_words((profile,)), tuple(texts))
 
 
-def _calibration(cell: Cell, recipes: Mapping[str, tuple[StageCosts, ...]]) -> dict[str, Any]:
+def _calibration(cell: Cell, known: Calibration | None) -> dict[str, Any]:
     """Return how long actions last, in words, and as rows where they were timed: (stage, action, time, spread, samples,
     whether it is noisy).
     """
     clock = f"{CLOCKS[cell.clock]}; codec cost: {cell.codec_cost}" if cell.timing == "played" else CLOCKS[cell.clock]
     rows = []
-    known = recipes.get(recipe_of(cell).id, ()) if cell.timing == "played" else ()
-    for stage, costs in enumerate(known):
+    for stage, name, one in _timed(cell, known) if known is not None and cell.timing == "played" else ():
+        spread = f"{one.spread:.1%}".replace("%", " %")
+        rows.append((stage, name, numbers.seconds(one.ns / 1e9), spread, one.samples, one.noisy))
+    return {"compute": f"Compute {compute_words(cell)}. {clock[0].upper()}{clock[1:]}.", "costs": rows}
+
+
+def _timed(cell: Cell, known: Calibration) -> Iterator[tuple[str, str, Duration]]:
+    """Yield what was timed of a cell's recipe: at which stage or node, which action, and how long it takes."""
+    for stage, costs in enumerate(known.recipes.get(recipe_of(cell).id, ())):
         actions: dict[str, Duration] = {
             name: getattr(costs, name) for name in ("forward", "backward", "clip", "update")
         }
         actions |= {f"encode, sent {way}": cost for way, cost in costs.encode.items()}
         actions |= {f"decode, came {way}": cost for way, cost in costs.decode.items()}
         actions |= {f"decode after a wait, came {way}": cost for way, cost in costs.decode_woken.items()}
-        for name, one in actions.items():
-            spread = f"{one.spread:.1%}".replace("%", " %")
-            rows.append((f"stage {stage}", name, numbers.seconds(one.ns / 1e9), spread, one.samples, one.noisy))
-    return {"compute": f"Compute {compute_words(cell)}. {clock[0].upper()}{clock[1:]}.", "costs": rows}
+        yield from ((f"stage {stage}", name, one) for name, one in actions.items())
+    if (replicas := known.replicas.get(recipe_of(cell).id)) is None:
+        return
+    for node, name in enumerate(cell.node_names):
+        if node < len(replicas.workers):
+            worker = replicas.workers[node]
+            yield from ((name, "local step", worker.local_step), (name, "its message's tensors", worker.close))
+            yield name, "update", worker.update
+        sender = replicas.messages[node]
+        for what, durations in (("encode", sender.encode), ("decode", sender.decode)):
+            for fragment, one in enumerate(durations):
+                of = f", fragment {fragment}" if len(durations) > 1 else ""
+                yield name, f"{what} its message{of}", one
 
 
 def certified(result: Result) -> Certified:

@@ -8,6 +8,7 @@
 | `tune` | chooses one field for each arm by short runs |
 | `means` | is what runs are made with: clock, engine, durations |
 | `predict` | makes and plays cells from shapes alone, of cells.toml: nothing is trained |
+| `churned` | finds which steps such a cell's trainings have where its sites come and go, and has them played |
 | `estimate` | says how long a run will take |
 | `conduct` | brings all of that together: what is tuned, in which order, what is missing |
 | `reproduction` | lists what makes an experiment's numbers again: its sweeps and programs |

@@ -1,4 +1,5 @@
-"""Calibrate a sweep: how long each action of each recipe takes on this machine, measured once and kept.
+"""Calibrate a sweep: how long each action of each recipe takes on this machine, or a worker's part of a step, measured
+once and kept.
 
 Durations are kept by content in the user's cache: by recipe (without what decides no duration), machine, versions and
 the sources that are timed. So a second sweep, or a fresh clone, has the same numbers to the nanosecond.
@@ -27,11 +28,20 @@ from testbed.pipeline.calibration import (
     CalibrationJob,
     CalibrationRound,
     Subject,
+    Timed,
     timed,
 )
 from testbed.pipeline.memory import available_memory, predict_memory
 from testbed.processors import read_processors
-from testbed.records import Calibration, CodecCosts, StageCosts, StageMaths
+from testbed.records import (
+    Calibration,
+    CodecCosts,
+    MessageCosts,
+    ReplicaCosts,
+    StageCosts,
+    StageMaths,
+    WorkerMaths,
+)
 from testbed.spec import Recipe, WorkloadSpec
 from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.executor import Task, execute
@@ -42,6 +52,7 @@ from testbed.vm.launch import choose_processor, idlest_first
 BUDGET_S = 12.0
 """Three rounds of a sweep of four codecs. With 30 s as many recipes of the default sweep were noisy here: all."""
 _SOURCES = ("codecs", "workloads", "pipeline")
+_REPLICA_SOURCES = (*_SOURCES, "replicas")
 _LOOK_S = 0.1
 _SHARE = 0.8
 """Of the memory that is available, what a calibration may take."""
@@ -56,14 +67,14 @@ class _KeptSubject(Frozen):
     taken_at: str
     maths: tuple[StageMaths, ...] | None
     """None where it is the maths that others share."""
-    codecs: tuple[CodecCosts, ...]
+    codecs: tuple[CodecCosts, ...] | tuple[MessageCosts, ...]
 
 
 class _KeptMaths(Frozen):
     """What the cache holds of maths that subjects share."""
 
     taken_at: str
-    maths: tuple[StageMaths, ...]
+    maths: tuple[StageMaths, ...] | tuple[WorkerMaths, ...]
 
 
 def calibrate(
@@ -80,9 +91,9 @@ def calibrate(
 
     Without anything to spend, recipes that are not kept are left out.
 
-    `prepare` gets a workload's text ready (`controller.prepare_text`). `again`: what is kept does not count. `given`:
-    a calibration to be used instead; UserError names recipes that it lacks. UserError for a recipe that cannot be
-    trained without a network, StageError when the measuring fails.
+    `prepare` gets what a workload learns from ready (`controller.prepare`). `again`: what is kept does not count.
+    `given`: a calibration to be used instead; UserError names recipes that it lacks. UserError for a recipe that cannot
+    be trained without a network, StageError when the measuring fails.
     """
     wanted = {recipe.id: recipe for recipe in recipes}
     if given is not None:
@@ -97,17 +108,24 @@ def calibrate(
     if missing and budget_s > 0:
         with hold_machine():
             _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
-    costs, dates = {}, []
+    stages: dict[str, tuple[StageCosts, ...]] = {}
+    replicas: dict[str, ReplicaCosts] = {}
+    dates = []
     for name, subject in subjects.items():
         if (kept := keys.kept(subject, False)) is None:
             continue  # with nothing to spend
-        costs[name], dated = kept
+        costs, dated = kept
+        if isinstance(costs, ReplicaCosts):
+            replicas[name] = costs
+        else:
+            stages[name] = costs
         dates.append(dated)
-    return Calibration(taken_at=max(dates, default=_now()), machine=describe_machine(), recipes=costs)
+    taken_at = max(dates, default=_now())
+    return Calibration(taken_at=taken_at, machine=describe_machine(), recipes=stages, replicas=replicas)
 
 
 def _checked(given: Calibration, wanted: dict[str, Recipe]) -> Calibration:
-    if lacking := [name for name in wanted if name not in given.recipes]:
+    if lacking := [name for name in wanted if name not in given.recipes and name not in given.replicas]:
         raise UserError(
             f"the calibration that was given (taken at {given.taken_at}) lacks {len(lacking)} of {len(wanted)} "
             f"recipes: {', '.join(lacking)}; measure them here by leaving it out, or give one of the same sweep"
@@ -126,37 +144,41 @@ class _Keys:
             "kernel": machine["kernel"],
             "python": machine["python"],
             "torch": machine["versions"]["torch"],
-            "sources": _hash_of_sources(),
         }
+        self._sources = [_hash_of_sources(folders) for folders in (_SOURCES, _REPLICA_SOURCES)]
         self._folder = paths.cache_folder() / "calibrations"
 
     def subject(self, subject: Recipe) -> Path:
         """Return the file of one subject."""
-        return self._file("subject", canonical_json(subject), _hash_of_strangers(subject.codec))
+        return self._file("subject", subject, _hash_of_strangers(subject.codec))
 
     def maths(self, subject: Recipe) -> Path:
         """Return the file of the maths that it shares with others."""
-        return self._file("maths", canonical_json(subject.model_copy(update={"codec": "none"})), "")
+        return self._file("maths", subject.model_copy(update={"codec": "none", **_without_answer(subject)}), "")
 
-    def kept(self, subject: Recipe, again: bool) -> tuple[tuple[StageCosts, ...], str] | None:
-        """Return a subject's durations by stage, and when the latest were taken; None where any are missing."""
+    def kept(self, subject: Recipe, again: bool) -> tuple[tuple[StageCosts, ...] | ReplicaCosts, str] | None:
+        """Return a subject's durations, and when the latest were taken; None where any are missing."""
         own = None if again else _read(self.subject(subject), _KeptSubject)
         if own is None:
             return None
-        maths, taken_at = own.maths, own.taken_at
+        taken_at = own.taken_at
+        maths: tuple[StageMaths | WorkerMaths, ...] | None = own.maths
         if maths is None:
             shared = _read(self.maths(subject), _KeptMaths)
             if shared is None:
                 return None
             maths, taken_at = shared.maths, max(taken_at, shared.taken_at)
+        if subject.data is not None:
+            return ReplicaCosts.model_validate({"workers": maths, "messages": own.codecs}), taken_at
         costs = tuple(
             StageCosts.model_validate({**dict(stage), **dict(codec)})
             for stage, codec in zip(maths, own.codecs, strict=True)
         )
         return costs, taken_at
 
-    def _file(self, kind: str, text: str, more: str) -> Path:
-        content = f"{kind}\n{text}\n{more}\n{sorted(self._here.items())}"
+    def _file(self, kind: str, subject: Recipe, more: str) -> Path:
+        here = self._here | {"sources": self._sources[subject.data is not None]}
+        content = f"{kind}\n{canonical_json(subject)}\n{more}\n{sorted(here.items())}"
         return self._folder / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
 
 
@@ -168,11 +190,17 @@ def _read(path: Path, kind: type[_Kept]) -> _Kept | None:
         return None
 
 
-def _hash_of_sources() -> str:
+def _without_answer(subject: Recipe) -> dict[str, object]:
+    """Return a change of a recipe after which its server answers as all others do: that is a codec's."""
+    data = subject.data
+    return {} if data is None or data.answer is None else {"data": data.model_copy(update={"answer": "none"})}
+
+
+def _hash_of_sources(folders: Sequence[str]) -> str:
     """Hash the sources that are timed."""
     package = Path(testbed.__file__).resolve().parent
     total = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for folder in _SOURCES for path in (package / folder).rglob("*.py")):
+    for path in sorted(path for folder in folders for path in (package / folder).rglob("*.py")):
         total.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
     return total.hexdigest()
 
@@ -214,14 +242,22 @@ def _measure(
                 maths_known=not again and _read(shared, _KeptMaths) is not None,
             )
         )
-    done = _run(CalibrationJob(groups=_groups(subjects), budget_s=budget_s, processor=None), progress)
     folder = results.make_folder(paths.cache_folder() / "calibrations", "set XDG_CACHE_HOME to a folder of yours")
-    now = _now()
-    for name, maths in done.maths.items():
-        results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
-    for found in done.subjects:
-        kept = _KeptSubject(taken_at=now, maths=found.maths, codecs=found.codecs)
-        results.write_json(keys.subject(by_name[found.name]), kept)
+    for module in ("testbed.pipeline.calibrate", "testbed.replicas.calibrate"):
+        own = [subject for subject in subjects if (subject.recipe.data is not None) == ("replicas" in module)]
+        if not own:
+            continue
+        share_s = budget_s * len(own) / len(subjects)
+        done = _run(module, CalibrationJob(groups=_groups(own), budget_s=share_s, processor=None), progress)
+        now = _now()
+        for name, maths in done.maths.items():
+            results.write_json(folder / f"{name}.json", _KeptMaths(taken_at=now, maths=maths))
+        for found in done.subjects:
+            if isinstance(found, Timed):
+                kept = _KeptSubject(taken_at=now, maths=found.maths, codecs=found.codecs)
+            else:
+                kept = _KeptSubject(taken_at=now, maths=None, codecs=found.messages)
+            results.write_json(keys.subject(by_name[found.name]), kept)
 
 
 def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
@@ -239,8 +275,8 @@ def _groups(subjects: Sequence[Subject]) -> tuple[tuple[Subject, ...], ...]:
     return tuple(map(tuple, groups))
 
 
-def _run(job: CalibrationJob, progress: Progress) -> CalibrationDone:
-    """Run the program on the processor that idles most."""
+def _run(module: str, job: CalibrationJob, progress: Progress) -> CalibrationDone:
+    """Run a program on the processor that idles most."""
     before = read_processors()
     time.sleep(_LOOK_S)
     processor, hold = choose_processor(idlest_first(before, read_processors(), os.sched_getaffinity(0)))
@@ -259,7 +295,7 @@ def _run(job: CalibrationJob, progress: Progress) -> CalibrationDone:
         results.write_json(path, job.model_copy(update={"processor": processor}))
         task = Task(
             name="calibration",
-            module="testbed.pipeline.calibrate",
+            module=module,
             arguments=(str(path),),
             memory_bytes=0,
             attempt="calibrate this machine",

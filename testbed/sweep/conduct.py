@@ -189,7 +189,7 @@ def make_runs(runs: Sequence[Cell], folder: Path, means: Means, progress: MakePr
         with progress(live) as following:
             own_pace = [cell for cell in live if isinstance(cell.compute, Measured) and not _measures(cell)]
             # What is known: measuring it first would take longer than many a run.
-            costs = playing.measured_costs(own_pace, folder, means, following, 0)
+            costs = playing.measured_costs(own_pace, folder, means, following, 0).recipes
             failures += controller.run_cells(live, folder, means.engine_reason, following, costs)
     return failures
 

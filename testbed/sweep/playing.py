@@ -22,7 +22,7 @@ from testbed.frozen import canonical_json
 from testbed.metrics import summarise
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
-from testbed.play import pipelines, replicas
+from testbed.play import pipelines, replica_times, replicas
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
@@ -31,12 +31,21 @@ from testbed.play.steady import extended
 from testbed.play.trace import Trace
 from testbed.process import start_program
 from testbed.profiles import LinkProfile
-from testbed.records import Calibration, Certificate, LabRecord, RunCertificates, StageCosts, StepRecord, Summary
+from testbed.records import (
+    Calibration,
+    Certificate,
+    LabRecord,
+    ReplicaCosts,
+    RunCertificates,
+    StageCosts,
+    StepRecord,
+    Summary,
+)
 from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
 from testbed.sweep.bounded_steps import run_step
 from testbed.sweep.calibration import BUDGET_S, calibrate
-from testbed.sweep.controller import prepare_text
+from testbed.sweep.controller import prepare
 from testbed.sweep.environment import describe_machine, hold_folder, hold_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
@@ -55,7 +64,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     with hold_folder(folder), clock_kernel(means, progress) as kernel:
         for left in folder.glob(f"{_ASIDE}*"):  # by a sweep that was killed: we hold the folder
             shutil.rmtree(left, ignore_errors=True)
-        trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
+        trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare, progress=progress)
         for number, cell in enumerate(runs):
             if (error := trained.failures.get(recipe_of(cell).id)) is not None:
                 progress.begin(cell, number)
@@ -90,7 +99,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
 def train_cells(cells: Sequence[Cell], folder: Path, progress: SweepProgress) -> trainings.Trainings:
     """Train the recipes of played cells and play nothing: what it takes to know their losses."""
     with hold_folder(folder):
-        return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare_text, progress=progress)
+        return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare, progress=progress)
 
 
 @contextmanager
@@ -119,38 +128,46 @@ def clock_kernel(means: Means, progress: SweepProgress) -> Iterator[Callable[[],
 
 def measured_costs(
     cells: Iterable[Cell], folder: Path, means: Means, progress: SweepProgress, budget_s: float
-) -> dict[str, tuple[StageCosts, ...]]:
-    """Return what the stages of these cells' recipes cost, by its id; what is not known is measured now, for `budget_s`
+) -> Calibration:
+    """Return what the stages or workers of these cells' recipes cost; what is not known is measured now, for `budget_s`
     at most, and what does not agree by then is marked noisy. Nothing is measured where that is 0.
 
     They are kept in the result folder too, beside those of earlier sweeps.
     """
     needed = {recipe.id: recipe for recipe in map(recipe_of, cells)}
     if not needed:
-        return {}
+        return Calibration(taken_at="", machine={}, recipes={})
     if budget_s:
         progress.note("measuring how long actions take, alone on one core, where that is not known yet")
     found = calibrate(
         needed.values(),
-        prepare=prepare_text,
+        prepare=prepare,
         budget_s=budget_s,
         again=means.recalibrate,
         given=means.calibration,
     )
     path = folder / "calibration.json"
-    before = results.read_json(path, Calibration).recipes if path.exists() else {}
-    results.write_json(path, found.model_copy(update={"recipes": before | found.recipes}))
-    if noisy := sum(_noisy(costs) for costs in found.recipes.values()):
+    known = {"recipes": found.recipes, "replicas": found.replicas}
+    if path.exists():
+        before = results.read_json(path, Calibration)
+        known = {"recipes": before.recipes | found.recipes, "replicas": before.replicas | found.replicas}
+    results.write_json(path, found.model_copy(update=known))
+    all_costs: list[Sequence[StageCosts] | ReplicaCosts] = [*found.recipes.values(), *found.replicas.values()]
+    if noisy := sum(map(_noisy, all_costs)):
         progress.note(
-            f"noisy durations in {noisy} of {len(found.recipes)} recipes: calibration.json says how far they spread; "
+            f"noisy durations in {noisy} of {len(all_costs)} recipes: calibration.json says how far they spread; "
             "on a quieter machine --recalibrate measures them again"
         )
-    return found.recipes
+    return found
 
 
-def _noisy(costs: Sequence[StageCosts]) -> bool:
-    maths = [duration for stage in costs for duration in (stage.forward, stage.backward, stage.clip, stage.update)]
-    codecs = [duration for stage in costs for side in (stage.encode, stage.decode) for duration in side.values()]
+def _noisy(costs: Sequence[StageCosts] | ReplicaCosts) -> bool:
+    if isinstance(costs, ReplicaCosts):
+        maths = [one for worker in costs.workers for one in (worker.local_step, worker.close, worker.update)]
+        codecs = [one for sender in costs.messages for one in (*sender.encode, *sender.decode)]
+    else:
+        maths = [one for stage in costs for one in (stage.forward, stage.backward, stage.clip, stage.update)]
+        codecs = [one for stage in costs for side in (stage.encode, stage.decode) for one in side.values()]
     return any(duration.noisy for duration in maths + codecs)
 
 
@@ -179,7 +196,7 @@ class _Player:
         aside: Path,
         training: Mapping[str, Training],
         floors: Mapping[str, float | None],
-        costs: dict[str, tuple[StageCosts, ...]],
+        costs: Calibration,
         links: Mapping[LinkProfile, Certificate],
         progress: SweepProgress,
     ) -> None:
@@ -219,8 +236,12 @@ class _Player:
 
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
-        costs = self._costs.get(recipe.id)
-        times = pipelines.stage_times(cell, costs) if cell.data is None else None
+        costs, own = self._costs.recipes.get(recipe.id), None
+        times: object = None
+        if cell.data is None:
+            times = pipelines.stage_times(cell, costs)
+        elif pipelines.needs_calibration(cell) or cell.codec_cost != "zero":
+            times = own = replica_times.node_times(cell, self._costs.replicas.get(recipe.id))
         content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
@@ -228,7 +249,7 @@ class _Player:
             self._traces[path] = (
                 pipelines.trace_of(cell, self._steps(cell), costs)
                 if cell.data is None
-                else replicas.trace_of(cell, self._steps(cell))
+                else replicas.trace_of(cell, self._steps(cell), own)
             )
             results.make_folder(path.parent)
             self._traces[path].write(path)

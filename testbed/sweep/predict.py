@@ -89,12 +89,25 @@ class DataParallelCellTable(DataParallelTable, PlayTable):
     """A cell that is data parallel training: `parallelism = "data"`."""
 
 
+class ChurnTable(Frozen):
+    """Trainings of a cell whose sites come and go."""
+
+    seeds: Annotated[int, Field(ge=1, strict=True)]
+    """With absences of their own: seeds 0, 1 ..."""
+    steps: Annotated[int, Field(ge=3, strict=True)]
+    """Of each."""
+    in_turn: Annotated[int, Field(ge=0, strict=True)] = 0
+    """So many of them are also played step after step, as one trace."""
+
+
 class HybridCellTable(HybridTable, PlayTable):
     """A cell that is pipelines within replicas and data parallel across them: `parallelism = "hybrid"`. Its links are
     those of its scenario's sites.
     """
 
     topology: Literal["star"] = "star"
+    churn: ChurnTable | None = None
+    """None: nobody leaves. Else its sites come and go, see `churned.py`: the cell itself is played as if nobody did."""
 
 
 AnyShape = Shape | DataParallelShape | HybridShape
@@ -141,6 +154,8 @@ class Planned(NamedTuple):
     stated: dict[str, Any]
     """What the file says of it, by dotted name."""
     cell: PredictionCell
+    fields: Mapping[str, Any]
+    """The same as tables."""
 
 
 class PredictionResult(Frozen):
@@ -216,9 +231,18 @@ def _grid(path: Path, grid: str, content: Mapping[str, Any], table: Mapping[str,
     points = combinations(apply_choice(experiment, choice), choice)
     load = functools.cache(load_profile)
     return [
-        Planned(grid, dict(flatten(point.fields)), _resolve(point.fields, f"{where}: {point.label}", load))
+        Planned(
+            grid, dict(flatten(point.fields)), _resolve(point.fields, f"{where}: {point.label}", load), point.fields
+        )
         for point in points
     ]
+
+
+def changed(planned: Planned, changes: Mapping[str, Any]) -> Planned:
+    """Return the cell that has other fields. SpecError as from `plan_cells`."""
+    fields = {**planned.fields, **changes}
+    cell = _resolve(fields, f"grid {planned.grid}, like cell {planned.cell.id}", load_profile)
+    return planned._replace(stated=dict(flatten(fields)), cell=cell, fields=fields)
 
 
 def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkProfile]) -> PredictionCell:
@@ -226,7 +250,7 @@ def _resolve(fields: Mapping[str, Any], where: str, load: Callable[[str], LinkPr
     if parallelism not in _KINDS:
         raise UnknownNameError(f"{where}: parallelism", parallelism, _KINDS)
     kind = _KINDS[parallelism]
-    job = {name: value for name, value in fields.items() if name not in PlayTable.model_fields}
+    job = {name: value for name, value in fields.items() if name not in {*PlayTable.model_fields, "churn"}}
     if kind.links is not None:
         if "links" in fields:
             raise SpecError(f"{where}: links are those of the scenario; state none, or change the scenario")
@@ -297,7 +321,15 @@ def _play(
             engine="netem",
             engine_reason="all that the guest has",
         )
-        jobs.append(PlayJob(trace=trace, lab=lab, link_seed=cell.link_seed, output=aside / f"{cell.id}.played"))
+        jobs.append(
+            PlayJob(
+                trace=trace,
+                lab=lab,
+                link_seed=cell.link_seed,
+                output=aside / f"{cell.id}.played",
+                prove_steady=cell.steps > (cell.shape.period or 0),
+            )
+        )
     errors = []
 
     def done(progress: Progress) -> None:
@@ -342,7 +374,8 @@ def _time(ideal_ns: int | None) -> str:
 
 
 def _computed(cell: PredictionCell) -> dict[str, int | None]:
-    steps = _IDEAL_STEPS if cell.shape.barrier else cell.steps
+    period = cell.shape.period
+    steps = cell.steps if period is None else _IDEAL_STEPS - 1 + period
     trace = cell.shape.trace(steps)
     if cell.duplex == "inbound":
         (pipe,) = {profile.up for profile in cell.profiles}
@@ -352,7 +385,7 @@ def _computed(cell: PredictionCell) -> dict[str, int | None]:
     else:
         links = Pipes(cell.topology, cell.profiles, cell.shape.nodes)
     ideal, unlinked = (
-        cell.shape.steady_ns(spans[-1:] if cell.shape.barrier else spans)
+        cell.shape.steady_ns(spans if period is None else spans[-period:])
         for spans in (ideal_steps_ns(trace, over, steps) for over in (links, None))
     )
     return {"ideal_ns": None if cell.shape.flows_share else round(ideal), "unlinked_ns": round(unlinked)}
@@ -382,6 +415,12 @@ def _keep(folder: Path, cell: PredictionCell, result: PredictionResult) -> None:
 
 
 # ------------------------------------------------------------------ results
+def result_of(cell: PredictionCell, folder: Path) -> PredictionResult | None:
+    """Return what came of a cell; None where `folder` has no result of it."""
+    file = _file(folder, cell)
+    return PredictionResult.model_validate_json(file.read_text(encoding="utf8")) if file.exists() else None
+
+
 def count_missing(planned: Iterable[Planned], folder: Path) -> int:
     """Return how many cells have no result in `folder`."""
     return len({each.cell.id for each in planned if not _file(folder, each.cell).exists()})
@@ -389,17 +428,17 @@ def count_missing(planned: Iterable[Planned], folder: Path) -> int:
 
 def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
     """Return a row for each cell that has a result: grid, id, what the file states of it where not all cells agree, and
-    what came of it, in seconds, bytes of the cell as it is (not as scaled), and tokens per second.
+    what came of it, in seconds, bytes of the cell as it is (not as scaled), and tokens per second. What it states of
+    churn is no part of it: `churned.py` has that.
     """
     import pandas
 
-    names = sorted({name for each in planned for name in each.stated})
+    names = sorted({name for each in planned for name in each.stated if not name.startswith("churn.")})
     rows = []
     for each in planned:
-        file = _file(folder, each.cell)
-        if not file.exists():
+        if (found := result_of(each.cell, folder)) is None:
             continue
-        found, shape = PredictionResult.model_validate_json(file.read_text(encoding="utf8")), each.cell.shape
+        shape = each.cell.shape
         step_ns = found.ideal_ns if found.step_ns is None else found.step_ns
         rows.append(
             {

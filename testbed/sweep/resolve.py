@@ -15,8 +15,9 @@ from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
+from testbed.play import pipelines, replica_times
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced
+from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced, TextSpec
 from testbed.workloads import checkpoints
 from testbed.workloads import models as workloads
 
@@ -57,10 +58,9 @@ def resolve_cell(
         one = {"stages": 1, "microbatches": 1, "schedule": "gpipe", "in_flight": 1}
         content["pipeline"] = {**one, **content.get("pipeline", {})}
     workload = content.get("workload")
-    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
-        content["workload"] = {**workload, "family": workloads.model_size(workload["model"]).family}
-    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "weights" not in workload:
-        content["workload"] = {**content["workload"], "weights": checkpoints.weights_digest(workload["model"])}
+    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "images" not in workload:
+        family = workloads.model_size(workload["model"]).family
+        content["workload"] = {"family": family, "weights": checkpoints.weights_digest(workload["model"]), **workload}
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
@@ -76,7 +76,8 @@ def resolve_cell(
         text = json.dumps({**content, **means, "compute": own_pace, "codec_cost": "host"})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
-        checkpoints.check_weights(cell.workload)
+        if isinstance(cell.workload, TextSpec):
+            checkpoints.check_weights(cell.workload)
         # After the check: it takes a workload that is known to be one.
         durations = _durations(cell, compute, where)
         if timing == "live" and isinstance(durations, Calibrated):
@@ -95,6 +96,7 @@ def resolve_cell(
         raise explain(error, Cell, where) from None
     _check_network(cell, where)
     _check_frozen(cell, where)
+    _check_codec_costs(cell, where)
     if codec.measures and cell.timing == "played":
         raise SpecError(
             f"{where}: codec {cell.codec} chooses by what it measures of its link, so over each link it trains "
@@ -149,10 +151,13 @@ def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any],
     """Raise SpecError for a cell of data parallel training that nothing here can make."""
     data = cell.data
     assert data is not None
-    if not isinstance(durations, Paced) or changes["codec_cost"] != "zero" or cell.played_steps is not None:
+    if cell.played_steps is not None:
+        raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
+    if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] != "zero"):
         raise SpecError(
-            f"{where}: data parallel training is played, or run live, with stated durations: leave played_steps out, "
-            "and say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'"
+            f"{where}: data parallel training is run live with stated durations, and a message is made within the time "
+            "of the work before it: say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'; "
+            "or set timing = 'played'"
         )
     for name in ("deco", "arrivals"):
         if getattr(data, name) is not None and cell.timing == "played":
@@ -183,6 +188,19 @@ def _check_frozen(cell: Cell, where: str) -> None:
             "step before's; that takes data parallel training with data.staleness = 0, and neither data.outer nor "
             "data.deco: set these, or leave frozen_after out"
         )
+
+
+def _check_codec_costs(cell: Cell, where: str) -> None:
+    """Raise SpecError, before anything is trained, for codecs of which nobody can say what they cost on a device."""
+    if cell.codec_rates is None:
+        return
+    try:
+        if cell.data is None:
+            pipelines.stage_times(cell, None)
+        else:
+            replica_times.node_times(cell)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error}") from None
 
 
 def _codec_rates(rule: Any, compute: Any, where: str) -> CodecRates | None:

@@ -1,4 +1,4 @@
-"""What is learned? Models cut into stages, and the text that they learn from; small networks, and digits.
+"""What is learned? Models cut into stages, and the text that they learn from; small networks, and images.
 
 | module | what it holds | torch |
 |---|---|---|
@@ -9,13 +9,14 @@
 | `build` | makes a stage's share, from the seed or from a checkpoint | yes |
 | `weights` | reads one stage's weights from a checkpoint | yes |
 | `smollm2` | fetches a model that has learned | no |
-| `texts` | what a text is called | no |
-| `sources` | gets a text: the bundled one, a file, a data set of the hub | no |
-| `prepare` | makes a text into tokens, once | no |
+| `texts` | what a text, and images, are called | no |
+| `sources` | gets a text: the bundled one, a file; and data sets of the hub | no |
+| `prepare` | makes a text into tokens, and images of the hub into pixels, once | no |
 | `windows` | cuts tokens into sequences and orders them | no |
 | `floor` | says what a model loses that knows word frequencies only | no |
 | `data` | serves them as batches | yes |
-| `digits` | handwritten digits, and networks of some thousand parameters for data parallel methods | yes |
+| `networks` | small networks that learn images, and how many images there are, in numbers | no |
+| `images` | digits or a data set of the hub, and networks small enough for data parallel methods | yes |
 | `characters` | a language model of characters, many side by side, for data parallel methods | yes |
 | `shards` | divides examples among workers, of skewed classes and sizes, and into batches | no |
 | `capture` | keeps real activations and gradients for benchmarks | yes |

@@ -15,8 +15,8 @@ from typing import Any
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import WorkloadSpec
-from testbed.workloads import texts
+from testbed.spec import ImagesSpec, TextSpec, WorkloadSpec
+from testbed.workloads import networks, texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,18 @@ def _llama_of(config: Mapping[str, Any]) -> ModelSize:
     )
 
 
+def _gpt2_layer(size: ModelSize) -> list[tuple[int, ...]]:
+    width, inner, norm = size.width, size.inner, [(size.width,)] * 2
+    attention = [(width, 3 * width), (3 * width,), (width, width), (width,)]
+    return [*norm, *attention, *norm, (width, inner), (inner,), (inner, width), (width,)]
+
+
+def _llama_layer(size: ModelSize) -> list[tuple[int, ...]]:
+    width, inner, keys = size.width, size.inner, size.width * size.key_heads // size.heads
+    attention = [(width, width), (keys, width), (keys, width), (width, width)]
+    return [*attention, (inner, width), (inner, width), (width, inner), (width,), (width,)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFamily:
     """What is known about a family of models without loading torch."""
@@ -102,9 +114,11 @@ class ModelFamily:
     feed_forward_matrices: int
     """Matrices of width x inner values in each layer: 2 with a plain activation function, 3 with a gated one."""
     biases: bool
-    """Whether linear layers and norms have a bias: LayerNorm does, RMSNorm does not."""
+    """Whether norms have a bias: LayerNorm does, RMSNorm does not."""
     learned_positions: bool
     """Whether positions have an embedding with one row per token of the context."""
+    layer_shapes: Callable[[ModelSize], list[tuple[int, ...]]]
+    """The parameters of one layer, in the model's order."""
 
 
 FAMILIES: dict[str, ModelFamily] = {
@@ -114,6 +128,7 @@ FAMILIES: dict[str, ModelFamily] = {
         feed_forward_matrices=2,
         biases=True,
         learned_positions=True,
+        layer_shapes=_gpt2_layer,
     ),
     "llama": ModelFamily(
         stage="testbed.workloads.llama:LlamaStage",
@@ -121,6 +136,7 @@ FAMILIES: dict[str, ModelFamily] = {
         feed_forward_matrices=3,
         biases=False,
         learned_positions=False,
+        layer_shapes=_llama_layer,
     ),
 }
 """Families by what transformers calls them: the `model_type` of their config.json."""
@@ -203,7 +219,7 @@ def model_size(model: str) -> ModelSize:
         ) from None
 
 
-def workload_size(spec: WorkloadSpec) -> ModelSize:
+def workload_size(spec: TextSpec) -> ModelSize:
     """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as
     `model_size`.
     """
@@ -213,13 +229,42 @@ def workload_size(spec: WorkloadSpec) -> ModelSize:
     return size
 
 
-def hidden_width(spec: WorkloadSpec) -> int:
+def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a workload's model, in its order. SpecError as `check_workload`."""
+    if isinstance(spec, ImagesSpec):
+        return [shape for layer in networks.workload_layers(spec) for shape in layer.shapes]
+    assert isinstance(spec, TextSpec)
+    return shapes_of(workload_size(spec))
+
+
+def shapes_of(size: ModelSize) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a language model, in the model's order."""
+    row = family(size.family)
+    table = (size.vocabulary, size.width)
+    embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]
+    norm: list[tuple[int, ...]] = [(size.width,)] * (2 if row.biases else 1)
+    return [*embeddings, *row.layer_shapes(size) * size.layers, *norm, table]
+
+
+def hidden_width(spec: TextSpec) -> int:
     """Return how many values a token has at a boundary."""
     return model_size(spec.model).width
 
 
+def validation_tokens(spec: WorkloadSpec) -> int:
+    """Return how many tokens, or images, an evaluation reads."""
+    if isinstance(spec, ImagesSpec):
+        return networks.image_counts(spec.images).test
+    assert isinstance(spec, TextSpec)
+    return spec.validation_batches * spec.batch_tokens
+
+
 def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
     """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
+    if isinstance(spec, ImagesSpec):
+        networks.workload_layers(spec)
+        return
+    assert isinstance(spec, TextSpec)
     size = workload_size(spec)
     split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:

@@ -1,7 +1,9 @@
-"""Make a token file from a text, once: `python -m testbed.workloads.prepare --text bundled --model gpt2-mini`.
+"""Make a token file from a text, once: `python -m testbed.workloads.prepare --text bundled --model gpt2-mini`; or files
+of pixels and labels from a data set of images: `--images hub:ylecun/cifar10`.
 
 The text goes through `datasets` and the model's tokenizer into a .npy of uint16 or uint32 ids, named by the content of
-both, in our cache. A second call finds it there and imports none of torch, transformers, datasets and tokenizers.
+both, in our cache; images are decoded into .npy files named by the data set. A second call finds them there and imports
+none of torch, transformers, datasets and tokenizers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +24,10 @@ import numpy.typing as npt
 from testbed import paths, results
 from testbed.errors import SpecError, TestbedError
 from testbed.workloads import models, sources, texts, windows
+from testbed.workloads.networks import PreparedImages, find_prepared, prepared_paths
 
 VERSION = 1
-"""Part of every name: raise it when the same text would give other tokens."""
+"""Part of every text's name: raise it when the same text would give other tokens."""
 _TOKENIZER = sources.ASSETS / "bpe4096.json"
 _CHUNK_CHARACTERS = 1 << 16
 """Lines are tokenised together until they have so many: tokens never span the end of a line where one chunk follows
@@ -42,7 +45,7 @@ class Prepared(NamedTuple):
 
 
 def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
-    """Return the token file of a text (see `WorkloadSpec.text`) for a model, made below `cache` where it is not there
+    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` where it is not there
     yet.
 
     A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing
@@ -66,6 +69,26 @@ def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
             sources.place(draft, description)  # last: where it is, the token file is whole
     about = json.loads(description.read_text(encoding="utf8"))
     return Prepared(path, int(about["tokens"]), int(about["vocabulary"]))
+
+
+def prepare_images(images: str, cache: Path) -> PreparedImages:
+    """Return the files of a data set of the hub whose columns are one image and one class, with splits train and test,
+    made below `cache` where they are not there yet. SpecError for one that cannot be had, or is none of that.
+    """
+    texts.check_images_name(images)
+    if (hub := texts.hub_set(images, "images")) is None:
+        raise SpecError(f"workload.images: {images!r} come with scikit-learn: there is nothing to prepare")
+    if (found := find_prepared(hub, cache)) is not None:
+        return found
+    splits, files = sources.load_hub_set(hub, "images"), prepared_paths(hub, cache)
+    folder = results.make_folder(files[0].parent, "set XDG_CACHE_HOME to a folder of yours")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
+        drafts = [Path(scratch) / path.name for path in files]
+        about = _decode(f"workload.images: data set {hub}", splits, *drafts[:2])
+        drafts[2].write_text(json.dumps(about, indent=1) + "\n")
+        for draft, path in zip(drafts, files, strict=True):
+            sources.place(draft, path)  # the description last: where it is, the others are whole
+    return PreparedImages(files[0], files[1], **about)
 
 
 # ------------------------------------------------------------------ what is read
@@ -120,6 +143,62 @@ def _tokenise(source: Path, tokenizer_file: Path, scratch: Path) -> tuple[npt.ND
     return np.concatenate(ids), vocabulary
 
 
+def _decode(what: str, splits: Any, pixels: Path, labels: Path) -> dict[str, int]:
+    """Write the images and labels of a `datasets.DatasetDict`; returns what `PreparedImages` says of them."""
+    missing = {"train", "test"} - set(splits)
+    if missing:
+        raise SpecError(f"{what} has no split {' and no split '.join(sorted(missing))}; it has {', '.join(splits)}")
+    image, label = _columns(what, splits["train"])
+    counts = {"train": len(splits["train"]), "test": len(splits["test"])}
+    classes = splits["train"].features[label].num_classes
+    rows = ((split, number, row) for split in counts for number, row in enumerate(splits[split]))
+    shape: tuple[int, ...] = ()
+    values: npt.NDArray[np.uint8] | None = None
+    chosen = np.empty(sum(counts.values()), np.int64)
+    for place, (split, number, row) in enumerate(rows):
+        here = f"{what}: image {number} of split {split}"
+        if row[image] is None or row[image].mode not in _CHANNELS:
+            mode = "missing" if row[image] is None else f"of mode {row[image].mode}"
+            raise SpecError(f"{here} is {mode}; images must be of mode {' or '.join(_CHANNELS)}")
+        found = (_CHANNELS[row[image].mode], *row[image].size)
+        if values is None:
+            shape = found
+            if shape[1] != shape[2]:
+                raise SpecError(f"{here} is {shape[1]} x {shape[2]} pixels; images must be square")
+            values = np.lib.format.open_memmap(pixels, "w+", np.uint8, (len(chosen), shape[0] * shape[1] * shape[2]))
+        if found != shape:
+            raise SpecError(f"{here} is {_described(found)}, and the first one {_described(shape)}; all must be alike")
+        if row[label] is None or not 0 <= row[label] < classes:
+            raise SpecError(f"{here} has label {row[label]}; labels must be 0 to {classes - 1}")
+        channels_last = np.asarray(row[image]).reshape(shape[2], shape[1], shape[0])
+        values[place] = channels_last.transpose(2, 0, 1).reshape(-1)
+        chosen[place] = row[label]
+    if values is None or 0 in counts.values():
+        raise SpecError(f"{what} has {counts['train']} images to train on and {counts['test']} to test on")
+    np.save(labels, chosen)
+    return {**counts, "channels": shape[0], "side": shape[1], "classes": classes}
+
+
+_CHANNELS = {"L": 1, "RGB": 3}
+"""By the mode of an image, as Pillow calls it."""
+
+
+def _described(shape: tuple[int, ...]) -> str:
+    return f"of {shape[0]} channel(s), {shape[1]} x {shape[2]} pixels"
+
+
+def _columns(what: str, rows: Any) -> tuple[str, str]:
+    """Return the names of the columns of a `datasets.Dataset` that hold image and class."""
+    import datasets
+
+    kinds = (datasets.Image, datasets.ClassLabel)
+    chosen = [[name for name, kind in rows.features.items() if isinstance(kind, wanted)] for wanted in kinds]
+    if [len(names) for names in chosen] != [1, 1]:
+        types = ", ".join(f"{name}: {type(kind).__name__}" for name, kind in rows.features.items())
+        raise SpecError(f"{what}: its columns are {types}; one must be Image, and one ClassLabel")
+    return chosen[0][0], chosen[1][0]
+
+
 # ------------------------------------------------------------------ command
 def _number(text: str) -> int:
     if (value := int(text)) < 1:
@@ -128,15 +207,18 @@ def _number(text: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print one JSON line: path, tokens, vocabulary. Errors go to stderr as one message; the status is the error's."""
+    """Print one JSON line: path, tokens, vocabulary of a text; what `PreparedImages` holds of images. Errors go to
+    stderr as one message; the status is the error's.
+    """
     parser = argparse.ArgumentParser(
-        prog="python -m testbed.workloads.prepare", description="Make a token file from a text."
+        prog="python -m testbed.workloads.prepare",
+        description="Make a token file from a text, or files of pixels from a data set of images.",
     )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", help="'bundled', the path of a text or .parquet file, or hub:NAME:CONFIGURATION")
+    source.add_argument("--images", help="hub:NAME or hub:NAME:CONFIGURATION")
     parser.add_argument(
-        "--text", required=True, help="'bundled', the path of a text or .parquet file, or hub:NAME:CONFIGURATION"
-    )
-    parser.add_argument(
-        "--model", required=True, help="whose tokenizer: a named size, or a checkpoint's folder or cached id"
+        "--model", help="of a text, whose tokenizer: a named size, or a checkpoint's folder or cached id"
     )
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep it in; default: that of testbed")
     parser.add_argument(
@@ -146,14 +228,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--validation-batches", type=_number, default=1)
     parser.add_argument("--training-sequences", type=_number, default=None)
     asked = parser.parse_args(arguments)
+    if asked.text and not asked.model:
+        parser.error("--text needs --model")
     os.environ.update(HF_DATASETS_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
     os.environ.setdefault("HF_HOME", os.fspath(texts.hub_home()))
+    cache = asked.cache or paths.cache_folder()
     try:
-        if (
-            texts.hub_text(asked.text) is None
-        ):  # a local file is all that is read; without this, libraries ask the network about it
+        if asked.images:
+            _print(prepare_images(asked.images, cache))
+            return 0
+        if texts.hub_set(asked.text, "text") is None:
+            # a local file is all that is read; without this, libraries ask the network about it
             os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-        prepared = prepare_tokens(asked.text, asked.model, asked.cache or paths.cache_folder())
+        prepared = prepare_tokens(asked.text, asked.model, cache)
         if asked.sequence_length:
             windows.check_text_length(
                 prepared.tokens,
@@ -165,13 +252,16 @@ def main(arguments: list[str] | None = None) -> int:
     except TestbedError as error:
         sys.stderr.write(f"testbed: error: {error}\n")
         return error.exit_status
-    sys.stdout.write(
-        json.dumps(
-            {"path": os.fspath(prepared.path.resolve()), "tokens": prepared.tokens, "vocabulary": prepared.vocabulary}
-        )
-        + "\n"
-    )
+    _print(prepared)
     return 0
+
+
+def _print(prepared: Prepared | PreparedImages) -> None:
+    fields = {
+        name: os.fspath(value.resolve()) if isinstance(value, Path) else value
+        for name, value in prepared._asdict().items()
+    }
+    sys.stdout.write(json.dumps(fields) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Get a workload's text: a bundled one, a file, or a data set of the Hugging Face hub, which is fetched once.
+"""Get what a workload learns from: a bundled text, a file, or a data set of the Hugging Face hub, fetched once.
 
 A .parquet file's column "text" is the text, a line a row; a data set's split "train" is kept as such a file in our
 cache.
@@ -12,26 +12,28 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from testbed import paths, results
 from testbed.errors import SpecError
 from testbed.workloads import texts
-from testbed.workloads.texts import HubText
+from testbed.workloads.texts import HubSet, Use
 
 ASSETS = Path(__file__).parent / "assets"
 _BLOCK = 1 << 20
 _ANSWER_S = 10.0
 """How long the hub has to answer at all; libraries try again and again, for minutes."""
+_INSTEAD: dict[Use, str] = {"text": "the path of a .parquet or text file", "images": f"{texts.DIGITS!r}"}
+"""What needs no hub."""
 
 
 def text_file(text: str, cache: Path) -> Path:
     """Return the file that holds a text. A data set of the hub is fetched if it is not below `cache`. SpecError."""
     texts.check_text_name(text)
-    if hub := texts.hub_text(text):
-        path = cache / "texts" / f"{text.removeprefix('hub:').replace('/', '--').replace(':', '--')}.parquet"
+    if hub := texts.hub_set(text, "text"):
+        path = cache / "texts" / f"{hub.file_name}.parquet"
         if not path.is_file():
-            _fetch(hub, path)
+            _fetch_text(hub, path)
         return path
     return ASSETS / texts.BUNDLED[text] if text in texts.BUNDLED else Path(text)
 
@@ -94,24 +96,8 @@ def _rows(path: Path) -> Iterator[bytes]:
 
 
 # ------------------------------------------------------------------ the hub
-def _fetch(hub: HubText, path: Path) -> None:
-    unreachable = _unreachable(hub)
-    import datasets
-
-    datasets.config.HF_HUB_OFFLINE = unreachable is not None  # then it looks into its cache, and asks nobody
-    cache = os.environ.get("HF_DATASETS_CACHE") or os.fspath(texts.hub_home() / "datasets")
-    try:
-        rows = datasets.load_dataset(hub.name, hub.configuration, split="train", cache_dir=cache)
-    except Exception as error:  # of many libraries; what is not there and what is broken look alike
-        if unreachable is None:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise SpecError(f"workload.text: cannot load data set {hub} from the hub: {reason}") from None
-        raise SpecError(
-            f"workload.text: data set {hub} is not in {cache}, and the hub is out of reach ({unreachable}). Either run "
-            f"this once with the hub in reach and without HF_HUB_OFFLINE; or copy that folder from a machine where "
-            f"load_dataset({', '.join(repr(part) for part in hub if part)}) has run; "
-            "or give the path of a .parquet or text file"
-        ) from None
+def _fetch_text(hub: HubSet, path: Path) -> None:
+    rows = load_hub_set(hub, "text", "train")
     if "text" not in rows.column_names:
         raise SpecError(
             f"workload.text: data set {hub} has no column 'text'; its columns are {', '.join(rows.column_names)}"
@@ -123,7 +109,29 @@ def _fetch(hub: HubText, path: Path) -> None:
         place(draft, path)
 
 
-def _unreachable(hub: HubText) -> str | None:
+def load_hub_set(hub: HubSet, use: Use, split: str | None = None) -> Any:
+    """Load a split of a data set, a `datasets.Dataset`, or all of them by name; fetched where `datasets` has not cached
+    it. SpecError for one that cannot be had.
+    """
+    unreachable = _unreachable(hub, use)
+    import datasets
+
+    datasets.config.HF_HUB_OFFLINE = unreachable is not None  # then it looks into its cache, and asks nobody
+    cache = os.environ.get("HF_DATASETS_CACHE") or os.fspath(texts.hub_home() / "datasets")
+    try:
+        return datasets.load_dataset(hub.name, hub.configuration, split=split, cache_dir=cache)
+    except Exception as error:  # of many libraries; what is not there and what is broken look alike
+        if unreachable is None:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise SpecError(f"workload.{use}: cannot load data set {hub} from the hub: {reason}") from None
+        raise SpecError(
+            f"workload.{use}: data set {hub} is not in {cache}, and the hub is out of reach ({unreachable}). Either "
+            f"run this once with the hub in reach and without HF_HUB_OFFLINE; or copy that folder from a machine where "
+            f"load_dataset({', '.join(repr(part) for part in hub if part)}) has run; or give {_INSTEAD[use]}"
+        ) from None
+
+
+def _unreachable(hub: HubSet, use: Use) -> str | None:
     """Say why the hub cannot be asked for a data set, or None. SpecError when it says that there is no such thing."""
     import huggingface_hub
     from huggingface_hub import errors
@@ -135,7 +143,7 @@ def _unreachable(hub: HubText) -> str | None:
         api.dataset_info(hub.name, timeout=_ANSWER_S)
     except (errors.RepositoryNotFoundError, errors.GatedRepoError, errors.HFValidationError) as error:
         raise SpecError(
-            f"workload.text: the hub does not give us data set {hub}: {' '.join(str(error).split())}"
+            f"workload.{use}: the hub does not give us data set {hub}: {' '.join(str(error).split())}"
         ) from None
     except Exception as error:  # whatever else happens on the way
         return f"{api.endpoint}: {type(error).__name__}: {error}"

@@ -11,16 +11,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.devices import flops
 from testbed.errors import UnknownNameError
-from testbed.spec import WorkloadSpec
-from testbed.workloads import models
+from testbed.spec import ImagesSpec, TextSpec
+from testbed.workloads import models, networks
 from testbed.workloads.build import build_stage
+from testbed.workloads.images import build_network
 from testbed.workloads.llama import LlamaStage
+from testbed.workloads.networks import DIGITS
 
 MODELS = ("gpt2-nano", "gpt2-mini-wide", "llama-nano", "llama-mini")
 
 
-def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:
-    return WorkloadSpec(
+def workload(model: str, sequence_length: int, sequences: int) -> TextSpec:
+    return TextSpec(
         family=models.model_size(model).family,
         model=model,
         text="bundled",
@@ -53,6 +55,33 @@ def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) ->
         assert sum(parameter.numel() for parameter in part.parameters()) == flops.parameters(size, own)
 
 
+@pytest.mark.parametrize("model", ["digits-mlp", "mlp-large", "cnn"])
+def test_the_count_of_a_network_for_images_is_exact(model: str) -> None:
+    spec = ImagesSpec(model=model, images="digits", batch_size=1)
+    network = build_network(model, DIGITS, 0)
+    pixels = torch.zeros(1, DIGITS.side**2, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        outputs = network(pixels)
+    with FlopCounterMode(display=False) as backward:
+        outputs.backward(torch.ones_like(outputs))
+    assert forward.get_total_flops() == flops.image(spec)
+    assert backward.get_total_flops() == 2 * flops.image(spec)
+    assert sum(parameter.numel() for parameter in network.parameters()) == flops.whole_model(spec)
+    layers = [module for module in network if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+    made = [layer.register_forward_hook(lambda *call: sizes.append(call[2].numel())) for layer in layers]
+    sizes: list[int] = []
+    network(pixels)
+    assert len(made) == len(sizes)
+    assert sum(sizes) == networks.values(spec)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_shapes_of_all_parameters_are_known_without_the_model(model: str) -> None:
+    size = models.model_size(model)
+    whole = build_stage(workload(model, 16, 1), stage=0, stages=1, seed=1, vocabulary=size.vocabulary)
+    assert models.shapes_of(size) == [tuple(parameter.shape) for parameter in whole.parameters()]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_cut_adds_nothing(model: str) -> None:
     size = models.model_size(model)
@@ -77,7 +106,14 @@ def test_a_family_that_is_not_in_the_table_is_refused() -> None:
 
 def test_a_third_family_is_a_row_and_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else knows the families: its stages are built, and its numbers are its row's."""
-    row = dataclasses.replace(models.FAMILIES["llama"], stage=f"{__name__}:ThirdStage", biases=True)
+
+    def layer_shapes(size: models.ModelSize) -> list[tuple[int, ...]]:
+        biases = [(size.width,)] * 7 + [(size.inner,)]
+        return [*models.FAMILIES["llama"].layer_shapes(size), *biases]
+
+    row = dataclasses.replace(
+        models.FAMILIES["llama"], stage=f"{__name__}:ThirdStage", biases=True, layer_shapes=layer_shapes
+    )
     monkeypatch.setitem(models.FAMILIES, "third", row)
     monkeypatch.setitem(models.SIZES, "third-nano", dataclasses.replace(models.SIZES["llama-nano"], family="third"))
     spec, size = workload("third-nano", 16, 1), models.model_size("third-nano")

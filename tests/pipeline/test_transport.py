@@ -138,7 +138,7 @@ def test_the_kernel_s_count_of_bytes_agrees_with_ours(pair: tuple[Connection, Co
         early.send(key(microbatch), bytes(10_000), raw_bytes=0)
         late.take(key(microbatch), SOON_S)
     early.sent_frames(SOON_S)
-    record = socket_record(early)
+    record = socket_record(early.socket, early.side)
     assert record.bytes_sent - record.bytes_retransmitted == 5 * (10_000 + HEADER_BYTES)
     assert record.congestion_control.encode() in early.socket.getsockopt(6, socket.TCP_CONGESTION, 16)
     assert record.congestion_control

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from testbed.play.hybrid import HybridShape, access_links, resolve_hybrid
 from testbed.play.ideal import AlonePipes, Pipes, ideal_steps_ns
 from testbed.play.scenarios import Scenario, Sites, load_scenarios
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import SEND, Trace
+from testbed.play.trace import RECEIVE, SEND, Trace
 from testbed.profiles import load_profile
 from testbed.workloads.models import model_size
 
@@ -38,6 +39,13 @@ WAYS = [
     {"scenario": "organisational", "replicas": [4, 2, 2, 4], "microbatches": 2},
     {"scenario": "organisational", "replicas": [1] * 6, "microbatches": 1},
     {"scenario": "organisational", "replicas": [3, 6], "microbatches": 2, "exchange": "all-to-all", "answer_bits": 16},
+    {"rounds": [{}, {"away": [0, 3]}, {"away": [1], "returning": [3, 0]}]},
+    {"exchange": "all-to-all", "rounds": [{"away": [2]}, {"returning": [2]}]},
+    {
+        "scenario": "organisational",
+        "replicas": [1, 1, 6, 4],
+        "rounds": [{"away": [0]}, {"returning": [0], "away": [2]}],
+    },
 ]
 FORWARD, BACKWARD, UPDATE, SIZE = 7_000_000, 11_000_000, 3_000_000, 700_000
 LINK = load_profile("link(50Mbit, 10ms, buffer=60s)")
@@ -114,14 +122,19 @@ def test_whole_replicas_are_data_parallel(star: bool) -> None:
 def test_bytes_add_up_and_nothing_is_faster_than_the_floor(change: dict[str, Any]) -> None:
     shape = resolve_hybrid(JOB | change, "it")
     links = [load_profile(link) for link in access_links(JOB | change, "it")]
-    trace = shape.trace(3)
+    steps = 1 + 2 * shape.period
+    trace = shape.trace(steps)
     check_trace(trace, "it")
     assert len(trace.nodes) == shape.nodes == len(links)
-    assert sent_bytes(trace) == 3 * shape.payload_bytes
-    alone = sum(ideal_steps_ns(trace, AlonePipes("star", links, shape.nodes)))
-    assert alone <= sum(ideal_steps_ns(trace, Pipes("star", links, shape.nodes)))
-    step_s = ideal_steps_ns(trace, Pipes("star", links, shape.nodes))[-1] / 1e9
-    assert ideal_steps_ns(trace, None)[-1] / 1e9 <= shape.formula_s("star", links) <= step_s * 1.001
+    sent = sent_bytes(trace) - sent_bytes(shape.trace(1))
+    assert sent // (2 * shape.period) == shape.payload_bytes
+    over = [
+        ideal_steps_ns(trace, each, steps)
+        for each in (AlonePipes("star", links, shape.nodes), Pipes("star", links, shape.nodes), None)
+    ]
+    assert sum(over[0]) <= sum(over[1])
+    piped_s, unlinked_s = (shape.steady_ns(each[-shape.period :]) / 1e9 for each in over[1:])
+    assert unlinked_s <= shape.formula_s("star", links) <= piped_s * 1.001
 
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])
@@ -149,9 +162,74 @@ def test_a_pipeline_at_one_site_puts_nothing_on_its_link() -> None:
     assert times[1] - times[0] > 3 * bits * 1000  # ns: to the last stage and back
 
 
+def trace_bytes(shape: HybridShape, folder: Path) -> bytes:
+    shape.trace(3, 4).write(folder / "a.trace")
+    return (folder / "a.trace").read_bytes()
+
+
+def test_a_round_in_which_nobody_is_away_is_any_step(tmp_path: Path) -> None:
+    for change in WAYS[:6]:
+        shape, rounds = (resolve_hybrid(JOB | change | more, "it") for more in ({}, {"rounds": [{}, {}]}))
+        assert trace_bytes(rounds, tmp_path) == trace_bytes(shape, tmp_path)
+        assert rounds.columns() == shape.columns()
+        assert (rounds.payload_bytes, rounds.tokens) == (shape.payload_bytes, shape.tokens)
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+def test_whoever_is_away_does_nothing_and_the_others_are_a_job_without_it(exchange: str) -> None:
+    job = JOB | {"exchange": exchange, "scenario": "organisational", "site_codec": "int8"}
+    shape = resolve_hybrid(job | {"rounds": [{"away": [0, 2]}]}, "it")
+    trace = shape.trace(3)
+    gone = {device for replica in (0, 2) for device in shape.devices()[replica]}
+    for number, lane in enumerate(trace.lanes[: len(shape.sites)]):
+        assert bool(len(lane)) == (number not in gone)
+    (held,) = shape.rounds
+    assert not gone & {device for each in (*held.exchanged, *held.passed_on) for device in each[:2]}
+    whole = resolve_hybrid(job, "it")
+    assert shape.tokens == whole.tokens * (4 + 3) // (4 + 4 + 2 + 3)
+    if exchange == "all-to-all":
+        assert held.exchanged == tuple(each for each in whole.exchanged if not gone & set(each[:2]))
+    else:
+        got = [receiver for _, receiver, _ in (*held.exchanged, *held.passed_on) if receiver != len(shape.sites)]
+        assert sorted(got) == sorted(set(range(len(shape.sites))) - gone)
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+def test_a_step_without_the_last_replicas_is_that_of_a_job_that_never_had_them(exchange: str) -> None:
+    without = resolve_hybrid(JOB | {"exchange": exchange, "rounds": [{"away": [2, 3]}]}, "it")
+    never = resolve_hybrid(JOB | {"exchange": exchange, "replicas": [1, 1], "microbatches": 4}, "it")
+    assert (without.payload_bytes, without.tokens) == (never.payload_bytes, never.tokens)
+    assert total_ns(without.trace(3), 3) == total_ns(never.trace(3), 3)
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+def test_who_returns_gets_its_share_of_the_weights_before_it_computes(exchange: str) -> None:
+    shape = resolve_hybrid(
+        JOB | {"exchange": exchange, "rounds": [{"away": [2]}, {"returning": [2], "away": [0]}]}, "it"
+    )
+    (before, now), count = shape.rounds, parameters(model_size("gpt2"), range(12))
+    assert before.restored == ()
+    assert {receiver for _, receiver, _ in now.restored} == set(shape.devices()[2])
+    assert sum(size for _, _, size in now.restored) == 2 * count  # bf16
+    assert {shape.site_of(sender) for sender, _, _ in now.restored} <= {
+        shape.site_of(5),
+        shape.site_of(6),
+        shape.nodes - 1,
+    }
+    trace = shape.trace(2)
+    lane = trace.lanes[shape.devices()[2][0]]
+    assert lane.kind[0] == RECEIVE
+    assert sent_bytes(trace) == 2 * shape.payload_bytes
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"rounds": [{"away": [4]}]}, "no replica 4"),
+        ({"rounds": [{"away": [1], "returning": [1]}]}, "replica 1 is either"),
+        ({"rounds": [{"away": [0, 1, 2, 3]}]}, "somebody takes part"),
+        ({"rounds": [{"returning": [0, 1, 2, 3]}], "exchange": "all-to-all"}, "nobody has the weights"),
+        ({"rounds": [{"returning": [0]}], "replicas": [5], "microbatches": 4}, "nobody has the weights"),
         ({"replicas": [11]}, "has 10 devices"),
         ({"microbatches": [1, 2]}, "4 replicas need one number each"),
         ({"bits": None}, "bits per parameter"),

@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
+from testbed.devices.codec_cost import DeviceRates, device_codec_ns
+from testbed.errors import UserError
 from testbed.metrics.steps import align, over_cycles
 from testbed.metrics.summary import summarise
 from testbed.play import replicas
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
-from testbed.play.ideal import Pipes
+from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.played import NodeCounters, Played
-from testbed.play.trace import SEND, Trace
+from testbed.play.replica_times import node_times
+from testbed.play.trace import SEND, WORK, Operation, Trace
 from testbed.play.unlinked import Links, play_unlinked
 from testbed.profiles import load_profile
-from testbed.records import StepRecord
-from testbed.spec import Cell, Exchange, OuterSpec, Paced
-from tests.small_replicas import EXCHANGES, SPARSE, a_recipe, trained
+from testbed.records import Duration, MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
+from testbed.replicas.fragments import SMALL
+from testbed.spec import Calibrated, Cell, CodecRates, Exchange, OuterSpec
+from testbed.workloads import models
+from tests.small_replicas import BACKWARD_NS, EXCHANGES, FORWARD_NS, SPARSE, UPDATE_NS, a_recipe, cell_of, trained
 
 STREAMING = {
     "outer": {"learning_rate": 0.4, "momentum": 0.9, "nesterov": True},
     "local_steps": 2,
     "streaming": {"fragments": 3},
 }
-FORWARD_NS, BACKWARD_NS, UPDATE_NS = 10_000_000, 20_000_000, 1_000_000
 
 
 def a_cell(exchange: Exchange, codec: str = "fp32", **recipe: Any) -> tuple[Cell, list[list[StepRecord]]]:
     """A played cell, and a training of its recipe."""
     asked = a_recipe(exchange, codec, **recipe)
-    cell = Cell(
-        codec=asked.codec,
-        profiles=(load_profile("link(10Mbit, 30ms, buffer=60s)"),),
-        topology="star",
-        engine="netem",
-        compute=Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated"),
-        timing="played",
-        clock="virtual",
-        codec_cost="zero",
-        workload=asked.workload,
-        pipeline=asked.pipeline,
-        data=asked.data,
-        optimiser=asked.optimiser,
-        training=asked.training,
-    )
-    return cell, trained(asked).records
+    return cell_of(asked), trained(asked).records
 
 
 def played_of(trace: Trace, links: Links | None = None) -> Played:
@@ -124,6 +114,152 @@ def test_local_steps_take_their_own_time() -> None:
     # Who is done early waits for the server's answer.
     early = [action for action in steps[0].records[1].actions if action.kind == "A"]
     assert [action.input_ns - action.asked_ns for action in early] == [2 * local_ns]
+
+
+# ------------------------------------------------------------------ codecs that take time
+RATES = DeviceRates(1e10, 1e11)
+CODING = ("encode", "decode")
+
+
+def on_device(cell: Cell, dilation: int = 1) -> Cell:
+    """The same cell whose codecs take what they take on a device."""
+    rates = CodecRates(
+        bandwidth_bytes_per_s=RATES.bandwidth_bytes_per_s, operations_per_s=RATES.operations_per_s, source="made up"
+    )
+    compute = cell.compute.model_copy(update={"dilation": dilation})
+    return cell.model_copy(update={"codec_cost": "device", "codec_rates": rates, "compute": compute})
+
+
+def formula(cell: Cell, codec: str) -> tuple[int, int]:
+    """How long the device takes to encode and to decode all tensors of the model; in a ring that reduces a part."""
+    assert cell.data is not None
+    shapes = models.parameter_shapes(cell.workload)
+    if cell.data.exchange == "all-reduce":
+        shapes = [(-(-sum(map(math.prod, shapes)) // cell.data.workers),)]
+    values = [(math.prod(shape), shape) for shape in shapes]
+    small = sum(value for value, _ in values if value < SMALL)
+    times = [device_codec_ns(codec, "backward", shape, RATES) for value, shape in values if value >= SMALL]
+    times.append(device_codec_ns("fp32", "backward", (small,), RATES))
+    encode, decode = zip(*times, strict=True)
+    return sum(encode), sum(decode)
+
+
+def coded(trace: Trace, node: int, step: int) -> dict[str, int]:
+    """How long codecs work at a node in a step, by what they do."""
+    found = dict.fromkeys(CODING, 0)
+    for lane in trace.lanes:
+        for operation in lane.operations(step) if lane.node == node else ():
+            if operation.kind == WORK and trace.labels[operation.label] in CODING:
+                found[trace.labels[operation.label]] += operation.value
+    return found
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(("staleness", "more"), [(0, {}), ((0, 2, 1), STREAMING)])
+def test_codecs_work_besides_what_is_done_without_them(
+    exchange: Exchange, staleness: int, more: dict[str, Any]
+) -> None:
+    codec = "bf16" if exchange == "all-reduce" else SPARSE
+    free, training = a_cell(exchange, codec, workers=3, shares=(2, 1, 1), staleness=staleness, **more)
+    cell = on_device(free)
+    trace, without = replicas.trace_of(cell, training), replicas.trace_of(free, training)
+    check_trace(trace, "it")
+    assert trace.labels == (*without.labels, *CODING)
+
+    def others(of: Trace) -> list[list[list[Operation]]]:
+        return [
+            [
+                [o for o in lane.operations(step) if o.kind != WORK or of.labels[o.label] not in CODING]
+                for step in range(of.steps)
+            ]
+            for lane in of.lanes
+        ]
+
+    assert others(trace) == others(without)
+    # In three steps each of three fragments is exchanged once: together they are the model.
+    last = range(3, 6) if more else range(5, 6)
+    encode_ns, decode_ns = formula(cell, codec)
+    wanted = {
+        "all-to-all": (encode_ns, 2 * decode_ns),
+        "all-gather": (encode_ns, 2 * decode_ns),
+        "star": (encode_ns, formula(cell, "fp32")[1]),
+        "all-reduce": (3 * encode_ns, 4 * decode_ns),  # two parts are decoded on the way, and two sums at the end
+    }[exchange]
+    found = tuple(sum(coded(trace, 0, step)[work] for step in last) for work in CODING)
+    assert found == pytest.approx(wanted, rel=1e-3)
+    slower = replicas.trace_of(on_device(free, dilation=3), training)
+    assert {work: ns * 3 for work, ns in coded(trace, 1, 4).items()} == coded(slower, 1, 4)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_synchronous_cycle_of_two_grows_by_what_codecs_take(exchange: Exchange) -> None:
+    free, training = a_cell(exchange, "bf16", workers=2, answer="fp16")
+    cell = on_device(free)
+    trace = replicas.trace_of(cell, training)
+    encode_ns, decode_ns = formula(cell, "bf16")
+    wanted = encode_ns + decode_ns
+    if exchange == "star":  # and the server decodes both messages, encodes its answer, which is decoded
+        wanted += decode_ns + sum(formula(cell, "fp16"))
+    if exchange == "all-reduce":  # of half a message: to the other, and the sum back
+        wanted *= 2
+    before, after = (ideal_steps_ns(each, None, 6) for each in (replicas.trace_of(free, training), trace))
+    assert {late - early for early, late in zip(before, after, strict=True)} == {wanted}
+    for node, records in enumerate(replicas.records_of(cell, trace, played_of(trace), training)):
+        for record in records:
+            spent = coded(trace, node, record.step) if record.phase == "train" else dict.fromkeys(CODING, 0)
+            if exchange == "all-reduce" and record.phase == "train":  # the ring's are no worker's actions
+                spent = {"encode": 0, "decode": decode_ns}
+            assert sum(action.encoded_ns - action.computed_ns for action in record.actions) == spent["encode"]
+            assert sum(action.decoded_ns - action.input_ns for action in record.actions) == spent["decode"]
+
+
+@pytest.mark.parametrize("exchange", ["all-to-all", "star", "all-gather"])
+def test_delayed_aggregation_hides_the_link_and_not_the_codec(exchange: Exchange) -> None:
+    free, training = a_cell(exchange, "bf16", workers=2, staleness=2, steps=24)
+    cell = on_device(free)
+    encode_ns, decode_ns = formula(cell, "bf16")
+    if exchange == "star":
+        decode_ns = formula(cell, "fp32")[1]
+    compute_ns = FORWARD_NS + BACKWARD_NS + UPDATE_NS
+
+    def cycle(of: Cell, link: str) -> float:
+        links = Pipes("star", [load_profile(link)], of.nodes)
+        return sum(ideal_steps_ns(replicas.trace_of(of, training), links, 20)[-6:]) / 6
+
+    fast, slow = "link(1Gbit, 1ms, buffer=60s)", "link(200Kbit, 1ms, buffer=60s)"
+    assert cycle(free, fast) == compute_ns
+    assert cycle(cell, fast) == compute_ns + encode_ns + decode_ns
+    assert cycle(free, slow) > 5 * compute_ns
+    assert cycle(cell, slow) == pytest.approx(cycle(free, slow), rel=1e-3)
+
+
+def some_ns(ns: int) -> Duration:
+    return Duration(ns=ns, spread=0.0, samples=12)
+
+
+def test_what_this_machine_takes_is_what_was_measured_on_it() -> None:
+    free, training = a_cell(
+        "star", "bf16", workers=2, local_steps=3, outer=STREAMING["outer"], streaming={"fragments": 2}
+    )
+    maths = WorkerMaths(local_step=some_ns(1000), close=some_ns(30), update=some_ns(500))
+    messages = [
+        MessageCosts(encode=(some_ns(node), some_ns(10 * node)), decode=(some_ns(node + 3), some_ns(50)))
+        for node in (1, 2, 3)
+    ]
+    costs = ReplicaCosts(workers=(maths, maths), messages=tuple(messages))
+    host = free.model_copy(update={"codec_cost": "host"})
+    trace = replicas.trace_of(host, training, node_times(host, costs))
+    assert [coded(trace, 0, step) for step in (4, 5)] == [{"encode": 1, "decode": 6}, {"encode": 10, "decode": 50}]
+    assert [coded(trace, 2, step) for step in (4, 5)] == [{"encode": 3, "decode": 9}, {"encode": 30, "decode": 100}]
+    calibrated = free.model_copy(update={"compute": Calibrated()})
+    trace = replicas.trace_of(calibrated, training, node_times(calibrated, costs))
+    works = [[o.value for o in trace.lanes[0].operations(step) if o.kind == WORK] for step in range(trace.steps)]
+    assert works == [[1000, 1000, 1030, 500]] * trace.steps
+    for cell in (host, calibrated):
+        with pytest.raises(UserError, match="needs the durations of its recipe"):
+            node_times(cell)
+        # A certificate is judged by a step without what the cell does not state.
+        assert sum(coded(replicas.trace_of(cell, training), 0, 4).values()) == 0
 
 
 def test_values_that_come_in_cycles_count_by_their_cycle() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from testbed.policies import dagc, thresholds
 from testbed.replicas.federated import FederatedSpec, Federation
-from testbed.workloads.digits import batch_loss, build_model, digits, score
+from testbed.workloads.images import batch_loss, build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches
 
 
@@ -34,16 +35,16 @@ def spec(**changes: Any) -> FederatedSpec:
 def test_one_local_step_is_sgd_on_the_mean_weighted_by_shares() -> None:
     federation = Federation(spec())
     rounds = list(federation.train(lambda number, stepsize: ["fp32"] * 3))
-    model = build_model("digits-mlp", 3)
+    model = build_network("digits-mlp", DIGITS, 3)
     batches = [ShardBatches(shard, 8, seed=3, worker=client) for client, shard in enumerate(federation.shards)]
     for each in rounds:
         model.zero_grad()
-        losses = [batch_loss(model, digits().train.at(batch.batch(each.number))) for batch in batches]
+        losses = [batch_loss(model, images("digits").train.at(batch.batch(each.number))) for batch in batches]
         torch.stack([share * loss for share, loss in zip(federation.shares, losses, strict=True)]).sum().backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= each.stepsize * parameter.grad
-        assert score(model, digits().test).loss == pytest.approx(each.loss, rel=1e-4)
+        assert score(model, images("digits").test).loss == pytest.approx(each.loss, rel=1e-4)
     assert [each.stepsize for each in rounds] == pytest.approx([0.2, 0.15, 0.1])
 
 

@@ -16,7 +16,8 @@ from testbed.replicas.bucket import Bucket
 from testbed.replicas.stacked import MODEL, VALUES, Method, Stack, Trial, steps_to
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec
-from testbed.workloads.digits import build_model, digits
+from testbed.workloads.images import build_network, images
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, divide
 
 METHOD = Method(ratio=0.1, staleness=2, workers=2, batch_size=8, alpha=0.5)
@@ -29,12 +30,12 @@ class FlatLearner:
     parts = 1
 
     def __init__(self, batches: ShardBatches, seed: int) -> None:
-        self._model, self._batches = build_model(MODEL, seed), batches
+        self._model, self._batches = build_network(MODEL, DIGITS, seed), batches
         self._flat = Parameter(parameters_to_vector(self._model.parameters()).detach())
         self.parameters: Sequence[Parameter] = [self._flat]
 
     def loss(self, batch: int, part: int) -> Tensor:
-        examples = digits().train.at(self._batches.batch(batch))
+        examples = images("digits").train.at(self._batches.batch(batch))
         names, values = zip(*self._model.named_parameters(), strict=True)
         cuts = torch.split(self._flat, [value.numel() for value in values])
         own = {name: cut.view_as(value) for name, cut, value in zip(names, cuts, values, strict=True)}
@@ -45,7 +46,7 @@ class FlatLearner:
 
 
 def one_by_one(run: Trial, method: Method, codec: str) -> Tensor:
-    shards = divide(digits().train.labels.numpy(), [1.0] * method.workers, alpha=method.alpha, seed=run.seed)
+    shards = divide(images("digits").train.labels.numpy(), [1.0] * method.workers, alpha=method.alpha, seed=run.seed)
     sgd = OptimiserSpec(
         algorithm="sgd", learning_rate=run.learning_rate, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1e9
     )

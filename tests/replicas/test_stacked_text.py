@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from testbed.errors import SpecError
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.exchange import fragment_shapes
-from testbed.replicas.fragments import in_turn
+from testbed.replicas.fragments import fragment_shapes, in_turn
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import SHAPES, Choices, Chosen, TextMethod, TextStack, train
 from testbed.replicas.worker import Worker
@@ -81,18 +81,19 @@ def one_by_one(run: Trial, method: TextMethod, choices: Choices | None = None) -
         clip_norm=method.clip_norm,
         frozen_after=method.frozen_after,
     )
-    learners = [CharacterLearner(run, method, number) for number in range(method.workers)]
-    workers = [
-        Worker(
+    absences = [((), ())] * EXCHANGES if method.absences is None else method.absences[run.seed]
+
+    def worker_of(number: int) -> Worker:
+        return Worker(
             number,
-            learner,
+            CharacterLearner(run, method, number),
             optimiser=optimiser,
             outer=method.outer,
             steps=EXCHANGES,
             streaming=method.streaming,
         )
-        for number, learner in enumerate(learners)
-    ]
+
+    workers = [worker_of(number) for number in range(method.workers)]
     fragments = 1 if method.streaming is None else method.streaming.fragments
     ends = [
         [
@@ -101,21 +102,30 @@ def one_by_one(run: Trial, method: TextMethod, choices: Choices | None = None) -
         ]
         for shapes in fragment_shapes(SHAPES[method.sees], fragments)
     ]
-    sent = 0
+    sent, weights = 0, list[Tensor]()
     for step in range(EXCHANGES):
-        decoded = []
+        decoded, (away, returning) = [], absences[step]
         now, then = chosen(step), chosen(step + 1)
-        for worker, sender, receiver in zip(workers, *in_turn(ends, step), strict=True):
+        for number in returning:
+            workers[number] = worker_of(number)
+            workers[number].resume(step, weights)
+            workers[number]._batches = step * method.local_steps
+            for side in in_turn(ends, step):
+                side[number] = Bucket(SHAPES[method.sees], method.codec, seed=run.seed, sender=number)
+        there = [number for number in range(method.workers) if number not in away]
+        for number in there:
+            worker, (sender, receiver) = workers[number], (side[number] for side in in_turn(ends, step))
             computed = worker.compute(step, staleness=now.staleness, local_steps=method.local_steps)
             sender.change(now.codec)
             receiver.change(now.codec)
             payload = sender.encode(computed.tensors, step)
             decoded.append(receiver.decode(payload, step))
         sent += len(payload)
-        for worker in workers:
+        for worker in (workers[number] for number in there):
             worker.receive([torch.stack(parts).mean(0) for parts in zip(*decoded, strict=True)])
             worker.apply_until(max(worker.applied, step + 1 - then.staleness))
-    return torch.cat([parameter.detach().reshape(-1) for parameter in workers[0].shared]), sent
+        weights = [parameter.detach().clone() for parameter in workers[there[0]].shared]
+    return torch.cat([value.reshape(-1) for value in weights]), sent
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -131,6 +141,62 @@ def test_a_stack_computes_what_workers_and_buckets_do(method: TextMethod) -> Non
     # Rounding decides which of two values that are nearly as large is kept, and the sign of one that is nearly 0.
     assert torch.isclose(stack.weights[0], weights, rtol=1e-3, atol=1e-6).float().mean() > 0.98
     assert stack.sent_bytes[1] == sent
+
+
+AWAY = {
+    0: [((), ()), ((1,), ()), ((0,), (1,)), ((), (0,))],
+    1: [((1,), ()), ((1,), ()), ((), (1,)), ((), ())],
+}
+"""By seed, of two workers."""
+
+
+@pytest.mark.parametrize("codec", ["fp32", METHODS["SparseLoCo"].codec])
+def test_workers_come_and_go_as_they_do_one_by_one(codec: str) -> None:
+    method = METHODS["SparseLoCo"]._replace(codec=codec, absences=AWAY)
+    runs = [Trial(0.001, 0), Trial(0.004, 1)]
+    stack = TextStack(runs, method)
+    for exchange in range(EXCHANGES):
+        stack.step(exchange)
+    for row, run in enumerate(runs):
+        weights, _ = one_by_one(run, method)
+        assert torch.isclose(stack.weights[row], weights, rtol=1e-3, atol=1e-6).float().mean() > 0.98
+        always, _ = one_by_one(run, method._replace(absences=None))
+        assert torch.isclose(stack.weights[row], always, rtol=1e-3, atol=1e-6).float().mean() < 0.9
+
+
+@pytest.mark.parametrize("name", ["DiLoCo", "SparseLoCo"])
+def test_where_nobody_is_away_weights_are_the_same_bit_for_bit(name: str) -> None:
+    nobody = {seed: [((), ())] * EXCHANGES for seed in (0, 1)}
+    stacks = [
+        TextStack([Trial(0.004, 0), Trial(0.004, 1)], METHODS[name]._replace(absences=each)) for each in (None, nobody)
+    ]
+    for exchange in range(EXCHANGES):
+        for stack in stacks:
+            stack.step(exchange)
+    assert torch.equal(stacks[0].weights, stacks[1].weights)
+    assert stacks[0].sent_bytes == stacks[1].sent_bytes
+
+
+def test_the_mean_of_all_but_those_that_are_away_is_the_one_that_is_there() -> None:
+    alone = {0: [((1,), ())] * EXCHANGES}
+    method = METHODS["DiLoCo"]._replace(absences=alone, codec="int8")
+    stacks = [TextStack([Trial(0.004, 0)], each) for each in (method, method._replace(batch_sizes=(2, 1)))]
+    for exchange in range(EXCHANGES):
+        for stack in stacks:
+            stack.step(exchange)
+    assert torch.equal(stacks[0].weights, stacks[1].weights), "what the other would have read is nobody's concern"
+    stack = TextStack([Trial(0.004, 0)], method)
+    message = torch.arange(2.0 * characters.VALUES).view(2, -1) / characters.VALUES
+    mean = stack._mean(message, 0)
+    sender, receiver = (Bucket(SHAPES["values"], "int8", seed=0, sender=0) for _ in range(2))
+    (decoded,) = receiver.decode(sender.encode([message[0]], 0), 0)
+    assert torch.equal(mean[0], decoded)
+
+
+@pytest.mark.parametrize("name", ["Streaming DiLoCo", "all-reduce"])
+def test_workers_come_and_go_where_they_exchange_all_that_changed(name: str) -> None:
+    with pytest.raises(SpecError, match="state no absences"):
+        TextStack([Trial(0.004, 0)], METHODS[name]._replace(absences=AWAY))
 
 
 def test_pairs_of_ratio_and_staleness_may_change_on_the_way() -> None:

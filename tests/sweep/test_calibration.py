@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +14,11 @@ from test_trainings import Texts, a_recipe
 from testbed.errors import TestbedError, UserError
 from testbed.pipeline.calibration import CalibrationRound, duration, is_steady, timed
 from testbed.records import Calibration, Duration
-from testbed.spec import Recipe, WorkloadSpec
+from testbed.spec import DataParallelSpec, Exchange, OptimiserSpec, PipelineSpec, Recipe, TextSpec
 from testbed.sweep.calibration import calibrate
 from testbed.sweep.session import Tokens
+
+SGD = OptimiserSpec(algorithm="sgd", learning_rate=0.1, weight_decay=0.0, beta1=0.0, beta2=0.0, clip_norm=1.0)
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=60), st.integers(1, 64), st.integers(1, 10**10))
@@ -53,11 +56,36 @@ def test_what_decides_no_duration_is_not_asked_for() -> None:
         recipe.model_copy(update={"pipeline": recipe.pipeline.model_copy(update={"recompute": True})}),
         recipe.model_copy(update={"pipeline": recipe.pipeline.model_copy(update={"microbatches": 1})}),
         a_recipe("int8", sequence_length=8),
+        recipe.model_copy(update={"optimiser": SGD}),
+    ):
+        assert timed(changed) != timed(recipe)
+    assert timed(recipe.model_copy(update={"optimiser": SGD})).optimiser.algorithm == "sgd"
+
+
+def replicas(codec: str = "fp32", exchange: Exchange = "star", **data: Any) -> Recipe:
+    answer = "fp32" if exchange == "star" else None
+    stated = {"workers": 2, "exchange": exchange, "answer": answer, "staleness": 0, "local_steps": 1} | data
+    one = PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1)
+    return a_recipe(codec, batch_size=6).model_copy(update={"pipeline": one, "data": DataParallelSpec(**stated)})
+
+
+OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def test_how_far_workers_are_ahead_decides_no_duration() -> None:
+    recipe = replicas(outer=OUTER)
+    assert timed(replicas(outer=OUTER, staleness=3, local_steps=[4, 2])) == timed(recipe)
+    for changed in (
+        replicas("int8", outer=OUTER),
+        replicas(outer=OUTER, answer="bf16"),
+        replicas(exchange="all-gather", outer=OUTER),
+        replicas(outer=OUTER, shares=(2, 1)),
+        replicas(outer=OUTER, streaming={"fragments": 2}),
     ):
         assert timed(changed) != timed(recipe)
 
 
-def never(spec: WorkloadSpec) -> Tokens:
+def never(spec: TextSpec) -> Tokens:
     raise AssertionError("everything is kept")
 
 
@@ -103,6 +131,39 @@ def test_measured_once_shared_and_kept(tmp_path: Path) -> None:
 
     anew = calibrate([plain], prepare=texts, budget_s=0.1, again=True)
     assert anew.recipes[plain.id] != first.recipes[plain.id]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_own_cache")
+def test_workers_and_their_messages_are_measured_once_shared_and_kept(tmp_path: Path) -> None:
+    texts = Texts(tmp_path)
+    plain, coded = (
+        replicas(outer=OUTER, local_steps=3),
+        replicas("1: ef(topk(0.1)); rest: int8", outer=OUTER, answer="int8"),
+    )
+    uneven = replicas("bf16", exchange="all-reduce", shares=(2, 1), outer=OUTER, streaming={"fragments": 2})
+    recipes = [plain, coded, uneven]
+    found = calibrate(recipes, prepare=texts, budget_s=0.5).replicas
+    assert list(found) == [recipe.id for recipe in recipes]
+    one, two, three = found.values()
+    assert one.workers == two.workers, "codecs, the server's included, have no share in it"
+    assert one.workers[0] == one.workers[1], "they read as much"
+    assert three.workers[0].local_step != three.workers[1].local_step
+    assert one.messages[0] == one.messages[1] == one.messages[2], "of the same tensors with the same codec"
+    assert two.messages[0] != two.messages[1]
+    assert two.messages[0] == two.messages[2]
+    assert [len(sender.encode) for sender in three.messages] == [2, 2]
+    for costs in found.values():
+        for sender in costs.messages:
+            assert min(each.ns for each in (*sender.encode, *sender.decode)) > 0
+        for worker in costs.workers:
+            assert worker.local_step.ns > worker.update.ns > 0 <= worker.close.ns
+    alike = (
+        plain.model_copy(update={"data": plain.data.model_copy(update={"staleness": (2,)})}) if plain.data else plain
+    )
+    assert calibrate([alike], prepare=never).replicas == {alike.id: one}
+    more = calibrate([replicas("int4", outer=OUTER)], prepare=texts, budget_s=0.1).replicas
+    assert next(iter(more.values())).workers == one.workers, "their maths was known"
 
 
 def test_a_calibration_that_is_given_must_have_all(tmp_path: Path) -> None:

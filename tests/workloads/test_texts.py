@@ -6,14 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -22,6 +19,7 @@ from pyarrow import parquet
 from testbed.errors import SpecError
 from testbed.workloads import sources, texts
 from testbed.workloads.prepare import prepare_tokens
+from tests.workloads import small_hub
 from tests.workloads.small_hub import serve
 
 ROWS = [" = A title = \n", "", "two\nlines", "ünïcode 日本", " \n"] * 40
@@ -65,9 +63,12 @@ def test_bundled_texts_come_with_the_package_and_others_are_listed(tmp_path: Pat
 
 
 def test_names_of_the_hub() -> None:
-    assert texts.hub_text("hub:Salesforce/wikitext:wikitext-2-raw-v1") == ("Salesforce/wikitext", "wikitext-2-raw-v1")
-    assert texts.hub_text("hub:ag_news") == ("ag_news", None)
-    assert texts.hub_text("bundled") is None
+    assert texts.hub_set("hub:Salesforce/wikitext:wikitext-2-raw-v1", "text") == (
+        "Salesforce/wikitext",
+        "wikitext-2-raw-v1",
+    )
+    assert texts.hub_set("hub:ag_news", "text") == ("ag_news", None)
+    assert texts.hub_set("bundled", "text") is None
     for wrong in ("hub:", "hub:a/b/c", "hub:../../etc:x", "hub:a b", "hub:a:b:c", "hub:a/b:"):
         with pytest.raises(SpecError, match="wikitext-2-raw-v1"):
             texts.check_text_name(wrong)
@@ -76,48 +77,17 @@ def test_names_of_the_hub() -> None:
 
 
 def cached(home: Path, column: str = "text") -> None:
-    """A data set as load_dataset leaves it in its cache, without a hub to fetch it from."""
-    source = home / "source" / NAME
-    source.mkdir(parents=True)
-    write(source / "train.parquet", column)
-    made = datasets.load_dataset(
-        "parquet", data_files={"train": str(source / "train.parquet")}, cache_dir=str(home / "made")
-    )
-    (folder,) = {Path(file["filename"]).parent for file in made["train"].cache_files}
-    place = home / "hf" / "datasets" / "someone___some-text" / CONFIGURATION / "0.0.0" / "abc123"
-    place.mkdir(parents=True)
-    for file in folder.iterdir():
-        content = file.read_bytes()
-        if file.name == "dataset_info.json":
-            content = json.dumps(
-                json.loads(content) | {"config_name": CONFIGURATION, "dataset_name": "some-text"}
-            ).encode()
-        (place / file.name.replace("parquet-", "some-text-")).write_bytes(content)
+    """The data set, where there is no hub to fetch it from."""
+    small_hub.cached(home, NAME, CONFIGURATION, {"train": write(home / "train.parquet", column)})
 
 
 def run(home: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "testbed.workloads.prepare",
-        "--text",
-        text,
-        "--model",
-        "gpt2-mini",
-        "--cache",
-        str(home / "c"),
-    ]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG", "HF_"))}
-    kept |= {"HOME": str(home), "HF_HOME": str(home / "hf")} | environment
-    return subprocess.run(command, capture_output=True, text=True, env=kept, check=False)
+    return small_hub.prepare(home, "--text", text, "--model", "gpt2-mini", **environment)
 
 
 @pytest.fixture
 def closed() -> str:
-    """An endpoint that refuses connections."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+    return small_hub.closed()
 
 
 def test_a_cached_data_set_needs_no_network_and_then_no_cache(tmp_path: Path, closed: str) -> None:

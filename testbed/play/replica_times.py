@@ -1,0 +1,161 @@
+"""How long the nodes of data parallel training work on what: local steps, updates, and what codecs do with messages.
+
+A worker encodes its message when its local steps are done, and decodes what it has of a step when all of it is there,
+before it applies it: one message of each other worker, or a server's answer. The server decodes every worker's message
+and encodes its answer, once for all. Round a ring that reduces, each part is decoded and encoded anew at every hop
+while the workers compute on, as fast as if they did not; the sums are decoded at the end. Adding up is no work of a
+codec and takes no time.
+
+Durations of this machine are those of `sweep.calibration`, of a worker that was busy before: what caches lose while it
+waits for a link is not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from testbed.codecs.catalogue import placement
+from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
+from testbed.devices.codec_cost import DeviceRates, device_codec_ns
+from testbed.errors import UserError
+from testbed.play.data_parallel import CodecTimes
+from testbed.play.pipelines import needs_calibration
+from testbed.records import ReplicaCosts
+from testbed.replicas.fragments import SMALL, Shapes, message_shapes
+from testbed.replicas.pace import worker_times
+from testbed.spec import Cell, DataParallelSpec, Paced
+from testbed.workloads import models
+
+
+class NodeCoding(NamedTuple):
+    """What codecs do at one node in a step, in nanoseconds of the lab."""
+
+    pack_ns: int
+    """Before its messages go out: the message is made. 0 round a ring that reduces, where parts are encoded on the way.
+    """
+    unpack_ns: int
+    """Before it works with what came."""
+    rounds: tuple[CodecTimes, ...] = ()
+    """Round a ring that reduces: what is encoded before it is sent, and decoded when it has come."""
+
+    def scaled(self, factor: int) -> NodeCoding:
+        """Return the same where everything takes so many times as long."""
+        rounds = tuple(CodecTimes(one.encode_ns * factor, one.decode_ns * factor) for one in self.rounds)
+        return NodeCoding(self.pack_ns * factor, self.unpack_ns * factor, rounds)
+
+
+class NodeTimes(NamedTuple):
+    """What one node does in a step, in nanoseconds of the lab."""
+
+    local_ns: tuple[int, ...]
+    """Its local steps; empty: a server."""
+    update_ns: int
+    """It applies an aggregate."""
+    coding: tuple[NodeCoding, ...] | None
+    """By fragment that is exchanged; None: codecs take no time."""
+
+
+def node_times(cell: Cell, costs: ReplicaCosts | None = None) -> list[NodeTimes]:
+    """Return the durations of a played cell, by node; `costs` are its recipe's, where `pipelines.needs_calibration`.
+
+    SpecError for codecs of which nobody can say what they cost on a device.
+    """
+    if needs_calibration(cell) and costs is None:
+        raise UserError(f"cell {cell.id} needs the durations of its recipe, and the calibration has none of it")
+    return _node_times(cell, costs)
+
+
+def stated_times(cell: Cell) -> list[NodeTimes]:
+    """Return the durations that the cell itself states; what is this machine's takes no time."""
+    return _node_times(cell, None)
+
+
+def _node_times(cell: Cell, costs: ReplicaCosts | None) -> list[NodeTimes]:
+    data, factor = cell.data, cell.compute.dilation
+    assert data is not None
+    found = []
+    for node in range(cell.nodes):
+        coding = _node_coding(cell, data, node, costs)
+        local_ns, update_ns = _works(cell, data, node, costs) if node < data.workers else ((), 0)
+        scaled = None if coding is None else tuple(each.scaled(factor) for each in coding)
+        found.append(NodeTimes(local_ns, update_ns, scaled))
+    return found
+
+
+def _node_coding(cell: Cell, data: DataParallelSpec, node: int, costs: ReplicaCosts | None) -> list[NodeCoding] | None:
+    """Return what codecs do at a node by the cell's rule, by fragment; None: nothing that takes time."""
+    if cell.codec_rates is not None:
+        rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
+        shapes = models.parameter_shapes(cell.workload)
+        return device_coding(data, node, _sent_codecs(cell, data), shapes, rates)
+    if cell.codec_cost == "zero" or costs is None:
+        return None
+    timed = [zip(sender.encode, sender.decode, strict=True) for sender in costs.messages]
+    by_sender = [[CodecTimes(encode.ns, decode.ns) for encode, decode in each] for each in timed]
+    return [_coding(data, node, of_fragment) for of_fragment in zip(*by_sender, strict=True)]
+
+
+def _works(cell: Cell, data: DataParallelSpec, worker: int, costs: ReplicaCosts | None) -> tuple[tuple[int, ...], int]:
+    """Return how long each of a worker's local steps takes, and an update."""
+    count = data.local_steps_of(worker)
+    if isinstance(cell.compute, Paced):
+        times = worker_times(cell.compute, data, cell.pipeline, worker)
+        return (times.local_ns,) * count, times.update_ns
+    if costs is None:
+        return (0,) * count, 0
+    own, factor = costs.workers[worker], cell.compute.dilation
+    local_ns, close_ns = own.local_step.ns * factor, own.close.ns * factor
+    return (*(local_ns,) * (count - 1), local_ns + close_ns), own.update.ns * factor
+
+
+def _coding(data: DataParallelSpec, node: int, messages: Sequence[CodecTimes]) -> NodeCoding:
+    """Return what a node does with a step's messages: those of each worker and of a star's server, or of each part."""
+    workers, all_ns = data.workers, sum(message.decode_ns for message in messages[: data.workers])
+    if data.exchange == "star":
+        unpack_ns = all_ns if node == workers else messages[workers].decode_ns
+        return NodeCoding(messages[node].encode_ns, unpack_ns)
+    if data.exchange != "all-reduce":
+        return NodeCoding(messages[node].encode_ns, all_ns - messages[node].decode_ns)
+    rounds = []
+    for number in range(2 * (workers - 1)):
+        goes, comes = messages[(node - number) % workers], messages[(node - number - 1) % workers]
+        encode_ns = goes.encode_ns if number < workers else 0  # in the last of these the sum, and then it is passed on
+        rounds.append(CodecTimes(encode_ns, comes.decode_ns if number < workers - 1 else 0))
+    return NodeCoding(0, all_ns - messages[(node + 1) % workers].decode_ns, tuple(rounds))
+
+
+def _sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:
+    """Return the codecs of the workers' messages, and of a server's answer."""
+    placed = placement.parse_placement(cell.codec)
+    answer = [] if data.answer is None else [parse_codec(data.answer)]
+    return [placed.at(worker, "backward") for worker in range(data.workers)] + answer
+
+
+def device_coding(
+    data: DataParallelSpec,
+    node: int,
+    codecs: Sequence[CodecSpec],
+    shapes: Sequence[Sequence[int]],
+    rates: DeviceRates,
+) -> list[NodeCoding]:
+    """Return what codecs do at a node in a step, by fragment that is exchanged, on a device of these rates.
+
+    `codecs`: of the workers' messages, and of a star's answer; `shapes`: of all parameters. SpecError for codecs of
+    which nobody can say it.
+    """
+    return [
+        _coding(data, node, [_device_message(*each, rates) for each in zip(codecs, senders, strict=True)])
+        for senders in message_shapes(data, shapes)
+    ]
+
+
+@functools.cache
+def _device_message(codec: CodecSpec, shapes: Shapes, rates: DeviceRates) -> CodecTimes:
+    """Return how long a device would take for a message: small tensors are copied, all of them at once."""
+    small = sum(math.prod(shape) for shape in shapes if math.prod(shape) < SMALL)
+    times = [device_codec_ns(codec, "backward", shape, rates) for shape in shapes if math.prod(shape) >= SMALL]
+    times.append(device_codec_ns("fp32", "backward", (small,), rates))
+    return CodecTimes(sum(encode for encode, _ in times), sum(decode for _, decode in times))

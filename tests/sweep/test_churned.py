@@ -1,0 +1,151 @@
+"""Trainings whose sites come and go: who takes part follows from how long the steps before took, and each is played."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import SpecError
+from testbed.play.hybrid import HybridShape
+from testbed.sweep import predict
+from testbed.sweep.churned import play_rounds
+from testbed.sweep.predict import Planned, PredictionCell, PredictionResult
+from testbed.vm import find_clock_kernel
+
+FILE = """
+question = "?"
+[cell]
+parallelism = "hybrid"
+scenario = "community"
+model = "gpt2"
+precision = "bf16"
+compute = 2000.0
+sequence_length = 1024
+sequences = 1
+microbatches = 2
+codec = "int8"
+packets = 1
+steps = 3
+[grid.one]
+variants = [
+  { replicas = [1, 1, 2], local_steps = 2, bits = 8, churn = { seeds = 3, steps = 40, in_turn = 1 } },
+  { replicas = [3], churn = { seeds = 1, steps = 50 } },
+  { replicas = [1, 1], bits = 8 },
+]
+"""
+STEPS = 40
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    path = tmp_path / "mine" / predict.FILE
+    path.write_text(FILE)
+    return path
+
+
+class Played:
+    """What would be played takes a tenth longer than no transport can be faster than."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, PredictionResult] = {}
+        self.times = 0
+
+    def play(self, planned: Sequence[Planned]) -> None:
+        for cell in (each.cell for each in planned):
+            shape = cell.shape
+            assert cell.id not in self.results, "nothing is played twice"
+            assert isinstance(shape, HybridShape)
+            alone = [shape.model_copy(update={"rounds": (each,)}) for each in shape.rounds] or [shape]
+            times = [round(each.formula_s(cell.topology, cell.profiles) * 1.1e9) for each in alone]
+            counted = times * cell.steps if len(times) == 1 else times
+            self.results[cell.id] = PredictionResult(
+                ideal_ns=None, unlinked_ns=1, step_ns=shape.steady_ns(counted), steps_ns=tuple(counted[1 : cell.steps])
+            )
+        self.times += 1
+
+    def find(self, cell: PredictionCell) -> PredictionResult | None:
+        return self.results.get(cell.id)
+
+
+def test_steps_follow_each_other_and_what_takes_place_was_played(file: Path) -> None:
+    planned, played = predict.plan_cells(str(file)), Played()
+    played.play(planned)
+    rows = play_rounds(planned, played.play, played.find)
+    hybrid, pipeline = ([row for row in rows if row.cell == each.cell.id] for each in planned[:2])
+    assert [len(hybrid), len(pipeline), len(rows)] == [3 * STEPS, 50, 3 * STEPS + 50]
+    for before, after in itertools.pairwise(rows):
+        if after.step:
+            assert after.begin_s == pytest.approx(before.begin_s + before.lasts_s + after.waited_s)
+        else:
+            assert after.begin_s == after.waited_s
+    assert len({(row.away, row.returning) for row in hybrid}) > 4
+    lasts: dict[tuple[str, str], set[float]] = {}
+    for row in hybrid:
+        lasts.setdefault((row.away, row.returning), set()).add(row.lasts_s)
+    assert all(len(each) == 1 for each in lasts.values())
+    for row in hybrid:
+        assert row.in_turn_s is None if row.seed or not row.step else row.in_turn_s == pytest.approx(row.lasts_s)
+    assert {(row.away, row.returning) for row in pipeline} == {("", "")}
+    assert sum(row.waited_s for row in pipeline) > 0
+    assert rows == play_rounds(planned, played.play, played.find), "the same seeds, the same absences"
+
+
+def test_a_file_without_churn_has_no_rounds_and_cells_are_those_without(file: Path) -> None:
+    planned = predict.plan_cells(str(file))
+    file.write_text(re.sub(r", churn = \{.*?\}", "", FILE))
+    without = predict.plan_cells(str(file))
+    assert [each.cell for each in without] == [each.cell for each in planned]
+    assert play_rounds(without, Played().play, Played().find) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('scenario = "community"', 'scenario = "organisational"', "everybody stays"),
+        ("steps = 3\n", "steps = 3\nplay = false\n", "play is false"),
+    ],
+)
+def test_churn_of_what_does_not_come_and_go_is_refused(file: Path, old: str, new: str, said: str) -> None:
+    file.write_text(FILE.replace(old, new))
+    with pytest.raises(SpecError, match=said):
+        play_rounds(predict.plan_cells(str(file)), Played().play, Played().find)
+
+
+@pytest.mark.parametrize("stated", ["seeds = 0, steps = 9", "seeds = 1, steps = 2", "seeds = 1", "steps = 4"])
+def test_churn_is_stated_whole(file: Path, stated: str) -> None:
+    file.write_text(FILE.replace("seeds = 1, steps = 50", stated))
+    with pytest.raises(SpecError, match=r"churn\.(seeds|steps)"):
+        predict.plan_cells(str(file))
+
+
+def test_only_a_job_at_the_sites_of_a_scenario_has_churn(file: Path) -> None:
+    file.write_text(
+        FILE.replace('"hybrid"', '"data"').replace('scenario = "community"', 'device = "t4"\nlinks = "cable"')
+    )
+    with pytest.raises(SpecError):
+        predict.plan_cells(str(file))
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+def test_steps_take_alone_what_they_take_one_after_the_other(file: Path, tmp_path: Path) -> None:
+    """So that a training takes what its steps take. Large weights on a connection that was idle take longer."""
+    kernel = find_clock_kernel()
+    assert kernel is not None
+
+    def play(cells: Sequence[Planned]) -> None:
+        predict.play_missing(cells, tmp_path / "results", kernel, say=lambda text: None)
+
+    planned = predict.plan_cells(str(file))[:1]
+    play(planned)
+    rows = play_rounds(planned, play, lambda cell: predict.result_of(cell, tmp_path / "results"))
+    pairs = [(row.lasts_s, row.in_turn_s) for row in rows if row.in_turn_s is not None]
+    assert len(pairs) == STEPS - 1
+    assert len({row.away for row in rows if row.seed == 0}) > 1
+    alone_s, in_turn_s = (sum(each) for each in zip(*pairs, strict=True))
+    assert in_turn_s == pytest.approx(alone_s, rel=0.05)
