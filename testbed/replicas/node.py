@@ -20,13 +20,12 @@ from testbed.devices import flops
 from testbed.errors import TransportError
 from testbed.message_key import MessageKey, Side
 from testbed.pipeline.control import EvaluationDone, StepDone
-from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.optimise import learning_rate
 from testbed.pipeline.pacing import be_prompt, step_back
-from testbed.pipeline.step_log import socket_record
-from testbed.pipeline.transport import Arrival, Connection, SentFrame
+from testbed.pipeline.step_log import received_record, sent_record, socket_record
+from testbed.pipeline.transport import Arrival, Connection, SentFrame, TakenFrame
 from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 from testbed.replicas.ending import Ending
@@ -159,7 +158,8 @@ class ReplicaNode:
         """Write the records whose messages have left, in order."""
         for peer in tuple(self.connections):
             frames = self._frames_sent(peer, finished=finished)
-            self._left.update({(peer, frame.key.step): self._sent(frame, peer) for frame in frames})
+            for frame in frames:
+                self._left[peer, frame.key.step] = sent_record(frame, "backward", self._step_of(frame), peer)
         while self._unwritten:
             record, keys = self._unwritten[0]
             # What was for a peer that is gone has not left, and will not.
@@ -180,31 +180,15 @@ class ReplicaNode:
         """Return what this record is to have, in the order of arrival; other messages may have come meanwhile."""
         for peer, connection in self.connections.items():
             for frame in connection.taken_frames():
-                self._come[peer, frame.key.step] = ReceivedRecord(
-                    direction="backward",
-                    microbatch=frame.key.step // self.rounds,
-                    peer=peer,
-                    payload_bytes=frame.payload_bytes,
-                    first_byte_ns=frame.first_byte_ns,
-                    last_byte_ns=frame.last_byte_ns,
-                )
+                self._come[peer, frame.key.step] = received_record(frame, "backward", self._step_of(frame), peer)
         # Of a peer that is lost it is not known any more.
         found = [self._come.pop(key) for key in self.used if key in self._come]
         self.used.clear()
         return tuple(sorted(found, key=lambda frame: frame.last_byte_ns))
 
-    def _sent(self, frame: SentFrame, peer: int) -> SentRecord:
-        return SentRecord(
-            direction="backward",
-            microbatch=frame.key.step // self.rounds,
-            peer=peer,
-            raw_bytes=frame.raw_bytes,
-            payload_bytes=frame.payload_bytes,
-            frame_bytes=frame.payload_bytes + HEADER_BYTES,
-            queued_ns=frame.queued_ns,
-            first_byte_ns=frame.first_byte_ns,
-            last_byte_ns=frame.last_byte_ns,
-        )
+    def _step_of(self, frame: SentFrame | TakenFrame) -> int:
+        """Return the step whose message it is, perhaps in one of several rounds."""
+        return frame.key.step // self.rounds
 
 
 class PeerLinks:

@@ -67,7 +67,10 @@ def test_networks_fit_any_images_and_those_for_digits_are_the_same(name):
     assert all(map(torch.equal, for_digits.parameters(), same.parameters()))
     for shape in (ImageShape(3, 32, 10), ImageShape(1, 5, 7)):
         values = torch.zeros(2, shape.channels * shape.side**2)
-        assert build_network(name, shape, 0)(values).shape == (2, shape.classes)
+        made = build_network(name, shape, 0)
+        assert made(values).shape == (2, shape.classes)
+        stated = [each for layer in networks.network_layers(name, shape) for each in layer.shapes]
+        assert stated == [tuple(parameter.shape) for parameter in made.parameters()]
 
 
 def test_a_score_counts_every_image_alike(monkeypatch):
