@@ -29,20 +29,30 @@ def canonical_json(record: BaseModel) -> str:
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
-def _known_fields(model: type[BaseModel], place: Place) -> list[str]:
-    """Return the field names at a place inside a nested record."""
-    for part in place:
-        field = model.model_fields.get(str(part))
-        annotation = field.annotation if field else None
-        inner = [
-            part
-            for part in (annotation, *get_args(annotation))
-            if isinstance(part, type) and issubclass(part, BaseModel)
-        ]
-        if not inner:
-            return []
-        model = inner[0]
-    return list(model.model_fields)
+def records_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the kinds of records that a field of this type may hold, at any depth of unions and lists."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [record for part in get_args(annotation) for record in records_in(part)]
+
+
+def _located(model: type[BaseModel], location: Place) -> tuple[Place, list[type[BaseModel]]]:
+    """Return where pydantic found a fault, as a file calls it, and the kinds of records that hold it.
+
+    Pydantic names the kind of a record too, where a field may hold one of several.
+    """
+    place: list[int | str] = []
+    holders, inside = [model], [model]
+    for part in location:
+        if len(inside) > 1 and (chosen := [record for record in inside if record.__name__ == part]):
+            inside = chosen
+            continue
+        place.append(part)
+        if isinstance(part, str):
+            holders = inside
+            fields = [record.model_fields[part] for record in holders if part in record.model_fields]
+            inside = [record for field in fields for record in records_in(field.annotation)]
+    return tuple(place), holders
 
 
 def dotted(place: Place) -> str:
@@ -61,15 +71,15 @@ def explain(
 
 
 def _fault(item: ErrorDetails, model: type[BaseModel], name: Callable[[Place], str]) -> str:
-    place, says = item["loc"], item["msg"].removeprefix("Value error, ")
-    key = name(place)
+    place, holders = _located(model, item["loc"])
+    key, says = name(place), item["msg"].removeprefix("Value error, ")
     match item["type"]:
         case "extra_forbidden":
-            known = _known_fields(model, place[:-1])
+            known = list(dict.fromkeys(field for record in holders for field in record.model_fields))
             near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
             hint = f" (did you mean {name((*place[:-1], near[0]))!r}?)" if near else ""
             return f"there is no key {key!r}{hint}; known here: {', '.join(known)}"
-        case "missing" | "value_error":  # our own messages name the value
+        case "missing" | "value_error" | "two_workloads":  # our own messages name the value
             return f"{key}: {says}" if key else says
         case _:
             return f"{key or 'file'}: {says}, found {item['input']!r}"

@@ -27,7 +27,7 @@ _SUMS = (
     "sent_frames", "sent_raw_bytes", "sent_payload_bytes", "sent_frame_bytes", "sent_wire_bytes", "retransmits",
     "overruns",
 )  # fmt: skip
-_MEANS = ("forward_s", "backward_s", "update_s", "encode_s", "decode_s", "wire_s", "wait_s", "synchronise_s")
+_MEANS = ("forward_s", "backward_s", "local_s", "update_s", "encode_s", "decode_s", "wire_s", "wait_s", "synchronise_s")
 _KEY = ["cell_id", "run", "phase", "step"]
 
 
@@ -88,7 +88,7 @@ def steps(folder: str | Path = "results/default", *, by_stage: bool = False) -> 
     how = (
         dict.fromkeys(_SUMS, "sum")
         | dict.fromkeys(_MEANS, "mean")
-        | {"loss": "last", "tokens": "last", "stage_end_s": "max"}
+        | {"loss": "last", "accuracy": "last", "tokens": "last", "stage_end_s": "max"}
     )
     how |= dict.fromkeys(("measured", "begin_s", "step_s", "gradient_norm", "learning_rate"), "first")
     grouped = frame.groupby(_KEY, sort=False)

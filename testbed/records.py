@@ -130,12 +130,16 @@ class StepRecord(Frozen):
     synchronised_ns: int | None
     """When the gradient norm of all stages was known."""
     loss: float | None
-    """Mean over the step's tokens; None except at the last stage, or the last node of data parallel training."""
+    """Mean over the step's tokens or images; None except at the last stage, or the last node of data parallel training.
+    """
+    accuracy: float | None = Field(default=None, exclude_if=_is_none)
+    """Of an evaluation on images, where `loss` is: the share of them that is named right."""
     gradient_norm: float | None
     """In data parallel training of the worker's own message, before it is coded."""
     learning_rate: float | None = None
     """Rate that the step was made with; None in an evaluation."""
     tokens: int
+    """Or images."""
     actions: tuple[ActionRecord, ...]
     sent: tuple[SentRecord, ...]
     received: tuple[ReceivedRecord, ...]
@@ -158,7 +162,8 @@ class TrainingRecord(Frozen):
     taken_at: str
     """UTC, ISO 8601, at its end."""
     unigram_floor: float | None = None
-    """Of the text that it learned from (`workloads.floor`), nats per token; None: made before it was kept."""
+    """Of the text that it learned from (`workloads.floor`), nats per token; None: it learned images, or was made before
+    this was kept."""
 
 
 # ------------------------------------------------------------------ calibration.json
@@ -532,6 +537,7 @@ class Summary(Frozen):
     efficiency: float | None
     """ideal / measured, median of the steps' ratios."""
     tokens_per_s: float | None
+    """Of images, images per second."""
     raw_bytes_per_step: float | None
     """Bytes of tensors as fp32, all boundaries and both directions."""
     payload_bytes_per_step: float | None
@@ -547,11 +553,13 @@ class Summary(Frozen):
     """Loss of the last training step."""
     validation_loss: float | None
     """Loss of the last evaluation; the boundaries' codec is in place."""
+    validation_accuracy: float | None = Field(default=None, exclude_if=_is_none)
+    """Share of the test images that were named right in it; None: a text was learned."""
     uncompressed_loss: float | None = None
     """Loss of the last evaluation, made once more with fp32 at the boundaries; None where that was not asked for."""
     unigram_floor: float | None = None
     """Loss of a model that knows the frequencies of the training part's tokens and nothing else, on the same validation
-    batches; None where it was not kept."""
+    batches; None where it was not kept, or images were learned."""
     overrun_share: float | None = None
     """Share of the measured steps' actions whose maths took longer than the emulated device's; None where nothing is
     paced."""

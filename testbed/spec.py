@@ -9,9 +9,11 @@ import hashlib
 import itertools
 import math
 import re
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from testbed.directions import LinkDirection
 from testbed.frozen import Frozen, canonical_json
@@ -34,13 +36,28 @@ def _is_none(value: object) -> bool:
 
 
 class WorkloadSpec(Frozen):
-    """Which model learns what."""
+    """Which model learns what: the part that texts and images have alike."""
+
+    model: str
+    """A named size (see `testbed.workloads`), or a checkpoint: one that a program of ours makes, or the id or path of a
+    cached one; for images a network of `workloads.networks`."""
+    batch_size: int = Field(ge=1)
+    """Sequences, or images, in one step, all micro-batches and workers together."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """What the layers compute in: bf16 is torch's autocast; parameters, what crosses boundaries and the optimiser stay
+    fp32. Images are learned in fp32."""
+
+    @property
+    @abstractmethod
+    def batch_tokens(self) -> int:
+        """Tokens, or images, in a batch."""
+
+
+class TextSpec(WorkloadSpec):
+    """A language model learns a text."""
 
     family: str
     """A row of `testbed.workloads.models.FAMILIES`."""
-    model: str
-    """A named size (see `testbed.workloads`), or a checkpoint: one that a program of ours makes, or the id or path of a
-    cached one."""
     weights: str | None = Field(default=None, exclude_if=_is_none)
     """SHA-256 of the weights that training begins with; None for a named size, which begins with the seed's. Filled in
     when a cell is made of a file, or stated there, and compared with what is on the machine."""
@@ -48,8 +65,6 @@ class WorkloadSpec(Frozen):
     """'bundled' or 'moby-dick', which come with the package; the path of a text or .parquet file; or a data set of the
     hub, 'hub:NAME' or 'hub:NAME:CONFIGURATION', for example 'hub:Salesforce/wikitext:wikitext-2-raw-v1'."""
     sequence_length: int = Field(ge=2)
-    batch_size: int = Field(ge=1)
-    """Sequences in one step, all micro-batches together."""
     validation_batches: int = Field(ge=1)
     """Batches of the fixed validation split that an evaluation reads."""
     training_sequences: int | None = Field(default=None, ge=1)
@@ -58,9 +73,51 @@ class WorkloadSpec(Frozen):
     """Order of the training sequences: a new one each epoch, or the first epoch's again."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Drawn from the seed, step, micro-batch and layer, so that neither cut nor recomputation changes it."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """What the layers compute in: bf16 is torch's autocast; parameters, what crosses boundaries and the optimiser stay
-    fp32."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens in a batch."""
+        return self.batch_size * self.sequence_length
+
+
+class ImagesSpec(WorkloadSpec):
+    """A small network learns to name labelled images, in data parallel training; an evaluation scores all test images.
+
+    Each worker has a shard of the training images, as large a part of them as its `data.shares` says.
+    """
+
+    precision: Literal["fp32"] = "fp32"
+    images: str
+    """'digits', which come with scikit-learn, or a data set of the hub that was fetched, 'hub:NAME' or
+    'hub:NAME:CONFIGURATION', for example 'hub:ylecun/cifar10'."""
+    alpha: float | None = Field(default=None, gt=0)
+    """Of the Dirichlet distribution that workers' mixes of classes are drawn from (`workloads.shards`): the smaller,
+    the fewer classes each has; None: classes are mixed alike."""
+
+    @property
+    def batch_tokens(self) -> int:
+        """Images in a batch."""
+        return self.batch_size
+
+
+def _kind_of_workload(workload: object) -> str | None:
+    """Return the name of the record that a table, or a record, is of; None where that would be two."""
+    if not isinstance(workload, Mapping):
+        return type(workload).__name__
+    if {"text", "images"} <= workload.keys():
+        return None
+    return (ImagesSpec if "images" in workload else TextSpec).__name__
+
+
+Workload = Annotated[
+    Annotated[TextSpec, Tag(TextSpec.__name__)] | Annotated[ImagesSpec, Tag(ImagesSpec.__name__)],
+    Discriminator(
+        _kind_of_workload,
+        custom_error_type="two_workloads",
+        custom_error_message="it has both text, which a language model learns, and images, which a small network "
+        "learns; state one of them",
+    ),
+]
 
 
 class PipelineSpec(Frozen):
@@ -379,7 +436,7 @@ class Cell(Frozen):
     do there in a played cell.)"""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
-    workload: WorkloadSpec
+    workload: Workload
     pipeline: PipelineSpec
     """In data parallel training: how one worker works, which is a pipeline of one stage."""
     data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
@@ -399,6 +456,11 @@ class Cell(Frozen):
     @model_validator(mode="after")
     def _parallelism_fits(self) -> Cell:
         if self.data is None:
+            if isinstance(self.workload, ImagesSpec):
+                raise ValueError(
+                    f"workload.images is {self.workload.images!r}, which workers learn that each hold a whole small "
+                    "network: state a table data, with workers and their exchange; a pipeline's stages learn a text"
+                )
             return self
         if self.pipeline.stages > 1 or self.pipeline.recompute:
             raise ValueError(
@@ -537,7 +599,7 @@ class Recipe(Frozen):
 
     schema_version: Literal[1] = 1
     codec: str
-    workload: WorkloadSpec
+    workload: Workload
     pipeline: PipelineSpec
     data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
     optimiser: OptimiserSpec
@@ -565,6 +627,12 @@ def recipe_of(cell: Cell) -> Recipe:
         optimiser=cell.optimiser,
         training=cell.training.model_copy(update={"budget_s": None}),
     )
+
+
+def text_of(of: Cell | Recipe) -> TextSpec:
+    """Return what a pipeline learns, which is a text: `Cell` makes sure."""
+    assert isinstance(of.workload, TextSpec)
+    return of.workload
 
 
 def _nodes(of: Cell | Recipe) -> int:

@@ -1,4 +1,4 @@
-"""Data parallel training of a network of 4,000 parameters in one process: what tests of it share."""
+"""Data parallel training of a network of 4,000 parameters, or of digits, in one process: what tests of it share."""
 
 from __future__ import annotations
 
@@ -12,24 +12,30 @@ import torch
 from torch import Tensor, nn
 
 from testbed.pipeline.job import Endpoint, Limits, NodeJob
+from testbed.profiles import load_profile
 from testbed.records import StepRecord
+from testbed.replicas import worker
 from testbed.replicas.alone import Replicas
 from testbed.replicas.decision import Decision, Policy
-from testbed.replicas.worker import Worker
+from testbed.replicas.learners import learner_of
+from testbed.replicas.worker import Evaluated, Worker
 from testbed.spec import (
+    Cell,
     DataParallelSpec,
     Exchange,
+    ImagesSpec,
     OptimiserSpec,
     Paced,
     PipelineSpec,
     Recipe,
+    TextSpec,
     TrainingSpec,
-    WorkloadSpec,
 )
 
 INPUTS, INNER, CLASSES, EXAMPLES = 16, 64, 40, 4
 EXCHANGES: list[Exchange] = ["all-to-all", "star", "all-gather", "all-reduce"]
 SPARSE = "ef(topk(0.05, values=fp32))"
+FORWARD_NS, BACKWARD_NS, UPDATE_NS = 10_000_000, 20_000_000, 1_000_000
 INSTANT = Paced(forward_ns=(1,), backward_ns=(1,), update_ns=0, source="stated")
 
 
@@ -53,11 +59,13 @@ class Data:
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    """A model as the pipelines know it: of the small network, or of another one."""
+
+    def __init__(self, layers: nn.Module | None = None) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            self.layers = nn.Sequential(nn.Linear(INPUTS, INNER), nn.Tanh(), nn.Linear(INNER, CLASSES))
+            self.layers = layers or nn.Sequential(nn.Linear(INPUTS, INNER), nn.Tanh(), nn.Linear(INNER, CLASSES))
 
     def draw(self, step: int, part: int) -> None:
         """Draw nothing."""
@@ -81,10 +89,23 @@ class Learner:
         chosen = self.data.train(batch, self._first + part, self._all)
         return self.net.loss(self.net(chosen.inputs), chosen.targets)
 
-    def evaluate(self) -> float:
+    def evaluate(self) -> Evaluated:
         with torch.no_grad():
             chosen = self.data.validation(0, 0, 1)
-            return self.net.loss(self.net(chosen.inputs), chosen.targets).item()
+            return Evaluated(self.net.loss(self.net(chosen.inputs), chosen.targets).item())
+
+
+TEXT = TextSpec(family="gpt2", model="gpt2-nano", text="none", sequence_length=2, batch_size=16, validation_batches=1)
+"""Nobody reads it: the small network has data of its own."""
+DIGITS = ImagesSpec(model="digits-cnn", images="digits", alpha=0.3, batch_size=16)
+
+
+def learner_for(recipe: Recipe, number: int, kind: type[Learner] = Learner) -> worker.Learner:
+    """What a worker learns: the small network, or the recipe's images."""
+    assert recipe.data is not None
+    if isinstance(recipe.workload, ImagesSpec):
+        return learner_of(recipe, number, vocabulary=10, tokens="")
+    return kind(recipe.data.parts, number)
 
 
 def a_recipe(
@@ -97,6 +118,7 @@ def a_recipe(
     microbatches: int = 1,
     evaluate_every: int = 0,
     answer: str = "fp32",
+    workload: TextSpec | ImagesSpec = TEXT,
     **data: Any,
 ) -> Recipe:
     optimiser = {
@@ -107,9 +129,7 @@ def a_recipe(
     }
     return Recipe(
         codec=codec,
-        workload=WorkloadSpec(
-            family="gpt2", model="gpt2-nano", text="none", sequence_length=2, batch_size=16, validation_batches=1
-        ),
+        workload=workload,
         pipeline=PipelineSpec(stages=1, microbatches=microbatches, schedule="gpipe", in_flight=1),
         data=DataParallelSpec(
             workers=workers,
@@ -119,6 +139,21 @@ def a_recipe(
         ),
         optimiser=OptimiserSpec(algorithm="sgd" if sgd else "adamw", clip_norm=1e6 if sgd else 0.5, **optimiser),
         training=TrainingSpec(steps=steps, warmup_steps=0, seed=3, evaluate_every=evaluate_every),
+    )
+
+
+def cell_of(recipe: Recipe) -> Cell:
+    """Return a played cell of a recipe."""
+    asked = {name: getattr(recipe, name) for name in Recipe.model_fields if name != "schema_version"}
+    return Cell(
+        profiles=(load_profile("link(10Mbit, 30ms, buffer=60s)"),),
+        topology="star",
+        engine="netem",
+        compute=Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated"),
+        timing="played",
+        clock="virtual",
+        codec_cost="zero",
+        **asked,
     )
 
 
@@ -180,13 +215,12 @@ def trained(
 ) -> Trained:
     assert recipe.data is not None
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
-    parts = recipe.data.parts
 
     def asked(step: int) -> Decision | None:
         watch(replicas.workers if step else [])
         return policy(step)
 
-    replicas = Replicas(recipe, lambda number: Learner(parts, number), outputs, policy=asked)
+    replicas = Replicas(recipe, lambda number: learner_for(recipe, number), outputs, policy=asked)
     replicas.train()
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
     return Trained(replicas.workers, records)

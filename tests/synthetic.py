@@ -44,9 +44,9 @@ from testbed.spec import (
     OptimiserSpec,
     Paced,
     PipelineSpec,
+    TextSpec,
     Topology,
     TrainingSpec,
-    WorkloadSpec,
     route,
 )
 
@@ -97,7 +97,7 @@ def cell(
         topology=topology,
         engine="relay",
         compute=compute,
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2",
             model="mini",
             text="bundled",

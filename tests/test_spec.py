@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import Cell, Measured, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec, link_count, route
+from testbed.spec import Cell, Measured, OptimiserSpec, PipelineSpec, TextSpec, TrainingSpec, link_count, route
 
 
 def _cell(topology: str, *profiles: str, stages: int = 3) -> Cell:
@@ -16,7 +16,7 @@ def _cell(topology: str, *profiles: str, stages: int = 3) -> Cell:
         topology=topology,  # type: ignore[arg-type]
         engine="relay",
         compute=Measured(),
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2", model="gpt2-mini", text="bundled", sequence_length=8, batch_size=4, validation_batches=1
         ),
         pipeline=PipelineSpec(stages=stages, microbatches=2, schedule="1f1b", in_flight=2),

@@ -30,9 +30,10 @@ from testbed.profiles import load_profile
 from testbed.replicas.arrivals import Rounds, Server, Training
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.events import Events
-from testbed.replicas.federated import DigitsLearner
+from testbed.replicas.learners import ImagesLearner
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
-from testbed.workloads.images import DIGITS, build_network, images, score
+from testbed.workloads.images import build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, data_shares, divide
 
 HERE = Path(__file__).resolve().parent
@@ -209,7 +210,7 @@ class Case(NamedTuple):
         return [METHODS[self.method].choose(device) for device in devices(self.straggler)]
 
 
-def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], DigitsLearner], list[str]]:
+def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], ImagesLearner], list[str]]:
     """Return a training, what its devices learn from, and their codecs."""
     method, choices = METHODS[case.method], case.choices
     labels = images("digits").train.labels.numpy()
@@ -227,8 +228,9 @@ def make(case: Case, rate: float, seed: int) -> tuple[Training, Callable[[int], 
         arrivals=method.arrivals,
     )
 
-    def learner(device: int) -> DigitsLearner:
-        return DigitsLearner(MODEL, seed, ShardBatches(shards[device], BATCH, seed=seed, worker=device))
+    def learner(device: int) -> ImagesLearner:
+        batches = ShardBatches(shards[device], BATCH, seed=seed, worker=device)
+        return ImagesLearner(build_network(MODEL, DIGITS, seed), batches, images("digits"))
 
     codecs = ["fp32" if choice.ratio == _DENSE else method.codec.format(text_of(choice.ratio)) for choice in choices]
     return Training(data, optimiser, 1, seed), learner, codecs

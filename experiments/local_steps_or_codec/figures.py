@@ -10,6 +10,7 @@ import functools
 import math
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +19,21 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from methods import METHODS
 
+from testbed.codecs.catalogue.codec_spec import parse_codec
+from testbed.devices import rates_of
 from testbed.errors import ResultsError
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.statistics import of_differences
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, Verdict, judge
+from testbed.play.replica_times import device_coding
+from testbed.play.shapes import model_on_device
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
+from testbed.spec import DataParallelSpec
+from testbed.workloads.models import shapes_of
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python experiments/local_steps_or_codec/train.py"
@@ -106,6 +114,8 @@ class Results(NamedTuple):
     """Played: an exchange over its local steps."""
     compute_s: float
     """Of a batch."""
+    codec_share: dict[str, float]
+    """Time that a worker's device would spend with codecs, over that in which it computes."""
 
     @property
     def links(self) -> list[Link]:
@@ -175,7 +185,30 @@ def results(folder: Path) -> Results:
         for name, part in curves.groupby("method")
     }
     compute_s = float((cells.compute_s / cells.local_iterations.fillna(1)).min())
-    return Results(rows, points, tuning, float(tuning.target.iloc[0]), batch_s, compute_s)
+    shares = codec_shares(compute_s)
+    return Results(rows, points, tuning, float(tuning.target.iloc[0]), batch_s, compute_s, shares)
+
+
+def codec_shares(compute_s: float) -> dict[str, float]:
+    """Return what codecs would take of a step on the device that cells.toml emulates, by what they move and compute."""
+    asked = tomllib.loads((HERE / "cells.toml").read_text(encoding="utf8"))["cell"]
+    size, device, _ = model_on_device(asked["model"], asked["device"], asked["precision"])
+    shares = {}
+    for row in METHODS:
+        method = row.method
+        data = DataParallelSpec(
+            workers=method.workers,
+            exchange=row.exchange,
+            staleness=(method.staleness,),
+            local_steps=(method.local_steps,),
+            outer=method.outer,
+            streaming=method.streaming,
+        )
+        codecs = [parse_codec(method.codec)] * method.workers
+        coding = device_coding(data, 0, codecs, shapes_of(size), rates_of(device))
+        each_ns = [one.pack_ns + one.unpack_ns + sum(map(sum, one.rounds)) for one in coding]
+        shares[row.name] = sum(each_ns) / len(each_ns) / 1e9 / (method.local_steps * compute_s)
+    return shares
 
 
 def best(found: Results, link: Link, kinds: Iterable[str]) -> str:
@@ -207,6 +240,7 @@ def methods_table(folder: Path) -> Any:
                 "rates": rates,
                 "bits of a message": f"{row.bits:.3g}",
                 "bits sent per batch": f"{found.sent_bits(name):.3g}",
+                "codecs, of computing": f"{100 * found.codec_share[name]:.2g} %",
                 "batches to the target": experiments.mean_words(batches, "{:.0f}") if batches else "not all seeds",
                 "bits sent until then": f"{reached:.4g}" if batches else "",
                 "last loss": experiments.mean_words(found.last(name), "{:.3f}") if last else "",

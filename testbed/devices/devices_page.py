@@ -10,7 +10,7 @@ from testbed import units
 from testbed.devices.device import SHIPPED, ComputeDevice, MatrixSpeed, read_device
 from testbed.devices.durations import durations
 from testbed.devices.this_machine import SHARE_OF_CORES
-from testbed.spec import PipelineSpec, WorkloadSpec
+from testbed.spec import PipelineSpec, TextSpec
 
 _TEMPLATE = Path(__file__).with_name("devices_page.md.j2")
 _TOKENS = 1024
@@ -54,7 +54,7 @@ def _speeds(device: ComputeDevice) -> dict[str, MatrixSpeed | None]:
 
 def _pass_ms(device: ComputeDevice, precision: str) -> float:
     """Return how long forward and backward of GPT-2 124M take: one sequence, the whole model as one stage."""
-    workload = WorkloadSpec.model_validate(
+    workload = TextSpec.model_validate(
         {
             "family": "gpt2",
             "model": "gpt2",

@@ -9,7 +9,7 @@ from testbed import units
 from testbed.devices import flops
 from testbed.devices.device import ComputeDevice, RecordedTimes
 from testbed.errors import SpecError
-from testbed.spec import PipelineSpec, WorkloadSpec
+from testbed.spec import ImagesSpec, PipelineSpec, TextSpec, WorkloadSpec
 from testbed.workloads import models
 from testbed.workloads.models import ModelSize
 
@@ -30,30 +30,34 @@ def durations(device: ComputeDevice, workload: WorkloadSpec, pipeline: PipelineS
     """Return the durations of the stages on a device.
 
     They are those recorded for exactly this model, sequence length, micro-batch and precision if the device has them,
-    otherwise computed from FLOPs. SpecError when the device has neither for the precision, or when the model cannot be
-    cut like this.
+    otherwise computed from FLOPs, as they always are where images are learned. SpecError when the device has neither
+    for the precision, or when the model cannot be cut like this.
     """
-    size = models.workload_size(workload)
-    stages = models.split_layers(size.layers, pipeline.stages, pipeline.layers)
-    sequences = workload.batch_size // (pipeline.microbatches * pipeline.accumulation)
-    recorded = device.recording(workload.model, workload.sequence_length, sequences, workload.precision)
-    if recorded is not None:
-        forward, backward, update = _as_recorded(recorded, size, stages)
-        source = f"{device.name}: recorded with {recorded.software}"
+    examples = workload.batch_size // (pipeline.microbatches * pipeline.accumulation)
+    recorded = None
+    if isinstance(workload, ImagesSpec):
+        what = f"{examples} images"
+        counts, parameters = [examples * flops.image(workload)], [flops.whole_model(workload)]
     else:
+        assert isinstance(workload, TextSpec)
+        length, size = workload.sequence_length, models.workload_size(workload)
+        stages = models.split_layers(size.layers, pipeline.stages, pipeline.layers)
+        what = f"{examples} x {length} tokens"
+        counts = [flops.stage(size, own, sequence_length=length, sequences=examples) for own in stages]
+        parameters = [flops.parameters(size, own) for own in stages]
+        if (recorded := device.recording(workload.model, length, examples, workload.precision)) is not None:
+            forward, backward, update = _as_recorded(recorded, size, stages)
+            source = f"{device.name}: recorded with {recorded.software}"
+    if recorded is None:
         speed = device.speed(workload.precision)
         if speed is None:
             raise SpecError(
                 f"device {device.name} has no speed in {workload.precision}, and no recording of {workload.model} "
-                f"in it with {sequences} x {workload.sequence_length} tokens; use another precision, or record one: "
-                "python -m testbed record"
+                f"in it with {what}; use another precision, or record one: python -m testbed record"
             )
-        counts = [
-            flops.stage(size, own, sequence_length=workload.sequence_length, sequences=sequences) for own in stages
-        ]
         forward = [_ns(count / speed.effective_flops) for count in counts]
         backward = [_ns(2 * count / speed.effective_flops) for count in counts]
-        update = [_ns(flops.ADAMW_BYTES * flops.parameters(size, own) / device.bandwidth_bytes_per_s) for own in stages]
+        update = [_ns(flops.ADAMW_BYTES * count / device.bandwidth_bytes_per_s) for count in parameters]
         source = (
             f"{device.name}: from FLOPs at {units.write_fraction(speed.utilisation)} of "
             f"{units.format_flops(speed.peak_flops)} in {speed.format}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from testbed.workloads import models
+from testbed.spec import ImagesSpec, WorkloadSpec
+from testbed.workloads import models, networks
 from testbed.workloads.models import ModelSize
 
 ADAMW_BYTES = 28
@@ -47,6 +48,16 @@ def parameters(size: ModelSize, layers: range) -> int:
     if layers.stop == size.layers:
         count += size.width * size.vocabulary + norm
     return count
+
+
+def image(spec: ImagesSpec) -> int:
+    """Count a small network's forward pass for one image."""
+    return 2 * networks.products(spec)
+
+
+def whole_model(spec: WorkloadSpec) -> int:
+    """Count the parameters of a workload's whole model. SpecError or UnknownNameError where there is none."""
+    return sum(map(math.prod, models.parameter_shapes(spec)))
 
 
 def _layer_products(size: ModelSize) -> int:

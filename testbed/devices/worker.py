@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from testbed.errors import CapabilityError
 from testbed.process import Parent
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.stage_model import StageModel
@@ -126,7 +126,7 @@ def time_parts(asked: dict[str, Any]) -> dict[str, Any]:
         )
     torch.set_num_threads(1)
     size = models.model_size(asked["model"])
-    spec = WorkloadSpec(
+    spec = TextSpec(
         family=size.family,
         model=asked["model"],
         text="bundled",

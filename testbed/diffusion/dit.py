@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from testbed.workloads.images import DIGITS
+from testbed.workloads.networks import DIGITS
 
 PATCH: Final = 2
 TOKENS: Final = (DIGITS.side // PATCH) ** 2

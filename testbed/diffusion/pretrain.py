@@ -24,7 +24,8 @@ from testbed import paths, results
 from testbed.diffusion.dit import SIZES, Dit, build_dit, to_tokens
 from testbed.errors import StageError, TestbedError, UnknownNameError
 from testbed.workloads import checkpoints, models
-from testbed.workloads.images import DIGITS, batch_loss, build_network, images
+from testbed.workloads.images import batch_loss, build_network, images
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches
 
 _BATCH = 64

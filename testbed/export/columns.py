@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 import pyarrow as pa
 from pydantic import BaseModel
 
+from testbed.frozen import records_in
 from testbed.records import Summary
 from testbed.spec import Cell, Paced
 
@@ -50,13 +51,19 @@ _PAIR = ("low", "high")
 
 
 def of_record(model: type[BaseModel], skip: frozenset[str] = frozenset(), prefix: str = "") -> Iterator[ExportColumn]:
-    """Yield a column for each field of a record: inner records' with a dot, pairs of numbers as `.low` and `.high`."""
+    """Yield a column for each field of a record: inner records' with a dot, those of all kinds where there are several,
+    pairs of numbers as `.low` and `.high`.
+    """
     for name, field in model.model_fields.items():
         if name in skip:
             continue
         annotation, what = _plain(field.annotation), " ".join((field.description or "").split())
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from of_record(annotation, prefix=f"{prefix}{name}.")
+        if records := records_in(field.annotation):
+            inner: dict[str, ExportColumn] = {}
+            for record in records:
+                for column in of_record(record, prefix=f"{prefix}{name}."):
+                    inner.setdefault(column.name, column)
+            yield from inner.values()
         elif get_args(annotation) == (float, float):
             yield from (ExportColumn(f"{prefix}{name}.{end}", "real", what) for end in _PAIR)
         else:
@@ -116,7 +123,8 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
         ExportColumn("stage_end_s", "real", f"When this stage ended it, {_LAB_TIME}."),
         ExportColumn("forward_s", "real", "Time in forward passes, or evaluation."),
         ExportColumn("backward_s", "real", "Time in backward passes."),
-        ExportColumn("update_s", "real", "Time in clipping and the optimiser."),
+        ExportColumn("local_s", "real", "In data parallel training: time in local steps, forward and backward."),
+        ExportColumn("update_s", "real", "Time in clipping and the optimiser, or with an aggregate."),
         ExportColumn("encode_s", "real", "Time spent encoding payloads."),
         ExportColumn("decode_s", "real", "Time spent decoding payloads."),
         ExportColumn("wire_s", "real", "Waiting for inputs that were on their way."),
@@ -125,10 +133,11 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
         ExportColumn(
             "overruns", "integer", "Actions whose maths took longer than on the device; missing where nothing is paced."
         ),
-        ExportColumn("loss", "real", "Nats per token; known at the last stage only."),
+        ExportColumn("loss", "real", "Nats per token, or image; known at the last stage only."),
+        ExportColumn("accuracy", "real", "Of an evaluation on images: the share that is named right."),
         ExportColumn("gradient_norm", "real", "Over all stages, before it is clipped."),
         ExportColumn("learning_rate", "real", "The learning rate of this step."),
-        ExportColumn("tokens", "integer", "Tokens in the step's batch."),
+        ExportColumn("tokens", "integer", "Tokens, or images, in the step's batch."),
         ExportColumn("sent_frames", "integer", "Frames that this stage sent."),
         ExportColumn("sent_raw_bytes", "integer", "Size of its tensors as fp32."),
         ExportColumn("sent_payload_bytes", "integer", "Size of their payloads."),
@@ -159,7 +168,8 @@ TABLES: dict[str, tuple[ExportColumn, ...]] = {
         ExportColumn("phase", "text", "As in steps."),
         ExportColumn("step", "integer", "Optimiser steps done before the loss was taken."),
         ExportColumn("training_s", "real", "Time spent in training steps until then; evaluations are left out."),
-        ExportColumn("loss", "real", "Nats per token."),
+        ExportColumn("loss", "real", "Nats per token, or image."),
+        ExportColumn("accuracy", "real", "Of an evaluation on images: the share that is named right."),
     ),
     "links": (
         *_RUN,

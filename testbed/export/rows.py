@@ -14,7 +14,7 @@ from testbed.results import Run
 from testbed.spec import Cell
 
 Row = dict[str, Any]
-ACTIVITIES = ("forward", "backward", "update", "encode", "decode", "wire", "wait", "synchronise")
+ACTIVITIES = ("forward", "backward", "local", "update", "encode", "decode", "wire", "wait", "synchronise")
 
 
 class RecordedRun:
@@ -113,6 +113,7 @@ def step_rows(recorded: RecordedRun) -> Iterator[Row]:
                 **{f"{activity}_s": recorded.seconds(duration) for activity, duration in spent.items()},
                 "overruns": overruns if paced else None,
                 "loss": record.loss,
+                "accuracy": record.accuracy,
                 "gradient_norm": record.gradient_norm,
                 "learning_rate": record.learning_rate,
                 "tokens": record.tokens,
@@ -154,7 +155,13 @@ def loss_rows(recorded: RecordedRun) -> Iterator[Row]:
     curves = {"train": loss_curve, "evaluation": validation_curve, "uncompressed": uncompressed_curve}
     for phase, curve in curves.items():
         for point in curve(recorded.cell, recorded.stages):
-            yield recorded.key | {"phase": phase, "step": point.step, "training_s": point.seconds, "loss": point.loss}
+            yield recorded.key | {
+                "phase": phase,
+                "step": point.step,
+                "training_s": point.seconds,
+                "loss": point.loss,
+                "accuracy": point.accuracy,
+            }
 
 
 def link_rows(recorded: RecordedRun) -> Iterator[Row]:

@@ -21,6 +21,8 @@ class LossPoint(NamedTuple):
     seconds: float
     """Time spent in training steps until the loss was known, with warm-up and without evaluations."""
     loss: float
+    accuracy: float | None = None
+    """Of an evaluation on images."""
 
 
 class Bands(NamedTuple):
@@ -41,7 +43,7 @@ def _curve(cell: Cell, stages: Sequence[Sequence[StepRecord]], phase: Phase) -> 
         if step.phase == "train":
             seconds += step.seconds / cell.compute.dilation
         if step.phase == phase and step.loss is not None:
-            points.append(LossPoint(step.number, seconds, step.loss))
+            points.append(LossPoint(step.number, seconds, step.loss, step.accuracy))
     return points
 
 

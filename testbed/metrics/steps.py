@@ -79,6 +79,11 @@ class PipelineStep(NamedTuple):
         return math.fsum(known) / len(known) if known else None
 
     @property
+    def accuracy(self) -> float | None:
+        """What the node found that evaluated; None where nobody did, or a text was learned."""
+        return next((record.accuracy for record in self.records if record.accuracy is not None), None)
+
+    @property
     def tokens(self) -> int:
         return self.records[-1].tokens
 

@@ -115,6 +115,7 @@ def summarise(
         split=None if step_s is None else _split(steps, chosen, step_s),
         train_loss=_last_loss(steps, "train"),
         validation_loss=_last_loss(steps, "evaluation"),
+        validation_accuracy=next((step.accuracy for step in reversed(steps) if step.phase == "evaluation"), None),
         uncompressed_loss=_last_loss(steps, "uncompressed"),
         unigram_floor=floor,
         overrun_share=overrun_share(chosen),

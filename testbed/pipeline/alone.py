@@ -43,7 +43,7 @@ from testbed.pipeline.train import StageTrainer, explain_memory, set_up_torch
 from testbed.pipeline.transport import Arrival, Payload, SentFrame, TakenFrame
 from testbed.pipeline.wiring import largest_payload
 from testbed.records import TrainingRecord
-from testbed.spec import Measured, Recipe
+from testbed.spec import Measured, Recipe, TextSpec, text_of
 from testbed.workloads import models as workloads
 from testbed.workloads.build import build_stage
 from testbed.workloads.data import Data
@@ -59,9 +59,9 @@ class AloneJob(Frozen):
 
     recipe: Recipe
     vocabulary: int
-    """Size of the tokenizer's vocabulary."""
+    """Size of the tokenizer's vocabulary; of images, their classes."""
     tokens: str
-    """Path of the prepared text, a .npy of token ids."""
+    """Path of the prepared text, a .npy of token ids; of images, the folder that keeps what was fetched."""
     folder: str
     """Where steps-<stage>.jsonl and, at the end, training.json go. It is made when the training is done."""
 
@@ -73,7 +73,7 @@ def works_of(recipe: Recipe, *, vocabulary: int, tokens: str, folder: str) -> tu
             stage=stage,
             codec=recipe.codec,
             compute=Measured(),
-            workload=recipe.workload,
+            workload=text_of(recipe),
             pipeline=recipe.pipeline,
             optimiser=recipe.optimiser,
             training=recipe.training,
@@ -193,7 +193,7 @@ class Passage:
 
 def make_passages(baton: Baton, recipe: Recipe) -> tuple[tuple[Passage | None, Passage | None], ...]:
     """Make the (upstream, downstream) ends of every stage; None where there is no neighbour."""
-    pipeline, workload = recipe.pipeline, recipe.workload
+    pipeline, workload = recipe.pipeline, text_of(recipe)
     tokens = workload.batch_size // (pipeline.microbatches * pipeline.accumulation) * workload.sequence_length
     limit = largest_payload(tokens, workloads.hidden_width(workload))
     ends: list[list[Passage | None]] = [[None, None] for _ in range(pipeline.stages)]
@@ -406,7 +406,7 @@ def write_training(job: AloneJob, train: Callable[[Sequence[IO[str]]], Ended]) -
             seconds=round(time.monotonic() - began, 3),
             peak_memory_bytes=_peak_memory_bytes(),
             taken_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            unigram_floor=unigram_floor(np.load(job.tokens, mmap_mode="r"), job.recipe.workload, job.vocabulary),
+            unigram_floor=_floor(job),
         )
         results.write_json(draft / "training.json", record)
         shutil.rmtree(folder, ignore_errors=True)
@@ -415,6 +415,13 @@ def write_training(job: AloneJob, train: Callable[[Sequence[IO[str]]], Ended]) -
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return record
+
+
+def _floor(job: AloneJob) -> float | None:
+    spec = job.recipe.workload
+    if not isinstance(spec, TextSpec):
+        return None
+    return unigram_floor(np.load(job.tokens, mmap_mode="r"), spec, job.vocabulary)
 
 
 def _peak_memory_bytes() -> int:

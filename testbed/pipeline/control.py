@@ -78,6 +78,8 @@ class EvaluationDone(Frozen):
     step: int
     """Optimiser steps done before it."""
     loss: float
+    accuracy: float | None = None
+    """Of images."""
     seconds: float
 
 

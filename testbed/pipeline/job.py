@@ -15,8 +15,9 @@ from testbed.spec import (
     Paced,
     PipelineSpec,
     Recipe,
+    TextSpec,
     TrainingSpec,
-    WorkloadSpec,
+    Workload,
 )
 
 
@@ -40,24 +41,29 @@ class Limits(Frozen):
     """For one frame, and for the other stages at the end of a step: a step on the slowest link, outages included."""
 
 
-class StageWork(Frozen):
-    """What one stage trains, wherever its neighbours are."""
+class NodeWork(Frozen):
+    """What one stage, or one node of data parallel training, is told wherever the others are."""
 
     stage: int = Field(ge=0)
     """0-based."""
     codec: str
     compute: Measured | Paced = Field(discriminator="mode")
-    workload: WorkloadSpec
     pipeline: PipelineSpec
     optimiser: OptimiserSpec
     training: TrainingSpec
     vocabulary: int = Field(ge=2)
-    """Size of the tokenizer's vocabulary."""
+    """Size of the tokenizer's vocabulary; of images, their classes."""
     tokens: str
-    """Path of the prepared text, a .npy of token ids."""
+    """Path of the prepared text, a .npy of token ids; of images, the folder that keeps what was fetched."""
     folder: str
     """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
     limits: Limits
+
+
+class StageWork(NodeWork):
+    """What one stage trains, wherever its neighbours are."""
+
+    workload: TextSpec
 
     @property
     def name(self) -> str:
@@ -70,7 +76,7 @@ class StageWork(Frozen):
         return self.pipeline.microbatches * self.pipeline.accumulation
 
 
-class LinkedWork(StageWork):
+class LinkedWork(NodeWork):
     """The part of a job over links that does not depend on what is trained."""
 
     token: str = Field(pattern=r"^[0-9a-f]{32}$")
@@ -87,7 +93,7 @@ class LinkedWork(StageWork):
         return isinstance(self.compute, Paced)
 
 
-class StageJob(LinkedWork):
+class StageJob(LinkedWork, StageWork):
     """One stage of one run over links."""
 
     program: Literal["testbed.pipeline.train:train_job"] = "testbed.pipeline.train:train_job"
@@ -113,6 +119,7 @@ class NodeJob(LinkedWork):
     """One node of one run of data parallel training over links: a worker, or a star's server, which is the last."""
 
     program: Literal["testbed.replicas.live:train_node"] = "testbed.replicas.live:train_node"
+    workload: Workload
     data: DataParallelSpec
     endpoints: tuple[Endpoint, ...]
     """Where each node listens for those before it."""

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from testbed.devices import flops
 from testbed.pipeline.schedule import depth
-from testbed.spec import Recipe
+from testbed.spec import ImagesSpec, Recipe, text_of
 from testbed.workloads import models as workloads
+from testbed.workloads import networks
 
 _CGROUP = Path("/sys/fs/cgroup")
 _IMPORTS_BYTES = 450_000_000
@@ -23,6 +24,9 @@ _INNER_VALUES = 6
 _LOGIT_VALUES = 4
 """Of the vocabulary per token: logits, their fp32 copy, log-softmax, gradient."""
 
+_IMAGE_VALUES = 4
+"""Per value that a layer makes of an image: itself, its ReLU, its gradient, and what a convolution rearranges."""
+
 
 def predict_memory(recipe: Recipe) -> int:
     """Predict the memory that training a recipe in one process needs at most, in bytes.
@@ -33,13 +37,17 @@ def predict_memory(recipe: Recipe) -> int:
     tests/sweep/test_trainings.py.
     """
     spec, pipeline, data = recipe.workload, recipe.pipeline, recipe.data
-    size = workloads.workload_size(spec)
     parts = pipeline.microbatches * pipeline.accumulation * (1 if data is None else sum(data.parts))
-    tokens = spec.batch_size // parts * spec.sequence_length
-    model = flops.parameters(size, range(size.layers))
+    tokens = spec.batch_tokens // parts
+    model = flops.whole_model(spec)
     # A replica has in addition what it sends, what its codec remembers, and the aggregates that are under way.
     copies = 4 if data is None else (4 + 2 + 2 + max(data.staleness)) * data.workers
     total = _IMPORTS_BYTES + 4 * (copies + 1) * model
+    if isinstance(spec, ImagesSpec):
+        scored = networks.scored_together(networks.image_counts(spec.images).shape.pixels)
+        return total + 4 * _IMAGE_VALUES * max(tokens, scored) * networks.values(spec)
+    spec = text_of(recipe)
+    size = workloads.workload_size(spec)
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
         scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention that drops out keeps its weights
         kept = len(layers) * (_LAYER_VALUES * size.width + _INNER_VALUES * size.inner + 2 * scores)
@@ -61,8 +69,7 @@ def predict_live_memory(recipe: Recipe) -> int:
     """Predict the memory that training a recipe needs with a process for each stage, all of which share what they have
     imported: every stage builds the whole model to take its piece, and has its own allocator.
     """
-    size = workloads.workload_size(recipe.workload)
-    own = 4 * flops.parameters(size, range(size.layers)) + _STAGE_BYTES
+    own = 4 * flops.whole_model(recipe.workload) + _STAGE_BYTES
     return predict_memory(recipe) + (recipe.nodes - 1) * own
 
 

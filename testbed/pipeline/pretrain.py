@@ -28,7 +28,7 @@ from testbed.devices import flops
 from testbed.errors import CapabilityError, StageError, TestbedError, UnknownNameError
 from testbed.pipeline.memory import available_memory, predict_memory
 from testbed.pipeline.optimise import Optimiser, learning_rate
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec, WorkloadSpec
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec, text_of
 from testbed.units import format_duration, format_size
 from testbed.workloads import checkpoints, models, sources
 from testbed.workloads.build import build_stage
@@ -56,7 +56,7 @@ def _recipe(
 ) -> Recipe:
     return Recipe(
         codec="fp32",
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2",
             model=model,
             text="bundled",
@@ -114,12 +114,12 @@ class Pretraining:
 
     def __init__(self, recipe: Recipe, cache: Path) -> None:
         """Build the model from the seed; the text is prepared below `cache` where it is not yet."""
-        text = prepare_tokens(recipe.workload.text, recipe.workload.model, cache)
-        seed = recipe.training.seed
+        spec, seed = text_of(recipe), recipe.training.seed
+        text = prepare_tokens(spec.text, spec.model, cache)
         self.recipe, self.step = recipe, 0
         self.curve: list[Point] = []
-        self.model: StageModel = build_stage(recipe.workload, stage=0, stages=1, seed=seed, vocabulary=text.vocabulary)
-        self._data = Data(np.load(text.path, mmap_mode="r"), recipe.workload, seed)
+        self.model: StageModel = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=text.vocabulary)
+        self._data = Data(np.load(text.path, mmap_mode="r"), spec, seed)
         self._optimiser = Optimiser(self.model.parameters(), recipe.optimiser)
         self._losses: list[float] = []
 
@@ -146,7 +146,7 @@ class Pretraining:
     @torch.no_grad()
     def _validate(self) -> float:
         self.model.train(False)
-        count = self.recipe.workload.validation_batches
+        count = text_of(self.recipe).validation_batches
         batches = (self._data.validation(number, 0, 1) for number in range(count))
         return math.fsum(self.model.loss(self.model(b.inputs), b.targets).item() for b in batches) / count
 
@@ -191,8 +191,7 @@ def pretrain(name: str, say: Callable[[Pretraining, float], None] = lambda train
 
 def _check_room(recipe: Recipe, folder: Path) -> None:
     """Look for the memory and the disk that a training takes. CapabilityError."""
-    size = models.workload_size(recipe.workload)
-    weights = 4 * flops.parameters(size, range(size.layers))
+    weights = 4 * flops.whole_model(recipe.workload)
     disk = 2 * 3 * weights + weights + 50_000_000  # two states, with AdamW's moments; the checkpoint; the text's tokens
     for what, needed, free in (
         ("memory", predict_memory(recipe), available_memory()),
@@ -230,7 +229,7 @@ def _place(training: Pretraining, draft: Path, folder: Path) -> None:
     """Write a checkpoint, whole or not at all."""
     shutil.rmtree(draft, ignore_errors=True)  # one that was killed left it
     draft.mkdir()
-    model, workload = training.model, training.recipe.workload
+    model, workload = training.model, text_of(training.recipe)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
     model.config(models.workload_size(workload)).save_pretrained(draft)

@@ -13,11 +13,11 @@ from typing import IO
 
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
-from testbed.message_key import MessageKey, Phase, Side, incoming, outgoing
+from testbed.message_key import Direction, MessageKey, Phase, Side, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.job import StageWork
-from testbed.pipeline.transport import Connection, Neighbour
+from testbed.pipeline.transport import Connection, Neighbour, SentFrame, TakenFrame
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
 
@@ -114,31 +114,45 @@ class StepLog:
 
     def _sent(self, connection: Neighbour) -> list[SentRecord]:
         return [
-            SentRecord(
-                direction=outgoing(connection.side),
-                microbatch=number_in_record(frame.key, self._job),
-                raw_bytes=frame.raw_bytes,
-                payload_bytes=frame.payload_bytes,
-                frame_bytes=frame.payload_bytes + HEADER_BYTES,
-                queued_ns=frame.queued_ns,
-                first_byte_ns=frame.first_byte_ns,
-                last_byte_ns=frame.last_byte_ns,
-                choice=frame.choice,
-            )
+            sent_record(frame, outgoing(connection.side), number_in_record(frame.key, self._job))
             for frame in connection.sent_frames(self._job.limits.message_s)
         ]
 
     def _received(self, connection: Neighbour) -> list[ReceivedRecord]:
         return [
-            ReceivedRecord(
-                direction=incoming(connection.side),
-                microbatch=number_in_record(frame.key, self._job),
-                payload_bytes=frame.payload_bytes,
-                first_byte_ns=frame.first_byte_ns,
-                last_byte_ns=frame.last_byte_ns,
-            )
+            received_record(frame, incoming(connection.side), number_in_record(frame.key, self._job))
             for frame in connection.taken_frames()
         ]
+
+
+def sent_record(frame: SentFrame, direction: Direction, microbatch: int, peer: int | None = None) -> SentRecord:
+    """Return the record of a frame that has left; `microbatch` and `peer` as in the record."""
+    return SentRecord(
+        direction=direction,
+        microbatch=microbatch,
+        peer=peer,
+        raw_bytes=frame.raw_bytes,
+        payload_bytes=frame.payload_bytes,
+        frame_bytes=frame.payload_bytes + HEADER_BYTES,
+        queued_ns=frame.queued_ns,
+        first_byte_ns=frame.first_byte_ns,
+        last_byte_ns=frame.last_byte_ns,
+        choice=frame.choice,
+    )
+
+
+def received_record(
+    frame: TakenFrame, direction: Direction, microbatch: int, peer: int | None = None
+) -> ReceivedRecord:
+    """Return the record of a frame that has come; `microbatch` and `peer` as in the record."""
+    return ReceivedRecord(
+        direction=direction,
+        microbatch=microbatch,
+        peer=peer,
+        payload_bytes=frame.payload_bytes,
+        first_byte_ns=frame.first_byte_ns,
+        last_byte_ns=frame.last_byte_ns,
+    )
 
 
 def socket_record(sock: socket.socket, peer: Side | int) -> SocketRecord:

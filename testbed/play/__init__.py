@@ -17,7 +17,8 @@ hybrid    pipelines within replicas and data parallel across them, at the sites 
 scenarios who trains together, over which links: scenarios.toml
 churn     who of them is away when, and so who takes part in which step
 pipelines a training becomes a trace, and what was played the records of a run
-replicas  the same of data parallel training; replica_steps.py has the steps that its certificates are judged by
+replicas  the same of data parallel training; replica_times.py says how long nodes work on what, replica_steps.py has
+          the steps that its certificates are judged by
 
 guests.py -> inside.py -> player.py is the way from a list of jobs to what was played:
 job          what is to be played over which lab, and what became of it

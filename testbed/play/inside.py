@@ -78,6 +78,7 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
                 f"the trace {job.trace} sends between nodes {lower} and {higher}; in a line only neighbours reach each "
                 "other: play it over a star"
             )
+    director = None if job.director is None else job.director.make()
     certificates: dict[str, Any] = {}
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(job.seeded_lab, follow=False))
@@ -97,6 +98,7 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
                 steps=job.steps,
                 prove_steady=job.prove_steady and clock == "virtual" and job.repeatable,
                 schedules=_Following(lab.schedules, origin_ns) if lab.schedules is not None else None,
+                director=director,
                 step_done=step_done,
             )
             played = player.play()

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from typing import cast
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
+from testbed.errors import SpecError
 from testbed.frozen import Frozen
 from testbed.net.lab import LabSpec
+from testbed.play.lanes import Director
 from testbed.profiles import LinkProfile, Pipe
+
+
+class DirectorCall(Frozen):
+    """A `lanes.Director`, as a job's file can say it."""
+
+    made_by: str = Field(pattern=r"^[\w.]+:\w+$")
+    """'module:callable', which can be imported where the program was started, too."""
+    arguments: dict[str, JsonValue]
+    """By name."""
+
+    def make(self) -> Director:
+        """Make it. SpecError where that fails."""
+        module, _, name = self.made_by.partition(":")
+        try:
+            return cast(Director, getattr(importlib.import_module(module), name)(**self.arguments))
+        except Exception as error:  # a stranger's module may raise anything
+            raise SpecError(f"cannot make the director {self.made_by}: {type(error).__name__}: {error}") from error
 
 
 class PlayJob(Frozen):
@@ -23,6 +44,8 @@ class PlayJob(Frozen):
     """Of the trace's steps, the first so many at most; None: all."""
     prove_steady: bool = True
     """On the virtual clock, over links that neither lose nor vary: stop when steps are proved to repeat."""
+    director: DirectorCall | None = None
+    """Who fills in numbers of the trace while it is played; None: it is played as it stands."""
     output: Path
     """Where the result goes: see `testbed.play.played`."""
 
@@ -34,7 +57,9 @@ class PlayJob(Frozen):
 
     @property
     def repeatable(self) -> bool:
-        """Whether every step crosses the same links: nothing varies and nothing is drawn."""
+        """Whether every step does the same over the same links: nothing is chosen, nothing varies, nothing is drawn."""
+        if self.director is not None:
+            return False
         pipes = [pipe for profile in self.lab.profiles for pipe in (profile.up, profile.down) if pipe is not None]
         return not any(
             pipe.varies or pipe.loss or pipe.jitter_ns or pipe.reorder or pipe.duplicate or pipe.slot for pipe in pipes

@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from testbed.play.played import PlayedLane
 from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WORK, Trace
@@ -49,11 +50,27 @@ class LaneState:
         return PlayedLane(self.begin[:count], self.end[:count], self.first[:count], self.last[:count])
 
 
+class Director(Protocol):
+    """Who chooses while a trace is played, by when what happened: how large messages are, for how many it is waited."""
+
+    def step_ended(self, lane: LaneState, lanes: Sequence[LaneState]) -> None:
+        """A lane has ended a step, and `lane.step` is its next. The `value` of an operation which its lane has not come
+        to may be changed.
+        """
+        ...
+
+
 class Lanes:
     """All lanes of a trace, being played."""
 
     def __init__(
-        self, trace: Trace, steps: int, hand_over: Callable[[Message, int, int], None], *, halt: bool = False
+        self,
+        trace: Trace,
+        steps: int,
+        hand_over: Callable[[Message, int, int], None],
+        *,
+        halt: bool = False,
+        director: Director | None = None,
     ) -> None:
         """`hand_over(message, node, peer)` is called for each send, in order. `halt`: lanes go into their next step
         only when `go_on` is called.
@@ -65,7 +82,7 @@ class Lanes:
         """By how much each end of work was noticed late."""
         self.halted: list[LaneState] = []
         """Who has ended a step, and would begin the next."""
-        self._steps, self._hand_over, self._halt = steps, hand_over, halt
+        self._steps, self._hand_over, self._halt, self._director = steps, hand_over, halt, director
         self._ready = deque(self.states)
         self._due: list[tuple[int, int]] = []  # a heap of (when work ends, which lane)
         self._arrived: dict[tuple[int, int, int], tuple[int, int]] = {}
@@ -147,6 +164,8 @@ class Lanes:
             lane.step += 1
             while self.steps_done < self._steps and not self._unfinished[self.steps_done]:
                 self.steps_done += 1
+            if self._director is not None:
+                self._director.step_ended(lane, self.states)
             if self._halt and lane.step < self._steps:
                 self.halted.append(lane)
                 return

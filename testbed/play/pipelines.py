@@ -27,7 +27,7 @@ from testbed.records import (
     StageCosts,
     StepRecord,
 )
-from testbed.spec import Cell, Paced
+from testbed.spec import Cell, Paced, text_of
 from testbed.workloads import models
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
@@ -102,7 +102,7 @@ def _codec_ns(cell: Cell, stage: int, costs: StageCosts | None) -> tuple[dict[Di
     encode, decode = dict.fromkeys(_WAYS, 0), dict.fromkeys(_WAYS, 0)
     if cell.codec_rates is not None:
         rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
-        workload, parts = cell.workload, cell.pipeline.microbatches * cell.pipeline.accumulation
+        workload, parts = text_of(cell), cell.pipeline.microbatches * cell.pipeline.accumulation
         shape = (workload.batch_size // parts, workload.sequence_length, models.hidden_width(workload))
         for way in _WAYS:
             ahead, behind = (stage, stage - 1) if way == "forward" else (stage - 1, stage)

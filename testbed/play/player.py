@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol
 
 from testbed.errors import SpecError, TransportError
-from testbed.play.lanes import Lanes, Message, pairs
+from testbed.play.lanes import Director, Lanes, Message, pairs
 from testbed.play.played import NodeCounters, Played, SocketState
 from testbed.play.steady import Repetition, difference
 from testbed.play.trace import Trace
@@ -86,16 +86,18 @@ class Player:
         steps: int | None = None,
         prove_steady: bool = False,
         schedules: Schedules | None = None,
+        director: Director | None = None,
         step_done: Callable[[int], None] = lambda step: None,
     ) -> None:
         """`steps`: at most so many; None: all. `prove_steady`: stop when steps are proved to repeat; between two steps
         the clock may then stand still for less than `GRID_NS`. The trace is one that `check.check_trace` accepts.
         """
         assert all(pair in network.sockets for pair in pairs(trace))
+        assert not (prove_steady and director)
         self._steps = trace.steps if steps is None else min(steps, trace.steps)
         self._network, self._waiter, self._clock, self._schedules = network, waiter, clock, schedules
         self._step_done = step_done
-        self._lanes = Lanes(trace, self._steps, self._hand_over, halt=prove_steady)
+        self._lanes = Lanes(trace, self._steps, self._hand_over, halt=prove_steady, director=director)
         self._repetition = Repetition(trace, self._lanes.states) if prove_steady else None
         self._aligned = {0}  # steps that began where the kernel's ticks lie alike
         self._begun = 0  # the last step that a lane was let into

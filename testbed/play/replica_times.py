@@ -26,7 +26,7 @@ from testbed.play.pipelines import needs_calibration
 from testbed.records import ReplicaCosts
 from testbed.replicas.fragments import SMALL, Shapes, message_shapes
 from testbed.replicas.pace import worker_times
-from testbed.spec import Cell, CodecRates, DataParallelSpec, Paced
+from testbed.spec import Cell, DataParallelSpec, Paced
 from testbed.workloads import models
 
 
@@ -76,22 +76,26 @@ def stated_times(cell: Cell) -> list[NodeTimes]:
 def _node_times(cell: Cell, costs: ReplicaCosts | None) -> list[NodeTimes]:
     data, factor = cell.data, cell.compute.dilation
     assert data is not None
-    messages: list[list[CodecTimes]] | None = None
-    if cell.codec_rates is not None:
-        messages = _device_messages(cell, data, cell.codec_rates)
-    elif cell.codec_cost == "host" and costs is not None:
-        messages = [
-            [CodecTimes(sender.encode[fragment].ns, sender.decode[fragment].ns) for sender in costs.messages]
-            for fragment in range(data.fragments)
-        ]
     found = []
     for node in range(cell.nodes):
-        coding = None
-        if messages is not None:
-            coding = tuple(_coding(data, node, of_fragment).scaled(factor) for of_fragment in messages)
+        coding = _node_coding(cell, data, node, costs)
         local_ns, update_ns = _works(cell, data, node, costs) if node < data.workers else ((), 0)
-        found.append(NodeTimes(local_ns, update_ns, coding))
+        scaled = None if coding is None else tuple(each.scaled(factor) for each in coding)
+        found.append(NodeTimes(local_ns, update_ns, scaled))
     return found
+
+
+def _node_coding(cell: Cell, data: DataParallelSpec, node: int, costs: ReplicaCosts | None) -> list[NodeCoding] | None:
+    """Return what codecs do at a node by the cell's rule, by fragment; None: nothing that takes time."""
+    if cell.codec_rates is not None:
+        rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
+        shapes = models.parameter_shapes(cell.workload)
+        return device_coding(data, node, _sent_codecs(cell, data), shapes, rates)
+    if cell.codec_cost == "zero" or costs is None:
+        return None
+    timed = [zip(sender.encode, sender.decode, strict=True) for sender in costs.messages]
+    by_sender = [[CodecTimes(encode.ns, decode.ns) for encode, decode in each] for each in timed]
+    return [_coding(data, node, of_fragment) for of_fragment in zip(*by_sender, strict=True)]
 
 
 def _works(cell: Cell, data: DataParallelSpec, worker: int, costs: ReplicaCosts | None) -> tuple[tuple[int, ...], int]:
@@ -123,19 +127,28 @@ def _coding(data: DataParallelSpec, node: int, messages: Sequence[CodecTimes]) -
     return NodeCoding(0, all_ns - messages[(node + 1) % workers].decode_ns, tuple(rounds))
 
 
-def sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:
+def _sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:
     """Return the codecs of the workers' messages, and of a server's answer."""
     placed = placement.parse_placement(cell.codec)
     answer = [] if data.answer is None else [parse_codec(data.answer)]
     return [placed.at(worker, "backward") for worker in range(data.workers)] + answer
 
 
-def _device_messages(cell: Cell, data: DataParallelSpec, stated: CodecRates) -> list[list[CodecTimes]]:
-    rates = DeviceRates(stated.bandwidth_bytes_per_s, stated.operations_per_s)
-    codecs = sent_codecs(cell, data)
+def device_coding(
+    data: DataParallelSpec,
+    node: int,
+    codecs: Sequence[CodecSpec],
+    shapes: Sequence[Sequence[int]],
+    rates: DeviceRates,
+) -> list[NodeCoding]:
+    """Return what codecs do at a node in a step, by fragment that is exchanged, on a device of these rates.
+
+    `codecs`: of the workers' messages, and of a star's answer; `shapes`: of all parameters. SpecError for codecs of
+    which nobody can say it.
+    """
     return [
-        [_device_message(codec, shapes, rates) for codec, shapes in zip(codecs, senders, strict=True)]
-        for senders in message_shapes(data, models.parameter_shapes(cell.workload))
+        _coding(data, node, [_device_message(*each, rates) for each in zip(codecs, senders, strict=True)])
+        for senders in message_shapes(data, shapes)
     ]
 
 

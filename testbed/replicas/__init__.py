@@ -10,7 +10,7 @@ bucket    all tensors of a worker as one message: codecs for the large ones, the
 fragments how a model's tensors are divided: what is exchanged in turn, round a ring, coded or dense
 exchange  how messages become aggregates: a server, every worker for itself, a ring
 decision  what may change while training lasts: staleness, local steps, codecs
-learners  what workers learn: a language model on a text
+learners  what workers learn: a language model on a text, or a small network on images
 worker    one replica: what it computes, and what it does with an aggregate
 calibrate times what workers compute, and what codecs do with their messages, alone on one core
 pace      when a worker's emulated device is done with what

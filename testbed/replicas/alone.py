@@ -20,9 +20,10 @@ from testbed.pipeline.optimise import learning_rate
 from testbed.records import ActionKind, ActionRecord, ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.replicas.decision import Policy, as_stated
 from testbed.replicas.exchange import Frame, make_exchange
-from testbed.replicas.learners import text_learner
+from testbed.replicas.learners import learner_of
 from testbed.replicas.worker import Computed, Learner, Worker
 from testbed.spec import Recipe
+from testbed.workloads.models import validation_tokens
 
 
 class Replicas:
@@ -106,12 +107,11 @@ class Replicas:
         """Evaluate the last worker's replica with all that is under way applied, and go on as if nobody had."""
         start_ns, worker = time.monotonic_ns(), self.workers[-1]
         with worker.looking_ahead():
-            loss = worker.evaluate()
+            loss, accuracy = worker.evaluate()
         if not math.isfinite(loss):
             raise faults.diverged(worker.name, "validation loss", loss, f"after {step} steps")
         end_ns = time.monotonic_ns()
-        workload = self._recipe.workload
-        tokens = workload.validation_batches * workload.batch_size * workload.sequence_length
+        last = len(self._outputs) - 1
         for node, output in enumerate(self._outputs):
             record = StepRecord(
                 step=step,
@@ -121,9 +121,10 @@ class Replicas:
                 end_ns=end_ns,
                 optimiser_start_ns=None,
                 synchronised_ns=None,
-                loss=loss if node == len(self._outputs) - 1 else None,
+                loss=loss if node == last else None,
+                accuracy=accuracy if node == last else None,
                 gradient_norm=None,
-                tokens=tokens,
+                tokens=validation_tokens(self._recipe.workload),
                 actions=(),
                 sent=(),
                 received=(),
@@ -131,7 +132,8 @@ class Replicas:
                 sockets=(),
             )
             output.write(record.model_dump_json() + "\n")
-        self._report(EvaluationDone(step=step, loss=loss, seconds=(end_ns - start_ns) / 1e9))
+        seconds = (end_ns - start_ns) / 1e9
+        self._report(EvaluationDone(step=step, loss=loss, accuracy=accuracy, seconds=seconds))
         return loss
 
     # ------------------------------------------------------------------ records
@@ -150,7 +152,7 @@ class Replicas:
         workload, training = self._recipe.workload, self._recipe.training
         rate = learning_rate(self._recipe.optimiser, step, training.steps)
         tokens = [
-            part * workload.batch_size // sum(self._data.parts) * workload.sequence_length * batches
+            part * workload.batch_tokens // sum(self._data.parts) * batches
             for part, batches in zip(self._data.parts, local_steps, strict=True)
         ]
         last = len(self._outputs) - 1
@@ -236,7 +238,7 @@ def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
 
     def train(outputs: Sequence[IO[str]]) -> Ended:
         def learner(number: int) -> Learner:
-            return text_learner(recipe, number, vocabulary=job.vocabulary, tokens=job.tokens)
+            return learner_of(recipe, number, vocabulary=job.vocabulary, tokens=job.tokens)
 
         try:
             return Replicas(recipe, learner, outputs, report=report).train()

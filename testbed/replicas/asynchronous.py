@@ -116,7 +116,7 @@ class AsynchronousServer(ReplicaNode):
         for worker in range(data.workers):
             threading.Thread(target=self._listen, args=(worker,), name=f"hears worker {worker}", daemon=True).start()
         began_ns = self.line.at_ns
-        tokens = [part * job.workload.batch_size * job.workload.sequence_length for part in data.parts]
+        tokens = [part * job.workload.batch_tokens for part in data.parts]
         for step in range(job.training.steps):
             due_ns = self._wait(step, began_ns)
             came = {worker: self._came[worker] for worker in sorted(self._came) if self._in_time(worker, due_ns)}
@@ -135,7 +135,7 @@ class AsynchronousServer(ReplicaNode):
             )
             self.write(step, [action], sent=sent, tokens=learned)
             if self.evaluates_after(step):
-                self.write(step + 1, (), loss=server.replica.evaluate(), evaluated=True)
+                self.write(step + 1, (), evaluated=True, found=server.replica.evaluate())
             if last:
                 break
         for worker in range(data.workers):

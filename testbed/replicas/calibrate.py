@@ -34,7 +34,7 @@ from testbed.records import Duration, MessageCosts, WorkerMaths
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import as_stated
 from testbed.replicas.fragments import in_turn, message_shapes
-from testbed.replicas.learners import text_learner
+from testbed.replicas.learners import learner_of
 from testbed.replicas.worker import Worker
 from testbed.spec import DataParallelSpec
 
@@ -61,7 +61,7 @@ class _TimedWorker(Worker):
 
     def __init__(self, subject: Subject, number: int, samples: Samples) -> None:
         recipe, data = subject.recipe, _data(subject)
-        learner = text_learner(recipe, number, vocabulary=subject.vocabulary, tokens=subject.tokens)
+        learner = learner_of(recipe, number, vocabulary=subject.vocabulary, tokens=subject.tokens)
         super().__init__(
             number,
             learner,

@@ -18,9 +18,11 @@ from testbed.frozen import Frozen
 from testbed.pipeline.optimise import learning_rate
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.fragments import SMALL
+from testbed.replicas.learners import ImagesLearner
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec, OuterSpec
-from testbed.workloads.images import DIGITS, batch_loss, build_network, images, score
+from testbed.workloads.images import build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import Indices, ShardBatches, data_shares, divide
 
 _UNCLIPPED = 1e9
@@ -81,26 +83,6 @@ class FederatedRound(NamedTuple):
     """Share of the values of the coded tensors that were not zero to the server, mean over the clients."""
 
 
-class DigitsLearner:
-    """A `worker.Learner` of a network on one client's shard."""
-
-    parts = 1
-
-    def __init__(self, model: str, seed: int, batches: ShardBatches) -> None:
-        """All clients with the same seed begin alike."""
-        self.model = build_network(model, DIGITS, seed)
-        self.parameters = list(self.model.parameters())
-        self._batches = batches
-
-    def loss(self, batch: int, part: int) -> Tensor:
-        """Return the mean cross-entropy over the client's batch of that number, in autograd's graph."""
-        return batch_loss(self.model, images("digits").train.at(self._batches.batch(batch)))
-
-    def evaluate(self) -> float:
-        """Return the loss of the test images."""
-        return score(self.model, images("digits").test).loss
-
-
 class Federation:
     """The clients of one training, and their server."""
 
@@ -154,11 +136,14 @@ class Federation:
         ]
         return torch.cat([value.flatten() for update in updates for value in update if value.numel() >= SMALL])
 
-    def _clients(self) -> tuple[list[DigitsLearner], list[Worker]]:
+    def _clients(self) -> tuple[list[ImagesLearner], list[Worker]]:
         spec = self.spec
-        learners = [
-            DigitsLearner(spec.model, spec.seed, ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client))
+        batches = [
+            ShardBatches(shard, spec.batch_size, seed=spec.seed, worker=client)
             for client, shard in enumerate(self.shards)
+        ]
+        learners = [
+            ImagesLearner(build_network(spec.model, DIGITS, spec.seed), own, images("digits")) for own in batches
         ]
         outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
         workers = [

@@ -1,16 +1,20 @@
-"""What workers learn: a language model on their parts of a text's batches."""
+"""What workers learn: a language model on their parts of a text's batches, or a small network on shards of images."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from testbed.spec import Recipe
+from testbed.replicas.worker import Evaluated, Learner
+from testbed.spec import Recipe, TextSpec
 from testbed.workloads.build import build_stage
 from testbed.workloads.data import Data
+from testbed.workloads.images import ImageSet, batch_loss, build_network, images, score
+from testbed.workloads.shards import ShardBatches, divide
 from testbed.workloads.stage_model import StageModel
 
 
@@ -20,14 +24,11 @@ class TextLearner:
     A batch is cut into as many equal parts as all workers together read; each has parts next to one another.
     """
 
-    def __init__(self, recipe: Recipe, number: int, model: StageModel, data: Data) -> None:
-        assert recipe.data is not None
-        each = recipe.pipeline.microbatches * recipe.pipeline.accumulation
-        counts = [part * each for part in recipe.data.parts]
-        self._first, self._all = sum(counts[:number]), sum(counts)
-        self.parts = counts[number]
+    def __init__(self, parts: int, first: int, every: int, model: StageModel, data: Data, batches: int) -> None:
+        """`parts` of `every` part of a batch are read, those from `first` on; `batches`: those of an evaluation."""
+        self.parts, self._first, self._all = parts, first, every
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._model, self._data, self._batches = model, data, recipe.workload.validation_batches
+        self._model, self._data, self._batches = model, data, batches
 
     def loss(self, batch: int, part: int) -> Tensor:
         """Return the mean cross-entropy in nats over a part's tokens."""
@@ -37,7 +38,7 @@ class TextLearner:
         return self._model.loss(self._model(chosen.inputs), chosen.targets)
 
     @torch.no_grad()
-    def evaluate(self) -> float:
+    def evaluate(self) -> Evaluated:
         """Return the mean over all validation batches."""
         self._model.train(False)
         losses = []
@@ -45,11 +46,44 @@ class TextLearner:
             for part in range(self._all):
                 chosen = self._data.validation(batch, part, self._all)
                 losses.append(self._model.loss(self._model(chosen.inputs), chosen.targets).item())
-        return math.fsum(losses) / len(losses)
+        return Evaluated(math.fsum(losses) / len(losses))
 
 
-def text_learner(recipe: Recipe, number: int, *, vocabulary: int, tokens: str) -> TextLearner:
-    """Build one worker's model and open its text; `vocabulary` and `tokens` as for `pipeline.alone.AloneJob`."""
-    seed = recipe.training.seed
-    model = build_stage(recipe.workload, stage=0, stages=1, seed=seed, vocabulary=vocabulary)
-    return TextLearner(recipe, number, model, Data(np.load(tokens, mmap_mode="r"), recipe.workload, seed))
+class ImagesLearner:
+    """A `worker.Learner` of a network on one worker's shard of the training images."""
+
+    def __init__(self, model: nn.Module, batches: ShardBatches, images: ImageSet, parts: int = 1) -> None:
+        """`parts`: into how many equal parts each of the worker's batches is cut."""
+        self.model, self.parts = model, parts
+        self.parameters = list(model.parameters())
+        self.batches, self._images = batches, images
+
+    def loss(self, batch: int, part: int) -> Tensor:
+        """Return the mean cross-entropy in nats over a part of the worker's batch of that number."""
+        chosen = np.split(self.batches.batch(batch), self.parts)[part]
+        return batch_loss(self.model, self._images.train.at(chosen))
+
+    def evaluate(self) -> Evaluated:
+        """Return how well all test images are named."""
+        return Evaluated(*score(self.model, self._images.test))
+
+
+def learner_of(recipe: Recipe, number: int, *, vocabulary: int, tokens: str) -> Learner:
+    """Build one worker's model and open what it learns from; the rest is as in `pipeline.alone.AloneJob`.
+
+    All workers begin with the same weights. SpecError for more workers than images.
+    """
+    spec, seed = recipe.workload, recipe.training.seed
+    assert recipe.data is not None
+    each = recipe.pipeline.microbatches * recipe.pipeline.accumulation
+    counts = [part * each for part in recipe.data.parts]
+    if isinstance(spec, TextSpec):
+        model = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=vocabulary)
+        data = Data(np.load(tokens, mmap_mode="r"), spec, seed)
+        first = sum(counts[:number])
+        return TextLearner(counts[number], first, sum(counts), model, data, spec.validation_batches)
+    every = images(spec.images, Path(tokens))
+    shard = divide(every.train.labels.numpy(), recipe.data.parts, alpha=spec.alpha, seed=seed)[number]
+    size = spec.batch_size * counts[number] // sum(counts)
+    batches = ShardBatches(shard, size, seed=seed, worker=number)
+    return ImagesLearner(build_network(spec.model, every, seed), batches, every, counts[number])

@@ -25,7 +25,7 @@ from testbed.replicas.ending import Ending
 from testbed.replicas.exchange import Sums, Tensors
 from testbed.replicas.fragments import fragment_shapes, in_turn
 from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
-from testbed.replicas.learners import text_learner
+from testbed.replicas.learners import learner_of
 from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of
 from testbed.replicas.pace import worker_times
 from testbed.replicas.ring import Came, Ring
@@ -191,7 +191,7 @@ class WorkerNode(Lockstep):
             self.write(step, actions, sent=messages.numbers(step), loss=computed.loss, norm=computed.norm)
             if self.evaluates_after(step):
                 chosen = number == job.data.workers - 1
-                self.write(step + 1, (), loss=worker.evaluate() if chosen else None, evaluated=True)
+                self.write(step + 1, (), evaluated=True, found=worker.evaluate() if chosen else None)
 
 
 class ServerNode(Lockstep):
@@ -264,7 +264,7 @@ def train_node(
     set_up_torch()
     with PeerLinks(job, sockets) as links, ExitStack() as stack:
         number = min(job.stage, job.data.workers - 1)  # a server needs the tensors' shapes, and perhaps an evaluation
-        learner = text_learner(job.recipe, number, vocabulary=job.vocabulary, tokens=job.tokens)
+        learner = learner_of(job.recipe, number, vocabulary=job.vocabulary, tokens=job.tokens)
         counters = stack.enter_context(DeviceCounters(job.devices, job.overhead_bytes)) if job.devices else None
         links.connect()
         with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:

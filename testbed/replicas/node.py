@@ -20,17 +20,17 @@ from testbed.devices import flops
 from testbed.errors import TransportError
 from testbed.message_key import MessageKey, Side
 from testbed.pipeline.control import EvaluationDone, StepDone
-from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.optimise import learning_rate
 from testbed.pipeline.pacing import be_prompt, step_back
-from testbed.pipeline.step_log import socket_record
-from testbed.pipeline.transport import Arrival, Connection, SentFrame
+from testbed.pipeline.step_log import received_record, sent_record, socket_record
+from testbed.pipeline.transport import Arrival, Connection, SentFrame, TakenFrame
 from testbed.pipeline.wiring import SWITCH_INTERVAL_S, connect_to_later, listen
 from testbed.records import ActionRecord, ReceivedRecord, SentRecord, StepRecord
 from testbed.replicas.ending import Ending
 from testbed.replicas.pace import Line
+from testbed.replicas.worker import Evaluated
 from testbed.spec import RINGS
 from testbed.workloads import models
 
@@ -112,15 +112,18 @@ class ReplicaNode:
         loss: float | None = None,
         norm: float | None = None,
         evaluated: bool = False,
+        found: Evaluated | None = None,
     ) -> None:
         """Record a step, or an evaluation, which is here or elsewhere. `sent`: its messages, by peer and number;
-        `tokens`: None, one batch per local step; `end_ns`: None, now.
+        `tokens`: None, one batch per local step; `end_ns`: None, now; `found`: what an evaluation found, where it is
+        here.
         """
         job, spec, start_ns = self.job, self.job.workload, self._began_ns
         self._began_ns = self.line.at_ns if end_ns is None else end_ns
         if tokens is None:
-            batches = spec.validation_batches if evaluated else max(job.data.local_steps)
-            tokens = batches * spec.batch_size * spec.sequence_length
+            batches = max(job.data.local_steps)
+            tokens = models.validation_tokens(spec) if evaluated else batches * spec.batch_tokens
+        loss, accuracy = (loss, None) if found is None else found
         record = StepRecord(
             step=step,
             phase="evaluation" if evaluated else "train",
@@ -130,6 +133,7 @@ class ReplicaNode:
             optimiser_start_ns=None,
             synchronised_ns=None,
             loss=loss,
+            accuracy=accuracy,
             gradient_norm=norm,
             learning_rate=None if evaluated else learning_rate(job.optimiser, step, job.training.steps),
             tokens=tokens,
@@ -143,7 +147,7 @@ class ReplicaNode:
         self._write_out(finished=False)
         if loss is not None:
             seconds = (record.end_ns - record.start_ns) / 1e9
-            done = EvaluationDone(step=step, loss=loss, seconds=seconds)
+            done = EvaluationDone(step=step, loss=loss, accuracy=accuracy, seconds=seconds)
             self._report(done if evaluated else StepDone(step=step, loss=loss, seconds=seconds, tokens=tokens))
 
     def finish(self) -> None:
@@ -154,7 +158,8 @@ class ReplicaNode:
         """Write the records whose messages have left, in order."""
         for peer in tuple(self.connections):
             frames = self._frames_sent(peer, finished=finished)
-            self._left.update({(peer, frame.key.step): self._sent(frame, peer) for frame in frames})
+            for frame in frames:
+                self._left[peer, frame.key.step] = sent_record(frame, "backward", self._step_of(frame), peer)
         while self._unwritten:
             record, keys = self._unwritten[0]
             # What was for a peer that is gone has not left, and will not.
@@ -175,31 +180,15 @@ class ReplicaNode:
         """Return what this record is to have, in the order of arrival; other messages may have come meanwhile."""
         for peer, connection in self.connections.items():
             for frame in connection.taken_frames():
-                self._come[peer, frame.key.step] = ReceivedRecord(
-                    direction="backward",
-                    microbatch=frame.key.step // self.rounds,
-                    peer=peer,
-                    payload_bytes=frame.payload_bytes,
-                    first_byte_ns=frame.first_byte_ns,
-                    last_byte_ns=frame.last_byte_ns,
-                )
+                self._come[peer, frame.key.step] = received_record(frame, "backward", self._step_of(frame), peer)
         # Of a peer that is lost it is not known any more.
         found = [self._come.pop(key) for key in self.used if key in self._come]
         self.used.clear()
         return tuple(sorted(found, key=lambda frame: frame.last_byte_ns))
 
-    def _sent(self, frame: SentFrame, peer: int) -> SentRecord:
-        return SentRecord(
-            direction="backward",
-            microbatch=frame.key.step // self.rounds,
-            peer=peer,
-            raw_bytes=frame.raw_bytes,
-            payload_bytes=frame.payload_bytes,
-            frame_bytes=frame.payload_bytes + HEADER_BYTES,
-            queued_ns=frame.queued_ns,
-            first_byte_ns=frame.first_byte_ns,
-            last_byte_ns=frame.last_byte_ns,
-        )
+    def _step_of(self, frame: SentFrame | TakenFrame) -> int:
+        """Return the step whose message it is, perhaps in one of several rounds."""
+        return frame.key.step // self.rounds
 
 
 class PeerLinks:
@@ -261,13 +250,12 @@ class PeerLinks:
 
     def _add(self, peer: int, side: Side, sock: socket.socket) -> None:
         job = self._job
-        size = models.workload_size(job.workload)
         connection = Connection(
             sock,
             name=f"{job.name} <-> node {peer}",
             token=bytes.fromhex(job.token),
             side=side,
-            max_payload_bytes=_MOST * 4 * flops.parameters(size, range(size.layers)) + (1 << 20),
+            max_payload_bytes=_MOST * 4 * flops.whole_model(job.workload) + (1 << 20),
             max_frames=max(job.data.staleness) + _FRAMES,
         )
         self.by_peer[peer] = self._stack.enter_context(connection)

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from testbed.workloads.images import DIGITS, build_network, images
+from testbed.workloads.images import build_network, images
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, divide
 
 MODEL = "digits-mlp"

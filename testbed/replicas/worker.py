@@ -25,6 +25,15 @@ from testbed.replicas.fragments import divide_tensors, in_turn
 from testbed.spec import OptimiserSpec, OuterSpec, StreamingSpec
 
 
+class Evaluated(NamedTuple):
+    """What an evaluation found."""
+
+    loss: float
+    """Mean over the validation data, in nats."""
+    accuracy: float | None = None
+    """Share of the validation images that are named right; None: no images are learned."""
+
+
 class Learner(Protocol):
     """A model and one worker's part of the data."""
 
@@ -42,8 +51,8 @@ class Learner(Protocol):
         """Return the mean loss over a part of the worker's share of a batch, a scalar in autograd's graph."""
         ...
 
-    def evaluate(self) -> float:
-        """Return the mean loss over the validation data, the same at all workers."""
+    def evaluate(self) -> Evaluated:
+        """Return how well the model does on the validation data, which are the same at all workers."""
         ...
 
 
@@ -192,8 +201,8 @@ class Worker:
                 holder.restore(state)
             self.applied, self._under_way = applied, deque(under_way)
 
-    def evaluate(self) -> float:
-        """Return the mean loss of the shared weights over the validation data."""
+    def evaluate(self) -> Evaluated:
+        """Return how well the shared weights do on the validation data."""
         if self._mixing is None:
             return self._learner.evaluate()
         own = _copies(self.parameters)

@@ -26,7 +26,7 @@ from testbed.metrics.compare import CodecComparison, compare
 from testbed.profiles import LinkProfile
 from testbed.report.entry import Entry, Result
 from testbed.results import Run
-from testbed.spec import Cell
+from testbed.spec import Cell, ImagesSpec
 
 BASELINE = "fp32"
 """The codec that speed-ups and losses are compared with."""
@@ -98,6 +98,11 @@ class Group(NamedTuple):
     @property
     def entries(self) -> list[Entry]:
         return [entry for network in self.networks for entry in self.row(network)]
+
+    @property
+    def token(self) -> str:
+        """What a loss is the mean over, and throughput counts."""
+        return "image" if any(isinstance(entry.cell.workload, ImagesSpec) for entry in self.entries) else "token"
 
 
 @functools.lru_cache(maxsize=4096)

@@ -216,9 +216,9 @@ class Entry:
     def measured(self) -> Summary:
         """Combine the summaries of the good runs; a single run keeps its own. ResultsError where no run ended well.
 
-        The step's time and interval are those of `metrics.statistics`, losses are the mean of the seeds, overruns those
-        of the worst run, measured steps a sum. Every other number is the median of the runs that know it, and what is
-        not a number (None where they differ) is what all runs agree on.
+        The step's time and interval are those of `metrics.statistics`, losses and accuracies are the mean of the seeds,
+        overruns those of the worst run, measured steps a sum. Every other number is the median of the runs that know
+        it, and what is not a number (None where they differ) is what all runs agree on.
         """
         if not self.ok:
             raise ResultsError(f"{self.results[-1].run.folder} holds no run that ended well")
@@ -243,7 +243,7 @@ class Entry:
         }
         # Runs of a seed have the same losses: each seed counts once.
         seeds = {result.cell.training.seed: result.measured for result in self.good}.values()
-        for name in ("train_loss", "validation_loss", "uncompressed_loss"):
+        for name in ("train_loss", "validation_loss", "uncompressed_loss", "validation_accuracy"):
             special[name] = _of_known(fmean, (getattr(summary, name) for summary in seeds))
         others = {
             name: _common(field.annotation, [getattr(summary, name) for summary in summaries])

@@ -187,7 +187,7 @@ def loss_against_time(group: Group, foot: str) -> Drawing:
         for floor in floors(group):
             draw_floor(axes, floor)
         if index % columns_for(len(panels)) == 0:
-            axes.set_ylabel("loss, nats per token")
+            axes.set_ylabel(f"loss, nats per {group.token}")
         else:
             axes.tick_params(labelleft=False)
     caption = (
@@ -224,7 +224,7 @@ def loss_against_steps(group: Group, foot: str, *, same_maths: bool) -> Drawing:
     for floor in floors(group):
         draw_floor(left, floor)
     left.set_title("loss")
-    left.set_ylabel("loss, nats per token")
+    left.set_ylabel(f"loss, nats per {group.token}")
     right.set_title("difference from fp32 (above 0 is worse)")
     if not train:
         right.text(

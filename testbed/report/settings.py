@@ -8,7 +8,7 @@ from typing import Any
 from testbed import units
 from testbed.report.collect import Group, Links
 from testbed.report.numbers import MISSING
-from testbed.spec import Calibrated, Cell, DataParallelSpec, Measured
+from testbed.spec import Calibrated, Cell, DataParallelSpec, ImagesSpec, Measured
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
 LIVE_VIRTUAL = "timing live: stages train over their links in the guest, torch and TCP together"
@@ -115,6 +115,10 @@ def _data_words(cell: Cell, data: DataParallelSpec) -> str:
     if data.streaming is not None:
         words += [f"{data.streaming.fragments} fragments in turn, {data.streaming.mixing:g} of a worker's own kept"]
     words += ["bf16 autocast"] if cell.workload.precision == "bf16" else []
+    if isinstance(cell.workload, ImagesSpec):
+        learned = cell.workload
+        words += [f"{learned.model} learns {learned.images}"]
+        words += ["classes mixed alike" if learned.alpha is None else f"classes skewed by alpha {learned.alpha:g}"]
     return ", ".join(words)
 
 

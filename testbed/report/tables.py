@@ -23,6 +23,8 @@ class Units(NamedTuple):
 
     step: tuple[float, str]
     bytes: tuple[float, str]
+    token: str
+    """What losses are the mean over: token, image, or either."""
 
     def scaled_bytes(self, value: float | None) -> str:
         return three(None if value is None else value / self.bytes[0])
@@ -46,7 +48,7 @@ class ResultColumn(NamedTuple):
 
     name: str
     unit: str
-    """May hold {step} and {bytes}: the units that suit the report's largest numbers."""
+    """May hold {step} and {bytes}: the units that suit the report's largest numbers; and {token}."""
     short: str
     """The heading in the terminal, two lines; empty: on the page only."""
     text: Callable[[_Cell], str]
@@ -56,7 +58,7 @@ class ResultColumn(NamedTuple):
 
     def named(self, units: Units) -> ResultColumn:
         """Return the column with the units in its headings."""
-        names = {"step": units.step[1], "bytes": units.bytes[1]}
+        names = {"step": units.step[1], "bytes": units.bytes[1], "token": units.token}
         return self._replace(unit=self.unit.format(**names), short=self.short.format(**names))
 
 
@@ -114,7 +116,7 @@ COLUMNS: tuple[ResultColumn, ...] = (
         lambda cell: gain(cell.group, cell.network, cell.entry, SECOND_BASELINE),
         needed=lambda groups: any(SECOND_BASELINE in group.codecs for group in groups),
     ),
-    ResultColumn("throughput", "tokens/s", "", lambda cell: three(cell.summary.tokens_per_s)),
+    ResultColumn("throughput", "{token}s/s", "", lambda cell: three(cell.summary.tokens_per_s)),
     ResultColumn(
         "payload",
         "{bytes}/step",
@@ -129,11 +131,18 @@ COLUMNS: tuple[ResultColumn, ...] = (
     ),
     ResultColumn("compression", "raw/payload", "ratio\nto fp32", _ratio),
     ResultColumn(
-        "validation loss", "nats/token", "val.\nloss", lambda cell: _decimals(cell.summary.validation_loss, 4)
+        "validation loss", "nats/{token}", "val.\nloss", lambda cell: _decimals(cell.summary.validation_loss, 4)
+    ),
+    ResultColumn(
+        "accuracy",
+        "of test images",
+        "accu-\nracy",
+        lambda cell: _decimals(cell.summary.validation_accuracy, 4),
+        needed=lambda groups: any(summary.validation_accuracy is not None for summary in _summaries(groups)),
     ),
     ResultColumn(
         "the same, uncompressed",
-        "nats/token",
+        "nats/{token}",
         "un-\ncompr.",
         lambda cell: _decimals(cell.summary.uncompressed_loss, 4),
         needed=lambda groups: any(summary.uncompressed_loss is not None for summary in _summaries(groups)),
@@ -158,7 +167,8 @@ def result_tables(groups: Sequence[Group]) -> list[ResultTable]:
     summaries = _summaries(groups)
     longest = max((summary.step_s for summary in summaries if summary.step_s is not None), default=0.0)
     moved = (value for summary in summaries for value in (summary.wire_bytes_per_step, summary.payload_bytes_per_step))
-    units = Units(step=(1.0, "s") if longest >= 10 else (1e3, "ms"), bytes=byte_unit(moved))
+    tokens = " or ".join(sorted({group.token for group in groups}))
+    units = Units(step=(1.0, "s") if longest >= 10 else (1e3, "ms"), bytes=byte_unit(moved), token=tokens)
     columns = tuple(column.named(units) for column in COLUMNS if column.needed(groups))
     return [
         ResultTable(columns, units, {network: _rows(group, network, columns, units) for network in group.networks})

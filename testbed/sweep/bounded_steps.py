@@ -16,7 +16,7 @@ from testbed.pipeline.schedule import actions
 from testbed.play.replica_steps import replica_step, stated_replica_step
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
-from testbed.spec import Cell, Engine, Measured, OptimiserSpec, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Engine, Measured, OptimiserSpec, PipelineSpec, TextSpec, TrainingSpec, text_of
 from testbed.workloads import models
 
 _SAME_SIZE = 1.1
@@ -46,7 +46,7 @@ def expected_messages(cell: Cell) -> tuple[int, ...]:
     if cell.data is not None:
         parts = cell.data.workers if cell.data.exchange == "all-reduce" else 1
         return some_sizes([-(-size // parts) for size in _replica_messages(cell)])
-    spec, pipeline = cell.workload, cell.pipeline
+    spec, pipeline = text_of(cell), cell.pipeline
     values = (
         spec.batch_size
         // (pipeline.microbatches * pipeline.accumulation)
@@ -76,10 +76,10 @@ def _replica_messages(cell: Cell) -> list[int]:
     """Return the nominal size of the messages of each node, in bytes."""
     data = cell.data
     assert data is not None
-    size, placed = models.workload_size(cell.workload), parse_placement(cell.codec)
+    placed = parse_placement(cell.codec)
     codecs = [placed.at(worker, "backward") for worker in range(data.workers)]
     codecs += [] if data.answer is None else [parse_codec(data.answer)]
-    values = flops.parameters(size, range(size.layers)) / data.fragments
+    values = flops.whole_model(cell.workload) / data.fragments
     return [max(1, int(values * codec.nominal_bits / 8)) for codec in codecs]
 
 
@@ -93,7 +93,7 @@ def reference_step(profile: LinkProfile, engine: Engine, message_bytes: int) -> 
         topology="star",
         engine=engine,
         compute=Measured(),
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2",
             model="gpt2-mini",
             text="bundled",

@@ -91,9 +91,9 @@ def calibrate(
 
     Without anything to spend, recipes that are not kept are left out.
 
-    `prepare` gets a workload's text ready (`controller.prepare_text`). `again`: what is kept does not count. `given`:
-    a calibration to be used instead; UserError names recipes that it lacks. UserError for a recipe that cannot be
-    trained without a network, StageError when the measuring fails.
+    `prepare` gets what a workload learns from ready (`controller.prepare`). `again`: what is kept does not count.
+    `given`: a calibration to be used instead; UserError names recipes that it lacks. UserError for a recipe that cannot
+    be trained without a network, StageError when the measuring fails.
     """
     wanted = {recipe.id: recipe for recipe in recipes}
     if given is not None:

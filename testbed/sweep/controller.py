@@ -19,12 +19,13 @@ from testbed.metrics import summarise
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
 from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StageCosts, Summary
-from testbed.spec import Cell, WorkloadSpec, recipe_of
+from testbed.spec import Cell, ImagesSpec, TextSpec, WorkloadSpec, recipe_of
 from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
 from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.interrupt import Interrupt
 from testbed.sweep.progress import SweepProgress
 from testbed.sweep.session import Session, Tokens, network_of
+from testbed.workloads import networks
 from testbed.workloads.floor import unigram_floor
 
 _NAMES: dict[type[BaseException], str] = {KeyboardInterrupt: "Ctrl-C"}
@@ -95,10 +96,10 @@ class _Standing:
         return self._session
 
     def tokens(self, cell: Cell) -> Tokens:
-        """Return the cell's prepared text."""
+        """Return what is prepared for the cell's workload."""
         if cell.workload not in self._tokens:
-            self._progress.phase("preparing the text")
-            self._tokens[cell.workload] = prepare_text(cell.workload)
+            self._progress.phase("preparing what is learned")
+            self._tokens[cell.workload] = prepare(cell.workload)
         return self._tokens[cell.workload]
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ class _Runner:
     def run(self, session: Session, tokens: Tokens, interrupt: Interrupt) -> Ended:
         """Certify, train, certify; returns why training ended."""
         cell, folder = self._cell, self._run.folder
-        self._floor = text_floor(cell.workload, tokens)
+        self._floor = floor_of(cell.workload, tokens)
         # It may have been played for another run.
         self._note_lab(session.lab.record.model_copy(update={"played_at_ns": None}))
         self._progress.phase("certifying the links")
@@ -182,8 +183,13 @@ class _Runner:
         results.write_json(self._run.folder / "lab.json", record)
 
 
-def prepare_text(workload: WorkloadSpec) -> Tokens:
-    """Have the text tokenised, as the invoking user and in a process of its own: this one imports no torch."""
+def prepare(workload: WorkloadSpec) -> Tokens:
+    """Have a text tokenised, as the invoking user and in a process of its own: this one imports no torch. Images are
+    there, or no cell would have been made.
+    """
+    if isinstance(workload, ImagesSpec):
+        return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
+    assert isinstance(workload, TextSpec)
     options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
     options += ["--sequence-length", str(workload.sequence_length), "--batch-size", str(workload.batch_size)]
     options += ["--validation-batches", str(workload.validation_batches)]
@@ -197,6 +203,8 @@ def prepare_text(workload: WorkloadSpec) -> Tokens:
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))
 
 
-def text_floor(workload: WorkloadSpec, tokens: Tokens) -> float:
-    """Return the unigram floor of a prepared text, in nats per token."""
+def floor_of(workload: WorkloadSpec, tokens: Tokens) -> float | None:
+    """Return the unigram floor of a prepared text, in nats per token; None: images have none."""
+    if not isinstance(workload, TextSpec):
+        return None
     return unigram_floor(np.load(tokens.path, mmap_mode="r"), workload, tokens.vocabulary)

@@ -17,7 +17,7 @@ from testbed.devices.durations import durations
 from testbed.errors import TestbedError
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
-from testbed.spec import Cell, Paced, Recipe, link_count
+from testbed.spec import Cell, Paced, Recipe, TextSpec, link_count, text_of
 from testbed.sweep.bounded_steps import expected_step
 from testbed.sweep.session import network_of
 from testbed.workloads import models as workloads
@@ -125,8 +125,8 @@ def _steps(of: Cell | Recipe) -> float:
     """Return how many training steps a run's evaluations and its training together are worth."""
     training = of.training
     evaluations = 1 + (training.steps // training.evaluate_every if training.evaluate_every else 0)
-    batches = evaluations * of.workload.validation_batches * (1 + training.evaluate_uncompressed)
-    return training.steps + batches / 3
+    batches = workloads.validation_tokens(of.workload) / of.workload.batch_tokens
+    return training.steps + evaluations * batches * (1 + training.evaluate_uncompressed) / 3
 
 
 def _wire_s(cell: Cell) -> tuple[float, float]:
@@ -135,7 +135,8 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
     """
     pipeline = cell.pipeline
     parts, stages = pipeline.microbatches * pipeline.accumulation, pipeline.stages
-    values = cell.workload.batch_size // parts * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
+    text = text_of(cell)
+    values = text.batch_size // parts * text.sequence_length * workloads.hidden_width(text)
     bits = values * codecs.parse_placement(cell.codec).nominal_bits * _HEADERS
     busiest = way = 0.0
     for index in range(link_count(cell.topology, stages)):
@@ -150,7 +151,9 @@ def _wire_s(cell: Cell) -> tuple[float, float]:
 
 def _shape(cell: Cell) -> tuple[Any, ...]:
     """Return what decides the time of a step, except the codec."""
-    workload = cell.workload.model_copy(update={"text": "", "order": "fixed", "training_sequences": None})
+    workload = cell.workload
+    if isinstance(workload, TextSpec):
+        workload = workload.model_copy(update={"text": "", "order": "fixed", "training_sequences": None})
     return (network_of(cell), cell.compute, workload, cell.pipeline)
 
 

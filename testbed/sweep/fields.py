@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from testbed.errors import SpecError
+from testbed.frozen import records_in
 from testbed.spec import Cell
 
 Tables = dict[str, Any]
@@ -62,8 +63,9 @@ def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
 
 def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _walk(field.annotation, f"{prefix}{name}.")
+        if field.is_required() and (records := records_in(field.annotation)):
+            for record in records:
+                yield from _walk(record, f"{prefix}{name}.")
         else:
             yield prefix + name, None if field.is_required() else field.get_default()
 
@@ -71,7 +73,6 @@ def _walk(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]
 @functools.cache
 def known_fields() -> dict[str, Any]:
     """Return every field that an experiment may state, by dotted name, with what holds where it does not."""
-    fields = dict(_walk(Cell))
-    for name in ("schema_version", "engine", "profiles", "compute"):  # not stated there, or otherwise
-        del fields[name]
+    otherwise = ("schema_version", "engine", "profiles", "compute")  # not stated there, or otherwise
+    fields = {name: default for name, default in _walk(Cell) if name.partition(".")[0] not in otherwise}
     return {"profile": None, **fields, **{f"compute.{key}": None for key in _COMPUTE}, "compute.dilation": 1}

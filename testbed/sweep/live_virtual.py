@@ -26,7 +26,7 @@ from testbed.profiles import LinkProfile
 from testbed.records import Certificate, LabRecord
 from testbed.spec import Cell, WorkloadSpec, recipe_of
 from testbed.sweep import playing
-from testbed.sweep.controller import prepare_text, text_floor
+from testbed.sweep.controller import floor_of, prepare
 from testbed.sweep.environment import describe_machine, hold_folder
 from testbed.sweep.inside import LiveRun, Told
 from testbed.sweep.means import Means
@@ -56,10 +56,10 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
     with hold_folder(folder), playing.clock_kernel(means, progress) as kernel:
         for cell in runs:
             check_memory(cell)
-        texts: dict[WorkloadSpec, Tokens] = {}
+        prepared: dict[WorkloadSpec, Tokens] = {}
         for cell in runs:
-            if cell.workload not in texts:
-                texts[cell.workload] = prepare_text(cell.workload)
+            if cell.workload not in prepared:
+                prepared[cell.workload] = prepare(cell.workload)
         guest_kernel = kernel()
         assert guest_kernel is not None  # live cells are on the virtual clock only where there is one
         links = playing.certified(runs, guest_kernel, len(os.sched_getaffinity(0)))
@@ -69,7 +69,7 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
             progress.begin(cell)
             runner = _Runner(folder, cell, links, progress)
             try:
-                runner.run(guest_kernel, texts[cell.workload], seed if cell.by_chance else 0)
+                runner.run(guest_kernel, prepared[cell.workload], seed if cell.by_chance else 0)
             except TestbedError as error:
                 runner.close("failed", error)
                 failures.append(error)
@@ -114,7 +114,7 @@ class _Runner:
         """Boot a guest that makes the run, and follow it to its end. StageError, or SpecError for what the user can
         mend, where it fails.
         """
-        self._floor = text_floor(self._cell.workload, tokens)
+        self._floor = floor_of(self._cell.workload, tokens)
         with ExitStack() as stack:
             aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="testbed-live-")))
             order = LiveRun(

@@ -45,7 +45,7 @@ from testbed.spec import Cell, recipe_of
 from testbed.sweep import trainings
 from testbed.sweep.bounded_steps import run_step
 from testbed.sweep.calibration import BUDGET_S, calibrate
-from testbed.sweep.controller import prepare_text
+from testbed.sweep.controller import prepare
 from testbed.sweep.environment import describe_machine, hold_folder, hold_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
@@ -64,7 +64,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
     with hold_folder(folder), clock_kernel(means, progress) as kernel:
         for left in folder.glob(f"{_ASIDE}*"):  # by a sweep that was killed: we hold the folder
             shutil.rmtree(left, ignore_errors=True)
-        trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare_text, progress=progress)
+        trained = trainings.train_missing(map(recipe_of, runs), folder, prepare=prepare, progress=progress)
         for number, cell in enumerate(runs):
             if (error := trained.failures.get(recipe_of(cell).id)) is not None:
                 progress.begin(cell, number)
@@ -99,7 +99,7 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
 def train_cells(cells: Sequence[Cell], folder: Path, progress: SweepProgress) -> trainings.Trainings:
     """Train the recipes of played cells and play nothing: what it takes to know their losses."""
     with hold_folder(folder):
-        return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare_text, progress=progress)
+        return trainings.train_missing(map(recipe_of, cells), folder, prepare=prepare, progress=progress)
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def measured_costs(
         progress.note("measuring how long actions take, alone on one core, where that is not known yet")
     found = calibrate(
         needed.values(),
-        prepare=prepare_text,
+        prepare=prepare,
         budget_s=budget_s,
         again=means.recalibrate,
         given=means.calibration,

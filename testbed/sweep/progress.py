@@ -21,7 +21,7 @@ from testbed.directions import LinkDirection
 from testbed.errors import TestbedError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import Sample, Summary
-from testbed.spec import Cell, Recipe
+from testbed.spec import Cell, ImagesSpec, Recipe
 from testbed.units import format_duration
 
 _RATES_OVER = 20
@@ -155,6 +155,8 @@ class SweepProgress:
             parts.append(f"step {summary.step_s * 1e3:.0f} ms")
         if summary.validation_loss is not None:
             parts.append(f"validation loss {summary.validation_loss:.3f}")
+        if summary.validation_accuracy is not None:
+            parts.append(f"accuracy {summary.validation_accuracy:.3f}")
         if summary.ended in _ENDED:
             parts.append(f"{_ENDED[summary.ended]} after {summary.steps} steps")
         parts.append(f"certificate {turn.certificate}")
@@ -233,7 +235,8 @@ def _running(progress: SweepProgress) -> str:
         f"{turn.cell.codec} on {turn.cell.network}: {turn.phase or turn.state}",
     ]
     if turn.tokens_per_s is not None and turn.phase == "training":
-        parts.append(f"{turn.tokens_per_s:,.0f} tokens/s")
+        learned = "images" if isinstance(turn.cell.workload, ImagesSpec) else "tokens"
+        parts.append(f"{turn.tokens_per_s:,.0f} {learned}/s")
     if (left := progress.left_s()) > 0:
         parts.append(f"about {format_duration(left)} left")
     return "\n" + ", ".join(parts)

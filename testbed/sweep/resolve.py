@@ -17,7 +17,7 @@ from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.play import pipelines, replica_times
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced
+from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced, TextSpec
 from testbed.workloads import checkpoints
 from testbed.workloads import models as workloads
 
@@ -58,10 +58,9 @@ def resolve_cell(
         one = {"stages": 1, "microbatches": 1, "schedule": "gpipe", "in_flight": 1}
         content["pipeline"] = {**one, **content.get("pipeline", {})}
     workload = content.get("workload")
-    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "family" not in workload:
-        content["workload"] = {**workload, "family": workloads.model_size(workload["model"]).family}
-    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "weights" not in workload:
-        content["workload"] = {**content["workload"], "weights": checkpoints.weights_digest(workload["model"])}
+    if isinstance(workload, dict) and isinstance(workload.get("model"), str) and "images" not in workload:
+        family = workloads.model_size(workload["model"]).family
+        content["workload"] = {"family": family, "weights": checkpoints.weights_digest(workload["model"]), **workload}
     try:
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
@@ -77,7 +76,8 @@ def resolve_cell(
         text = json.dumps({**content, **means, "compute": own_pace, "codec_cost": "host"})
         cell = Cell.model_validate_json(text, strict=True)
         workloads.check_workload(cell.workload, cell.pipeline.stages, cell.pipeline.layers)
-        checkpoints.check_weights(cell.workload)
+        if isinstance(cell.workload, TextSpec):
+            checkpoints.check_weights(cell.workload)
         # After the check: it takes a workload that is known to be one.
         durations = _durations(cell, compute, where)
         if timing == "live" and isinstance(durations, Calibrated):

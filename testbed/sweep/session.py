@@ -24,7 +24,7 @@ from testbed.play.job import seeded
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
 from testbed.records import DuringRecord, LabRecord, Sample
-from testbed.spec import Cell, Paced
+from testbed.spec import Cell, Paced, text_of
 from testbed.sweep.interrupt import Interrupt
 from testbed.workloads import models as workloads
 
@@ -56,10 +56,12 @@ class Observer(Protocol):
 
 
 class Tokens(NamedTuple):
-    """The prepared text."""
+    """What was prepared for a workload."""
 
     path: Path
+    """The token ids of a text; of images, the folder that keeps what was fetched."""
     vocabulary: int
+    """Tokens that a text's tokenizer has; of images, their classes."""
 
 
 class Session:
@@ -211,10 +213,10 @@ def _transfer_s(cell: Cell) -> float:
     """Return how long all fp32 tensors of one step need on the slowest direction of any link, at its worst moment,
     delays included.
     """
-    values = cell.workload.batch_size * cell.workload.sequence_length * workloads.hidden_width(cell.workload)
     if cell.data is not None:
-        size = workloads.workload_size(cell.workload)
-        values = cell.data.workers * flops.parameters(size, range(size.layers))
+        values = cell.data.workers * flops.whole_model(cell.workload)
+    else:
+        values = cell.workload.batch_tokens * workloads.hidden_width(text_of(cell))
 
     def seconds(pipe: Pipe) -> float:
         line = timeline(pipe)

@@ -22,7 +22,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
 from testbed.pipeline.memory import predict_memory
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import Run
-from testbed.spec import Recipe, WorkloadSpec
+from testbed.spec import Recipe, TextSpec, WorkloadSpec
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
 
@@ -73,7 +73,7 @@ def train_missing(
 ) -> Trainings:
     """Train those of the recipes that have no finished training in an experiment's result folder.
 
-    `prepare` gets a workload's text ready (`controller.prepare_text`); it is asked once for each text. UserError
+    `prepare` gets what a workload learns from ready (`controller.prepare`); it is asked once for each text. UserError
     before anything starts, where a recipe cannot be trained so. A training that fails costs its own recipe only.
     Ctrl-C ends all.
     """
@@ -137,15 +137,17 @@ def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
 
 def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], Tokens]) -> list[Task]:
     """Write each recipe's job to a file beside its folder."""
-    texts: dict[tuple[Any, ...], Tokens] = {}
+    texts: dict[object, Tokens] = {}
     tasks = []
     for recipe in recipes:
         # Tokens come from the text and the model's tokenizer; the rest only decides whether the text is long enough.
         spec = recipe.workload
-        key = (
-            *(spec.text, spec.model, spec.sequence_length, spec.batch_size),
-            *(spec.validation_batches, spec.training_sequences),
-        )
+        key: object = spec
+        if isinstance(spec, TextSpec):
+            key = (
+                *(spec.text, spec.model, spec.sequence_length, spec.batch_size),
+                *(spec.validation_batches, spec.training_sequences),
+            )
         if key not in texts:
             texts[key] = prepare(spec)
         job = {

@@ -15,6 +15,7 @@
 | `windows` | cuts tokens into sequences and orders them | no |
 | `floor` | says what a model loses that knows word frequencies only | no |
 | `data` | serves them as batches | yes |
+| `networks` | small networks that learn images, and how many images there are, in numbers | no |
 | `images` | digits or a data set of the hub, and networks small enough for data parallel methods | yes |
 | `characters` | a language model of characters, many side by side, for data parallel methods | yes |
 | `shards` | divides examples among workers, of skewed classes and sizes, and into batches | no |

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from testbed.errors import SpecError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.checkpoints import check_weights
 from testbed.workloads.stage_model import StageModel
@@ -25,7 +25,7 @@ def stage_class(family: str) -> type[Any]:
 
 
 def build_stage(
-    spec: WorkloadSpec, *, stage: int, stages: int, seed: int, vocabulary: int, layers: Sequence[int] | None = None
+    spec: TextSpec, *, stage: int, stages: int, seed: int, vocabulary: int, layers: Sequence[int] | None = None
 ) -> StageModel:
     """Build the share of one stage, fp32. All stages of all cuts hold parts of one and the same model.
 
@@ -53,7 +53,7 @@ def build_stage(
         return kind(kind.whole_class(kind.config(size, spec.dropout)), size, own, spec, seed)  # type: ignore[no-any-return]
 
 
-def empty_model(spec: WorkloadSpec) -> Any:
+def empty_model(spec: TextSpec) -> Any:
     """Make transformers' whole model without its numbers: its parameters take no memory. SpecError as `build_stage`."""
     size, kind = models.workload_size(spec), stage_class(spec.family)
     if spec.model in models.SIZES:
@@ -64,7 +64,7 @@ def empty_model(spec: WorkloadSpec) -> Any:
         return kind.whole_class(config)
 
 
-def _checkpoint_config(spec: WorkloadSpec, **changes: Any) -> Any:
+def _checkpoint_config(spec: TextSpec, **changes: Any) -> Any:
     """Load a checkpoint's own configuration, with `changes`."""
     folder = models.checkpoint_folder(spec.model)
     try:
@@ -75,7 +75,7 @@ def _checkpoint_config(spec: WorkloadSpec, **changes: Any) -> Any:
         raise SpecError(f"model {spec.model!r}: cannot load a configuration from {folder}: {error}") from None
 
 
-def _fill(model: StageModel, spec: WorkloadSpec) -> None:
+def _fill(model: StageModel, spec: TextSpec) -> None:
     """Read the stage's weights. A published checkpoint ties its embeddings; each gets a copy, and from here they learn
     apart.
     """

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from testbed import paths
 from testbed.errors import TestbedError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.checkpoints import weights_digest
@@ -79,12 +79,12 @@ class Chain:
         return float(loss.detach()), crossings
 
 
-def specification(model: str, sequences: int = _SEQUENCES) -> WorkloadSpec:
+def specification(model: str, sequences: int = _SEQUENCES) -> TextSpec:
     """Return the workload whose batches are captured: sequences of 256 tokens of the bundled text, or as many as the
     model reads.
     """
     size = models.model_size(model)
-    return WorkloadSpec(
+    return TextSpec(
         family=size.family,
         model=model,
         weights=weights_digest(model),

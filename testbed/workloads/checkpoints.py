@@ -1,6 +1,6 @@
 """Which files are a checkpoint's weights, and are they the ones that they are taken for? No torch.
 
-A digest of the weights is part of a cell that begins with them: `WorkloadSpec.weights`. A checkpoint that a program of
+A digest of the weights is part of a cell that begins with them: `TextSpec.weights`. A checkpoint that a program of
 ours made has a seal beside it besides, in the format of sha256sum, so that one that was altered is not taken at all.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from testbed import paths
 from testbed.errors import SpecError, StageError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 
 SEAL = "SHA256SUMS"
@@ -73,7 +73,7 @@ def weights_digest(model: str) -> str | None:
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def check_weights(spec: WorkloadSpec) -> None:
+def check_weights(spec: TextSpec) -> None:
     """Raise SpecError where a workload's model has other weights than the workload says."""
     if spec.weights is not None and (found := weights_digest(spec.model)) != spec.weights:
         raise SpecError(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import windows
 
 
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 class Data:
     """Training batches, epoch after epoch; validation batches always the same, whatever the seed."""
 
-    def __init__(self, tokens: npt.NDArray[np.unsignedinteger], spec: WorkloadSpec, seed: int) -> None:
+    def __init__(self, tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec, seed: int) -> None:
         """`tokens` is one long text, (t,), mapped from a file for instance. SpecError when it does not hold the
         workload.
         """

@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import windows
 
 _AT_ONCE = 4096
 """Windows whose tokens are counted together, so that a long text does not lie in memory twice."""
 
 
-def unigram_floor(tokens: npt.NDArray[np.unsignedinteger], spec: WorkloadSpec, vocabulary: int) -> float:
+def unigram_floor(tokens: npt.NDArray[np.unsignedinteger], spec: TextSpec, vocabulary: int) -> float:
     """Return the floor in nats per token: the cross-entropy of the validation targets under the frequencies of tokens
     in the text's training part.
 

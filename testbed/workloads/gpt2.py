@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads.models import ModelSize
 from testbed.workloads.stage_model import StageModel, Submodule
 
@@ -22,7 +22,7 @@ class Gpt2Stage(StageModel):
     whole_class = GPT2LMHeadModel
     embedding_name = "transformer.wte.weight"
 
-    def __init__(self, whole: Any, size: ModelSize, layers: range, spec: WorkloadSpec, seed: int) -> None:
+    def __init__(self, whole: Any, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
         """Take `layers` out of the `whole` model, and what belongs to the first and the last stage."""
         super().__init__(size, layers, spec, seed)
         source = whole.transformer

@@ -8,47 +8,24 @@ whatever the seed, is for testing. Other images are data sets of the hub, which 
 from __future__ import annotations
 
 import functools
-import itertools
+import importlib.util
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
 from testbed import paths
-from testbed.errors import SpecError, UnknownNameError
 from testbed.workloads import texts
+from testbed.workloads.networks import DIGITS, KERNEL, OF_DIGITS, ImageShape, network_layers, scored_together
 from testbed.workloads.prepare import prepare_images
 from testbed.workloads.windows import shuffled
 
 _BRIGHTEST = 16
-TEST_EXAMPLES: Final = 360
-"""Of the digits."""
-_SCORED_TOGETHER = 512
-"""Images; what a network holds of more would not fit into a small guest's memory."""
-
-
-@dataclass(frozen=True)
-class ImageShape:
-    """What a network must know of images."""
-
-    channels: int
-    """1: grey; 3: red, green, blue."""
-    side: int
-    """Pixels: images are square."""
-    classes: int
-
-    def __str__(self) -> str:
-        return f"{self.channels} x {self.side} x {self.side} values in {self.classes} classes"
-
-
-DIGITS: Final = ImageShape(channels=1, side=8, classes=10)
 
 
 class LabelledImages(NamedTuple):
@@ -111,65 +88,38 @@ def images(name: str, cache: Path | None = None) -> ImageSet:
 
 
 def _digits() -> ImageSet:
-    pixels, labels = load_digits(return_X_y=True)
-    every = LabelledImages(torch.tensor(pixels, dtype=torch.uint8), torch.tensor(labels, dtype=torch.int64), _BRIGHTEST)
-    order = shuffled(len(labels), "digits test")
-    train, test = every.at(order[TEST_EXAMPLES:]), every.at(order[:TEST_EXAMPLES])
+    # As a file: importing scikit-learn takes each worker 150 MB, and a second.
+    found = importlib.util.find_spec("sklearn")
+    assert found is not None
+    assert found.origin is not None
+    rows = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", dtype=np.int64, delimiter=",")
+    every = LabelledImages(torch.from_numpy(rows[:, :-1].astype(np.uint8)), torch.from_numpy(rows[:, -1]), _BRIGHTEST)
+    order = shuffled(len(rows), "digits test")
+    train, test = every.at(order[OF_DIGITS.test :]), every.at(order[: OF_DIGITS.test])
     return ImageSet(DIGITS.channels, DIGITS.side, DIGITS.classes, train, test)
 
 
-def _mlp(shape: ImageShape, *inner: int) -> nn.Module:
-    widths = (shape.channels * shape.side**2, *inner, shape.classes)
-    layers: list[nn.Module] = []
-    for into, out in itertools.pairwise(widths):
-        layers += [nn.Linear(into, out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _cnn(shape: ImageShape) -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (shape.channels, shape.side, shape.side)),
-        nn.Conv2d(shape.channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (shape.side // 2) ** 2, 64),
-        nn.ReLU(),
-        nn.Linear(64, shape.classes),
-    )
-
-
-_FOR_DIGITS: Final = "digits-"
-_NETWORKS: Final[dict[str, Callable[[ImageShape], nn.Module]]] = {  # with as many parameters for digits
-    "mlp": lambda shape: _mlp(shape, 28),  # 2,110
-    "mlp-large": lambda shape: _mlp(shape, 256, 128),  # 50,826
-    "cnn": _cnn,  # 38,282
-}
-MODELS: Final = (*_NETWORKS, *(f"{_FOR_DIGITS}{name}" for name in _NETWORKS))
-"""Networks from (n, channels * side * side) to (n, classes), by name: those for any images, and the same ones for
-digits alone. None of them has buffers, so parameters are all that workers exchange.
-"""
-
-
 def build_network(model: str, shape: ImageShape, seed: int) -> nn.Module:
-    """Make a network of `MODELS` for images, initialised as torch does from the seed; the global generator is left as
-    it was.
+    """Make a network of `networks.NETWORKS` for images, initialised as torch does from the seed; the global generator
+    is left as it was.
 
     UnknownNameError for another name; SpecError for a network of digits and images that are none.
     """
-    if model not in MODELS:
-        raise UnknownNameError("model", model, MODELS)
-    found = ImageShape(shape.channels, shape.side, shape.classes)
-    if model.startswith(_FOR_DIGITS) and found != DIGITS:
-        raise SpecError(
-            f"model {model!r} is for digits, {DIGITS}; these images have {found}: take "
-            f"{model.removeprefix(_FOR_DIGITS)!r}"
-        )
+    layers = network_layers(model, shape)
+    modules: list[nn.Module] = []
+    if layers[0].side is not None:
+        modules.append(nn.Unflatten(1, (shape.channels, shape.side, shape.side)))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return _NETWORKS[model.removeprefix(_FOR_DIGITS)](found)
+        for before, layer in zip((None, *layers), layers, strict=False):
+            modules += [] if before is None else [nn.ReLU()]
+            if before is not None and before.side is not None and layer.side is None:
+                modules += [nn.MaxPool2d(2), nn.Flatten()]
+            if layer.side is None:
+                modules.append(nn.Linear(layer.inputs, layer.outputs))
+            else:
+                modules.append(nn.Conv2d(layer.inputs, layer.outputs, KERNEL, padding=KERNEL // 2))
+    return nn.Sequential(*modules)
 
 
 def batch_loss(model: nn.Module, examples: LabelledImages) -> Tensor:
@@ -181,8 +131,9 @@ def score(model: nn.Module, examples: LabelledImages) -> Score:
     """Return loss and accuracy."""
     losses, right, total = [], 0, len(examples.labels)
     with torch.no_grad():
-        for start in range(0, total, _SCORED_TOGETHER):
-            part = examples.between(start, start + _SCORED_TOGETHER)
+        together = scored_together(examples.pixels.shape[1])
+        for start in range(0, total, together):
+            part = examples.between(start, start + together)
             outputs = model(part.images)
             losses.append(float(functional.cross_entropy(outputs, part.labels)) * (len(part.labels) / total))
             right += int((outputs.argmax(1) == part.labels).sum())

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads.models import ModelSize
 from testbed.workloads.stage_model import StageModel, Submodule
 
@@ -26,7 +26,7 @@ class LlamaStage(StageModel):
     whole_class = LlamaForCausalLM
     embedding_name = "model.embed_tokens.weight"
 
-    def __init__(self, whole: Any, size: ModelSize, layers: range, spec: WorkloadSpec, seed: int) -> None:
+    def __init__(self, whole: Any, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
         """Take `layers` out of the `whole` model, and what belongs to the first and the last stage."""
         super().__init__(size, layers, spec, seed)
         source = whole.model

@@ -15,8 +15,8 @@ from typing import Any
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import WorkloadSpec
-from testbed.workloads import texts
+from testbed.spec import ImagesSpec, TextSpec, WorkloadSpec
+from testbed.workloads import networks, texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ def model_size(model: str) -> ModelSize:
         ) from None
 
 
-def workload_size(spec: WorkloadSpec) -> ModelSize:
+def workload_size(spec: TextSpec) -> ModelSize:
     """Return the size of a workload's model. SpecError when that is of another family than the workload says, else as
     `model_size`.
     """
@@ -230,22 +230,41 @@ def workload_size(spec: WorkloadSpec) -> ModelSize:
 
 
 def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters of a workload's model, in the model's order. SpecError as `workload_size`."""
-    size = workload_size(spec)
-    row = FAMILIES[size.family]
+    """Return the shapes of all parameters of a workload's model, in its order. SpecError as `check_workload`."""
+    if isinstance(spec, ImagesSpec):
+        return [shape for layer in networks.workload_layers(spec) for shape in layer.shapes]
+    assert isinstance(spec, TextSpec)
+    return shapes_of(workload_size(spec))
+
+
+def shapes_of(size: ModelSize) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters of a language model, in the model's order."""
+    row = family(size.family)
     table = (size.vocabulary, size.width)
     embeddings = [table, *([(size.context, size.width)] if row.learned_positions else [])]
     norm: list[tuple[int, ...]] = [(size.width,)] * (2 if row.biases else 1)
     return [*embeddings, *row.layer_shapes(size) * size.layers, *norm, table]
 
 
-def hidden_width(spec: WorkloadSpec) -> int:
+def hidden_width(spec: TextSpec) -> int:
     """Return how many values a token has at a boundary."""
     return model_size(spec.model).width
 
 
+def validation_tokens(spec: WorkloadSpec) -> int:
+    """Return how many tokens, or images, an evaluation reads."""
+    if isinstance(spec, ImagesSpec):
+        return networks.image_counts(spec.images).test
+    assert isinstance(spec, TextSpec)
+    return spec.validation_batches * spec.batch_tokens
+
+
 def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
     """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
+    if isinstance(spec, ImagesSpec):
+        networks.workload_layers(spec)
+        return
+    assert isinstance(spec, TextSpec)
     size = workload_size(spec)
     split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:

@@ -24,9 +24,10 @@ import numpy.typing as npt
 from testbed import paths, results
 from testbed.errors import SpecError, TestbedError
 from testbed.workloads import models, sources, texts, windows
+from testbed.workloads.networks import PreparedImages, find_prepared, prepared_paths
 
 VERSION = 1
-"""Part of every name: raise it when the same text would give other tokens, or the same images other pixels."""
+"""Part of every text's name: raise it when the same text would give other tokens."""
 _TOKENIZER = sources.ASSETS / "bpe4096.json"
 _CHUNK_CHARACTERS = 1 << 16
 """Lines are tokenised together until they have so many: tokens never span the end of a line where one chunk follows
@@ -43,25 +44,8 @@ class Prepared(NamedTuple):
     """Tokens that the tokenizer has."""
 
 
-class PreparedImages(NamedTuple):
-    """Images with labels, in two files: those to train on, and after them those to test on."""
-
-    pixels: Path
-    """A .npy of uint8, (n, channels * side * side): channel after channel, row after row."""
-    labels: Path
-    """A .npy of int64, (n,), 0 to classes - 1."""
-    train: int
-    """How many of the n images come first, to train on."""
-    test: int
-    channels: int
-    """1: grey; 3: red, green, blue."""
-    side: int
-    """Pixels: images are square."""
-    classes: int
-
-
 def prepare_tokens(text: str, model: str, cache: Path) -> Prepared:
-    """Return the token file of a text (see `WorkloadSpec.text`) for a model, made below `cache` where it is not there
+    """Return the token file of a text (see `TextSpec.text`) for a model, made below `cache` where it is not there
     yet.
 
     A file of text is UTF-8, and may be compressed with xz. Line ends become newlines, as `datasets` reads text. Nothing
@@ -94,19 +78,17 @@ def prepare_images(images: str, cache: Path) -> PreparedImages:
     texts.check_images_name(images)
     if (hub := texts.hub_set(images, "images")) is None:
         raise SpecError(f"workload.images: {images!r} come with scikit-learn: there is nothing to prepare")
-    folder, name = cache / "images", f"{hub.file_name}-{VERSION}"
-    pixels, labels = folder / f"{name}.npy", folder / f"{name}-labels.npy"
-    description = folder / f"{name}.json"
-    if not all(path.is_file() for path in (pixels, labels, description)):
-        splits = sources.load_hub_set(hub, "images")
-        results.make_folder(folder, "set XDG_CACHE_HOME to a folder of yours")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
-            drafts = [Path(scratch) / path.name for path in (pixels, labels, description)]
-            about = _decode(f"workload.images: data set {hub}", splits, *drafts[:2])
-            drafts[2].write_text(json.dumps(about, indent=1) + "\n")
-            for draft, path in zip(drafts, (pixels, labels, description), strict=True):
-                sources.place(draft, path)  # the description last: where it is, the others are whole
-    return PreparedImages(pixels, labels, **json.loads(description.read_text(encoding="utf8")))
+    if (found := find_prepared(hub, cache)) is not None:
+        return found
+    splits, files = sources.load_hub_set(hub, "images"), prepared_paths(hub, cache)
+    folder = results.make_folder(files[0].parent, "set XDG_CACHE_HOME to a folder of yours")
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".making-") as scratch:
+        drafts = [Path(scratch) / path.name for path in files]
+        about = _decode(f"workload.images: data set {hub}", splits, *drafts[:2])
+        drafts[2].write_text(json.dumps(about, indent=1) + "\n")
+        for draft, path in zip(drafts, files, strict=True):
+            sources.place(draft, path)  # the description last: where it is, the others are whole
+    return PreparedImages(files[0], files[1], **about)
 
 
 # ------------------------------------------------------------------ what is read

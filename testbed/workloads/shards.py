@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaincinv
 
 from testbed import keyed
 from testbed.errors import SpecError
@@ -64,6 +63,8 @@ def class_mixes(workers: int, classes: int, alpha: float, seed: int) -> npt.NDAr
     """
     if not alpha > 0:
         raise SpecError(f"a Dirichlet distribution of alpha {alpha:g}: alpha is above 0; none: classes are mixed alike")
+    from scipy.special import gammaincinv  # which workers that learn a text need not load
+
     gammas = gammaincinv(alpha, uniform(workers * classes, f"class mixes {seed}")).reshape(workers, classes)
     gammas = np.maximum(gammas, np.finfo(np.float64).tiny)
     return np.asarray(gammas / gammas.sum(axis=1, keepdims=True), np.float64)

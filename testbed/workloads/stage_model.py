@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from testbed import keyed
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.models import ModelSize
 
@@ -55,7 +55,7 @@ class StageModel(nn.Module, ABC):
     embedding_name: ClassVar[str]
     """The token embedding's parameter, which published checkpoints may tie to the output layer."""
 
-    def __init__(self, size: ModelSize, layers: range, spec: WorkloadSpec, seed: int) -> None:
+    def __init__(self, size: ModelSize, layers: range, spec: TextSpec, seed: int) -> None:
         """`layers` of the whole model of that `size` are here. `spec` says dropout and precision, `seed` keys the
         dropout.
         """

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from testbed import keyed
 from testbed.errors import SpecError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 
 STRETCH_TOKENS = 4096
 VALIDATION_EVERY = 20
@@ -81,7 +81,7 @@ def check_text_length(
             )
 
 
-def check_text_for(spec: WorkloadSpec, tokens: int) -> None:
+def check_text_for(spec: TextSpec, tokens: int) -> None:
     """Check that a text of `tokens` tokens holds a workload: see `check_text_length`."""
     check_text_length(
         tokens,

@@ -21,7 +21,7 @@ from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import CodecError, SpecError
 from testbed.pipeline.optimise import RowwiseAdamW
-from testbed.spec import OptimiserSpec, WorkloadSpec
+from testbed.spec import OptimiserSpec, TextSpec
 from testbed.workloads.build import build_stage
 
 FORWARD, BACKWARD = Context(3, 0, "forward"), Context(3, 0, "backward")
@@ -47,7 +47,7 @@ def stages_of(family: Any, count: int, **changes: Any) -> list[Any]:
         "validation_batches": 1,
         **changes,
     }
-    spec = WorkloadSpec(family=family, **fields)
+    spec = TextSpec(family=family, **fields)
     return [build_stage(spec, stage=stage, stages=count, seed=1, vocabulary=4096) for stage in range(count)]
 
 

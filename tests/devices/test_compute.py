@@ -13,16 +13,16 @@ from testbed import devices
 from testbed.devices import flops
 from testbed.devices.durations import durations
 from testbed.errors import SpecError
-from testbed.spec import Measured, Paced, PipelineSpec, WorkloadSpec
+from testbed.spec import Measured, Paced, PipelineSpec, TextSpec
 from testbed.workloads import models
 from tests.devices.example_recording import recorded
 
 MS = 1_000_000
 
 
-def workload(model: str = "gpt2-mini", **changes: Any) -> WorkloadSpec:
+def workload(model: str = "gpt2-mini", **changes: Any) -> TextSpec:
     fields: dict[str, Any] = {"text": "bundled", "sequence_length": 64, "batch_size": 16, "validation_batches": 1}
-    return WorkloadSpec(**{"family": models.model_size(model).family, "model": model, **fields, **changes})
+    return TextSpec(**{"family": models.model_size(model).family, "model": model, **fields, **changes})
 
 
 def pipeline(stages: int = 3, microbatches: int = 4, **changes: Any) -> PipelineSpec:

@@ -11,16 +11,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from testbed.devices import flops
 from testbed.errors import UnknownNameError
-from testbed.spec import WorkloadSpec
-from testbed.workloads import models
+from testbed.spec import ImagesSpec, TextSpec
+from testbed.workloads import models, networks
 from testbed.workloads.build import build_stage
+from testbed.workloads.images import build_network
 from testbed.workloads.llama import LlamaStage
+from testbed.workloads.networks import DIGITS
 
 MODELS = ("gpt2-nano", "gpt2-mini-wide", "llama-nano", "llama-mini")
 
 
-def workload(model: str, sequence_length: int, sequences: int) -> WorkloadSpec:
-    return WorkloadSpec(
+def workload(model: str, sequence_length: int, sequences: int) -> TextSpec:
+    return TextSpec(
         family=models.model_size(model).family,
         model=model,
         text="bundled",
@@ -53,11 +55,31 @@ def test_the_count_is_exact(model: str, sequence_length: int, sequences: int) ->
         assert sum(parameter.numel() for parameter in part.parameters()) == flops.parameters(size, own)
 
 
+@pytest.mark.parametrize("model", ["digits-mlp", "mlp-large", "cnn"])
+def test_the_count_of_a_network_for_images_is_exact(model: str) -> None:
+    spec = ImagesSpec(model=model, images="digits", batch_size=1)
+    network = build_network(model, DIGITS, 0)
+    pixels = torch.zeros(1, DIGITS.side**2, requires_grad=True)
+    with FlopCounterMode(display=False) as forward:
+        outputs = network(pixels)
+    with FlopCounterMode(display=False) as backward:
+        outputs.backward(torch.ones_like(outputs))
+    assert forward.get_total_flops() == flops.image(spec)
+    assert backward.get_total_flops() == 2 * flops.image(spec)
+    assert sum(parameter.numel() for parameter in network.parameters()) == flops.whole_model(spec)
+    layers = [module for module in network if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+    made = [layer.register_forward_hook(lambda *call: sizes.append(call[2].numel())) for layer in layers]
+    sizes: list[int] = []
+    network(pixels)
+    assert len(made) == len(sizes)
+    assert sum(sizes) == networks.values(spec)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_shapes_of_all_parameters_are_known_without_the_model(model: str) -> None:
-    spec = workload(model, 16, 1)
-    whole = build_stage(spec, stage=0, stages=1, seed=1, vocabulary=models.model_size(model).vocabulary)
-    assert models.parameter_shapes(spec) == [tuple(parameter.shape) for parameter in whole.parameters()]
+    size = models.model_size(model)
+    whole = build_stage(workload(model, 16, 1), stage=0, stages=1, seed=1, vocabulary=size.vocabulary)
+    assert models.shapes_of(size) == [tuple(parameter.shape) for parameter in whole.parameters()]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -8,12 +8,14 @@ import pytest
 from pandas.testing import assert_frame_equal
 from typer.testing import CliRunner
 
+import testbed
 from testbed import results
 from testbed.cli import app
 from testbed.errors import ResultsError, SpecError, UnknownNameError
 from testbed.export import FORMATS, columns, export, rows, runs_to_export, table_files
 from testbed.metrics import loss_curve, validation_curve
 from testbed.spec import CodecRates
+from tests.small_replicas import DIGITS, a_recipe, cell_of, trained
 
 TABLES = pytest.mark.parametrize("table", columns.TABLES)
 
@@ -45,6 +47,7 @@ def test_every_table_can_be_made(experiment: Path) -> None:
         }  # of cells whose codecs cost a device's time
         known |= {name for name in names if name.startswith("data.")}  # of data parallel cells
         known.add("lost")  # of asynchronous cells
+        known |= {"workload.images", "workload.alpha", "validation_accuracy"}  # of cells that learn images
         known |= {"optimiser.algorithm", "optimiser.frozen_after"}  # of cells without AdamW, and of 1-bit Adam
         assert set(names) - found <= known
 
@@ -107,6 +110,22 @@ def test_steps_frames_and_losses_are_those_of_the_records(experiment: Path) -> N
         points = [(point.step, point.seconds, point.loss) for point in curve(run.cell, stages)]
         found = losses[losses.phase == phase][["step", "training_s", "loss"]].itertuples(index=False, name=None)
         assert list(found) == points
+
+
+def test_workers_that_learn_images_are_exported_as_stages_are(tmp_path: Path) -> None:
+    recipe = a_recipe("star", workload=DIGITS, evaluate_every=3)
+    run, records = results.new_run(tmp_path, cell_of(recipe)), trained(recipe).records
+    for node, own in enumerate(records):
+        lines = "".join(record.model_dump_json() + "\n" for record in own)
+        (run.folder / f"steps-{node}.jsonl").write_text(lines, encoding="utf8")
+    steps, losses = (table_files.pandas_frame(table, [run]) for table in ("steps", "losses"))
+    train = steps[steps.phase == "train"]
+    assert ((train.local_s > 0) == (train.stage < 4)).all()  # the last node is the server
+    evaluated = [record for record in records[-1] if record.phase == "evaluation"]
+    for frame in (losses, testbed.steps(run.folder)):
+        found = frame[frame.phase == "evaluation"]
+        assert [*zip(found.loss, found.accuracy, strict=True)] == [(each.loss, each.accuracy) for each in evaluated]
+        assert frame[frame.phase == "train"].accuracy.isna().all()
 
 
 def test_links_carry_what_the_counters_say(experiment: Path) -> None:

@@ -17,7 +17,7 @@ from testbed.codecs.in_model.constrained_stage import outside
 from testbed.codecs.in_model.subspace import Subspace, SubspaceHook
 from testbed.codecs.make import make
 from testbed.errors import SpecError
-from testbed.spec import Cell, WorkloadSpec
+from testbed.spec import Cell, TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 
@@ -66,7 +66,7 @@ class Counting(ToyData):
         return drawn._replace(inputs=text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
 
 
-def model_of(spec: WorkloadSpec) -> Callable[[int, int], Any]:
+def model_of(spec: TextSpec) -> Callable[[int, int], Any]:
     return lambda stage, stages: build_stage(spec, stage=stage, stages=stages, seed=5, vocabulary=TOKENS)
 
 

@@ -34,7 +34,7 @@ from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 240.0
@@ -50,7 +50,7 @@ def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, codec: str =
         topology="star",
         engine="relay",
         compute=Measured(),
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2", model="gpt2-nano", text="none", sequence_length=16, batch_size=4, validation_batches=2
         ),
         pipeline=PipelineSpec(stages=stages, microbatches=2, schedule=schedule, in_flight=in_flight),

@@ -17,7 +17,7 @@ from testbed.pipeline import pretrain
 from testbed.pipeline.alone import AloneJob, train_alone
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.pretrain import LEARNED, Pretraining
-from testbed.spec import PipelineSpec, WorkloadSpec
+from testbed.spec import PipelineSpec, TextSpec
 from testbed.sweep import plan
 from testbed.workloads import checkpoints, models
 from testbed.workloads.build import build_stage
@@ -82,7 +82,7 @@ def test_a_training_that_was_killed_goes_on_to_the_same_bytes(
     pretrain.pretrain(NAME, lambda training, ahead_s: pytest.fail("it was trained again"))
 
 
-def _losses(workload: WorkloadSpec, stages: int, folder: Path, tokens: str) -> list[tuple[str, float | None]]:
+def _losses(workload: TextSpec, stages: int, folder: Path, tokens: str) -> list[tuple[str, float | None]]:
     recipe = LEARNED[NAME]
     pipeline = PipelineSpec(stages=stages, microbatches=2, schedule="1f1b", in_flight=stages)
     changes = {"workload": workload, "pipeline": pipeline, "training": recipe.training.model_copy(update={"steps": 2})}
@@ -111,7 +111,7 @@ def test_weights_are_part_of_a_cell_and_altered_ones_are_refused(text: Path) -> 
     folder = pretrain.pretrain(NAME)
     experiment = plan.load_experiment("default")
 
-    def cell_with(model: str, **more: str) -> WorkloadSpec:
+    def cell_with(model: str, **more: str) -> TextSpec:
         sets = {"workload.model": model, **{f"workload.{name}": value for name, value in more.items()}}
         changes = [f"{name}={json.dumps(value)}" for name, value in {**sets, "workload.sequence_length": 16}.items()]
         return plan.cells(experiment, "relay", overrides=changes)[0].workload

@@ -35,7 +35,7 @@ from testbed.pipeline.train import StageTrainer
 from testbed.pipeline.transport import Connection
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TrainingSpec, WorkloadSpec
+from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec
 
 TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 
@@ -47,7 +47,7 @@ def a_cell(stages: int, schedule: str = "1f1b", in_flight: int = 3, **training: 
         topology="star",
         engine="relay",
         compute=Measured(),
-        workload=WorkloadSpec(
+        workload=TextSpec(
             family="gpt2", model="toy", text="none", sequence_length=LENGTH, batch_size=BATCH, validation_batches=2
         ),
         pipeline=PipelineSpec(stages=stages, microbatches=MICROBATCHES, schedule=schedule, in_flight=in_flight),

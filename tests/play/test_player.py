@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from testbed.errors import ResultsError, SpecError
+from testbed.play.job import DirectorCall
+from testbed.play.lanes import Director, LaneState
 from testbed.play.played import Played, read_played
 from testbed.play.player import Player
 from testbed.play.steady import extended, trace_repeats_from
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import RECEIVE, SEND, WAIT, WORK, Lane, Trace
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.play.unlinked import play_unlinked
 from tests.play import made_traces
 from tests.play.fake_network import fake
 
 
-def play(trace: Trace, *, steps: int | None = None, prove_steady: bool = False) -> Played:
+def play(
+    trace: Trace, *, steps: int | None = None, prove_steady: bool = False, director: Director | None = None
+) -> Played:
     with fake(trace) as (network, waiter):
-        return Player(trace, network, waiter, clock="virtual", steps=steps, prove_steady=prove_steady).play()
+        return Player(
+            trace, network, waiter, clock="virtual", steps=steps, prove_steady=prove_steady, director=director
+        ).play()
 
 
 def synthetic(steps: int = 4, **changes: int) -> Trace:
@@ -83,6 +91,47 @@ def test_who_waited_long_for_a_message_works_longer_once(waited_ns: int) -> None
     played = play(two_nodes(sender, receiver)).lanes[1]
     first, second = (played.end_ns[i] - played.begin_ns[i] for i in (-2, -1))
     assert (first, second) == (7 + 400_000 * min(waited_ns, 5_000_000) // 5_000_000, 7)
+
+
+@given(st.lists(st.tuples(st.integers(1, 200_000), st.integers(0, 1)), min_size=2, max_size=6))
+@settings(max_examples=30)
+def test_what_is_chosen_meanwhile_is_played_as_if_it_had_stood_there(stated: list[tuple[int, int]]) -> None:
+    """A sender of so many bytes in each step, who waits for none or all of the answers."""
+
+    def trace(numbers: list[tuple[int, int]]) -> Trace:
+        sender, answers, receiver = Lane(0, "sender"), Lane(0, "answers"), Lane(1, "receiver")
+        for step, (size, waits) in enumerate(numbers):
+            sender.add(WORK, value=11)
+            sender.add(SEND, peer=1, tag=step, value=size)
+            sender.add(WAIT, value=waits * (step + 1))
+            receiver.add(RECEIVE, peer=0, tag=step)
+            receiver.add(WORK, value=7)
+            receiver.add(SEND, peer=0, tag=step, value=1)
+            answers.add(RECEIVE, peer=1, tag=step)
+            answers.add(SIGNAL)
+            for lane in (sender, answers, receiver):
+                lane.end_step()
+        return Trace(("a", "b"), ("work",), (sender, answers, receiver))
+
+    heard: list[int] = []
+
+    class Choosing:
+        def step_ended(self, lane: LaneState, lanes: Sequence[LaneState]) -> None:
+            if lane is lanes[0] and lane.step < len(stated):
+                size, waits = stated[lane.step]
+                lane.value[3 * lane.step + 1], lane.value[3 * lane.step + 2] = size, waits * (lane.step + 1)
+            if lane is lanes[1]:
+                heard.append(lane.last[2 * lane.step - 2])
+
+    played = play(trace([stated[0]] * len(stated)), director=Choosing())
+    assert played.lanes == play(trace(stated)).lanes
+    assert heard == [played.lanes[1].last_byte_ns[2 * step] for step in range(len(stated))]
+
+
+@pytest.mark.parametrize("made_by", ["tests.play.nowhere:Growing", "tests.play.directors:Shrinking"])
+def test_a_director_that_cannot_be_made_is_named(made_by: str) -> None:
+    with pytest.raises(SpecError, match=f"cannot make the director {made_by}: .*Error: "):
+        DirectorCall(made_by=made_by, arguments={}).make()
 
 
 def test_a_lane_that_waits_for_ever_is_named() -> None:

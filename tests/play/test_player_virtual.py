@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.play.guests import play_jobs
-from testbed.play.job import PlayJob
+from testbed.play.job import DirectorCall, PlayJob
 from testbed.play.played import Played, read_played
 from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
@@ -77,3 +77,23 @@ def test_two_boots_give_the_same_bytes_and_what_is_unshaped_takes_no_time(tmp_pa
         ends = max(lane.end_ns[-1] for lane in unshaped.lanes) / unshaped.steps
         assert ends == pytest.approx(4 * 3_000_000 + 4 * 5_000_000 + 2 * (3_000_000 + 5_000_000), rel=1e-3)
     assert results[0] == results[1]
+
+
+def test_what_a_jobs_director_chooses_is_played_as_if_it_had_stood_there(tmp_path: Path, kernel: GuestKernel) -> None:
+    def pings(sizes: list[int]) -> Trace:
+        sender, receiver = Lane(0, "a"), Lane(1, "b")
+        for tag, size in enumerate(sizes):
+            sender.add(WORK, value=500_000_000)
+            sender.add(SEND, peer=1, tag=tag, value=size)
+            receiver.add(RECEIVE, peer=0, tag=tag)
+            sender.end_step()
+            receiver.end_step()
+        return Trace(("a", "b"), ("",), (sender, receiver))
+
+    chosen = DirectorCall(made_by="tests.play.directors:Growing", arguments={"more_bytes": 7000})
+    jobs = [
+        job(tmp_path, "chosen", pings([5000] * 4), director=chosen),
+        job(tmp_path, "written", pings([5000 + 7000 * step for step in range(4)]), prove_steady=False),
+    ]
+    ours, theirs = play(tmp_path, kernel, *jobs)
+    assert ours.lanes == theirs.lanes

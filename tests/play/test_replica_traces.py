@@ -22,37 +22,21 @@ from testbed.play.unlinked import Links, play_unlinked
 from testbed.profiles import load_profile
 from testbed.records import Duration, MessageCosts, ReplicaCosts, StepRecord, WorkerMaths
 from testbed.replicas.fragments import SMALL
-from testbed.spec import Calibrated, Cell, CodecRates, Exchange, OuterSpec, Paced
+from testbed.spec import Calibrated, Cell, CodecRates, Exchange, OuterSpec
 from testbed.workloads import models
-from tests.small_replicas import EXCHANGES, SPARSE, a_recipe, trained
+from tests.small_replicas import BACKWARD_NS, EXCHANGES, FORWARD_NS, SPARSE, UPDATE_NS, a_recipe, cell_of, trained
 
 STREAMING = {
     "outer": {"learning_rate": 0.4, "momentum": 0.9, "nesterov": True},
     "local_steps": 2,
     "streaming": {"fragments": 3},
 }
-FORWARD_NS, BACKWARD_NS, UPDATE_NS = 10_000_000, 20_000_000, 1_000_000
 
 
 def a_cell(exchange: Exchange, codec: str = "fp32", **recipe: Any) -> tuple[Cell, list[list[StepRecord]]]:
     """A played cell, and a training of its recipe."""
     asked = a_recipe(exchange, codec, **recipe)
-    cell = Cell(
-        codec=asked.codec,
-        profiles=(load_profile("link(10Mbit, 30ms, buffer=60s)"),),
-        topology="star",
-        engine="netem",
-        compute=Paced(forward_ns=(FORWARD_NS,), backward_ns=(BACKWARD_NS,), update_ns=UPDATE_NS, source="stated"),
-        timing="played",
-        clock="virtual",
-        codec_cost="zero",
-        workload=asked.workload,
-        pipeline=asked.pipeline,
-        data=asked.data,
-        optimiser=asked.optimiser,
-        training=asked.training,
-    )
-    return cell, trained(asked).records
+    return cell_of(asked), trained(asked).records
 
 
 def played_of(trace: Trace, links: Links | None = None) -> Played:

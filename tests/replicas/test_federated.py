@@ -9,7 +9,8 @@ import torch
 
 from testbed.policies import dagc, thresholds
 from testbed.replicas.federated import FederatedSpec, Federation
-from testbed.workloads.images import DIGITS, batch_loss, build_network, images, score
+from testbed.workloads.images import batch_loss, build_network, images, score
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches
 
 

@@ -24,7 +24,7 @@ from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, wit
 from testbed.replicas.live import take_part
 from testbed.replicas.node import PeerLinks, peers_of
 from testbed.spec import DecoSpec, Exchange, Paced, Recipe
-from tests.small_replicas import SPARSE, Learner, a_recipe, free_ports, node_jobs, same, trained
+from tests.small_replicas import DIGITS, SPARSE, Learner, a_recipe, free_ports, learner_for, node_jobs, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
 STREAMING = {"outer": OUTER, "local_steps": 2, "streaming": {"fragments": 3, "mixing": 0.5}}
@@ -67,8 +67,8 @@ def over_loopback(
                 asked.set()
             return super().loss(batch, part)
 
-    parts = jobs[0].data.parts
-    learners = [(Quitter if node == lost else Asking)(parts, node) for node in range(len(parts))]  # they share a seed
+    kinds = [Quitter if node == lost else Asking for node in range(jobs[0].data.workers)]
+    learners = [learner_for(recipe, node, kind) for node, kind in enumerate(kinds)]  # they share a seed
 
     def run(node: int) -> None:
         job = jobs[node]
@@ -120,6 +120,8 @@ def _one_thread() -> Any:
         ("all-to-all", SPARSE, 2, (0, 2), STREAMING),
         ("all-reduce", "bf16", 2, (0, 2), STREAMING),
         ("all-gather", SPARSE, 3, 1, STREAMING),
+        ("star", SPARSE, 2, (1, 0), {"workload": DIGITS, "shares": (3, 1)}),
+        ("all-reduce", "fp32", 2, 0, {"workload": DIGITS}),
     ],
 )
 def test_over_links_as_in_one_process(

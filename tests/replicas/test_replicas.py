@@ -17,25 +17,48 @@ from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import Decision
 from testbed.replicas.fragments import divide_tensors
+from testbed.replicas.learners import ImagesLearner, learner_of
 from testbed.replicas.worker import Worker
-from testbed.spec import Exchange, OptimiserSpec, OuterSpec, PipelineSpec, StreamingSpec
-from tests.small_replicas import EXCHANGES, SPARSE, Data, Learner, Net, a_recipe, same, trained
+from testbed.spec import Exchange, ImagesSpec, OptimiserSpec, OuterSpec, PipelineSpec, StreamingSpec, TextSpec
+from testbed.workloads.images import build_network, images, score
+from testbed.workloads.shards import ShardBatches, divide
+from tests.small_replicas import DIGITS, EXCHANGES, SPARSE, TEXT, Data, Examples, Learner, Net, a_recipe, same, trained
 
 CODECS = ["fp32", "bf16", "int8", SPARSE, "ef(powersgd(2))", "ef(int1)", "delta-int8"]
 
 
 # ---------------------------------------------------------------------- synchronous and uncoded
+class ShardedData(Data):
+    """The batches of four workers, each of its own shard of the digits, as parts of one batch."""
+
+    def __init__(self, spec: ImagesSpec, seed: int) -> None:
+        self._images = images(spec.images).train
+        shards = divide(self._images.labels.numpy(), (1,) * 4, alpha=spec.alpha, seed=seed)
+        self._batches = [
+            ShardBatches(shard, spec.batch_size // 4, seed=seed, worker=number) for number, shard in enumerate(shards)
+        ]
+
+    def train(self, batch: int, part: int, parts: int) -> Examples:
+        chosen = self._images.at(self._batches[part].batch(batch))
+        return Examples(chosen.images, chosen.labels)
+
+
+@pytest.mark.parametrize("workload", [TEXT, DIGITS])
 @pytest.mark.parametrize("exchange", EXCHANGES[:3])
-def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_bit(exchange: Exchange) -> None:
+def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_bit(
+    exchange: Exchange, workload: TextSpec | ImagesSpec
+) -> None:
     """The one worker takes the parts as micro-batches, whose mean gradient is the same sum: the weight is 2**-2."""
-    recipe = a_recipe(exchange, evaluate_every=2)
-    alone = recipe.model_copy(
-        update={"data": None, "pipeline": PipelineSpec(stages=1, microbatches=4, schedule="gpipe", in_flight=4)}
-    )
-    output, nets = io.StringIO(), [Net()]
+    recipe = a_recipe(exchange, evaluate_every=2, workload=workload)
+    one = PipelineSpec(stages=1, microbatches=4, schedule="gpipe", in_flight=4)
+    alone = recipe.model_copy(update={"data": None, "pipeline": one, "workload": TEXT})
+    output, nets, data = io.StringIO(), [Net()], Data()
+    if isinstance(workload, ImagesSpec):
+        seed = recipe.training.seed
+        nets, data = [Net(build_network(workload.model, images("digits"), seed))], ShardedData(workload, seed)
     works = works_of(alone, vocabulary=2, tokens="", folder="")
     threads = torch.get_num_threads()
-    with Stages(works, [output], model=lambda work: nets[0], data=lambda work: Data()) as stages:
+    with Stages(works, [output], model=lambda work: nets[0], data=lambda work: data) as stages:
         stages.start()
         stages.join()
     torch.set_num_threads(threads)
@@ -83,6 +106,49 @@ def test_replicas_are_alike_at_every_step(exchange: Exchange, codec: str) -> Non
     assert same(found.weights(0), found.weights(1))
     assert same(found.weights(0), found.weights(2))
     assert set(ahead) >= {1, 3}
+
+
+def test_an_evaluation_of_images_says_how_many_of_the_test_images_are_named_right() -> None:
+    found = trained(a_recipe("star", workload=DIGITS, evaluate_every=3))
+    assert same(found.weights(0), found.weights(3))
+    model = build_network(DIGITS.model, images("digits"), 0)
+    torch.nn.utils.vector_to_parameters(torch.cat([each.flatten() for each in found.weights()]), model.parameters())
+    evaluated = [record for record in found.records[-1] if record.phase == "evaluation"]
+    assert (evaluated[-1].loss, evaluated[-1].accuracy) == score(model, images("digits").test)
+    assert [record.tokens for record in evaluated] == [360, 360]
+    assert evaluated[0].accuracy != evaluated[1].accuracy
+    rest = [record for node in found.records[:-1] for record in node] + found.records[-1][:3]
+    assert not any("accuracy" in record.model_dump() for record in rest)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_replicas_of_images_are_alike(exchange: Exchange) -> None:
+    codec = "bf16" if exchange == "all-reduce" else SPARSE
+    kind = {"workers": 3, "shares": (2, 1, 1), "staleness": (0, 2, 1), "answer": "ef(topk(0.5))"}
+    found = trained(a_recipe(exchange, codec, workload=DIGITS, **kind))
+    assert same(found.weights(0), found.weights(1))
+    assert same(found.weights(0), found.weights(2))
+
+
+def test_shards_of_images_follow_shares_and_alpha() -> None:
+    def learners(alpha: float | None) -> list[ImagesLearner]:
+        spec = DIGITS.model_copy(update={"alpha": alpha})
+        recipe = a_recipe(workers=2, shares=(3, 1), workload=spec)
+        made = [learner_of(recipe, number, vocabulary=10, tokens="") for number in range(2)]
+        return [each for each in made if isinstance(each, ImagesLearner)]
+
+    def shard(learner: ImagesLearner) -> list[int]:
+        size = len(learner.batches.batch(0))
+        return sorted({place for batch in range(1500 // size) for place in learner.batches.batch(batch).tolist()})
+
+    large, small = learners(None)
+    assert (large.parts, small.parts) == (3, 1)
+    assert (len(large.batches.batch(0)), len(small.batches.batch(0))) == (12, 4)
+    assert sorted(shard(large) + shard(small)) == list(range(1437))
+    assert len(shard(large)) == pytest.approx(3 * len(shard(small)), abs=4)
+    labels = images("digits").train.labels
+    most = [labels[shard(learners(alpha)[1])].bincount().max() / 359 for alpha in (None, 0.1)]
+    assert most[0] < 0.2 < most[1]
 
 
 def test_nobody_is_further_ahead_than_its_staleness_and_all_arrives_in_the_end() -> None:

@@ -16,7 +16,8 @@ from testbed.replicas.bucket import Bucket
 from testbed.replicas.stacked import MODEL, VALUES, Method, Stack, Trial, steps_to
 from testbed.replicas.worker import Worker
 from testbed.spec import OptimiserSpec
-from testbed.workloads.images import DIGITS, build_network, images
+from testbed.workloads.images import build_network, images
+from testbed.workloads.networks import DIGITS
 from testbed.workloads.shards import ShardBatches, divide
 
 METHOD = Method(ratio=0.1, staleness=2, workers=2, batch_size=8, alpha=0.5)

@@ -302,7 +302,8 @@ def test_no_field_of_several_runs_is_silently_the_first_run_s(tmp_path: Path) ->
     assert combined.lost.keys() == {"worker 40", "worker 10", "worker 20"}
     expected = {name: 20 if int in kinds[name] else 2.0 for name in numbers}
     expected |= {"measured_steps": 70, "overrun_share": 4.0}
-    expected |= dict.fromkeys(("train_loss", "validation_loss", "uncompressed_loss"), pytest.approx(7 / 3))
+    learned = ("train_loss", "validation_loss", "uncompressed_loss", "validation_accuracy")
+    expected |= dict.fromkeys(learned, pytest.approx(7 / 3))
     del expected["step_s"]  # made of the steps themselves
     assert {name: getattr(combined, name) for name in expected} == expected
     assert all(type(getattr(combined, name)) in kinds[name] for name in numbers)

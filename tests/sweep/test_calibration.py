@@ -14,7 +14,7 @@ from test_trainings import Texts, a_recipe
 from testbed.errors import TestbedError, UserError
 from testbed.pipeline.calibration import CalibrationRound, duration, is_steady, timed
 from testbed.records import Calibration, Duration
-from testbed.spec import DataParallelSpec, Exchange, OptimiserSpec, PipelineSpec, Recipe, WorkloadSpec
+from testbed.spec import DataParallelSpec, Exchange, OptimiserSpec, PipelineSpec, Recipe, TextSpec
 from testbed.sweep.calibration import calibrate
 from testbed.sweep.session import Tokens
 
@@ -85,7 +85,7 @@ def test_how_far_workers_are_ahead_decides_no_duration() -> None:
         assert timed(changed) != timed(recipe)
 
 
-def never(spec: WorkloadSpec) -> Tokens:
+def never(spec: TextSpec) -> Tokens:
     raise AssertionError("everything is kept")
 
 

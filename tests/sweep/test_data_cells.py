@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from testbed.errors import SpecError
-from testbed.spec import Cell, recipe_of
+from testbed.errors import SpecError, UnknownNameError
+from testbed.spec import Cell, ImagesSpec, Paced, recipe_of
 from testbed.sweep.bounded_steps import expected_messages
 from testbed.sweep.resolve import resolve_cell
 
@@ -28,6 +28,7 @@ FIELDS: dict[str, Any] = {
     "optimiser": {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.95, "clip_norm": 1.0},
     "training": {"steps": 4, "warmup_steps": 0, "seed": 0, "evaluate_every": 0},
 }
+IMAGES = {"model": "digits-cnn", "images": "digits", "batch_size": 8}
 DECO = {"every": 20, "noise": "exp", "noise_weight": 1.0}
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}
 ON_DEVICE = {"mode": "paced", "device": "rtx-3090"}
@@ -61,6 +62,51 @@ def test_numbers_and_codecs_may_differ_between_workers() -> None:
     assert cell.data is not None
     assert [cell.data.staleness_of(worker) for worker in range(4)] == [0, 1, 2, 3]
     assert cell.codec == "0: fp32; rest: topk(0.1)"
+
+
+def test_a_cell_may_learn_images() -> None:
+    skewed, mixed = (a_cell({"shares": [5, 1, 1, 1]}, workload=IMAGES | more) for more in ({"alpha": 0.1}, {}))
+    assert isinstance(skewed.workload, ImagesSpec)
+    assert (skewed.workload.alpha, skewed.workload.batch_tokens) == (0.1, 8)
+    assert skewed.id != mixed.id
+    for cell in (skewed, mixed, a_cell()):
+        assert Cell.model_validate_json(cell.model_dump_json()) == cell
+        assert recipe_of(cell).workload == cell.workload
+    values = 38_282  # the network's parameters
+    assert expected_messages(a_cell(codec="fp32", workload=IMAGES)) == (4 * values,)
+    device = a_cell(workload=IMAGES, compute={"mode": "paced", "device": "t4"}).compute
+    twice = a_cell(workload=IMAGES | {"batch_size": 16}, compute={"mode": "paced", "device": "t4"}).compute
+    assert isinstance(device, Paced)
+    assert isinstance(twice, Paced)
+    assert twice.forward_ns[0] == pytest.approx(2 * device.forward_ns[0], abs=2)
+    assert (twice.update_ns, "from FLOPs" in twice.source) == (device.update_ns, True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({**IMAGES, "text": "bundled"}, "workload: it has both text, .* and images, .*; state one of them"),
+        ({**IMAGES, "sequence_length": 8}, r"no key 'workload.sequence_length'; known here: model, batch_size, prec"),
+        ({**IMAGES, "apha": 1}, r"no key 'workload.apha' \(did you mean 'workload.alpha'\?\)"),
+        ({**IMAGES, "alpha": 0}, "workload.alpha: .* greater than 0, found 0"),
+        ({**IMAGES, "precision": "bf16"}, "workload.precision: .*fp32.*, found 'bf16'"),
+        ({**IMAGES, "batch_size": 6}, "cannot be cut into 4 equal"),
+        ({**IMAGES, "images": "digit"}, r"workload.images: there are no images 'digit'; give 'digits'"),
+        ({**IMAGES, "model": "digits-cmn"}, "digits-cnn"),
+        ({**IMAGES, "model": "gpt2-nano"}, "there is no network 'gpt2-nano'"),
+        ({**FIELDS["workload"], "alpha": 1}, r"no key 'workload.alpha'; known here: .*sequence_length"),
+    ],
+)
+def test_a_workload_that_is_none_is_refused(workload: dict[str, Any], says: str) -> None:
+    with pytest.raises((SpecError, UnknownNameError), match=says):
+        a_cell(workload=workload)
+
+
+def test_a_pipeline_learns_no_images() -> None:
+    fields = {name: value for name, value in FIELDS.items() if name != "data"}
+    pipeline = {"stages": 2, "microbatches": 2, "schedule": "gpipe", "in_flight": 2}
+    with pytest.raises(SpecError, match=r"workload.images is 'digits'.*state a table data"):
+        resolve_cell({**fields, "workload": IMAGES, "pipeline": pipeline}, "netem", "it", "virtual")
 
 
 def test_where_fragments_take_turns_steps_come_in_cycles_of_them_and_messages_are_of_one() -> None:

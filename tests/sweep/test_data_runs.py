@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import testbed
 from testbed import results
 from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
+from testbed.records import Calibration
 from testbed.results import Run
 from tests.commands import Command
 
@@ -23,9 +25,9 @@ live_checks = 0
 
 [cell]
 topology = "star"
-codec_cost = "zero"
-compute = {{ mode = "paced", forward = "40ms", backward = "80ms", update = "5ms" }}
-workload = {{ model = "gpt2-nano", text = "bundled", sequence_length = 16, batch_size = 4, validation_batches = 1 }}
+codec_cost = "{cost}"
+compute = {{ {compute} }}
+workload = {{ {workload} }}
 optimiser = {{ learning_rate = 1e-3, weight_decay = 0.0, beta1 = 0.9, beta2 = 0.95, clip_norm = 1.0 }}
 training = {{ steps = {steps}, warmup_steps = 1, seed = 0, evaluate_every = 0 }}
 
@@ -43,10 +45,23 @@ timing = {timings}
 """
 
 
+TEXT = 'model = "gpt2-nano", text = "bundled", sequence_length = 16, batch_size = 4, validation_batches = 1'
+DIGITS = 'model = "digits-cnn", images = "digits", alpha = 0.3, batch_size = 16'
+ARRIVALS = """exchange = "star"
+answer = "bf16"
+arrivals = { period_s = 0.5 }
+outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }"""
+
+
 def swept(folder: Path, *timings: str, clock: str = "virtual", **fields: Any) -> list[Run]:
     """Return the run of a cell of each timing."""
     folder.mkdir(exist_ok=True)
-    stated = {"more": "", "codec": "ef(topk(0.1))", "exchange": 'exchange = "all-to-all"', **fields}
+    stated = {"workload": TEXT, "more": "", "codec": "ef(topk(0.1))", "exchange": 'exchange = "all-to-all"'}
+    stated |= {
+        "cost": "zero",
+        "compute": 'mode = "paced", forward = "40ms", backward = "80ms", update = "5ms"',
+        **fields,
+    }
     (folder / "sweep.toml").write_text(EXPERIMENT.format(timings=json.dumps(timings), **stated), encoding="utf8")
     with Command.standing(folder, "auto") as command:
         command.finish("sweep", "sweep.toml", "--clock", clock, within_s=590)
@@ -82,9 +97,54 @@ def test_a_ring_is_live_what_it_is_played_and_has_a_report(tmp_path: Path) -> No
     assert (tmp_path / "results" / tmp_path.name / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.clock_kernel
+def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tmp_path: Path) -> None:
+    star = {"exchange": 'exchange = "star"\nanswer = "fp32"', "codec": "fp32", "workload": DIGITS}
+    means = {"steps": 8, "profile": "link(20Mbit, 20ms)", **star}
+    played, live = swept(tmp_path / "first", "played", "live", **means)
+    (again,) = swept(tmp_path / "again", "played", **means)
+    assert losses_of(live) == losses_of(played)
+    assert played.summary is not None
+    assert live.summary is not None
+    assert (again.cell, again.summary) == (played.cell, played.summary)
+    accuracy = played.summary.validation_accuracy
+    assert accuracy is not None
+    assert 0 < accuracy < 1
+    assert live.summary.validation_accuracy == accuracy
+    frame = testbed.load(tmp_path / "first" / "results" / "first")
+    assert set(frame.validation_accuracy) == {accuracy}
+    steps = testbed.steps(played.folder)
+    assert steps[steps.phase == "evaluation"].accuracy.tolist() == [accuracy]
+    assert steps[steps.phase == "train"].accuracy.isna().all()
+    page = (tmp_path / "first" / "results" / "first" / "report.html").read_text(encoding="utf8")
+    assert page.count(f"{accuracy:.4f}") >= 2  # a row of the table each
+    assert "of test images" in page
+
+
+@pytest.mark.clock_kernel
+def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
+    means = {"cost": "host", "compute": 'mode = "calibrated"', "profile": "link(20Mbit, 20ms)"}
+    (run,) = swept(tmp_path, "played", steps=4, **means)
+    made = tmp_path / "results" / tmp_path.name
+    (costs,) = results.read_json(made / "calibration.json", Calibration).replicas.values()
+    for node, worker in enumerate(costs.workers):
+        encode_ns, other_ns = costs.messages[node].encode[0].ns, costs.messages[1 - node].decode[0].ns
+        for action in [action for record in run.steps(node) for action in record.actions]:
+            works_ns = worker.local_step.ns + worker.close.ns if action.kind == "L" else worker.update.ns
+            assert action.computed_ns - action.decoded_ns == works_ns
+            assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else other_ns)
+            assert action.encoded_ns - action.computed_ns == (encode_ns if action.kind == "L" else 0)
+    assert run.summary is not None
+    assert run.summary.split is not None
+    assert run.summary.split.codec_s > 0
+    assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
+
+
 @pytest.mark.root
-def test_live_on_the_real_clock_it_trains_as_without_a_network(tmp_path: Path) -> None:
-    live, played = swept(tmp_path, "live", "played", clock="real", steps=4, profile="link(20Mbit, 20ms)")
+@pytest.mark.parametrize("workload", [pytest.param(TEXT, id="text"), pytest.param(DIGITS, id="images")])
+def test_live_on_the_real_clock_it_trains_as_without_a_network(workload: str, tmp_path: Path) -> None:
+    means = {"steps": 4, "profile": "link(20Mbit, 20ms)", "workload": workload}
+    live, played = swept(tmp_path, "live", "played", clock="real", **means)
     assert losses_of(live) == losses_of(played)
     sizes = [
         [frame.payload_bytes for node in range(run.cell.nodes) for r in run.steps(node) for frame in r.sent]
@@ -99,18 +159,15 @@ def test_live_on_the_real_clock_it_trains_as_without_a_network(tmp_path: Path) -
 
 @pytest.mark.clock_kernel
 @pytest.mark.parametrize(
-    "more",
+    ("more", "workload"),
     [
-        pytest.param('deco = { every = 2, noise = "exp", noise_weight = 1.0 }', id="choices"),
-        pytest.param(
-            'exchange = "star"\nanswer = "bf16"\narrivals = { period_s = 0.5 }\n'
-            "outer = { learning_rate = 1.0, momentum = 0.0, nesterov = false }",
-            id="arrivals",
-        ),
+        pytest.param('deco = { every = 2, noise = "exp", noise_weight = 1.0 }', TEXT, id="choices"),
+        pytest.param(ARRIVALS, TEXT, id="arrivals"),
+        pytest.param(ARRIVALS.replace("0.5", "0.2"), DIGITS, id="arrivals of images"),
     ],
 )
-def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, tmp_path: Path) -> None:
-    stated = {"exchange": ""} if "exchange" in more else {}
+def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, workload: str, tmp_path: Path) -> None:
+    stated = {"exchange": "", "workload": workload} if "exchange" in more else {}
     runs = [
         run
         for name in ("first", "another")

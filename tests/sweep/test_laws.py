@@ -16,7 +16,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.records import Summary
 from testbed.results import Run
 from testbed.spec import Recipe, recipe_of
-from testbed.sweep.controller import prepare_text
+from testbed.sweep.controller import prepare
 from testbed.sweep.trainings import load_training, train_missing
 from tests.commands import Command, losses
 
@@ -162,7 +162,7 @@ class Silent:
 def test_training_without_a_network_has_the_same_losses(laws: Laws, tmp_path: Path) -> None:
     run, _ = laws.run(laws.on("consumer-80mbps"), "delta-int8")
     recipe = recipe_of(run.cell)
-    trained = train_missing([recipe], tmp_path, prepare=prepare_text, progress=Silent())
+    trained = train_missing([recipe], tmp_path, prepare=prepare, progress=Silent())
     assert [record.loss for record in load_training(trained.folders[recipe.id])[-1]] == losses(run)
 
 

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 
 from testbed import results
 from testbed.records import StepRecord
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.prepare import prepare_tokens
@@ -67,7 +67,7 @@ def test_where_it_cannot_be_fetched_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_the_cut_model_is_the_published_one(folder: Path, tmp_path: Path) -> None:
-    spec = WorkloadSpec(
+    spec = TextSpec(
         family="llama", model=MODEL, text="bundled", sequence_length=256, batch_size=1, validation_batches=1
     )
     models.check_workload(spec, 4)

@@ -16,9 +16,11 @@ from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.memory import predict_memory
 from testbed.records import TrainingRecord
 from testbed.results import read_json
-from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TrainingSpec, WorkloadSpec
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
 from testbed.sweep.session import Tokens
 from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing
+from tests import small_replicas
+from tests.small_replicas import DIGITS
 
 VOCABULARY = 96
 
@@ -26,7 +28,7 @@ VOCABULARY = 96
 def a_recipe(codec: str = "fp32", *, model: str = "gpt2-nano", steps: int = 3, **workload: Any) -> Recipe:
     return Recipe(
         codec=codec,
-        workload=WorkloadSpec(
+        workload=TextSpec(
             **{
                 "family": model.partition("-")[0],
                 "model": model,
@@ -66,7 +68,7 @@ class Texts:
         self.path, self.asked = folder / "tokens.npy", 0
         np.save(self.path, np.random.default_rng(0).integers(VOCABULARY, size=50_000).astype(np.uint16))
 
-    def __call__(self, spec: WorkloadSpec) -> Tokens:
+    def __call__(self, spec: TextSpec) -> Tokens:
         self.asked += 1
         return Tokens(self.path, VOCABULARY)
 
@@ -116,7 +118,7 @@ def test_a_training_that_is_killed_costs_itself_and_is_made_again(tmp_path: Path
 
 
 def test_what_needs_a_network_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    def never(spec: WorkloadSpec) -> Tokens:
+    def never(spec: TextSpec) -> Tokens:
         raise AssertionError
 
     with pytest.raises(UserError, match='timing = "live"'):
@@ -125,9 +127,12 @@ def test_what_needs_a_network_is_refused_before_anything_starts(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt2-mini", "llama-mini"])
+@pytest.mark.parametrize("model", ["gpt2-mini", "llama-mini", DIGITS.model])
 def test_predicted_memory_suffices_and_is_not_far_off(tmp_path: Path, model: str) -> None:
-    recipe = a_recipe(model=model, sequence_length=64, batch_size=16, steps=2)
+    if model == DIGITS.model:
+        recipe = small_replicas.a_recipe("star", workload=DIGITS)
+    else:
+        recipe = a_recipe(model=model, sequence_length=64, batch_size=16, steps=2)
     found = train_missing([recipe], tmp_path, prepare=Texts(tmp_path), progress=Heard())
     peak = read_json(found.folders[recipe.id] / "training.json", TrainingRecord).peak_memory_bytes
     assert peak <= predict_memory(recipe) <= 1.5 * peak

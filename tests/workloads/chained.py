@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models, prepare
 from testbed.workloads.build import build_stage, empty_model, stage_class
 from testbed.workloads.stage_model import EMBEDDING, StageModel, dropout_key
@@ -21,8 +21,8 @@ Trained = tuple[list[Tensor], dict[str, Tensor]]
 """Losses, and parameters by name."""
 
 
-def workload(model: str = "gpt2-midi", sequence_length: int = 24, **changes: Any) -> WorkloadSpec:
-    return WorkloadSpec(
+def workload(model: str = "gpt2-midi", sequence_length: int = 24, **changes: Any) -> TextSpec:
+    return TextSpec(
         family="llama" if "llama" in model else "gpt2",
         model=model,
         text="bundled",
@@ -42,7 +42,7 @@ def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, foreach=False)
 
 
-def reference(spec: WorkloadSpec) -> Any:
+def reference(spec: TextSpec) -> Any:
     """The whole model of a named size as transformers makes it from the seed."""
     kind = stage_class(spec.family)
     with torch.random.fork_rng(devices=[]):
@@ -50,7 +50,7 @@ def reference(spec: WorkloadSpec) -> Any:
         return kind.whole_class(kind.config(models.SIZES[spec.model], spec.dropout))
 
 
-def save_checkpoint(spec: WorkloadSpec, states: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
+def save_checkpoint(spec: TextSpec, states: Iterable[Mapping[str, Tensor]], folder: Path) -> None:
     """Write what the stages learned as a folder that transformers loads and that a workload's `model` can name.
 
     The two embeddings have learned apart, so both are saved, and the configuration says that they are not tied.
@@ -61,7 +61,7 @@ def save_checkpoint(spec: WorkloadSpec, states: Iterable[Mapping[str, Tensor]], 
     shutil.copyfile(prepare.tokenizer_file(spec.model), folder / "tokenizer.json")
 
 
-def cut(spec: WorkloadSpec, stages: int, layers: list[int] | None = None) -> list[StageModel]:
+def cut(spec: TextSpec, stages: int, layers: list[int] | None = None) -> list[StageModel]:
     return [build_stage(spec, stage=s, stages=stages, seed=SEED, vocabulary=4096, layers=layers) for s in range(stages)]
 
 
@@ -81,7 +81,7 @@ def _key_dropout(model: Any, key: list[int]) -> None:
         block.register_forward_pre_hook(functools.partial(seed, layer))
 
 
-def train_whole(spec: WorkloadSpec) -> Trained:
+def train_whole(spec: TextSpec) -> Trained:
     """transformers' model, its own forward and its own loss."""
     model, key = reference(spec), [0, 0]
     if spec.dropout:

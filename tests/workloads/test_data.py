@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models, windows
 from testbed.workloads.data import Data
 
@@ -22,7 +22,7 @@ TOKENS = np.arange(60_000, dtype=np.uint16)  # a token's value is its place
 
 
 def served(length: int, batch_size: int, seed: int = 0, *, tokens: int = len(TOKENS), **changes: Any) -> Data:
-    spec = WorkloadSpec(
+    spec = TextSpec(
         family="gpt2",
         model="gpt2-nano",
         text="bundled",

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import prepare
 from testbed.workloads.data import Data
 from testbed.workloads.floor import unigram_floor
 
 
-def workload(**changes: object) -> WorkloadSpec:
+def workload(**changes: object) -> TextSpec:
     stated = {
         "family": "gpt2",
         "model": "gpt2-nano",
@@ -26,7 +26,7 @@ def workload(**changes: object) -> WorkloadSpec:
         "batch_size": 4,
         "validation_batches": 3,
     }
-    return WorkloadSpec(**{**stated, **changes})
+    return TextSpec(**{**stated, **changes})
 
 
 def text(vocabulary: int, seed: int, count: int = 90_000) -> npt.NDArray[np.uint16]:
@@ -35,7 +35,7 @@ def text(vocabulary: int, seed: int, count: int = 90_000) -> npt.NDArray[np.uint
     return rng.choice(vocabulary, size=count, p=rng.dirichlet(np.full(vocabulary, 0.3))).astype(np.uint16)
 
 
-def targets(data: Data, spec: WorkloadSpec) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def targets(data: Data, spec: TextSpec) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The targets of an epoch of training, and those of all evaluated batches."""
     train = [data.train(step, 0, 1).targets.numpy() for step in range(data.batches_per_epoch)]
     tested = [data.validation(index, 0, 1).targets.numpy() for index in range(spec.validation_batches)]

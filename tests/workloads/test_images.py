@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from testbed.errors import SpecError, UnknownNameError
-from testbed.workloads import images as image_sets
-from testbed.workloads import sources
-from testbed.workloads.images import DIGITS, MODELS, ImageShape, batch_loss, build_network, images, score
+from testbed.workloads import networks, sources
+from testbed.workloads.images import batch_loss, build_network, images, score
+from testbed.workloads.networks import DIGITS, NETWORKS, ImageShape, image_counts
 from testbed.workloads.shards import ShardBatches, apportion, class_mixes, data_shares, divide
 from tests.workloads import small_hub
 
@@ -24,14 +25,17 @@ LABELS = images("digits").train.labels.numpy()
 
 def test_no_image_is_learned_and_tested():
     train, test = images("digits").train, images("digits").test
-    assert (len(train.labels), len(test.labels)) == (1437, 360)
+    assert (DIGITS, len(train.labels), len(test.labels)) == image_counts("digits") == (DIGITS, 1437, 360)
     every = torch.cat([train.images, test.images])
+    pixels, labels = load_digits(return_X_y=True)
+    assert torch.equal(every.double().sum(0), torch.tensor(pixels).sum(0) / 16)
+    assert torch.cat([train.labels, test.labels]).bincount().tolist() == np.bincount(labels).tolist()
     assert len(every.unique(dim=0)) == len(every)
     assert float(every.min()) == 0.0
     assert float(every.max()) == 1.0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_follows_from_its_seed_and_learns(name):
     state = torch.random.get_rng_state()
     model, again, other = build_network(name, DIGITS, 1), build_network(name, DIGITS, 1), build_network(name, DIGITS, 2)
@@ -63,13 +67,16 @@ def test_networks_fit_any_images_and_those_for_digits_are_the_same(name):
     assert all(map(torch.equal, for_digits.parameters(), same.parameters()))
     for shape in (ImageShape(3, 32, 10), ImageShape(1, 5, 7)):
         values = torch.zeros(2, shape.channels * shape.side**2)
-        assert build_network(name, shape, 0)(values).shape == (2, shape.classes)
+        made = build_network(name, shape, 0)
+        assert made(values).shape == (2, shape.classes)
+        stated = [each for layer in networks.network_layers(name, shape) for each in layer.shapes]
+        assert stated == [tuple(parameter.shape) for parameter in made.parameters()]
 
 
 def test_a_score_counts_every_image_alike(monkeypatch):
     model, test = build_network("mlp", DIGITS, 0), images("digits").test
     whole = score(model, test)
-    monkeypatch.setattr(image_sets, "_SCORED_TOGETHER", 7)
+    monkeypatch.setattr(networks, "_SCORED_VALUES", 7 * 64)
     assert score(model, test) == (pytest.approx(whole.loss, rel=1e-6), whole.accuracy)
 
 
@@ -93,7 +100,7 @@ def rows(arrays, labels, modes=None, **columns):
 
 
 @pytest.mark.parametrize(("how", "channels"), [("in reach", 3), ("cached", 1)])
-def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path):
+def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path, monkeypatch):
     train, test = pixels(9, channels, 0), pixels(5, channels, 1)
     files = {"train": tmp_path / "train.parquet", "test": tmp_path / "test.parquet"}
     rows(train, [0, 1, 2] * 3).to_parquet(files["train"])
@@ -108,6 +115,11 @@ def test_images_of_the_hub_are_decoded_once(how, channels, tmp_path):
         with small_hub.serve(NAME, contents) as endpoint:
             first = small_hub.prepare(tmp_path, "--images", f"hub:{NAME}", HF_ENDPOINT=endpoint)
     assert first.returncode == 0, first.stderr
+    monkeypatch.setattr(networks.paths, "cache_folder", lambda: tmp_path / "nothing")
+    with pytest.raises(SpecError, match=f"fetch it once with: python -m testbed.*--images hub:{NAME}"):
+        image_counts(f"hub:{NAME}")
+    monkeypatch.setattr(networks.paths, "cache_folder", lambda: tmp_path / "c")
+    assert image_counts(f"hub:{NAME}") == (ImageShape(channels, 4, 3), 9, 5)
     found = images(f"hub:{NAME}", tmp_path / "c")  # from our cache: this process knows neither that hub nor its cache
     assert (found.channels, found.side, found.classes) == (channels, 4, 3)
     assert found.test.labels.tolist() == [2, 2, 1, 0, 0]

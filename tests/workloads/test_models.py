@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import WorkloadSpec
+from testbed.spec import TextSpec
 from testbed.workloads import models
 from testbed.workloads.build import build_stage
 from testbed.workloads.gpt2 import Gpt2Stage
@@ -57,7 +57,7 @@ REGIMES: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def whole(spec: WorkloadSpec) -> Trained:
+def whole(spec: TextSpec) -> Trained:
     return train_whole(spec)
 
 
