@@ -123,21 +123,24 @@ def results(folder: Path) -> Results:
     """Read a folder's CSVs. ResultsError where cells.csv has other bits than were trained, or rounds.csv other
     absences.
     """
-    curves, layouts, cells = (pandas.read_csv(folder / name) for name in ("curves.csv", "layouts.csv", predicted.FILE))
+    curves, layouts, cells = (
+        pandas.read_csv(folder / name, dtype={"absences": str})  # a digest may look like a number
+        for name in ("curves.csv", "layouts.csv", predicted.FILE)
+    )
     cells = cells[cells["label.method"].isin(layouts.layout)]
     layouts = layouts.set_index("layout")
+    trained = {*layouts.index, *curves.method}
     for name, away in rounds.absences(folder).items():
-        if f"{name}{CHURN}" in layouts.index and layouts.loc[f"{name}{CHURN}"].absences != rounds.digest(away):
+        if f"{name}{CHURN}" in trained and layouts.absences.get(f"{name}{CHURN}") != rounds.digest(away):
             raise ResultsError(
-                f"{folder}: {name} was trained with other absences than were played; take {name}{CHURN} out of "
-                "curves.csv and run train.py again"
+                f"{folder}: {name} was trained with other absences than were played; run train.py, which trains again"
             )
     for cell in cells.to_dict("records"):
-        trained = layouts.loc[cell["label.method"]]
-        if trained.workers > 1 and abs(cell["bits"] / trained.bits - 1) > BITS_NEAR:
+        layout = layouts.loc[cell["label.method"]]
+        if layout.workers > 1 and abs(cell["bits"] / layout.bits - 1) > BITS_NEAR:
             raise ResultsError(
                 f"{folder}: {cell['label.method']} was played with {cell['bits']} bits per parameter, and sends "
-                f"{trained.bits}; put these into cells.toml and run predict again"
+                f"{layout.bits}; put these into cells.toml and run predict again"
             )
     cells = cells.assign(batch_s=cells.step_s / cells.local_steps.fillna(1))
     points = {

@@ -2,7 +2,8 @@
 
 This writes curves.csv, validation losses at each layout's best learning rate; tuning.csv, what was tried; and
 layouts.csv, what each sends in an exchange. Sites and times are in cells.toml; figures.py puts batches and seconds
-together. Who is away when was played before: rounds.csv in the results. What is in the output folder already is kept.
+together. Who is away when was played before: rounds.csv in the results. What is in the output folder already is kept,
+but for what was trained with other absences than these.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ def listed(layout: Layout, found: Sequence[Curve]) -> Listed:
     method, last = layout.method, found[-1]
     bits = 8 * last.payload_bytes / (last.batches // method.local_steps) / VALUES
     sequences = sum(method.batch_sizes) or method.workers * method.batch_size
-    away = "" if method.absences is None else rounds.digest(method.absences)
-    return Listed(layout.name, method.workers, method.local_steps, sequences, round(bits, 4), away)
+    return Listed(layout.name, method.workers, method.local_steps, sequences, round(bits, 4), absences(layout))
+
+
+def absences(layout: Layout) -> str:
+    """Return the digest of who is away when; empty: nobody."""
+    return "" if layout.method.absences is None else rounds.digest(layout.method.absences)
 
 
 def main(arguments: list[str]) -> int:
@@ -56,13 +61,19 @@ def main(arguments: list[str]) -> int:
         for each in LAYOUTS
         if each.quick or not asked.quick
     ]
+    path = asked.output / "layouts.csv"
+    lines: dict[str, Sequence[object]] = {row[0]: row for row in csv_rows.read_rows(path)}
+    known = {row["layout"]: row["absences"] for row in csv_rows.read_records(path)}
+    anew = [each.name for each in layouts if each.churned and absences(each) != known.get(each.name)]
     trained = train_all(
         (Tuned(each.name, [each.method], each.first_rate) for each in layouts),
         QUICK if asked.quick else FULL,
         asked.output,
+        anew=anew,
     )
-    lines = [listed(each, found) for each, found in zip(layouts, trained, strict=True)]
-    csv_rows.write_rows(asked.output / "layouts.csv", Listed._fields, lines)
+    for each, found in zip(layouts, trained, strict=True):
+        lines[each.name] = listed(each, found)
+        csv_rows.write_rows(path, Listed._fields, lines.values())  # at once: the digest that its curves have
     return 0
 
 

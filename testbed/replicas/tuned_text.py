@@ -7,7 +7,7 @@ then the other seeds are trained at that rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,13 +84,13 @@ class Tuned(NamedTuple):
     first_rate: float
 
 
-def train_all(asked: Iterable[Tuned], plan: Plan, folder: Path) -> Iterator[list[Curve]]:
+def train_all(asked: Iterable[Tuned], plan: Plan, folder: Path, *, anew: Collection[str] = ()) -> Iterator[list[Curve]]:
     """Tune one after the other, yield the curves of each, and keep curves.csv and tuning.csv of all so far. What the
-    folder's tables have already is not trained again.
+    folder's tables have already is not trained again, but for the names in `anew`, whose rows are dropped.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables: dict[str, list[Sequence[Any]]] = {"curves.csv": [], "tuning.csv": []}
-    known = {name: read_rows(folder / name) for name in tables}
+    known = {name: [row for row in read_rows(folder / name) if row[0] not in anew] for name in tables}
     for each in asked:
         there: dict[str, Sequence[Sequence[Any]]] = {
             name: [row for row in rows if row[0] == each.name] for name, rows in known.items()
