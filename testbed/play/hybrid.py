@@ -172,14 +172,14 @@ class HybridShape(Frozen):
 
     @property
     def least_steps(self) -> int:
-        """Fewer tell nothing of the steady state."""
-        return 4 * (self.staleness + 1) if self.staleness else max(3, len(self._rounds))
+        """Fewer tell nothing of the steady state: all rounds, after a first step that does not count."""
+        return 4 * (self.staleness + 1) if self.staleness else max(3, 1 + len(self._rounds))
 
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
-        """Return the time of a step in the steady state; the mean over rounds."""
+        """Return the time of a step in the steady state; the mean over rounds, of whole periods."""
         if self.staleness:
             return steady_mean_ns(steps_ns, self.staleness)
-        return float(median(steps_ns) if len(self._rounds) == 1 else mean(steps_ns[-len(self._rounds) :]))
+        return float(median(steps_ns) if len(self._rounds) == 1 else mean(steps_ns))
 
     @property
     def flows_share(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,16 +69,18 @@ class StepSplit:
         return sum(node.sent_bytes for node in self.nodes)
 
 
-def step_split(trace: Trace, played: Played) -> StepSplit:
-    """Take apart what was played.
+def step_split(trace: Trace, played: Played, period: int = 1) -> StepSplit:
+    """Take apart what was played. `period`: after how many steps the trace asks for the same again.
 
     Where steps were proved to repeat, those that do count, by whole periods; else all but the first, in which TCP's
-    windows are small.
+    windows are small. So that none of a period's steps is left out, whole periods of the trace count where there is one
+    after the first step.
     """
     ends = step_ends(trace, played.lanes, played.steps)
-    first = min(1, played.steps - 1)
-    if played.steady is not None:
-        first = max(first, played.steps - played.steady[1])
+    count = max(1, played.steps - 1)
+    if played.steady is not None:  # perhaps of alike steps at the end of a longer period
+        count = min(count, math.lcm(played.steady[1], period))
+    first = played.steps - (count // period * period or count)
     steps = range(first, played.steps)
     spans = [ends[step] - (ends[step - 1] if step else 0) for step in steps]
     nodes = []

@@ -80,10 +80,12 @@ class _Training(NamedTuple):
         return list(itertools.islice(taken, self.churn.steps))
 
     def of(self, *who: Round) -> Planned:
-        """Return the cell in which these take part in its steps."""
+        """Return the cell in which these take part in its steps. Several are followed by the first again: what was
+        played counts from the second step on.
+        """
         if who == (Round(),):
             return self.planned
-        steps = {"steps": len(who)} if len(who) > 1 else {}
+        steps = {"steps": 1 + len(who)} if len(who) > 1 else {}
         return changed(self.planned, {"rounds": [each._asdict() for each in who], **steps})
 
 
@@ -113,11 +115,12 @@ def play_rounds(planned: Iterable[Planned], play: Play, find: Find) -> list[Roun
     for (number, seed), steps in held.items():
         each = trainings[number].planned
         in_turn = find(whole[number, seed].cell) if (number, seed) in whole else None
-        times = () if in_turn is None else in_turn.steps_ns
-        played = [None] * (len(steps) - len(times)) + [ns / 1e9 for ns in times]
+        times: list[float | None] = [None] * len(steps)
+        if in_turn is not None:
+            times[1:] = [ns / 1e9 for ns in in_turn.steps_ns[:-1]]
         rows += [
             RoundRow(each.grid, each.cell.id, seed, step, at.begin_s, at.waited_s, at.lasts_s, time_s, *_words(at.who))
-            for step, (at, time_s) in enumerate(zip(steps, played, strict=True))
+            for step, (at, time_s) in enumerate(zip(steps, times, strict=True))
         ]
     return rows
 

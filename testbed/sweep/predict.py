@@ -166,7 +166,7 @@ class PredictionResult(Frozen):
     unlinked_ns: int
     """Where messages take no time."""
     step_ns: float | None
-    """Played: the median of the steps that count; None: not played."""
+    """Played: the shape's `steady_ns` of the steps that count; None: not played."""
     steps_ns: tuple[int, ...] = ()
     """Those that count."""
     first: int | None = None
@@ -327,7 +327,7 @@ def _play(
                 lab=lab,
                 link_seed=cell.link_seed,
                 output=aside / f"{cell.id}.played",
-                prove_steady=cell.steps > (cell.shape.period or 0),
+                prove_steady=cell.steps >= 2 * (cell.shape.period or 1),  # in less nothing is there again
             )
         )
     errors = []
@@ -356,7 +356,7 @@ def _play(
 
 def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> PredictionResult:
     trace, played = cell.shape.trace(cell.steps, cell.scale), read_played(output)
-    split = step_split(trace, played)
+    split = step_split(trace, played, cell.shape.period or 1)
     return PredictionResult(
         **_computed(cell),
         step_ns=cell.shape.steady_ns(split.steps_ns),

@@ -13,9 +13,12 @@ from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
 from testbed.play.hybrid import HybridShape, access_links, resolve_hybrid
 from testbed.play.ideal import AlonePipes, Pipes, ideal_steps_ns
+from testbed.play.played import NodeCounters, Played
 from testbed.play.scenarios import Scenario, Sites, load_scenarios
+from testbed.play.split import step_split
 from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import RECEIVE, SEND, Trace
+from testbed.play.unlinked import play_unlinked
 from testbed.profiles import load_profile
 from testbed.workloads.models import model_size
 
@@ -202,6 +205,24 @@ def test_a_round_in_which_nobody_is_away_is_any_step(tmp_path: Path) -> None:
         assert trace_bytes(rounds, tmp_path) == trace_bytes(shape, tmp_path)
         assert rounds.columns() == shape.columns()
         assert (rounds.payload_bytes, rounds.tokens) == (shape.payload_bytes, shape.tokens)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+@pytest.mark.parametrize("proved", [None, 1, 2])
+def test_the_time_and_bytes_of_a_step_leave_no_round_out(rounds: int, proved: int | None) -> None:
+    """However many steps were played, though the first is dropped, and though those at the end are alike."""
+    shape = resolve_hybrid(JOB | {"rounds": [{"away": [3]}, {"returning": [3]}, {}, {}][:rounds]}, "it")
+    whole_ns = ideal_steps_ns(shape.trace(1 + rounds), None, 1 + rounds)[1:]
+    assert len(set(whole_ns)) == 2
+    for steps in range(shape.least_steps, 3 * rounds + 2):
+        trace = shape.trace(steps)
+        sent = [sent_bytes(shape.trace(1 + step)) for step in range(steps)]
+        counters = [(NodeCounters(each, 0, 0, 0), *[NodeCounters(0, 0, 0, 0)] * (shape.nodes - 1)) for each in sent]
+        steady = None if proved is None else (steps - proved, proved)
+        played = Played("virtual", steps, steady, play_unlinked(trace), counters, [()] * steps, 0)
+        split = step_split(trace, played, shape.period or 1)
+        assert shape.steady_ns(split.steps_ns) == pytest.approx(sum(whole_ns) / rounds, rel=1e-6)
+        assert split.sent_bytes == pytest.approx(shape.payload_bytes, abs=1)
 
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])

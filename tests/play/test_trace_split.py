@@ -43,3 +43,13 @@ def test_what_a_node_does_adds_up_to_the_step() -> None:
         assert (node.sent_bytes, node.received_bytes) == (100, 50)
     proved = Played("virtual", 5, (1, 2), play_unlinked(trace), counters, [()] * 5, 0)
     assert step_split(trace, proved).first == 3
+    for period, steady, first in [
+        (1, None, 1),
+        (2, None, 1),
+        (3, None, 2),
+        (4, (3, 1), 1),
+        (2, (4, 1), 3),
+        (3, (3, 2), 2),
+    ]:
+        played = Played("virtual", 5, steady, play_unlinked(trace), counters, [()] * 5, 0)
+        assert step_split(trace, played, period).first == first, "whole periods count"

@@ -62,9 +62,10 @@ class Played:
             assert isinstance(shape, HybridShape)
             alone = [shape.model_copy(update={"rounds": (each,)}) for each in shape.rounds] or [shape]
             times = [round(each.formula_s(cell.topology, cell.profiles) * 1.1e9) for each in alone]
-            counted = times * cell.steps if len(times) == 1 else times
+            assert cell.steps > len(times), "the first step does not count"
+            counted = [times[step % len(times)] for step in range(1, cell.steps)]
             self.results[cell.id] = PredictionResult(
-                ideal_ns=None, unlinked_ns=1, step_ns=shape.steady_ns(counted), steps_ns=tuple(counted[1 : cell.steps])
+                ideal_ns=None, unlinked_ns=1, step_ns=shape.steady_ns(counted), steps_ns=tuple(counted)
             )
         self.times += 1
 
