@@ -16,7 +16,6 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from testbed.errors import SpecError
 from testbed.play.churn import Churn, Held, Presence, Round, rounds
 from testbed.play.hybrid import HybridShape
 from testbed.play.scenarios import load_scenario
@@ -90,10 +89,7 @@ class _Training(NamedTuple):
 
 
 def play_rounds(planned: Iterable[Planned], play: Play, find: Find) -> list[RoundRow]:
-    """Return the steps of all trainings of cells that state churn, having played what is missing.
-
-    SpecError for a cell that is not played, or at whose sites everybody stays.
-    """
+    """Return the steps of all trainings of cells that state churn, having played what is missing."""
     trainings = [_training(each) for each in planned if "churn" in each.fields]
     while True:
         missing: dict[str, Planned] = {}
@@ -131,17 +127,9 @@ def _words(who: Round) -> tuple[str, str]:
 
 
 def _training(planned: Planned) -> _Training:
-    shape, where = planned.cell.shape, f"grid {planned.grid}, cell {planned.cell.id}"
-    churn = ChurnTable.model_validate(planned.fields["churn"])
+    shape, churn = planned.cell.shape, ChurnTable.model_validate(planned.fields["churn"])
     assert isinstance(shape, HybridShape)
-    if not planned.cell.play:
-        raise SpecError(f"{where}: churn is of a cell that is played, and play is false")
     devices = load_scenario(str(planned.fields["scenario"])).devices()
     sites = {at: device.churn for at, device in zip(shape.sites, devices, strict=False)}
-    if not any(sites.values()):
-        raise SpecError(
-            f"{where}: churn is asked for, and at the sites of {planned.fields['scenario']} everybody stays; state "
-            "stays and away in its row"
-        )
     replicas = [sorted({shape.sites[device] for device in own}) for own in shape.devices()]
     return _Training(planned, churn, replicas, sites, shape.star)

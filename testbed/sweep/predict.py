@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from testbed import paths, units
 from testbed.errors import LabError, SpecError, UnknownNameError
@@ -30,6 +30,7 @@ from testbed.play.hybrid import HybridShape, HybridTable, access_links, resolve_
 from testbed.play.ideal import Duplex, InboundWire, Pipes, ideal_steps_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
+from testbed.play.scenarios import load_scenario
 from testbed.play.shapes import PipelineTable, Shape, resolve_shape
 from testbed.play.split import step_split
 from testbed.profiles import LinkProfile, Pipe, load_profile
@@ -108,6 +109,22 @@ class HybridCellTable(HybridTable, PlayTable):
     topology: Literal["star"] = "star"
     churn: ChurnTable | None = None
     """None: nobody leaves. Else its sites come and go, see `churned.py`: the cell itself is played as if nobody did."""
+
+    @model_validator(mode="after")
+    def _churn_can_be_played(self) -> HybridCellTable:
+        if self.churn is None:
+            return self
+        if self.staleness:
+            raise ValueError(f"churn is of steps that wait for their exchange, and staleness is {self.staleness}")
+        if not self.play or self.duplex != "full":
+            why = f"duplex is {self.duplex}" if self.play else "play is false"
+            raise ValueError(f"churn is of a cell that is played, and {why}")
+        if not any(device.churn for device in load_scenario(self.scenario).devices()[: sum(self.replicas)]):
+            raise ValueError(
+                f"churn is of sites that come and go, and at those of {self.scenario} that it uses everybody stays; "
+                "state stays and away in the scenario's row, or no churn"
+            )
+        return self
 
 
 AnyShape = Shape | DataParallelShape | HybridShape

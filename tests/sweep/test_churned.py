@@ -107,14 +107,20 @@ def test_a_file_without_churn_has_no_rounds_and_cells_are_those_without(file: Pa
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('scenario = "community"', 'scenario = "organisational"', "everybody stays"),
-        ("steps = 3\n", "steps = 3\nplay = false\n", "play is false"),
+        ('scenario = "community"', 'scenario = "organisational"', "churn is of .* everybody stays"),
+        ("steps = 3\n", "steps = 3\nplay = false\n", "churn is of .* play is false"),
+        ("steps = 3\n", 'steps = 3\nduplex = "inbound"\n', "churn is of .* duplex is inbound"),
+        ("bits = 8, churn", "bits = 8, staleness = 1, steps = 8, churn", "churn is of .* staleness is 1"),
     ],
 )
-def test_churn_of_what_does_not_come_and_go_is_refused(file: Path, old: str, new: str, said: str) -> None:
+def test_churn_of_what_does_not_come_and_go_is_refused_before_anything_is_played(
+    file: Path, old: str, new: str, said: str
+) -> None:
     file.write_text(FILE.replace(old, new))
     with pytest.raises(SpecError, match=said):
-        play_rounds(predict.plan_cells(str(file)), Played().play, Played().find)
+        predict.plan_cells(str(file))
+    file.write_text(re.sub(r", churn = \{.*?\}", "", FILE.replace(old, new)))
+    assert len(predict.plan_cells(str(file))) == 3, "without churn it is a cell"
 
 
 @pytest.mark.parametrize("stated", ["seeds = 0, steps = 9", "seeds = 1, steps = 2", "seeds = 1", "steps = 4"])
