@@ -85,7 +85,7 @@ class _Training(NamedTuple):
         if who == (Round(),):
             return self.planned
         steps = {"steps": 1 + len(who)} if len(who) > 1 else {}
-        return changed(self.planned, {"rounds": [each._asdict() for each in who], **steps})
+        return changed(self.planned, {"churn": None, "rounds": [each._asdict() for each in who], **steps})
 
 
 def play_rounds(planned: Iterable[Planned], play: Play, find: Find) -> list[RoundRow]:

@@ -114,6 +114,8 @@ class HybridCellTable(HybridTable, PlayTable):
     def _churn_can_be_played(self) -> HybridCellTable:
         if self.churn is None:
             return self
+        if self.rounds:
+            raise ValueError("state rounds or churn: with churn, rounds follow from who is there")
         if self.staleness:
             raise ValueError(f"churn is of steps that wait for their exchange, and staleness is {self.staleness}")
         if not self.play or self.duplex != "full":
@@ -256,8 +258,8 @@ def _grid(path: Path, grid: str, content: Mapping[str, Any], table: Mapping[str,
 
 
 def changed(planned: Planned, changes: Mapping[str, Any]) -> Planned:
-    """Return the cell that has other fields. SpecError as from `plan_cells`."""
-    fields = {**planned.fields, **changes}
+    """Return the cell that has other fields; those that are None it does not state. SpecError as from `plan_cells`."""
+    fields = {name: value for name, value in {**planned.fields, **changes}.items() if value is not None}
     cell = _resolve(fields, f"grid {planned.grid}, like cell {planned.cell.id}", load_profile)
     return planned._replace(stated=dict(flatten(fields)), cell=cell, fields=fields)
 

@@ -111,6 +111,7 @@ def test_a_file_without_churn_has_no_rounds_and_cells_are_those_without(file: Pa
         ("steps = 3\n", "steps = 3\nplay = false\n", "churn is of .* play is false"),
         ("steps = 3\n", 'steps = 3\nduplex = "inbound"\n', "churn is of .* duplex is inbound"),
         ("bits = 8, churn", "bits = 8, staleness = 1, steps = 8, churn", "churn is of .* staleness is 1"),
+        ("bits = 8, churn", "bits = 8, rounds = [{ away = [0] }], churn", "state rounds or churn"),
     ],
 )
 def test_churn_of_what_does_not_come_and_go_is_refused_before_anything_is_played(
