@@ -130,8 +130,7 @@ class StepRecord(Frozen):
     synchronised_ns: int | None
     """When the gradient norm of all stages was known."""
     loss: float | None
-    """Mean over the step's tokens or images; None except at the last stage, or the last node of data parallel training.
-    """
+    """Mean over the step's tokens, or images; None except at the last stage, or node of data parallel training."""
     accuracy: float | None = Field(default=None, exclude_if=_is_none)
     """Of an evaluation on images, where `loss` is: the share of them that is named right."""
     gradient_norm: float | None

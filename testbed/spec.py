@@ -102,11 +102,10 @@ class ImagesSpec(WorkloadSpec):
 
 def _kind_of_workload(workload: object) -> str | None:
     """Return the name of the record that a table, or a record, is of; None where that would be two."""
-    if not isinstance(workload, Mapping):
-        return type(workload).__name__
-    if {"text", "images"} <= workload.keys():
+    stated = workload.keys() if isinstance(workload, Mapping) else ()
+    if "text" in stated and "images" in stated:
         return None
-    return (ImagesSpec if "images" in workload else TextSpec).__name__
+    return (ImagesSpec if "images" in stated or isinstance(workload, ImagesSpec) else TextSpec).__name__
 
 
 Workload = Annotated[
@@ -118,6 +117,7 @@ Workload = Annotated[
         "learns; state one of them",
     ),
 ]
+"""What is learned; in a file, which of the two follows from what is stated."""
 
 
 class PipelineSpec(Frozen):

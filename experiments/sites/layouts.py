@@ -10,6 +10,7 @@ from testbed.spec import OuterSpec
 MEAN = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
 """SparseLoCo's: go on from the mean."""
 LOCAL_STEPS = 8
+LATE = ", a step late"
 INT4, INT2 = "int4(group=32)", "int2(group=32)"
 
 
@@ -62,6 +63,9 @@ _LAYOUTS: tuple[Layout, ...] = (
     Layout("hybrid, int4, full batches", _hybrid(INT4), 0.016),
     Layout("all cut, int4", _hybrid(INT4, split=(0, 1, 2, 3)), 0.016),
     Layout("pipeline of 10, int4", _pipeline(INT4), 0.008, quick=True),
+    Layout(f"data parallel, 2 whole{LATE}", _sparse(2, staleness=1), 0.008),
+    Layout(f"hybrid, a pipeline per site{LATE}", _sparse(4, staleness=1), 0.016),
+    Layout(f"data parallel, 16 whole{LATE}", _sparse(16, 1, staleness=1), 0.016),
 )
 """Within a site bf16 crosses from stage to stage, which "hybrid, a pipeline per site" takes for exact."""
 

@@ -21,7 +21,7 @@ from testbed import units
 from testbed.devices.device import load_device
 from testbed.devices.durations import durations
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, WorkloadSpec
+from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, Workload
 
 _STATED = ("forward", "backward")
 _KEYS = ("mode", "device", *_STATED, "update", "dilation")
@@ -31,7 +31,7 @@ _OWN_PACE = ("measured", "calibrated")
 
 def compute_of(
     asked: Mapping[str, Any] | str,
-    workload: WorkloadSpec,
+    workload: Workload,
     pipeline: PipelineSpec,
     where: str,
     *,
@@ -50,7 +50,7 @@ def compute_of(
 
 
 def _compute_of(
-    asked: object, workload: WorkloadSpec, pipeline: PipelineSpec, workers: int | None
+    asked: object, workload: Workload, pipeline: PipelineSpec, workers: int | None
 ) -> Measured | Calibrated | Paced:
     if not isinstance(asked, Mapping):
         raise SpecError(f"it must be 'calibrated', 'measured' or a table with a mode, found {asked!r}")

@@ -9,7 +9,7 @@ from testbed import units
 from testbed.devices import flops
 from testbed.devices.device import ComputeDevice, RecordedTimes
 from testbed.errors import SpecError
-from testbed.spec import ImagesSpec, PipelineSpec, TextSpec, WorkloadSpec
+from testbed.spec import ImagesSpec, PipelineSpec, Workload
 from testbed.workloads import models
 from testbed.workloads.models import ModelSize
 
@@ -26,7 +26,7 @@ class Durations(NamedTuple):
     """The device, and where the durations come from."""
 
 
-def durations(device: ComputeDevice, workload: WorkloadSpec, pipeline: PipelineSpec) -> Durations:
+def durations(device: ComputeDevice, workload: Workload, pipeline: PipelineSpec) -> Durations:
     """Return the durations of the stages on a device.
 
     They are those recorded for exactly this model, sequence length, micro-batch and precision if the device has them,
@@ -39,7 +39,6 @@ def durations(device: ComputeDevice, workload: WorkloadSpec, pipeline: PipelineS
         what = f"{examples} images"
         counts, parameters = [examples * flops.image(workload)], [flops.whole_model(workload)]
     else:
-        assert isinstance(workload, TextSpec)
         length, size = workload.sequence_length, models.workload_size(workload)
         stages = models.split_layers(size.layers, pipeline.stages, pipeline.layers)
         what = f"{examples} x {length} tokens"

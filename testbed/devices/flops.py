@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from testbed.spec import ImagesSpec, WorkloadSpec
+from testbed.spec import ImagesSpec, Workload
 from testbed.workloads import models, networks
 from testbed.workloads.models import ModelSize
 
@@ -55,7 +55,7 @@ def image(spec: ImagesSpec) -> int:
     return 2 * networks.products(spec)
 
 
-def whole_model(spec: WorkloadSpec) -> int:
+def whole_model(spec: Workload) -> int:
     """Count the parameters of a workload's whole model. SpecError or UnknownNameError where there is none."""
     return sum(map(math.prod, models.parameter_shapes(spec)))
 

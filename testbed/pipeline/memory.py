@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testbed.devices import flops
 from testbed.pipeline.schedule import depth
-from testbed.spec import ImagesSpec, Recipe, text_of
+from testbed.spec import ImagesSpec, Recipe
 from testbed.workloads import models as workloads
 from testbed.workloads import networks
 
@@ -46,7 +46,6 @@ def predict_memory(recipe: Recipe) -> int:
     if isinstance(spec, ImagesSpec):
         scored = networks.scored_together(networks.image_counts(spec.images).shape.pixels)
         return total + 4 * _IMAGE_VALUES * max(tokens, scored) * networks.values(spec)
-    spec = text_of(recipe)
     size = workloads.workload_size(spec)
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
         scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention that drops out keeps its weights

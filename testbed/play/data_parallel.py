@@ -95,15 +95,8 @@ class DataParallelShape(Frozen):
         return self.exchange == "all-to-all" and self.workers > 2
 
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
-        """Return the time of a step in the steady state: the mean over whole cycles of `staleness + 1` steps, half of
-        all steps at most. The last step is left out, for it receives what is still under way.
-
-        An exchange that takes a little longer than computing is not there yet: workers run ahead of it for
-        `staleness / (its time / computing - 1)` steps before they wait for it.
-        """
-        period = self.staleness + 1
-        cycles = max(1, (len(steps_ns) - 1) // 2 // period)
-        return float(mean(steps_ns[:-1][-cycles * period :]))
+        """Return the time of a step in the steady state, see `steady_mean_ns`."""
+        return steady_mean_ns(steps_ns, self.staleness)
 
     @property
     def payload_bytes(self) -> int:
@@ -230,6 +223,18 @@ def _shape(asked: DataParallelTable) -> DataParallelShape:
 
 
 # ------------------------------------------------------------------ traces
+def steady_mean_ns(steps_ns: Sequence[int], staleness: int) -> float:
+    """Return the time of a step in the steady state: the mean over whole cycles of `staleness + 1` steps, half of all
+    steps at most. The last step is left out, for it receives what is still under way.
+
+    An exchange that takes a little longer than computing is not there yet: workers run ahead of it for
+    `staleness / (its time / computing - 1)` steps before they wait for it.
+    """
+    period = staleness + 1
+    cycles = max(1, (len(steps_ns) - 1) // 2 // period)
+    return float(mean(steps_ns[:-1][-cycles * period :]))
+
+
 class LaneLabels(NamedTuple):
     """Which of a trace's labels says what."""
 

@@ -4,7 +4,8 @@ Devices stand at sites, and a site has one access link, which carries all that i
 Each replica is a pipeline over devices that follow each other in the list of sites: over one device, a whole replica;
 over those of one site; or over several sites, each boundary then crosses two access links. A step is `local_steps`
 batches of every replica, and an exchange: of gradients where it is one, of what the batches changed where it is more
-(DiLoCo, arXiv 2311.08105; some replicas whole and some split: arXiv 2601.02360). All wait for it: staleness 0.
+(DiLoCo, arXiv 2311.08105; some replicas whole and some split: arXiv 2601.02360). Before step t a device has the
+aggregate of step t - 1 - staleness: with staleness 0 all wait for the exchange, with 1 it overlaps the next batches.
 
 star         every device sends its share of the parameters to a server, which holds the whole, and sends the aggregate
              when it has all: to each device that of its share, and once to devices of a site that hold the same share,
@@ -22,11 +23,12 @@ server, or from the next replica that was there. Everyone waits for it too.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import mean
+from statistics import mean, median
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -37,9 +39,10 @@ from testbed.errors import SpecError
 from testbed.frozen import Frozen
 from testbed.metrics.wires import wire_bytes
 from testbed.pipeline.schedule import actions
+from testbed.play.data_parallel import steady_mean_ns
 from testbed.play.ideal import AlonePipes, ideal_steps_ns
 from testbed.play.scenarios import SiteDevice, load_scenario
-from testbed.play.shapes import BarrierShape, codec_bytes, model_on_device, resolve
+from testbed.play.shapes import codec_bytes, model_on_device, resolve
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
 from testbed.play.synthetic import MESSAGES, add_batch
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
@@ -48,6 +51,8 @@ from testbed.spec import ScheduleName, Topology
 from testbed.workloads.models import ModelSize, split_layers
 
 LABELS = (*PIPELINE_LABELS, "exchange")
+_STALE_STEPS = 24
+"""From which a cycle's floor is taken where replicas are ahead."""
 _UPDATE, _BARRIER, _EXCHANGE = (LABELS.index(name) for name in ("update", "barrier", "exchange"))
 _Count = Annotated[int, Field(ge=1, strict=True)]
 _Number = Annotated[int, Field(ge=0, strict=True)]
@@ -94,6 +99,8 @@ class HybridTable(Frozen):
     """Of what a replica sends, per parameter; stated where there are several replicas."""
     answer_bits: Annotated[float, Field(gt=0)] | None = None
     """Of the star's aggregate; None: as many. It is that large whoever is away."""
+    staleness: Annotated[int, Field(ge=0, strict=True)] = 0
+    """Steps that a replica may be ahead of the aggregate."""
     rounds: tuple[RoundTable, ...] = ()
     """Who takes part in a step, one after the other and again from the first; none: everyone in each."""
     weights_bits: Annotated[float, Field(gt=0)] = 16.0
@@ -116,14 +123,12 @@ class RoundShape(Frozen):
     """Of what devices pass on of what they got."""
 
 
-def _is_empty(value: tuple[RoundShape, ...]) -> bool:
-    """Say whether rounds are left out of a shape's text, and so of the ids of cells that were made before there were
-    any.
-    """
+def _is_nothing(value: object) -> bool:
+    """Say whether a field is left out of a shape's text, and so of the ids of cells that were made before it."""
     return not value
 
 
-class HybridShape(BarrierShape):
+class HybridShape(Frozen):
     """A step in numbers. A trace follows from it. Devices are numbered through all replicas."""
 
     sites: tuple[int, ...]
@@ -150,15 +155,16 @@ class HybridShape(BarrierShape):
     exchanged: Messages
     """Where everyone takes part; so `passed_on`."""
     passed_on: Messages = ()
-    rounds: tuple[RoundShape, ...] = Field(default=(), exclude_if=_is_empty)
+    rounds: tuple[RoundShape, ...] = Field(default=(), exclude_if=_is_nothing)
     """Those of steps one after the other, and again from the first; none: everyone takes part in each."""
+    staleness: int = Field(default=0, exclude_if=_is_nothing)
     tokens: int
     """In a step, of all replicas; the mean over rounds, as all that is said of a step here."""
 
     @property
-    def period(self) -> int:
-        """After how many steps the same ones take part again."""
-        return len(self.rounds) or 1
+    def period(self) -> int | None:
+        """After how many steps the same ones take part again; None where nobody waits at the end of a step."""
+        return None if self.staleness else len(self._rounds)
 
     @property
     def nodes(self) -> int:
@@ -167,11 +173,13 @@ class HybridShape(BarrierShape):
     @property
     def least_steps(self) -> int:
         """Fewer tell nothing of the steady state."""
-        return max(3, self.period)
+        return 4 * (self.staleness + 1) if self.staleness else max(3, len(self._rounds))
 
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
         """Return the time of a step in the steady state; the mean over rounds."""
-        return super().steady_ns(steps_ns) if self.period == 1 else float(mean(steps_ns[-self.period :]))
+        if self.staleness:
+            return steady_mean_ns(steps_ns, self.staleness)
+        return float(median(steps_ns) if len(self._rounds) == 1 else mean(steps_ns[-len(self._rounds) :]))
 
     @property
     def flows_share(self) -> bool:
@@ -189,7 +197,9 @@ class HybridShape(BarrierShape):
     @property
     def payload_bytes(self) -> int:
         """What all sites send over their links in a step."""
-        return sum(size * count for each in self._rounds for _, _, size, count in self._crossings(each)) // self.period
+        return sum(size * count for each in self._rounds for _, _, size, count in self._crossings(each)) // len(
+            self._rounds
+        )
 
     def columns(self) -> dict[str, float]:
         """Return what is known of a step before it is played, in bytes, by its name in a table."""
@@ -197,15 +207,18 @@ class HybridShape(BarrierShape):
             "activation_bytes": self.crossing_bytes[0],
             "gradient_bytes": self.crossing_bytes[1],
             "exchanged_bytes": sum(size for each in self._rounds for _, _, size in (*each.restored, *each.exchanged))
-            // self.period,
+            // len(self._rounds),
         }
 
     def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float:
         """Return what no transport can be faster than, however messages share links: the critical path where each
         message is alone on its links, or the time that the busiest direction of a link takes for all that it carries.
         """
-        links, steps = AlonePipes(topology, profiles, self.nodes), self.period + 1
-        alone_ns = ideal_steps_ns(self.trace(steps), links, steps)[1:]
+        links, rounds = AlonePipes(topology, profiles, self.nodes), len(self._rounds)
+        if self.staleness:
+            alone_ns = [self.steady_ns(ideal_steps_ns(self.trace(_STALE_STEPS), links, _STALE_STEPS))]
+        else:
+            alone_ns = [float(ns) for ns in ideal_steps_ns(self.trace(rounds + 1), links, rounds + 1)[1:]]
         floors = list[float]()
         for step, step_ns in enumerate(alone_ns, start=1):
             busy_s: dict[tuple[int, str], float] = defaultdict(float)
@@ -231,7 +244,7 @@ class HybridShape(BarrierShape):
         return self.rounds or (RoundShape(exchanged=self.exchanged, passed_on=self.passed_on),)
 
     def _round(self, step: int) -> RoundShape:
-        return self._rounds[step % self.period]
+        return self._rounds[step % len(self._rounds)]
 
     def _crossings(self, who: RoundShape) -> Iterator[tuple[int, int, int, int]]:
         """Yield the messages of a step that cross links: sender's node, receiver's, bytes, how many."""
@@ -247,13 +260,21 @@ class HybridShape(BarrierShape):
                 yield self.site_of(sender), self.site_of(receiver), size, 1
 
     def trace(self, steps: int, scale: int = 1) -> Trace:
-        """Return the trace of so many steps; messages that cross links are divided by `scale`."""
+        """Return the trace of so many steps; messages that cross links are divided by `scale`. In the last step devices
+        get what is still under way.
+        """
         lanes = [Lane(site, f"device {device}") for device, site in enumerate(self.sites)]
+        server = len(lanes)
+        # What a device need not have at once comes in on a lane of its own, which raises an event when all is there.
+        late = [Lane(site, f"to device {device}") for device, site in enumerate(self.sites) if self.staleness]
         if self.star:
             lanes.append(Lane(self.nodes - 1, "server"))
         post = _Post(self, lanes, scale)
+        inbox = post.on(late) if late else post
         for step in range(steps):
             who = self._round(step)
+            if late and step > self.staleness:
+                post.wait(step - 1 - self.staleness)
             for sender, receiver, size in who.restored:
                 post.send(sender, receiver, ("weights", step), size, _EXCHANGE)
                 post.receive(sender, receiver, ("weights", step), _EXCHANGE)
@@ -261,7 +282,6 @@ class HybridShape(BarrierShape):
                 for batch in range(step * self.local_steps, (step + 1) * self.local_steps):
                     self._add_batch(replica, batch, lanes, post)
             # The server has all shares before it answers; everyone else sends its own first.
-            server = len(self.sites)
             for sender, receiver, size in who.exchanged:
                 if sender != server:
                     post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
@@ -273,14 +293,18 @@ class HybridShape(BarrierShape):
                     post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
             for sender, receiver, _ in who.exchanged:
                 if receiver != server:
-                    post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
+                    inbox.receive(sender, receiver, ("exchange", step), _EXCHANGE)
             for sender, receiver, size in who.passed_on:
-                post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
-                post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
-            for lane in (*lanes, *post.lanes()):
+                inbox.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
+                inbox.receive(sender, receiver, ("exchange", step), _EXCHANGE)
+            if late:
+                inbox.signal(step)
+                for left in range(max(0, step - self.staleness), steps if step == steps - 1 else 0):
+                    post.wait(left)
+            for lane in (*lanes, *post.lanes(), *late):
                 lane.end_step()
         names = tuple(f"site {site}" for site in range(max(self.sites) + 1)) + ("server",) * self.star
-        return Trace(names, LABELS, (*lanes, *post.lanes()), {"maker": "synthetic hybrid"})
+        return Trace(names, LABELS, (*lanes, *post.lanes(), *late), {"maker": "synthetic hybrid"})
 
     def _add_batch(self, replica: int, batch: int, lanes: Sequence[Lane], post: _Post) -> None:
         own, microbatches = self.devices()[replica], self.microbatches[replica]
@@ -319,6 +343,22 @@ class _Post:
         self._shape, self._lanes, self._scale = shape, lanes, scale
         self._within: dict[tuple[int, int], Lane] = {}
         self._numbers: defaultdict[tuple[object, ...], int] = defaultdict(itertools.count().__next__)
+
+    def on(self, lanes: Sequence[Lane]) -> _Post:
+        """Return the same for other lanes of the devices."""
+        other = copy.copy(self)
+        other._lanes = lanes
+        return other
+
+    def signal(self, step: int) -> None:
+        """Let every device say that it has the aggregate of a step."""
+        for device in range(len(self._shape.sites)):
+            self._lanes[device].add(SIGNAL, label=_EXCHANGE, tag=self.number("aggregate", device, step))
+
+    def wait(self, step: int) -> None:
+        """Let every device wait until it has said so."""
+        for device in range(len(self._shape.sites)):
+            self._lanes[device].add(WAIT, label=_EXCHANGE, tag=self.number("aggregate", device, step), value=1)
 
     def number(self, *what: object) -> int:
         """Return the tag of a message, or an event's: the same whenever it is asked for."""
@@ -393,6 +433,11 @@ def _shape(asked: HybridTable) -> HybridShape:
         raise SpecError(f"microbatches is {list(microbatches)}; {len(asked.replicas)} replicas need one number each")
     if several and asked.bits is None:
         raise SpecError("state how many bits per parameter replicas exchange: bits = 32")
+    if asked.staleness and (asked.rounds or not several):
+        raise SpecError(
+            f"staleness is {asked.staleness}; it is of an exchange among several replicas that are always there: "
+            "set it to 0, or state no rounds"
+        )
     size = model_on_device(asked.model, devices[0].device, asked.precision)[0]
     parts = [split_layers(size.layers, stages) for stages in asked.replicas]
     forward, update = list[float](), list[float]()
@@ -424,6 +469,7 @@ def _shape(asked: HybridTable) -> HybridShape:
         exchanged=exchanged,
         passed_on=passed_on,
         rounds=rounds,
+        staleness=asked.staleness,
         tokens=asked.sequences * asked.sequence_length * asked.local_steps * sum(read) // len(read),
     )
 

@@ -72,20 +72,7 @@ class PipelineTable(Frozen):
     codec_cost: Literal["device", "zero"] = "zero"
 
 
-class BarrierShape(Frozen):
-    """A step at whose end all nodes wait for each other, so that it tells nothing of the steps before."""
-
-    @property
-    def period(self) -> int:
-        """After how many steps the same is done again."""
-        return 1
-
-    def steady_ns(self, steps_ns: Sequence[int]) -> float:
-        """Return the time of a step in the steady state."""
-        return float(median(steps_ns))
-
-
-class Shape(BarrierShape):
+class Shape(Frozen):
     """A pipeline's step in numbers. A trace follows from it."""
 
     stages: int
@@ -112,6 +99,17 @@ class Shape(BarrierShape):
     def least_steps(self) -> int:
         """Fewer tell nothing of the steady state."""
         return 2
+
+    @property
+    def period(self) -> int:
+        """After how many steps the same is done again: at the end of a step all stages wait for each other, so that it
+        tells nothing of the steps before.
+        """
+        return 1
+
+    def steady_ns(self, steps_ns: Sequence[int]) -> float:
+        """Return the time of a step in the steady state."""
+        return float(median(steps_ns))
 
     @property
     def flows_share(self) -> bool:

@@ -42,7 +42,7 @@ from testbed.records import (
     StageMaths,
     WorkerMaths,
 )
-from testbed.spec import Recipe, WorkloadSpec
+from testbed.spec import Recipe, Workload
 from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
@@ -80,7 +80,7 @@ class _KeptMaths(Frozen):
 def calibrate(
     recipes: Iterable[Recipe],
     *,
-    prepare: Callable[[WorkloadSpec], Tokens],
+    prepare: Callable[[Workload], Tokens],
     progress: Progress = lambda message: None,
     budget_s: float = BUDGET_S,
     again: bool = False,
@@ -219,14 +219,14 @@ def _hash_of_strangers(codec: str) -> str:
 def _measure(
     missing: Sequence[Recipe],
     keys: _Keys,
-    prepare: Callable[[WorkloadSpec], Tokens],
+    prepare: Callable[[Workload], Tokens],
     progress: Progress,
     budget_s: float,
     again: bool,
 ) -> None:
     """Time what is missing, and keep it."""
     by_name = {recipe.id: recipe for recipe in missing}
-    texts: dict[WorkloadSpec, Tokens] = {}
+    texts: dict[Workload, Tokens] = {}
     subjects = []
     for recipe in by_name.values():
         if recipe.workload not in texts:

@@ -19,7 +19,7 @@ from testbed.metrics import summarise
 from testbed.pipeline.control import Ended
 from testbed.process import run_program
 from testbed.records import Certificate, DuringRecord, LabRecord, RunCertificates, StageCosts, Summary
-from testbed.spec import Cell, ImagesSpec, TextSpec, WorkloadSpec, recipe_of
+from testbed.spec import Cell, ImagesSpec, TextSpec, Workload, recipe_of
 from testbed.sweep.bounded_steps import expected_messages, expected_step, run_step, sent_messages
 from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.interrupt import Interrupt
@@ -84,7 +84,7 @@ class _Standing:
     def __init__(self, folder: Path, engine_reason: str, progress: SweepProgress) -> None:
         self._folder, self._engine_reason, self._progress = folder, engine_reason, progress
         self._session: Session | None = None
-        self._tokens: dict[WorkloadSpec, Tokens] = {}
+        self._tokens: dict[Workload, Tokens] = {}
 
     def session(self, cell: Cell) -> Session:
         """Return the session that stands, if it is one of the cell's network, else a new one in its place."""
@@ -183,13 +183,12 @@ class _Runner:
         results.write_json(self._run.folder / "lab.json", record)
 
 
-def prepare(workload: WorkloadSpec) -> Tokens:
+def prepare(workload: Workload) -> Tokens:
     """Have a text tokenised, as the invoking user and in a process of its own: this one imports no torch. Images are
     there, or no cell would have been made.
     """
     if isinstance(workload, ImagesSpec):
         return Tokens(paths.cache_folder(), networks.image_counts(workload.images).shape.classes)
-    assert isinstance(workload, TextSpec)
     options = ["--text", workload.text, "--model", workload.model, "--cache", str(paths.cache_folder())]
     options += ["--sequence-length", str(workload.sequence_length), "--batch-size", str(workload.batch_size)]
     options += ["--validation-batches", str(workload.validation_batches)]
@@ -203,7 +202,7 @@ def prepare(workload: WorkloadSpec) -> Tokens:
     return Tokens(Path(prepared["path"]), int(prepared["vocabulary"]))
 
 
-def floor_of(workload: WorkloadSpec, tokens: Tokens) -> float | None:
+def floor_of(workload: Workload, tokens: Tokens) -> float | None:
     """Return the unigram floor of a prepared text, in nats per token; None: images have none."""
     if not isinstance(workload, TextSpec):
         return None

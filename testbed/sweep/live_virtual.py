@@ -24,7 +24,7 @@ from testbed.metrics import summarise
 from testbed.pipeline.memory import available_memory, predict_live_memory
 from testbed.profiles import LinkProfile
 from testbed.records import Certificate, LabRecord
-from testbed.spec import Cell, WorkloadSpec, recipe_of
+from testbed.spec import Cell, Workload, recipe_of
 from testbed.sweep import playing
 from testbed.sweep.controller import floor_of, prepare
 from testbed.sweep.environment import describe_machine, hold_folder
@@ -56,7 +56,7 @@ def run_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: SweepP
     with hold_folder(folder), playing.clock_kernel(means, progress) as kernel:
         for cell in runs:
             check_memory(cell)
-        prepared: dict[WorkloadSpec, Tokens] = {}
+        prepared: dict[Workload, Tokens] = {}
         for cell in runs:
             if cell.workload not in prepared:
                 prepared[cell.workload] = prepare(cell.workload)

@@ -22,7 +22,7 @@ from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
 from testbed.pipeline.memory import predict_memory
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import Run
-from testbed.spec import Recipe, TextSpec, WorkloadSpec
+from testbed.spec import Recipe, TextSpec, Workload
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
 
@@ -67,7 +67,7 @@ def train_missing(
     recipes: Iterable[Recipe],
     folder: Path,
     *,
-    prepare: Callable[[WorkloadSpec], Tokens],
+    prepare: Callable[[Workload], Tokens],
     progress: TrainingProgress,
     at_once: int | None = None,
 ) -> Trainings:
@@ -135,7 +135,7 @@ def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
     return tuple(Run(folder).steps(stage) for stage in range(record.recipe.nodes))
 
 
-def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[WorkloadSpec], Tokens]) -> list[Task]:
+def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Tokens]) -> list[Task]:
     """Write each recipe's job to a file beside its folder."""
     texts: dict[object, Tokens] = {}
     tasks = []

@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed import paths
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import ImagesSpec, TextSpec, WorkloadSpec
+from testbed.spec import ImagesSpec, TextSpec, Workload
 from testbed.workloads import networks, texts
 
 
@@ -229,11 +229,10 @@ def workload_size(spec: TextSpec) -> ModelSize:
     return size
 
 
-def parameter_shapes(spec: WorkloadSpec) -> list[tuple[int, ...]]:
+def parameter_shapes(spec: Workload) -> list[tuple[int, ...]]:
     """Return the shapes of all parameters of a workload's model, in its order. SpecError as `check_workload`."""
     if isinstance(spec, ImagesSpec):
         return [shape for layer in networks.workload_layers(spec) for shape in layer.shapes]
-    assert isinstance(spec, TextSpec)
     return shapes_of(workload_size(spec))
 
 
@@ -251,20 +250,18 @@ def hidden_width(spec: TextSpec) -> int:
     return model_size(spec.model).width
 
 
-def validation_tokens(spec: WorkloadSpec) -> int:
+def validation_tokens(spec: Workload) -> int:
     """Return how many tokens, or images, an evaluation reads."""
     if isinstance(spec, ImagesSpec):
         return networks.image_counts(spec.images).test
-    assert isinstance(spec, TextSpec)
     return spec.validation_batches * spec.batch_tokens
 
 
-def check_workload(spec: WorkloadSpec, stages: int, layers: Sequence[int] | None = None) -> None:
+def check_workload(spec: Workload, stages: int, layers: Sequence[int] | None = None) -> None:
     """Check everything that can be known before anything starts. SpecError or UnknownNameError."""
     if isinstance(spec, ImagesSpec):
         networks.workload_layers(spec)
         return
-    assert isinstance(spec, TextSpec)
     size = workload_size(spec)
     split_layers(size.layers, stages, layers)
     if spec.sequence_length > size.context:

@@ -39,6 +39,9 @@ WAYS = [
     {"scenario": "organisational", "replicas": [4, 2, 2, 4], "microbatches": 2},
     {"scenario": "organisational", "replicas": [1] * 6, "microbatches": 1},
     {"scenario": "organisational", "replicas": [3, 6], "microbatches": 2, "exchange": "all-to-all", "answer_bits": 16},
+    {"staleness": 1},
+    {"exchange": "all-to-all", "staleness": 2, "local_steps": 1},
+    {"scenario": "organisational", "replicas": [1] * 6, "microbatches": 1, "staleness": 1},
     {"rounds": [{}, {"away": [0, 3]}, {"away": [1], "returning": [3, 0]}]},
     {"exchange": "all-to-all", "rounds": [{"away": [2]}, {"returning": [2]}]},
     {
@@ -103,37 +106,63 @@ def test_one_replica_is_the_pipeline(local_steps: int) -> None:
     assert total_ns(shape.trace(2), 2) == total_ns(pipeline, batches)
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("star", [True, False])
-def test_whole_replicas_are_data_parallel(star: bool) -> None:
+def test_whole_replicas_are_data_parallel(star: bool, staleness: int) -> None:
     data = DataParallelShape(
         workers=3,
         exchange="star" if star else "all-to-all",
-        staleness=0,
+        staleness=staleness,
         compute_ns=2 * (4 * (FORWARD + BACKWARD) + UPDATE),
         message_bytes=(SIZE, SIZE),
         tokens=1,
     )
-    shape = shape_of((1, 1, 1), star=star, local_steps=2)
+    shape = shape_of((1, 1, 1), star=star, local_steps=2).model_copy(update={"staleness": staleness})
     assert shape.payload_bytes == data.payload_bytes
-    assert total_ns(shape.trace(3), 3) == total_ns(data.trace(3), 3)
+    assert shape.least_steps == (data.least_steps if staleness else 3)
+    steps = 9 if staleness else 3
+    assert total_ns(shape.trace(steps), steps) == total_ns(data.trace(steps), steps)
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+@pytest.mark.parametrize("replicas", [[4, 4], [1] * 6])
+def test_an_exchange_that_is_shorter_than_the_batches_is_hidden_behind_them(replicas: list[int], exchange: str) -> None:
+    """Among clusters, whose links carry nothing else; those that hold the same hear of it from the first."""
+    job = JOB | {"scenario": "organisational", "replicas": replicas, "microbatches": 8, "exchange": exchange}
+    job |= {"compute": 40.0, "local_steps": 4, "bits": 1}
+    links = [load_profile(link) for link in access_links(job, "it")]
+
+    def cycle_ns(**changes: Any) -> float:
+        shape = resolve_hybrid(job | changes, "it")
+        steps = 20 if shape.staleness else 3
+        spans = ideal_steps_ns(shape.trace(steps), Pipes("star", links, shape.nodes), steps)
+        return shape.steady_ns(spans if shape.staleness else spans[-1:])
+
+    batches = resolve_hybrid(job, "it").model_copy(update={"exchanged": (), "passed_on": ()})
+    alone_ns = batches.steady_ns(ideal_steps_ns(batches.trace(3), Pipes("star", links, batches.nodes), 3)[-1:])
+    assert cycle_ns() > 1.05 * alone_ns
+    assert cycle_ns(staleness=1) == pytest.approx(alone_ns, rel=0.01)
+    # One that is longer is not: it then decides how long a step takes.
+    assert cycle_ns(staleness=1, bits=32) > 1.5 * alone_ns
 
 
 @pytest.mark.parametrize("change", WAYS)
 def test_bytes_add_up_and_nothing_is_faster_than_the_floor(change: dict[str, Any]) -> None:
     shape = resolve_hybrid(JOB | change, "it")
     links = [load_profile(link) for link in access_links(JOB | change, "it")]
-    steps = 1 + 2 * shape.period
+    period = shape.period or 12
+    steps = 1 + 2 * period
     trace = shape.trace(steps)
     check_trace(trace, "it")
     assert len(trace.nodes) == shape.nodes == len(links)
     sent = sent_bytes(trace) - sent_bytes(shape.trace(1))
-    assert sent // (2 * shape.period) == shape.payload_bytes
+    assert sent // (2 * period) == shape.payload_bytes
     over = [
         ideal_steps_ns(trace, each, steps)
         for each in (AlonePipes("star", links, shape.nodes), Pipes("star", links, shape.nodes), None)
     ]
     assert sum(over[0]) <= sum(over[1])
-    piped_s, unlinked_s = (shape.steady_ns(each[-shape.period :]) / 1e9 for each in over[1:])
+    piped_s, unlinked_s = (shape.steady_ns(each[-period:]) / 1e9 for each in over[1:])
     assert unlinked_s <= shape.formula_s("star", links) <= piped_s * 1.001
 
 
@@ -225,6 +254,8 @@ def test_who_returns_gets_its_share_of_the_weights_before_it_computes(exchange: 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"staleness": 1, "rounds": [{"away": [2]}]}, "state no rounds"),
+        ({"staleness": 1, "replicas": [5], "microbatches": 4}, "set it to 0"),
         ({"rounds": [{"away": [4]}]}, "no replica 4"),
         ({"rounds": [{"away": [1], "returning": [1]}]}, "replica 1 is either"),
         ({"rounds": [{"away": [0, 1, 2, 3]}]}, "somebody takes part"),

@@ -134,6 +134,12 @@ def test_over_links_as_in_one_process(
     assert live.errors == [None] * recipe.nodes
     for worker in range(workers):
         assert same(live.weights[worker], alone.weights(worker))
+    found = [
+        [(r.loss, r.accuracy) for node in each.records for r in node if r.phase == "evaluation" and r.loss is not None]
+        for each in (live, alone)
+    ]
+    assert len(found[0]) == 1
+    assert found[0] == found[1]
     for ours, theirs in zip(live.records, alone.records, strict=True):
         pair = (ours, theirs)
         steps = [[(r.step, r.phase, r.gradient_norm, r.learning_rate) for r in node] for node in pair]

@@ -85,6 +85,7 @@ def test_a_cell_may_learn_images() -> None:
 @pytest.mark.parametrize(
     ("workload", "says"),
     [
+        ("digits", "workload: Input should be an? .*, found 'digits'"),
         ({**IMAGES, "text": "bundled"}, "workload: it has both text, .* and images, .*; state one of them"),
         ({**IMAGES, "sequence_length": 8}, r"no key 'workload.sequence_length'; known here: model, batch_size, prec"),
         ({**IMAGES, "apha": 1}, r"no key 'workload.apha' \(did you mean 'workload.alpha'\?\)"),
@@ -97,7 +98,7 @@ def test_a_cell_may_learn_images() -> None:
         ({**FIELDS["workload"], "alpha": 1}, r"no key 'workload.alpha'; known here: .*sequence_length"),
     ],
 )
-def test_a_workload_that_is_none_is_refused(workload: dict[str, Any], says: str) -> None:
+def test_a_workload_that_is_none_is_refused(workload: Any, says: str) -> None:
     with pytest.raises((SpecError, UnknownNameError), match=says):
         a_cell(workload=workload)
 
