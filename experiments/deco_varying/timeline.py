@@ -1,60 +1,87 @@
 """Two workers that exchange messages over one link whose rate moves: when everything happens, and what is chosen.
 
-A message leaves when it is made and the one before has left, as fast as the link's rate says at each moment, and is
-there a delay later; who chooses is told of it then, as `replicas.live` tells it. This is what the guest kernel does but
-for TCP's packets and windows (play.py compares both), a thousand times as fast: choices do not depend on what is
-learned, so one timeline serves all seeds.
+Real TCP carries messages of the stated sizes in the guest kernel, on its virtual clock, and who chooses hears meanwhile
+what `replicas.live` would tell it. No choice depends on what is learned, so all of it is known before anything is.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
+from testbed.errors import LabError, UserError
 from testbed.message_key import MessageKey
-from testbed.metrics.wires import HEADER_BYTES, wire_bytes
-from testbed.pipeline.frame import HEADER_BYTES as FRAME_BYTES
+from testbed.metrics.wires import wire_bytes
+from testbed.net.lab import LabSpec
+from testbed.pipeline.frame import HEADER_BYTES
+from testbed.play.guests import play_jobs
+from testbed.play.job import DirectorCall, PlayJob
+from testbed.play.lanes import LaneState
+from testbed.play.played import Played, read_played
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.policies.cycle import MessageSize, iteration_s
 from testbed.policies.deco import DecoChoice
 from testbed.policies.links import LinkEstimate
-from testbed.profiles import LinkProfile, Pipe, load_profile
+from testbed.profiles import LinkProfile, load_profile
 from testbed.profiles.timeline import Timeline, timeline
 from testbed.replicas.decision import Decision
+from testbed.replicas.fragments import SMALL
 from testbed.replicas.leader import Decisions, Leader, ratio_of
 from testbed.spec import DecoSpec
+from testbed.vm import find_clock_kernel
 
 WORKERS = 2
 COMPUTE_NS = 400_000_000
 EVERY = 5
 """Steps between choices."""
 FIRST = DecoChoice(1, 0.01)
-_SAMPLE = 1_000_000
+LABELS = ("compute", "gradient", "aggregate")
+HERE = Path(__file__).resolve().parent
+_SAMPLE, _DRAWN_VALUES = 1_000_000, 36
 
 
 class Network(NamedTuple):
     """A link, and how large a model is trained over it."""
 
     profile: str
-    values: int
-    """Of the model whose steps are timed."""
+    tensors: tuple[int, ...]
+    """How many values each tensor has of the model whose steps are timed."""
 
     @property
     def link(self) -> LinkProfile:
         return load_profile(self.profile)
 
+    @property
+    def pipes(self) -> Sequence[Timeline]:
+        """Both directions of the link, that in which worker 0 sends first."""
+        return _pipes(self.profile)
+
+    @property
+    def delay_ns(self) -> int:
+        """One way. It does not vary."""
+        return self.pipes[0].at(0).delay_ns
+
+    @property
+    def raw_bytes(self) -> int:
+        """All tensors as fp32."""
+        return 4 * sum(self.tensors)
+
     def message_bytes(self, ratio: float) -> int:
-        """Return the size of a message's payload."""
-        return round(bytes_per_value(ratio) * self.values)
+        """Return the size of a message's payload, which a `Bucket` makes."""
+        return sum(4 * values if values < SMALL else 4 + tensor_bytes(ratio, values) for values in self.tensors)
 
 
 NETWORKS: Mapping[str, Network] = {
-    each.profile: each for each in (Network("varying-80mbps", 40_000_000), Network("lte-trace", 10_000_000))
+    each.profile: each for each in (Network("varying-80mbps", (40_000_000,)), Network("lte-trace", (10_000_000,)))
 }
 
 
@@ -67,7 +94,13 @@ class Step(NamedTuple):
     rate_bps: float
     """Of the slower direction of the link, mean over the step."""
     known_bps: float
-    """What the leader takes it for; 0: nothing is known yet."""
+    """What the leader takes it for when the step begins; 0: nothing is known yet."""
+
+
+@functools.cache
+def _pipes(profile: str) -> Sequence[Timeline]:
+    link = load_profile(profile)
+    return [timeline(pipe) for pipe in (link.up, link.down) if pipe is not None]
 
 
 def codec(ratio: float) -> str:
@@ -76,12 +109,13 @@ def codec(ratio: float) -> str:
 
 
 @functools.cache
-def bytes_per_value(ratio: float) -> float:
-    """Return the size of a large message per value of the model: measured with 1,000,000 of them."""
+def tensor_bytes(ratio: float, values: int) -> int:
+    """Return the size of a tensor's payload: measured, of more than 1,000,000 values with so many of them."""
+    sample = _sample()[:values]
     payload = make(f"topk({ratio:.6g}, tensor, fp32)", Context(0, 0, "backward")).encode(
-        _sample(), MessageKey("train", 0, 0, ())
+        sample, MessageKey("train", 0, 0, ())
     )
-    return memoryview(payload).nbytes / _SAMPLE
+    return round(memoryview(payload).nbytes * values / sample.numel())
 
 
 @functools.cache
@@ -136,82 +170,206 @@ class Static(Leader):
         """Say nothing."""
 
 
-def leader_of(kind: type[Leader], network: Network, first: DecoChoice) -> Leader:
-    """Make one that begins with a pair."""
-    leader = kind(
-        DecoSpec(every=EVERY, noise="exp", noise_weight=1.0),
-        Decision(0, (first.staleness,) * WORKERS, (1,) * WORKERS, (codec(first.ratio),) * WORKERS),
-        hears=[1],
-        compute_ns=COMPUTE_NS,
-        copies=1,
-        raw_bytes=4 * network.values,
-    )
-    if isinstance(leader, Informed):
-        leader.pipes = [timeline(pipe) for pipe in _pipes(network.link)]
-    return leader
+DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
+KINDS: Final[Mapping[str, type[Leader]]] = {DECO: Leader, KNOWS: Informed, ORACLE: Oracle}
+"""Arms that choose. The others are static."""
+
+
+class Arm(NamedTuple):
+    """Who exchanges messages over which link."""
+
+    name: str
+    network: Network
+    first: DecoChoice
+    """What holds before anything is chosen."""
+    steps: int
+    reached: tuple[tuple[DecoChoice, float], ...] = ()
+    """For an oracle: how many steps static pairs take to the target."""
+    begins_ns: int = 0
+    """When the first step does, since the link began to vary."""
+
+    def drawn(self, draw: int) -> Arm:
+        """Return the same with messages that are so many times 144 bytes larger: that decides which packets are lost,
+        and so what is measured, chosen and sent from then on.
+        """
+        return self._replace(network=self.network._replace(tensors=(*self.network.tensors, _DRAWN_VALUES * draw)))
+
+    @property
+    def decision(self) -> Decision:
+        return Decision(0, (self.first.staleness,) * WORKERS, (1,) * WORKERS, (codec(self.first.ratio),) * WORKERS)
+
+    def leader(self) -> Leader:
+        """Make the one who chooses."""
+        leader = KINDS.get(self.name, Static)(
+            DecoSpec(every=EVERY, noise="exp", noise_weight=1.0),
+            self.decision,
+            hears=[1],
+            compute_ns=COMPUTE_NS,
+            copies=1,
+            raw_bytes=self.network.raw_bytes,
+        )
+        if isinstance(leader, Informed):
+            leader.pipes = self.network.pipes
+        if isinstance(leader, Oracle):
+            leader.steps_to_target, leader.network = dict(self.reached), self.network
+        return leader
 
 
 # ------------------------------------------------------------------ what happens when
-class _Direction:
-    """One direction of the link, which carries one message after another."""
-
-    def __init__(self, pipe: Pipe, profile: LinkProfile) -> None:
-        self.timeline, self._profile, self._free_ns = timeline(pipe), profile, 0.0
-        # Every second packet of the other direction is acknowledged.
-        packet = profile.mtu + profile.overhead_bytes
-        self._acknowledged = 1 + (HEADER_BYTES + profile.overhead_bytes) / (2 * packet)
-        self.messages: list[tuple[float, float]] = []
-        """By step: when the first byte left, and when the last was there."""
-
-    def carry(self, made_ns: float, payload_bytes: int) -> None:
-        """Send a message that is made at a moment."""
-        first_ns = max(made_ns, self._free_ns)
-        bits = 8 * wire_bytes(payload_bytes + FRAME_BYTES, self._profile) * self._acknowledged
-        self._free_ns = self.timeline.carried_at(first_ns, bits)
-        self.messages.append((first_ns, self._free_ns + self.timeline.at(int(self._free_ns)).delay_ns))
+_WORK, _SEND, _WAIT, _OPERATIONS = 0, 1, 2, 3
+"""The operations of a step of a worker that computes: it waits until so many messages are there. Another lane of its
+receives, and counts."""
+_RECEIVED = 2
+"""Operations of a step of that lane."""
 
 
-def simulate(network: Network, leader: Leader, first: DecoChoice, steps: int) -> list[Step]:
-    """Return what happens in each step; in the last one nothing is waited for that would not be before another."""
-    directions = [_Direction(pipe, network.link) for pipe in _pipes(network.link)]
-    start = Decision(0, (first.staleness,) * WORKERS, (1,) * WORKERS, (codec(first.ratio),) * WORKERS)
-    decisions, ready_ns, applied, made = Decisions(start), [0.0] * WORKERS, [0] * WORKERS, []
-    for step in range(steps):
-        now, began_ns = decisions.at(step), ready_ns[1]
-        ratio = ratio_of(now.codecs[0])
-        made_ns = [ready + COMPUTE_NS for ready in ready_ns]
-        if isinstance(leader, Informed):
-            leader.now_ns = int(made_ns[0])
-        decisions.add(leader.decide(step))
-        for direction, moment in zip(directions, made_ns, strict=True):
-            direction.carry(moment, network.message_bytes(ratio))
-        stale = decisions.at(step + 1).staleness[0]
-        for worker, other in ((0, 1), (1, 0)):
-            ready_ns[worker] = made_ns[worker]
-            for due in range(applied[worker], step + 1 - stale):
-                first_ns, last_ns = directions[other].messages[due]
-                ready_ns[worker] = max(ready_ns[worker], last_ns)
-                if worker == 0:
-                    delay_ns = directions[other].timeline.at(int(first_ns)).delay_ns
-                    leader.heard(
-                        other,
-                        network.message_bytes(ratio_of(decisions.at(due).codecs[other])),
-                        first_ns=int(first_ns),
-                        last_ns=int(last_ns),
-                        round_trip_ns=2 * delay_ns,
-                        ratio=ratio_of(decisions.at(due).codecs[other]),
-                    )
-            applied[worker] = max(applied[worker], step + 1 - stale)
-        span = (int(began_ns), int(ready_ns[1]))
-        rate_bps = min(each.timeline.bits_between(*span) / (span[1] - span[0]) * 1e9 for each in directions)
-        estimate = leader.slowest()
+class Choosing:
+    """What is chosen, and so how large messages are and how many are waited for: a `testbed.play.lanes.Director`."""
+
+    def __init__(self, arm: Arm) -> None:
+        self.arm, self.leader, self.decisions = arm, arm.leader(), Decisions(arm.decision)
+        self._begun = self._heard = 0
+
+    def numbers(self, step: int) -> tuple[int, int]:
+        """Return a step's bytes of a frame, and how many messages must be there at its end."""
+        frame_bytes = self.arm.network.message_bytes(ratio_of(self.decisions.at(step).codecs[0])) + HEADER_BYTES
+        return frame_bytes, max(0, step + 1 - self.decisions.at(step + 1).staleness[0])
+
+    def begins(self, step: int, now_ns: int, first_ns: Sequence[int], last_ns: Sequence[int]) -> Decision | None:
+        """Worker 0 begins a step: choose, by what it has waited for before. The columns are of its receiving lane."""
+        due = step - self.decisions.at(step).staleness[0]
+        for number in range(self._heard, due):
+            ratio = ratio_of(self.decisions.at(number).codecs[1])
+            self.leader.heard(
+                1,
+                self.arm.network.message_bytes(ratio),
+                first_ns=first_ns[_RECEIVED * number],
+                last_ns=last_ns[_RECEIVED * number],
+                round_trip_ns=2 * self.arm.network.delay_ns,
+                ratio=ratio,
+            )
+        self._heard = max(self._heard, due)
+        if isinstance(self.leader, Informed):
+            self.leader.now_ns = now_ns + COMPUTE_NS
+        decision = self.leader.decide(step)
+        self.decisions.add(decision)
+        return decision
+
+    def step_ended(self, lane: LaneState, lanes: Sequence[LaneState]) -> None:
+        """Choose when worker 0 begins a step; an oracle, which hears nothing, when the first of both does."""
+        if lane is lanes[1] or lane is lanes[3] or (lane.node and not isinstance(self.leader, Oracle)):
+            return
+        if lane.step <= self._begun or lane.step == self.arm.steps:
+            return
+        self._begun = lane.step
+        decision = self.begins(lane.step, lane.at_ns, lanes[1].first, lanes[1].last)
+        if decision is None:
+            return
+        for worker in (lanes[0], lanes[2]):
+            changed = _OPERATIONS * (decision.effective_from - 1) + _WAIT
+            assert worker.index < changed, "a worker was told too late"
+            for step in range(decision.effective_from - 1, self.arm.steps):
+                frame_bytes, awaited = self.numbers(step)
+                worker.value[_OPERATIONS * step + _WAIT] = awaited
+                if step >= decision.effective_from:
+                    worker.value[_OPERATIONS * step + _SEND] = frame_bytes
+
+
+def choosing(
+    name: str, network: list[Any], first: list[Any], steps: int, reached: list[Any], begins_ns: int
+) -> Choosing:
+    """Make one of what JSON makes of an `Arm`."""
+    known = tuple((DecoChoice(*pair), needed) for pair, needed in reached)
+    profile, tensors = network
+    return Choosing(Arm(name, Network(profile, tuple(tensors)), DecoChoice(*first), steps, known, begins_ns))
+
+
+def trace_of(frame_bytes: Sequence[Sequence[int]], awaited: Sequence[int], begins_ns: int = 0) -> Trace:
+    """Return the trace of two workers: what each sends in each step, and how many messages both need to end it."""
+    lanes = []
+    for worker in range(WORKERS):
+        compute, receive = Lane(worker, "compute"), Lane(worker, "receive")
+        for step in range(len(awaited)):
+            compute.add(WORK, label=0, value=COMPUTE_NS + begins_ns * (step == 0))
+            compute.add(SEND, label=1, peer=1 - worker, tag=step, value=frame_bytes[worker][step])
+            compute.add(WAIT, label=2, tag=worker, value=awaited[step])
+            receive.add(RECEIVE, label=2, peer=1 - worker, tag=step)
+            receive.add(SIGNAL, label=2, tag=worker)
+            compute.end_step()
+            receive.end_step()
+        lanes += [compute, receive]
+    return Trace(tuple(f"worker {worker}" for worker in range(WORKERS)), LABELS, tuple(lanes), {"maker": HERE.name})
+
+
+class Job(NamedTuple):
+    """What is to be played."""
+
+    link: LinkProfile
+    trace: Trace
+    director: DirectorCall | None = None
+
+
+def job_of(arm: Arm) -> Job:
+    """Return what is to be played of an arm: a trace that says what holds at first, and who chooses."""
+    begin = Choosing(arm)
+    frame_bytes, awaited = zip(*(begin.numbers(step) for step in range(arm.steps)), strict=True)
+    trace = trace_of([frame_bytes] * WORKERS, awaited, arm.begins_ns)
+    if arm.name not in KINDS:
+        return Job(arm.network.link, trace)
+    arguments = json.loads(json.dumps(arm._asdict()))
+    return Job(
+        arm.network.link,
+        trace,
+        DirectorCall(made_by=f"experiments.{HERE.name}.timeline:choosing", arguments=arguments),
+    )
+
+
+def played(jobs: Sequence[Job]) -> list[Played]:
+    """Play traces in guests. UserError without a kernel, LabError where one cannot be played."""
+    if (kernel := find_clock_kernel()) is None:
+        raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
+    with tempfile.TemporaryDirectory(prefix="testbed-deco-") as name:
+        folder, asked = Path(name), list[PlayJob]()
+        for number, job in enumerate(jobs):
+            job.trace.write(file := folder / f"{number}.trace")
+            lab = LabSpec(
+                topology="line",
+                profiles=(job.link,),
+                nodes=WORKERS,
+                engine="netem",
+                engine_reason="all that the guest has",
+            )
+            output = folder / f"{number}.played"
+            asked.append(PlayJob(trace=file, lab=lab, director=job.director, prove_steady=False, output=output))
+        outcomes, found = play_jobs(asked, clock="virtual", folder=folder / "work", kernel=kernel, guests=2), []
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if outcome.output is None:
+                raise LabError(f"two workers could not be played over {job.link.summary}: {outcome.error}")
+            found.append(read_played(outcome.output))
+        return found
+
+
+def timelines(arms: Sequence[Arm]) -> list[list[Step]]:
+    """Return what happens in each step of each arm."""
+    return [steps_of(arm, found) for arm, found in zip(arms, played([job_of(arm) for arm in arms]), strict=True)]
+
+
+def steps_of(arm: Arm, found: Played) -> list[Step]:
+    """Return what happened in each step, and what was chosen: by going through what was heard once more."""
+    choosing, made = Choosing(arm), list[Step]()
+    ours, heard, theirs = found.lanes[0], found.lanes[1], found.lanes[2]
+    ends = [[lane.end_ns[_OPERATIONS * step + _WAIT] for step in range(arm.steps)] for lane in (ours, theirs)]
+    for step in range(arm.steps):
+        began_ns = [end[step - 1] if step else arm.begins_ns for end in ends]
+        if step:
+            now_ns = min(began_ns) if isinstance(choosing.leader, Oracle) else began_ns[0]
+            choosing.begins(step, now_ns, heard.first_byte_ns, heard.last_byte_ns)
+        estimate, now = choosing.leader.slowest(), choosing.decisions.at(step)
+        span = (began_ns[1], ends[1][step])
+        rate_bps = min(each.bits_between(*span) / (span[1] - span[0]) * 1e9 for each in arm.network.pipes)
         known_bps = 0.0 if estimate is None else estimate.rate_bps
-        made.append(Step(ratio, now.staleness[0], span[1], rate_bps, known_bps))
+        made.append(Step(ratio_of(now.codecs[0]), now.staleness[0], span[1], rate_bps, known_bps))
     return made
-
-
-def _pipes(link: LinkProfile) -> list[Pipe]:
-    return [pipe for pipe in (link.up, link.down) if pipe is not None]
 
 
 PAIRS = tuple(itertools.starmap(DecoChoice, itertools.product((0, 1), (0.01, 0.003, 0.001))))

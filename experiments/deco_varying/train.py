@@ -1,7 +1,7 @@
 """Train a small language model by DD-EF-SGD over a link that varies: `python experiments/deco_varying/train.py`.
 
-This writes timeline.csv, what each arm chooses when, by the event model of timeline.py, and runs.csv, the steps to the
-target of every training: static pairs, which are the same over all links, and arms that choose, by link.
+This writes timeline.csv, what each arm chooses when, as it was played in the guest (timeline.py), and runs.csv, the
+steps to the target of every training: static pairs, which are the same over all links, and arms that choose, by link.
 """
 
 from __future__ import annotations
@@ -14,26 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from timeline import (
-    FIRST,
-    NETWORKS,
-    PAIRS,
-    WORKERS,
-    Informed,
-    Network,
-    Oracle,
-    Static,
-    Step,
-    codec,
-    leader_of,
-    simulate,
-)
+from timeline import FIRST, KINDS, NETWORKS, PAIRS, WORKERS, Arm, Step, codec, timelines
 
 from testbed import csv_rows
 from testbed.metrics.curves import LossPoint
 from testbed.metrics.time_to_loss import crossing
 from testbed.policies.deco import DecoChoice
-from testbed.replicas.leader import Leader
 from testbed.replicas.stacked import Trial
 from testbed.replicas.stacked_text import Choices, Chosen, TextMethod, train
 
@@ -41,8 +27,7 @@ HERE = Path(__file__).resolve().parent
 BATCHES, EVALUATE_EVERY, TARGET = 448, 8, 2.5
 SEEDS, TUNING_SEEDS, RATES, FACTOR, WIDEN = range(5), range(2), (0.002, 0.004, 0.008), 2.0, 3
 """Rates are tried with two seeds, at most WIDEN more where the best is an end; the others are trained at the best."""
-BATCH_SIZE, BETAS, LEAST_LINES = 8, (0.0, 0.99), 61
-DECO, KNOWS, ORACLE = "DeCo-SGD", "DeCo-SGD, told the link", "oracle"
+BATCH_SIZE, BETAS = 8, (0.0, 0.99)
 
 
 class Row(NamedTuple):
@@ -64,6 +49,8 @@ class Line(NamedTuple):
 
     arm: str
     network: str
+    seed: int | None
+    """Whose timeline it is; None: that of all."""
     step: int
     ratio: float
     staleness: int
@@ -88,8 +75,25 @@ def name_of(pair: DecoChoice) -> str:
     return f"static ({pair.ratio:g}, {pair.staleness})"
 
 
-def steps_to(choices: Choices, rates: Iterable[float], seeds: Iterable[int], sizes: Sizes) -> dict[Trial, float | None]:
-    """Train with all these rates and seeds; returns the steps to the target."""
+BySeed = Sequence[Choices]
+"""What holds when, for each seed."""
+
+
+def steps_to(choices: BySeed, rates: Sequence[float], seeds: Iterable[int], sizes: Sizes) -> dict[Trial, float | None]:
+    """Train with all these rates and seeds, side by side where the same holds; returns the steps to the target."""
+    alike: dict[Choices, list[int]] = {}
+    for seed in seeds:
+        alike.setdefault(choices[seed], []).append(seed)
+    found: dict[Trial, float | None] = {}
+    for each, theirs in alike.items():
+        found |= side_by_side(each, rates, theirs, sizes)
+    return found
+
+
+def side_by_side(
+    choices: Choices, rates: Iterable[float], seeds: Iterable[int], sizes: Sizes
+) -> dict[Trial, float | None]:
+    """Train with all these rates and seeds at once; returns the steps to the target."""
     runs = [Trial(rate, seed) for rate, seed in itertools.product(rates, seeds)]
     first = choices(0)
     method = TextMethod(
@@ -112,7 +116,7 @@ def mean_steps(found: Mapping[Trial, float | None], rate: float) -> float:
     return sum(known) / len(known) if len(known) == len(steps) else math.inf
 
 
-def trained(choices: Choices, sizes: Sizes) -> tuple[dict[Trial, float | None], float]:
+def trained(choices: BySeed, sizes: Sizes) -> tuple[dict[Trial, float | None], float]:
     """Tune the rate, and train all seeds at the best; returns the steps to the target, and that rate."""
     rates = sorted(sizes.rates)
     found = steps_to(choices, rates, sizes.tuning, sizes)
@@ -136,12 +140,13 @@ def following(steps: Sequence[Step]) -> Choices:
     return choices
 
 
-def lines(arm: str, network: Network, steps: Sequence[Step]) -> list[Line]:
+def lines(arm: Arm, seed: int | None, steps: Sequence[Step]) -> list[Line]:
     """Return the lines of a timeline."""
     return [
         Line(
-            arm,
-            network.profile,
+            arm.name,
+            arm.network.profile,
+            seed,
             number,
             round(each.ratio, 7),
             each.staleness,
@@ -153,14 +158,11 @@ def lines(arm: str, network: Network, steps: Sequence[Step]) -> list[Line]:
     ]
 
 
-def until_all_are_there(when: Sequence[Line], rows: Sequence[Row]) -> list[Line]:
-    """Return the lines up to the step in which the last seed of an arm is at the target, or all where one is not."""
-    needed: dict[str, float] = {}
-    for row in rows:
-        if row.chosen:
-            key = row.arm + row.network
-            needed[key] = max(needed.get(key, LEAST_LINES), math.inf if row.steps is None else row.steps + 1)
-    return [line for line in when if line.step <= needed.get(line.arm + line.network, needed.get(line.arm, math.inf))]
+def most_steps(found: Mapping[Trial, float | None], rate: float, seeds: Iterable[int], batches: int) -> int:
+    """Return how many steps of a timeline are needed: until the last of these seeds is there; all where one is not."""
+    steps = [found[Trial(rate, seed)] for seed in seeds]
+    known = [each for each in steps if each is not None]
+    return min(batches, math.ceil(max(known)) + 1) if len(known) == len(steps) else batches
 
 
 def main(arguments: list[str]) -> int:
@@ -169,39 +171,44 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)  # so that the numbers do not depend on how many cores there are
     sizes, pairs, networks = Sizes(BATCHES, TARGET, RATES, SEEDS, TUNING_SEEDS, WIDEN), PAIRS, NETWORKS
     if asked.quick:
-        sizes, pairs = Sizes(48, 3.2, RATES[:2], range(2), range(1), 0), PAIRS[:2]
+        sizes, pairs = Sizes(24, 3.7, RATES[:2], range(1), range(1), 0), PAIRS[:1]
         networks = {name: NETWORKS[name] for name in list(NETWORKS)[:1]}
     rows: list[Row] = []
     when: list[Line] = []
 
-    def keep(arm: str, network: str, choices: Choices) -> float:
+    def keep(arm: str, network: str, choices: BySeed) -> tuple[float, list[int]]:
+        """Train an arm; returns its mean of steps, and how many are needed of the timeline of each seed."""
         found, best = trained(choices, sizes)
         rows.extend(
             Row(arm, network, *run, steps, chosen=run.learning_rate == best) for run, steps in sorted(found.items())
         )
         mean = mean_steps(found, best)
         print(arm, network, best, mean, flush=True)  # noqa: T201
-        return mean
+        return mean, [most_steps(found, best, [seed], sizes.batches) for seed in sizes.seeds]
 
-    needed: dict[DecoChoice, float] = {}
+    of_pairs = {}
     for pair in pairs:
-        needed[pair] = keep(name_of(pair), "", following([Step(pair.ratio, pair.staleness, 0, 0.0, 0.0)]))
-    reached = {pair: steps for pair, steps in needed.items() if steps < math.inf}
-    for network in networks.values():
-        for pair in pairs:
-            when += lines(
-                name_of(pair), network, simulate(network, leader_of(Static, network, pair), pair, sizes.batches)
-            )
-        kinds: dict[str, type[Leader]] = {DECO: Leader, KNOWS: Informed, ORACLE: Oracle}
-        for arm, kind in kinds.items():
-            leader, first = leader_of(kind, network, FIRST), FIRST
-            if isinstance(leader, Oracle):
-                leader.steps_to_target, leader.network = reached, network
-            steps = simulate(network, leader, first, sizes.batches)
-            when += lines(arm, network, steps)
-            keep(arm, network.profile, following(steps))
+        stays = following([Step(pair.ratio, pair.staleness, 0, 0.0, 0.0)])
+        of_pairs[pair] = keep(name_of(pair), "", [stays] * len(sizes.seeds))
+    reached = tuple((pair, mean) for pair, (mean, _) in of_pairs.items() if mean < math.inf)
+    static = [
+        Arm(name_of(pair), network, pair, max(needed))
+        for network in networks.values()
+        for pair, (_, needed) in of_pairs.items()
+    ]
+    choosers = [Arm(name, network, FIRST, sizes.batches, reached) for network in networks.values() for name in KINDS]
+    # Who chooses has a timeline for each seed, because a few bytes more decide what is chosen.
+    wanted = [*static, *(arm.drawn(seed) for arm in choosers for seed in sizes.seeds)]
+    made = timelines(wanted)
+    for arm, steps in zip(static, made, strict=False):
+        when += lines(arm, None, steps)
+    for number, arm in enumerate(choosers):
+        theirs = made[len(static) + number * len(sizes.seeds) :][: len(sizes.seeds)]
+        _, needed = keep(arm.name, arm.network.profile, [following(steps) for steps in theirs])
+        for seed, steps in zip(sizes.seeds, theirs, strict=True):
+            when += lines(arm, seed, steps[: needed[seed]])
     asked.output.mkdir(parents=True, exist_ok=True)
-    csv_rows.write_rows(asked.output / "timeline.csv", Line._fields, until_all_are_there(when, rows))
+    csv_rows.write_rows(asked.output / "timeline.csv", Line._fields, when)
     csv_rows.write_rows(asked.output / "runs.csv", Row._fields, rows)
     return 0
 

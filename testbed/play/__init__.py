@@ -26,7 +26,8 @@ guests       has jobs played, in guests side by side or here, and watches
 inside       plays jobs one after the other, in a guest or here
 connections  TCP between the nodes of a lab
 certify      whether links on the virtual clock are what they claim, by a probe that the player plays
-player       hands bytes over and takes them; lanes.py says what each lane does next, waiting.py wakes it
+player       hands bytes over and takes them; lanes.py says what each lane does next, or has a director choose its
+             numbers meanwhile; waiting.py wakes it
 
 trace, played, steady, player, lanes and waiting need the standard library only.
 """
