@@ -258,7 +258,7 @@ def test_what_this_machine_takes_is_what_was_measured_on_it() -> None:
     for cell in (host, calibrated):
         with pytest.raises(UserError, match="needs the durations of its recipe"):
             node_times(cell)
-        # A certificate is judged by a step without what the cell does not state.
+        # The step that is expected of a cell has nothing of what the cell does not state.
         assert sum(coded(replicas.trace_of(cell, training), 0, 4).values()) == 0
 
 
