@@ -22,8 +22,10 @@ NEAR = {"pair": 0.01, "server": 0.02, "ring": 0.02, "shared": 0.02, "paced": 0.0
 """How far a played cycle may be from its formula, by grid."""
 _SOME_GRIDS = ("exchange", "answer_bits")
 """Columns that cells.csv lacks where only the grid of two workers was played, as in the short form."""
-LIVE, LIVE_NEAR = "live.csv", 0.03
-"""Live runs on both clocks (live.py), and how far apart their steps may be."""
+LIVE, DECIDED, LIVE_NEAR = "live.csv", "decided.csv", 0.03
+"""Live runs on both clocks (live.py), and how far apart their steps may be, or trainings."""
+ESTIMATES, RATE_NEAR = "estimates.csv", 0.1
+"""What leaders took links for (estimates.py), and how far a rate may be off in the median message."""
 TITLES = {
     "pair": "delayed aggregation between two workers",
     "server": "a server on a fast link",
@@ -96,7 +98,7 @@ def live(folder: Path) -> Any:
             "real": [f"{value * 1e3:.1f} ms" for value in rows.real_s],
             "apart": [_percent(value, "+.1%") for value in rows.apart],
             "means apart": [_percent(value, "+.1%") for value in rows.mean_apart],
-            "links' bound": [_percent(value) for value in rows.bound],
+            "links' bound": [_known(value) for value in rows.bound],
             "dropped": rows.dropped,
             "same losses": rows.same_losses.map({True: "yes", False: "no"}),
         }
@@ -126,6 +128,84 @@ def live_claim(folder: Path) -> Claim:
     )
 
 
+def decided(folder: Path) -> Any:
+    """Return every cell, live on both clocks, in which the network decides what is learned."""
+    rows = pd.read_csv(folder / DECIDED)
+    return pd.DataFrame(
+        {
+            "decided by": rows.by,
+            "link": rows.network,
+            "steps": rows.steps,
+            "virtual": [f"{value:.2f} s" for value in rows.virtual_s],
+            "real": [f"{value:.2f} s" for value in rows.real_s],
+            "apart": [_percent(value, "+.1%") for value in rows.apart],
+            "steps alike": [_percent(value, ".0%") for value in rows.alike],
+            "bytes apart": [_percent(value, "+.1%") for value in rows.bytes_apart],
+            "loss, virtual": rows.virtual_loss.map("{:.3f}".format),
+            "loss, real": rows.real_loss.map("{:.3f}".format),
+            "links' bound": [_known(value) for value in rows.bound],
+        }
+    )
+
+
+def decided_claims(folder: Path) -> list[Claim]:
+    """Return whether trainings in which the network decides take as long on the real clock as on the virtual one, and
+    how well it was measured; the short form has none.
+    """
+    rows = pd.read_csv(folder / DECIDED)
+    if rows.empty:
+        return []
+    apart = rows.apart.abs()
+    worst, near = rows.loc[apart.idxmax()], _percent(LIVE_NEAR, ".0%")
+    same_time = Claim(
+        claim="Where the network decides what is learned a live training on the real clock takes as long as on the "
+        f"virtual clock to within {near}",
+        source="ours",
+        published="",
+        ours=f"{_percent(apart.max())} at most, {_percent(apart.median())} in the median of {len(rows)} trainings",
+        interval="one run of each",
+        verdict="holds" if apart.max() <= LIVE_NEAR else "fails",
+        why=f"the worst: {worst.by}, {worst.network}; of their steps {_percent(rows.alike.min(), '.0%')} to "
+        f"{_percent(rows.alike.max(), '.0%')} had the same decisions; this machine was late in "
+        f"{_percent(rows.overruns.max())} of a run's actions at most",
+        command=f"python -m testbed reproduce {NAME}",
+    )
+    known = pd.read_csv(folder / ESTIMATES)
+    if known.empty:
+        return [same_time]
+    off = known.rate_off_by
+    estimated = Claim(
+        claim=f"What DeCo-SGD's leader takes a link's rate for is off by {_percent(RATE_NEAR, '.0%')} at most in the "
+        "median message",
+        source="ours",
+        published="",
+        ours=f"{_percent(off.min())} to {_percent(off.max())} in {len(known)} runs",
+        interval=f"{int(known.messages.sum())} messages",
+        verdict="holds" if off.max() <= RATE_NEAR else "fails",
+        why=f"delays are off by {_percent(known.delay_off.abs().max())} at most; certificates measured the same links "
+        f"to {_percent(known.certificate_off.max())}",
+        command=f"python -m testbed reproduce {NAME}",
+    )
+    return [same_time, estimated]
+
+
+def estimates(folder: Path) -> Any:
+    """Return what leaders took links for."""
+    rows = pd.read_csv(folder / ESTIMATES)
+    return pd.DataFrame(
+        {
+            "clock": rows.clock,
+            "link": rows.network,
+            "messages": rows.messages,
+            "rate, median": [_percent(value, "+.1%") for value in rows.rate_off],
+            "off by": [_percent(value) for value in rows.rate_off_by],
+            "second half": [_percent(value) for value in rows.settled_off_by],
+            "delay": [_percent(value, "+.2%") for value in rows.delay_off],
+            "certificate off by": [_known(value, ".2%") for value in rows.certificate_off],
+        }
+    )
+
+
 def claims(folder: Path) -> list[Claim]:
     """Return what arithmetic claims and what became of it."""
     frame, rows = cells(folder), []
@@ -143,7 +223,7 @@ def claims(folder: Path) -> list[Claim]:
                 command=COMMAND,
             )
         )
-    return [*rows, live_claim(folder)]
+    return [*rows, live_claim(folder), *decided_claims(folder)]
 
 
 def _worst(part: Any) -> str:
@@ -164,12 +244,18 @@ def blocks(folder: Path) -> dict[str, str]:
         "regimes": experiments.markdown_of(regimes(folder)),
         "others": experiments.markdown_of(table(folder)),
         "live": experiments.markdown_of(live(folder)),
+        "estimates": experiments.markdown_of(estimates(folder)),
+        "decided": experiments.markdown_of(decided(folder)),
         "claims": claims_table(claims(folder)),
     }
 
 
 def _percent(share: float, form: str = ".1%") -> str:
     return f"{share:{form}}".replace("%", " %")
+
+
+def _known(share: float, form: str = ".1%") -> str:
+    return "" if pd.isna(share) else _percent(share, form)
 
 
 def draw(folder: Path) -> Any:

@@ -20,7 +20,7 @@ def test_live_runs_go_on_after_the_windows_have_grown(tmp_path: Path) -> None:
         sys.path.remove(str(FOLDER))
     experiment = plan.load_experiment("data_parallel_time")
     cells = conduct.make_agenda(experiment, "netem", plan.Choice(False, []), tmp_path, clock="virtual").cells
-    for cell in cells:
+    for cell in (cell for cell in cells if not live.decides(cell)):
         training = cell.training
         assert training.warmup_steps >= live.settled_after(cell)
         assert training.steps == training.warmup_steps + CYCLES * cell.cycle + 1
