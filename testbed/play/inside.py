@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, cast
@@ -79,13 +79,14 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
                 "other: play it over a star"
             )
     director = None if job.director is None else job.director.make()
+    sizes = _some_sizes(trace) if clock == "real" else []  # now: a director changes the trace
     certificates: dict[str, Any] = {}
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(job.seeded_lab, follow=False))
         if clock == "virtual":  # TCP measures round trips to the microsecond from the first one on
             _sleep_until(_next_on_grid())
         else:
-            certificates["before"] = _certified(lab, trace)
+            certificates["before"] = _certified(lab, sizes)
         connections = stack.enter_context(Connections(lab, talking))
         origin_ns = lab.play(_next_on_grid() if clock == "virtual" else None)
         _sleep_until(origin_ns)
@@ -106,7 +107,7 @@ def play_job(job: PlayJob, clock: Clock, step_done: Callable[[int], None] = lamb
         # On the clock of the times that were noted. How long building took says nothing on a clock that stood still.
         known = {"played_at_ns": 0} | ({"build_seconds": 0.0} if clock == "virtual" else {})
         if clock == "real":
-            certificates["after"] = _certified(lab, trace)
+            certificates["after"] = _certified(lab, sizes)
         played.about |= certificates
         played.lab = lab.record.model_copy(update=known).model_dump(mode="json")
         return played
@@ -121,13 +122,17 @@ def _sleep_until(moment_ns: int) -> None:
         waiter.wait(0)
 
 
-def _certified(lab: Lab, trace: Trace) -> dict[str, Any]:
-    """Measure the links with messages as the trace sends them: the smallest, the median and the largest."""
+def _some_sizes(trace: Trace) -> list[int]:
+    """Return the sizes of messages to measure the links with: the smallest, the median and the largest of a trace."""
     sizes = sorted(
         value for lane in trace.lanes for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND
     )
-    chosen = {sizes[0], sizes[len(sizes) // 2], sizes[-1]} if sizes else {1}
-    return lab.certify("quick", sorted(chosen)).model_dump(mode="json")
+    return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]} if sizes else {1})
+
+
+def _certified(lab: Lab, sizes: Sequence[int]) -> dict[str, Any]:
+    """Measure the links with messages of these sizes."""
+    return lab.certify("quick", sizes).model_dump(mode="json")
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:

@@ -51,7 +51,12 @@ class LaneState:
 
 
 class Director(Protocol):
-    """Who chooses while a trace is played, by when what happened: how large messages are, for how many it is waited."""
+    """Who chooses while a trace is played, by when what happened: how large messages are, for how many it is waited.
+
+    A `Played` says when what happened and not what was chosen, and the director ends with the process that plays. One
+    that decides by these times alone may be asked again afterwards, with the times that were played; another has
+    to keep what it chose. Links are certified with the messages of the trace as it was written.
+    """
 
     def step_ended(self, lane: LaneState, lanes: Sequence[LaneState]) -> None:
         """A lane has ended a step, and `lane.step` is its next. The `value` of an operation which its lane has not come

@@ -18,7 +18,7 @@ from testbed.metrics.steps import align, steady
 from testbed.metrics.wires import Wires
 from testbed.play import replicas
 from testbed.play.ideal import PipesFound
-from testbed.play.replica_times import stated_times
+from testbed.play.replica_times import NodeTimes, stated_times
 from testbed.play.trace import Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 from testbed.records import StepRecord
@@ -28,11 +28,17 @@ _CYCLES = 4
 """Of a window; the second half of them counts."""
 
 
-def replica_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
+def replica_step(
+    cell: Cell,
+    nodes: Sequence[Sequence[StepRecord]],
+    played_at_ns: int | None,
+    times: Sequence[NodeTimes] | None = None,
+) -> BoundedStep | None:
     """Return the steps of a run of data parallel training: of up to three windows (one where they are large); None
     where no step counts.
 
-    `nodes` holds the records of each node; `played_at_ns` is that of the lab's record.
+    `nodes` holds the records of each node; `played_at_ns` is that of the lab's record; `times` are the durations that
+    the run had, by node: None where the cell itself states them.
     """
     assert cell.data is not None
     if cell.data.arrivals is not None:
@@ -46,7 +52,7 @@ def replica_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns
     large = length * sum(len(record.received) for record in chosen[-1].records) > MANY_ACTIONS
     windows = [
         (
-            replicas.trace_of(cell, nodes, steps=range(begin, min(end, begin + length))),
+            replicas.trace_of(cell, nodes, times, steps=range(begin, min(end, begin + length))),
             max(0, chosen[begin - first].begin_ns - (played_at_ns or 0)),
         )
         for begin in spread_out(firsts, 1 if large else STEPS)

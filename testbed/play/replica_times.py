@@ -1,10 +1,10 @@
 """How long the nodes of data parallel training work on what: local steps, updates, and what codecs do with messages.
 
 A worker encodes its message when its local steps are done, and decodes what it has of a step when all of it is there,
-before it applies it: one message of each other worker, or a server's answer. The server decodes every worker's message
-and encodes its answer, once for all. Round a ring that reduces, each part is decoded and encoded anew at every hop
-while the workers compute on, as fast as if they did not; the sums are decoded at the end. Adding up is no work of a
-codec and takes no time.
+before it applies it: a server's answer, or the message of each worker, its own among them, so that all apply the same.
+The server decodes every worker's message and encodes its answer, once for all. Round a ring that reduces, each part is
+decoded and encoded anew at every hop while the workers compute on, as fast as if they did not; all sums are decoded at
+the end. Adding up is no work of a codec and takes no time.
 
 Durations of this machine are those of `sweep.calibration`, of a worker that was busy before: what caches lose while it
 waits for a link is not counted.
@@ -118,13 +118,13 @@ def _coding(data: DataParallelSpec, node: int, messages: Sequence[CodecTimes]) -
         unpack_ns = all_ns if node == workers else messages[workers].decode_ns
         return NodeCoding(messages[node].encode_ns, unpack_ns)
     if data.exchange != "all-reduce":
-        return NodeCoding(messages[node].encode_ns, all_ns - messages[node].decode_ns)
+        return NodeCoding(messages[node].encode_ns, all_ns)
     rounds = []
     for number in range(2 * (workers - 1)):
         goes, comes = messages[(node - number) % workers], messages[(node - number - 1) % workers]
         encode_ns = goes.encode_ns if number < workers else 0  # in the last of these the sum, and then it is passed on
         rounds.append(CodecTimes(encode_ns, comes.decode_ns if number < workers - 1 else 0))
-    return NodeCoding(0, all_ns - messages[(node + 1) % workers].decode_ns, tuple(rounds))
+    return NodeCoding(0, all_ns, tuple(rounds))
 
 
 def _sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:

@@ -226,11 +226,12 @@ def _timed(cell: Cell, known: Calibration) -> Iterator[tuple[str, str, Duration]
             worker = replicas.workers[node]
             yield from ((name, "local step", worker.local_step), (name, "its message's tensors", worker.close))
             yield name, "update", worker.update
-        sender = replicas.messages[node]
-        for what, durations in (("encode", sender.encode), ("decode", sender.decode)):
+        reduced = cell.data is not None and cell.data.exchange == "all-reduce"
+        where, message = ("every worker", f"part {node}") if reduced else (name, "its message")
+        for what, durations in (("encode", replicas.messages[node].encode), ("decode", replicas.messages[node].decode)):
             for fragment, one in enumerate(durations):
                 of = f", fragment {fragment}" if len(durations) > 1 else ""
-                yield name, f"{what} its message{of}", one
+                yield where, f"{what} {message}{of}", one
 
 
 def certified(result: Result) -> Certified:

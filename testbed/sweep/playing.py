@@ -27,6 +27,7 @@ from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
 from testbed.play.played import Played, read_played
+from testbed.play.replica_times import NodeTimes
 from testbed.play.steady import extended
 from testbed.play.trace import Trace
 from testbed.process import start_program
@@ -236,12 +237,8 @@ class _Player:
 
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
-        costs, own = self._costs.recipes.get(recipe.id), None
-        times: object = None
-        if cell.data is None:
-            times = pipelines.stage_times(cell, costs)
-        elif pipelines.needs_calibration(cell) or cell.codec_cost != "zero":
-            times = own = replica_times.node_times(cell, self._costs.replicas.get(recipe.id))
+        costs, own = self._costs.recipes.get(recipe.id), self._node_times(cell)
+        times = pipelines.stage_times(cell, costs) if cell.data is None else own
         content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
@@ -254,6 +251,14 @@ class _Player:
             results.make_folder(path.parent)
             self._traces[path].write(path)
         return path, self._traces[path]
+
+    def _node_times(self, cell: Cell) -> list[NodeTimes] | None:
+        """Return how long the nodes of data parallel training work; None where local steps and updates are all of it,
+        and the cell states them.
+        """
+        if cell.data is None or (not pipelines.needs_calibration(cell) and cell.codec_cost == "zero"):
+            return None
+        return replica_times.node_times(cell, self._costs.replicas.get(recipe_of(cell).id))
 
     def has_played(self, progress: Progress) -> None:
         """Make the run's records when its job is done."""
@@ -309,8 +314,8 @@ class _Player:
     ) -> RunCertificates | None:
         """Return what was measured of the links: around the run, or on the virtual clock once for all."""
         if cell.clock == "virtual":
-            return virtual_certificates(cell, self._links, stages, played.played_at_ns)
-        step = run_step(cell, stages, played.played_at_ns)
+            return virtual_certificates(cell, self._links, stages, played.played_at_ns, self._node_times(cell))
+        step = run_step(cell, stages, played.played_at_ns, self._node_times(cell))
         measured = [Certificate.model_validate(played.about[name]) for name in ("before", "after")]
         if step is not None:
             measured = [step.assess(certificate) for certificate in measured]
@@ -322,8 +327,11 @@ def virtual_certificates(
     links: Mapping[LinkProfile, Certificate],
     stages: Sequence[Sequence[StepRecord]],
     played_at_ns: int | None,
+    times: Sequence[NodeTimes] | None = None,
 ) -> RunCertificates:
-    """Return what was measured of a cell's links on the virtual clock, once for all, judged by the run's own step."""
+    """Return what was measured of a cell's links on the virtual clock, once for all, judged by the run's own step:
+    `times` as in `run_step`.
+    """
     certificate = network_certificate(cell.topology, cell.links, links)
-    step = run_step(cell, stages, played_at_ns)
+    step = run_step(cell, stages, played_at_ns, times)
     return RunCertificates(before=certificate if step is None else step.assess(certificate), after=None)

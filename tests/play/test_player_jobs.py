@@ -12,11 +12,12 @@ import pytest
 
 from testbed.play import guests
 from testbed.play.guests import Progress, play_jobs
-from testbed.play.job import PlayJob
+from testbed.play.job import DirectorCall, PlayJob
 from testbed.play.played import read_played
 from testbed.play.synthetic import pipeline_trace
-from testbed.play.trace import SEND, WORK
+from testbed.play.trace import RECEIVE, SEND, WORK, Lane, Trace
 from testbed.process import start_program
+from testbed.records import Certificate
 from tests.labs import lab_spec
 
 pytestmark = pytest.mark.root
@@ -59,6 +60,31 @@ def test_a_trace_over_an_unshaped_network_on_the_real_clock(tmp_path: Path, shap
     assert payload < middle.sent_bytes < 1.1 * payload
     assert {(state.node, state.peer) for state in played.sockets[-1]} == {(0, 1), (1, 0), (1, 2), (2, 1)}
     assert not list((tmp_path / "work").iterdir())
+
+
+def test_links_are_certified_with_the_same_messages_before_and_after_a_director_chose(tmp_path: Path) -> None:
+    stated = (3000, 9000, 40_000)
+    sender, receiver = Lane(0, "a"), Lane(1, "b")
+    for tag, size in enumerate(stated):
+        sender.add(WORK, value=1_000_000)
+        sender.add(SEND, peer=1, tag=tag, value=size)
+        receiver.add(RECEIVE, peer=0, tag=tag)
+        for lane in (sender, receiver):
+            lane.end_step()
+    Trace(("a", "b"), ("",), (sender, receiver)).write(tmp_path / "sizes.trace")
+    directed = PlayJob(
+        trace=tmp_path / "sizes.trace",
+        lab=lab_spec(("datacenter",), "relay", "line", 2),
+        director=DirectorCall(made_by="tests.play.directors:Growing", arguments={"more_bytes": 70_000}),
+        output=tmp_path / "played",
+    )
+    (outcome,) = play_jobs([directed], clock="real", folder=tmp_path / "work")
+    assert outcome.error is None
+    about = read_played(directed.output).about
+    for when in ("before", "after"):
+        measured = Certificate.model_validate(about[when]).measurements
+        details = [each.detail for each in measured if each.quantity == "message" and each.direction == "up"]
+        assert [int(detail.split()[0]) for detail in details] == list(stated), when
 
 
 def test_a_job_that_fails_or_dies_costs_only_itself(tmp_path: Path) -> None:

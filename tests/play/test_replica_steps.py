@@ -10,10 +10,12 @@ from testbed.metrics.wires import WireDeviation, Wires
 from testbed.play import replicas
 from testbed.play.ideal import Pipes, PipesFound, ideal_steps_ns
 from testbed.play.replica_steps import replica_step, stated_replica_step
-from testbed.spec import ArrivalsSpec, Cell, Exchange, OuterSpec
+from testbed.play.replica_times import node_times
+from testbed.records import MessageCosts, ReplicaCosts, WorkerMaths
+from testbed.spec import ArrivalsSpec, Calibrated, Cell, Exchange, OuterSpec
 from testbed.sweep.bounded_steps import expected_messages, expected_step
-from tests.play.test_replica_traces import a_cell
-from tests.small_replicas import EXCHANGES, SPARSE
+from tests.play.test_replica_traces import a_cell, some_ns
+from tests.small_replicas import BACKWARD_NS, EXCHANGES, FORWARD_NS, SPARSE, UPDATE_NS
 
 ALL = [(link, way) for link in range(5) for way in ("up", "down")]
 
@@ -46,6 +48,31 @@ def test_a_step_that_nobody_has_run_is_that_of_the_run_with_such_messages() -> N
     assert stated.seconds == pytest.approx(ran.seconds, rel=0.02)
     assert expected_step(cell).seconds > stated.seconds  # of a larger model than the one that was trained
     assert len(expected_messages(cell)) == 1
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_what_this_machine_took_is_part_of_a_runs_step(exchange: Exchange) -> None:
+    paced, training = a_cell(exchange, workers=2, steps=12)
+    maths = WorkerMaths(
+        local_step=some_ns(FORWARD_NS + BACKWARD_NS - 1000), close=some_ns(1000), update=some_ns(UPDATE_NS)
+    )
+    messages = MessageCosts(encode=(some_ns(300_000),), decode=(some_ns(200_000),))
+    costs = ReplicaCosts(workers=(maths,) * 2, messages=(messages,) * paced.nodes)
+    calibrated = paced.model_copy(update={"compute": Calibrated()})
+    coded = calibrated.model_copy(update={"codec_cost": "host"})
+    stated, *ran = (
+        replica_step(cell, training, None, None if cell is paced else node_times(cell, costs))
+        for cell in (paced, calibrated, coded)
+    )
+    assert stated is not None
+    late = dict.fromkeys(ALL, WireDeviation(delay_ns=1e6))
+    for step, more in zip(ran, (False, True), strict=True):
+        assert step is not None
+        assert (step.seconds > stated.seconds + 1e-6) is more
+        assert (step.moved(late) < stated.moved(late) * (1 - 1e-3)) is more
+    assert ran[0] is not None
+    assert ran[0].seconds == pytest.approx(stated.seconds)
+    assert ran[0].moved(late) == pytest.approx(stated.moved(late))
 
 
 def test_rounds_that_nobody_waits_for_are_judged_by_one_in_which_all_do() -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from testbed import results
 from testbed.codecs.catalogue import table
 from testbed.errors import ResultsError
+from testbed.metrics import summarise
 from testbed.profiles import LinkProfile
+from testbed.records import Calibration, Duration, MessageCosts, ReplicaCosts, WorkerMaths
 from testbed.report import collect
 from testbed.report.canvas import shortened
 from testbed.report.collect import latest
@@ -19,7 +22,9 @@ from testbed.report.conclusions import conclusions, same_maths
 from testbed.report.page import write_report
 from testbed.report.settings import settings_words
 from testbed.results import last_sweep
-from tests.synthetic import Pipeline, cell, pipe, profile, write_run
+from testbed.spec import Exchange, recipe_of
+from tests.small_replicas import a_recipe, cell_of, trained
+from tests.synthetic import ENVIRONMENT, Pipeline, cell, pipe, profile, write_run
 
 pytestmark = pytest.mark.slow  # every figure of a report, several times
 
@@ -154,6 +159,34 @@ def test_one_cell_is_a_report(tmp_path: Path) -> None:
     what = cell("acme.codecs:VeryLongNameOfACodec", stages=1)
     write_run(tmp_path, what, Pipeline(what.profiles[0], stages=1))
     assert "acme.codecs:VeryLongNameOfACodec" in write_report(tmp_path, tmp_path / "report.html").read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("exchange", ["all-to-all", "all-reduce"])
+def test_what_was_timed_of_messages_is_named_by_what_they_are(exchange: Exchange, tmp_path: Path) -> None:
+    recipe = a_recipe(exchange, "bf16", workers=2, steps=2)
+    what = cell_of(recipe).model_copy(update={"codec_cost": "host"})
+    stages = trained(recipe).records
+    run = results.new_run(tmp_path, what)
+    for node, records in enumerate(stages):
+        lines = "".join(record.model_dump_json() + "\n" for record in records)
+        (run.folder / f"steps-{node}.jsonl").write_text(lines, encoding="utf8")
+    results.write_json(run.folder / "environment.json", ENVIRONMENT)
+    results.write_json(run.folder / "summary.json", summarise(what, None, None, stages, status="ok", error=None))
+    once = Duration(ns=1000, spread=0.0, samples=12)
+    costs = ReplicaCosts(
+        workers=(WorkerMaths(local_step=once, close=once, update=once),) * 2,
+        messages=(MessageCosts(encode=(once,), decode=(once,)),) * 2,
+    )
+    known = Calibration(taken_at="", machine={}, recipes={}, replicas={recipe_of(what).id: costs})
+    results.write_json(tmp_path / "calibration.json", known)
+    write_report(tmp_path, tmp_path / "report.html")
+    page = (tmp_path / "cells" / f"{what.id}.html").read_text(encoding="utf8")
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th><td>((?:en|de)code [^<]*)</td>', page)
+    if exchange == "all-reduce":  # a part is encoded and decoded by all workers, each at its turn
+        assert rows == [("every worker", f"{does} part {part}") for part in (0, 1) for does in ("encode", "decode")]
+    else:
+        assert rows == [(f"worker {node}", f"{does} its message") for node in (0, 1) for does in ("encode", "decode")]
 
 
 def test_settings_name_the_transport_of_each_network(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import testbed
 from testbed import results
 from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
+from testbed.play.replica_steps import replica_step
+from testbed.play.replica_times import node_times
 from testbed.records import Calibration
 from testbed.results import Run
 from tests.commands import Command
@@ -123,20 +125,28 @@ def test_images_are_learned_alike_played_and_live_and_their_accuracy_is_shown(tm
 
 @pytest.mark.clock_kernel
 def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
-    means = {"cost": "host", "compute": 'mode = "calibrated"', "profile": "link(20Mbit, 20ms)"}
+    means = {"cost": "host", "compute": 'mode = "calibrated"', "profile": "link(1Gbit, 1ms)"}
     (run,) = swept(tmp_path, "played", steps=4, **means)
     made = tmp_path / "results" / tmp_path.name
     (costs,) = results.read_json(made / "calibration.json", Calibration).replicas.values()
     for node, worker in enumerate(costs.workers):
-        encode_ns, other_ns = costs.messages[node].encode[0].ns, costs.messages[1 - node].decode[0].ns
+        encode_ns = costs.messages[node].encode[0].ns
+        decode_ns = sum(sender.decode[0].ns for sender in costs.messages)
         for action in [action for record in run.steps(node) for action in record.actions]:
             works_ns = worker.local_step.ns + worker.close.ns if action.kind == "L" else worker.update.ns
             assert action.computed_ns - action.decoded_ns == works_ns
-            assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else other_ns)
+            assert action.decoded_ns - action.input_ns == (0 if action.kind == "L" else decode_ns)
             assert action.encoded_ns - action.computed_ns == (encode_ns if action.kind == "L" else 0)
     assert run.summary is not None
     assert run.summary.split is not None
     assert run.summary.split.codec_s > 0
+    assert run.certificates is not None
+    assert run.certificates.before is not None
+    nodes, times = [run.steps(node) for node in range(2)], node_times(run.cell, costs)
+    judged, unlike = (replica_step(run.cell, nodes, 0, durations) for durations in (times, None))
+    assert judged is not None
+    assert unlike is not None
+    assert run.certificates.before.step == judged.said != unlike.said
     assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
 
 
