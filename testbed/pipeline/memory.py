@@ -14,6 +14,8 @@ from testbed.workloads import networks
 _CGROUP = Path("/sys/fs/cgroup")
 _IMPORTS_BYTES = 450_000_000
 """Python, torch, transformers and what the allocator keeps back; seen with torch 2.13."""
+_IMAGE_IMPORTS_BYTES = 400_000_000
+"""The same without transformers, which small networks do not need."""
 _STAGE_BYTES = 100_000_000
 """What a stage's process has to itself besides its piece of the model."""
 _LAYER_VALUES = 16
@@ -42,10 +44,11 @@ def predict_memory(recipe: Recipe) -> int:
     model = flops.whole_model(spec)
     # A replica has in addition what it sends, what its codec remembers, and the aggregates that are under way.
     copies = 4 if data is None else (4 + 2 + 2 + max(data.staleness)) * data.workers
-    total = _IMPORTS_BYTES + 4 * (copies + 1) * model
+    trained = 4 * (copies + 1) * model
     if isinstance(spec, ImagesSpec):
         scored = networks.scored_together(networks.image_counts(spec.images).shape.pixels)
-        return total + 4 * _IMAGE_VALUES * max(tokens, scored) * networks.values(spec)
+        return _IMAGE_IMPORTS_BYTES + trained + 4 * _IMAGE_VALUES * max(tokens, scored) * networks.values(spec)
+    total = _IMPORTS_BYTES + trained
     size = workloads.workload_size(spec)
     for stage, layers in enumerate(workloads.split_layers(size.layers, pipeline.stages, pipeline.layers)):
         scores = size.heads * spec.sequence_length if spec.dropout else 0  # attention that drops out keeps its weights
