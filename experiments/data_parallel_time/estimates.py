@@ -51,10 +51,8 @@ def estimated(run: Run) -> Estimated:
     for record in run.steps(LEADER):
         least_ns = {socket.peer: 1000 * socket.min_rtt_us for socket in record.sockets}
         for message in record.received:
-            round_trip_ns = least_ns[message.peer or HEARD]
-            estimator.round_trip(round_trip_ns)
-            first_ns = message.first_byte_ns + round_trip_ns // 2
-            estimator.message(message.payload_bytes, first_ns, message.last_byte_ns)
+            times = (message.first_byte_ns, message.last_byte_ns, least_ns[message.peer or HEARD])
+            estimator.heard(message.payload_bytes, *times)
             elapsed_ns = message.last_byte_ns - lab.played_at_ns
             true = [oracle(hop.pipe, elapsed_ns) for hop in hops if hop.pipe is not None]
             if (known := estimator.estimate) is not None:

@@ -67,6 +67,13 @@ class PassiveEstimator:
         """Whether so many messages in a row were too small that one should go out that is not."""
         return self._too_small >= _PATIENCE
 
+    def heard(self, size_bytes: int, first_ns: int, last_ns: int, round_trip_ns: int) -> None:
+        """Learn of a message from when its first byte was handed over to when its last was there, and of the least
+        round trip that is known by then, half of which it was on its way.
+        """
+        self.round_trip(round_trip_ns)
+        self.message(size_bytes, first_ns + round_trip_ns // 2, last_ns)
+
     def message(self, size_bytes: int, first_ns: int, last_ns: int) -> None:
         """Learn when a message's first and last bytes came, from its receiver: what the sender waited for does not
         count.

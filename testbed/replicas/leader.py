@@ -130,9 +130,7 @@ class Leader:
         """Learn of a worker's message of a step in which that ratio held: when its first byte was handed over, and when
         the last was there. `round_trip_ns` is the least that TCP has seen on its connection.
         """
-        link = self._links[worker]
-        link.round_trip(round_trip_ns)
-        link.message(payload_bytes, first_ns + round_trip_ns // 2, last_ns)
+        self._links[worker].heard(payload_bytes, first_ns, last_ns, round_trip_ns)
         self._expansion = payload_bytes / (ratio * self._raw_bytes)
 
     def slowest(self) -> LinkEstimate | None:
