@@ -62,7 +62,7 @@ def table(folder: Path) -> Any:
             "staleness": rows.staleness,
             "played": rows.step_s.map("{:.3f} s".format),
             "formula": rows.formula_s.map("{:.3f} s".format),
-            "apart": [_percent(off, "+.1%") for off in rows.off],
+            "apart": _percents(rows.off, "+.1%"),
         }
     )
 
@@ -96,9 +96,9 @@ def live(folder: Path) -> Any:
             "steps": rows.steps,
             "virtual": [f"{value * 1e3:.1f} ms" for value in rows.virtual_s],
             "real": [f"{value * 1e3:.1f} ms" for value in rows.real_s],
-            "apart": [_percent(value, "+.1%") for value in rows.apart],
-            "means apart": [_percent(value, "+.1%") for value in rows.mean_apart],
-            "links' bound": [_known(value) for value in rows.bound],
+            "apart": _percents(rows.apart, "+.1%"),
+            "means apart": _percents(rows.mean_apart, "+.1%"),
+            "links' bound": _percents(rows.bound),
             "dropped": rows.dropped,
             "same losses": rows.same_losses.map({True: "yes", False: "no"}),
         }
@@ -138,12 +138,12 @@ def decided(folder: Path) -> Any:
             "steps": rows.steps,
             "virtual": [f"{value:.2f} s" for value in rows.virtual_s],
             "real": [f"{value:.2f} s" for value in rows.real_s],
-            "apart": [_percent(value, "+.1%") for value in rows.apart],
-            "steps alike": [_percent(value, ".0%") for value in rows.alike],
-            "bytes apart": [_percent(value, "+.1%") for value in rows.bytes_apart],
+            "apart": _percents(rows.apart, "+.1%"),
+            "steps alike": _percents(rows.alike, ".0%"),
+            "bytes apart": _percents(rows.bytes_apart, "+.1%"),
             "loss, virtual": rows.virtual_loss.map("{:.3f}".format),
             "loss, real": rows.real_loss.map("{:.3f}".format),
-            "links' bound": [_known(value) for value in rows.bound],
+            "links' bound": _percents(rows.bound),
         }
     )
 
@@ -197,11 +197,11 @@ def estimates(folder: Path) -> Any:
             "clock": rows.clock,
             "link": rows.network,
             "messages": rows.messages,
-            "rate, median": [_percent(value, "+.1%") for value in rows.rate_off],
-            "off by": [_percent(value) for value in rows.rate_off_by],
-            "second half": [_percent(value) for value in rows.settled_off_by],
-            "delay": [_percent(value, "+.2%") for value in rows.delay_off],
-            "certificate off by": [_known(value, ".2%") for value in rows.certificate_off],
+            "rate, median": _percents(rows.rate_off, "+.1%"),
+            "off by": _percents(rows.rate_off_by),
+            "second half": _percents(rows.settled_off_by),
+            "delay": _percents(rows.delay_off, "+.2%"),
+            "certificate off by": _percents(rows.certificate_off, ".2%"),
         }
     )
 
@@ -254,8 +254,9 @@ def _percent(share: float, form: str = ".1%") -> str:
     return f"{share:{form}}".replace("%", " %")
 
 
-def _known(share: float, form: str = ".1%") -> str:
-    return "" if pd.isna(share) else _percent(share, form)
+def _percents(shares: Any, form: str = ".1%") -> list[str]:
+    """Return a column of shares as text; what is not known is empty."""
+    return ["" if pd.isna(share) else _percent(share, form) for share in shares]
 
 
 def draw(folder: Path) -> Any:

@@ -23,9 +23,10 @@ from estimates import Estimated, estimated
 from testbed import csv_rows, results
 from testbed.metrics.steps import align, measured
 from testbed.metrics.wires import HEADER_BYTES
+from testbed.records import Summary
 from testbed.report import experiments
 from testbed.results import Run
-from testbed.spec import RINGS, Cell
+from testbed.spec import RINGS, Cell, DataParallelSpec
 from testbed.sweep.bounded_steps import expected_messages, expected_step
 
 HERE = Path(__file__).resolve().parent
@@ -83,33 +84,49 @@ class Decided(NamedTuple):
     overruns: float
 
 
+def data_of(cell: Cell) -> DataParallelSpec:
+    """Return how a cell's workers exchange: all of this experiment are data parallel."""
+    assert cell.data is not None
+    return cell.data
+
+
+def _summary(run: Run) -> Summary:
+    """Return what came of a run that ended well."""
+    assert run.summary is not None
+    return run.summary
+
+
 def leads(cell: Cell) -> bool:
     """Say whether a node chooses for all by what it measures of the links."""
-    return cell.data is not None and cell.data.deco is not None
+    return data_of(cell).deco is not None
 
 
 def decides(cell: Cell) -> bool:
     """Say whether the network decides what is learned in a cell."""
-    return leads(cell) or (cell.data is not None and cell.data.arrivals is not None)
+    return leads(cell) or data_of(cell).arrivals is not None
 
 
 def settled_after(cell: Cell) -> int:
     """Return about how many steps cubic needs to grow a window to all that may be under way on a connection, if slow
     start ended early. From then on TCP holds nothing back, and steps repeat.
     """
-    data = cell.data
-    assert data is not None
+    data = data_of(cell)
     under_way = 1 if data.exchange in RINGS else max(data.staleness) + 1
     packets = max(expected_messages(cell)) * under_way / (cell.links[0].mtu - HEADER_BYTES)
     return math.ceil(math.cbrt(packets / _CUBIC) / expected_step(cell).seconds)
 
 
+def steps_s(run: Run) -> list[float]:
+    """Return how long each training step behind the warm-up took, in seconds."""
+    steps = measured(align([run.steps(node) for node in range(run.cell.nodes)]))
+    return [step.seconds / run.cell.compute.dilation for step in steps]
+
+
 def mean_step_s(run: Run) -> tuple[int, float]:
     """Return how many steps count, and their mean in seconds."""
-    cell = run.cell
-    seconds = [step.seconds for step in measured(align([run.steps(node) for node in range(cell.nodes)]))][:-1]
-    count = max(1, len(seconds) // cell.cycle) * cell.cycle
-    return len(seconds[-count:]), mean(seconds[-count:]) / cell.compute.dilation
+    seconds = steps_s(run)[:-1]
+    count = max(1, len(seconds) // run.cell.cycle) * run.cell.cycle
+    return len(seconds[-count:]), mean(seconds[-count:])
 
 
 def dropped(run: Run) -> int:
@@ -121,10 +138,7 @@ def dropped(run: Run) -> int:
 
 def compared(real: Run, virtual: Run) -> Compared:
     """Compare the two runs of a cell."""
-    data, ours, theirs = real.cell.data, real.summary, virtual.summary
-    assert data is not None
-    assert ours is not None
-    assert theirs is not None
+    data, ours, theirs = data_of(real.cell), _summary(real), _summary(virtual)
     assert ours.step_s is not None
     assert theirs.step_s is not None
     (steps, our_mean_s), (_, their_mean_s) = mean_step_s(real), mean_step_s(virtual)
@@ -147,8 +161,7 @@ def compared(real: Run, virtual: Run) -> Compared:
 
 def heard(run: Run) -> list[dict[int | None, int]]:
     """Return what the node that decides had in each step: payload bytes, by worker."""
-    data = run.cell.data
-    assert data is not None
+    data = data_of(run.cell)
     node = data.workers if data.exchange == "star" else 0
     steps = [record for record in run.steps(node) if record.phase == "train"]
     return [{message.peer: message.payload_bytes for message in record.received} for record in steps]
@@ -156,16 +169,13 @@ def heard(run: Run) -> list[dict[int | None, int]]:
 
 def decided(real: Run, virtual: Run) -> Decided:
     """Compare the two runs of a cell in which the network decides."""
-    data, ours, theirs = real.cell.data, real.summary, virtual.summary
-    assert data is not None
-    assert ours is not None
-    assert theirs is not None
+    data, ours, theirs = data_of(real.cell), _summary(real), _summary(virtual)
     assert ours.validation_loss is not None
     assert theirs.validation_loss is not None
     by = "DeCo-SGD"
     if (arrivals := data.arrivals) is not None:
         by = "a buffer of 1" if arrivals.period_s is None else f"a period of {arrivals.period_s:g} s"
-    our_s, their_s = training_s(real), training_s(virtual)
+    our_s, their_s = sum(steps_s(real)), sum(steps_s(virtual))
     our_messages, their_messages = heard(real), heard(virtual)
     our_bytes, their_bytes = (sum(sum(step.values()) for step in run) for run in (our_messages, their_messages))
     return Decided(
@@ -182,12 +192,6 @@ def decided(real: Run, virtual: Run) -> Decided:
         bound=ours.bound,
         overruns=ours.overrun_share or 0.0,
     )
-
-
-def training_s(run: Run) -> float:
-    """Return how long all training steps of a run took together, in seconds."""
-    steps = measured(align([run.steps(node) for node in range(run.cell.nodes)]))
-    return sum(step.seconds for step in steps) / run.cell.compute.dilation
 
 
 def _alike(ours: dict[int | None, int], theirs: dict[int | None, int]) -> bool:

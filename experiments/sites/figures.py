@@ -263,6 +263,9 @@ def scenarios_table() -> Any:
 
 
 # ------------------------------------------------------------------ claims
+SIZES = "batches of a model of 17,408 parameters, seconds of one of 2.7 billion"
+
+
 def seed_s() -> float:
     """Return how long one more seed of two methods takes."""
     return 2 * experiments.tuned_training_s(HERE, TUNING_SEEDS)
@@ -301,18 +304,9 @@ def claims(folder: Path) -> list[Claim]:
             if ours is None or base is None:
                 continue
             judged = judge("time_to_loss", found.seconds(ours), found.seconds(base), 1.0)
-            rows.append(
-                _claim(
-                    f"At the sites of {scenario} training the best hybrid reaches the loss sooner than {other} alone",
-                    "ours",
-                    "",
-                    f"{judged.value:.2f} times as soon: {ours}, against {base}",
-                    judged,
-                    experiments.open_words(
-                        "batches of a model of 17,408 parameters, seconds of one of 2.7 billion", judged, seed_s()
-                    ),
-                )
-            )
+            claim = f"At the sites of {scenario} training the best hybrid reaches the loss sooner than {other} alone"
+            seen = f"{judged.value:.2f} times as soon: {ours}, against {base}"
+            rows.append(_own(claim, seen, judged, SIZES))
     return [*rows, *late_claims(found), *churn_claims(found)]
 
 
@@ -328,56 +322,37 @@ def late_claims(found: Results) -> list[Claim]:
         share = times[name] / times[name.removesuffix(LATE)]
         more = experiments.mean_of(found.batches(name)) / experiments.mean_of(found.batches(name.removesuffix(LATE)))
         why = f"a batch takes {share:.2f} of the time, and the loss {more:.2f} times the batches"
-        rows.append(
-            _claim(
-                f"{name.removesuffix(LATE)}: an exchange that overlaps the next step's batches reaches the loss sooner",
-                "ours",
-                "",
-                f"{judged.value:.2f} times as soon",
-                judged,
-                experiments.open_words(why, judged, seed_s()),
-            )
-        )
+        claim = f"{name.removesuffix(LATE)}: an exchange that overlaps the next step's batches reaches the loss sooner"
+        rows.append(_own(claim, f"{judged.value:.2f} times as soon", judged, why))
     return rows
 
 
 def churn_claims(found: Results) -> list[Claim]:
     """Return what was asked of churn, and what became of it."""
-    rows, size = [], "batches of a model of 17,408 parameters, seconds of one of 2.7 billion; stays of an hour [chosen]"
-    share = _share()
+    rows, share, why = [], _share(), f"{SIZES}; stays of an hour [chosen]"
     best = {each: next((name for name in found.churned() if kind(name) == each), None) for each in COLOURS}
     for ours, base in ((HYBRID, PIPELINE), (DATA, HYBRID)):
         first, second = best[ours], best[base]
         if first is None or second is None or not found.seconds(first) or not found.seconds(second):
             continue
         judged = judge("time_to_loss", found.seconds(first), found.seconds(second), 1.0)
-        rows.append(
-            _claim(
-                f"Where homes come and go, {ours} still reaches the loss sooner than {base}",
-                "ours",
-                "",
-                f"{judged.value:.3g} times as soon: {first}, against {second}",
-                judged,
-                experiments.open_words(size, judged, seed_s()),
-            )
-        )
+        claim = f"Where homes come and go, {ours} still reaches the loss sooner than {base}"
+        rows.append(_own(claim, f"{judged.value:.3g} times as soon: {first}, against {second}", judged, why))
     for name in found.churned():
         base = name.removesuffix(CHURN)
         with_churn, without = found.seconds(name), found.seconds(base)
         if not with_churn or not without:
             continue
         judged = judge("time_to_loss", with_churn, without, share)
-        rows.append(
-            _claim(
-                f"Where homes are there for {share:.0%} of the time, {base} takes at most {1 / share:g} times as long",
-                "ours",
-                "",
-                f"{1 / judged.value:.3g} times as long: {judged.value:.3g} times as soon as without churn",
-                judged,
-                experiments.open_words(size, judged, seed_s()),
-            )
-        )
+        claim = f"Where homes are there for {share:.0%} of the time, {base} takes at most {1 / share:g} times as long"
+        seen = f"{1 / judged.value:.3g} times as long: {judged.value:.3g} times as soon as without churn"
+        rows.append(_own(claim, seen, judged, why))
     return rows
+
+
+def _own(claim: str, ours: str, judged: Judgement, why: str) -> Claim:
+    """Return a claim of ours about times; where it is open the reason says what would settle it."""
+    return _claim(claim, "ours", "", ours, judged, experiments.open_words(why, judged, seed_s()))
 
 
 def _claim(claim: str, source: str, published: str, ours: str, judged: Judgement, why: str) -> Claim:
