@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from testbed import results
 from testbed.directions import LINK_DIRECTIONS
+from testbed.jobs import schedule
 from testbed.metrics import summarise
-from testbed.pipeline import schedule
 from testbed.profiles import LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 from testbed.records import (

@@ -11,7 +11,6 @@
 | `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |
 | `optimise` | AdamW, clipped, the same however the model is cut | yes |
 | `transport`, `frame` | frames over TCP, and their header | no |
-| `schedule` | the order of a stage's actions | no |
 | `pacing` | when actions begin and end: this machine's time, or an emulated device's | no |
 | `gather` | the stages meet after each step, and decide alike when training ends | no |
 | `step_log` | writes a step's record, and tells the controller | no |

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from testbed.devices import flops
-from testbed.pipeline.schedule import depth
+from testbed.jobs.schedule import depth
 from testbed.spec import ImagesSpec, Recipe
 from testbed.workloads import models as workloads
 from testbed.workloads import networks

@@ -24,6 +24,7 @@ from torch import Tensor
 from testbed.codecs.contract import Hook
 from testbed.codecs.make import make
 from testbed.errors import StageError
+from testbed.jobs.schedule import actions
 from testbed.message_key import MessageKey, Phase
 from testbed.pipeline import faults
 from testbed.pipeline.boundary import Boundary
@@ -32,7 +33,6 @@ from testbed.pipeline.gather import Gather, Met, Stops
 from testbed.pipeline.job import StageJob, StageWork
 from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.pipeline.pacing import Stopwatch, stopwatch_for
-from testbed.pipeline.schedule import actions
 from testbed.pipeline.step_log import StepLog, number_in_record
 from testbed.pipeline.transport import Connection
 from testbed.pipeline.wiring import Wiring

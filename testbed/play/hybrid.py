@@ -37,8 +37,8 @@ from testbed.devices.device import Precision
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError
 from testbed.frozen import Frozen
+from testbed.jobs.schedule import actions
 from testbed.metrics.wires import wire_bytes
-from testbed.pipeline.schedule import actions
 from testbed.play.data_parallel import steady_mean_ns
 from testbed.play.ideal import AlonePipes, ideal_steps_ns
 from testbed.play.scenarios import SiteDevice, load_scenario

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from testbed.pipeline.schedule import Action, actions
+from testbed.jobs.schedule import Action, actions
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.spec import ScheduleName
 

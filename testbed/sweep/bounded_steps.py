@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.devices import flops
+from testbed.jobs.schedule import actions
 from testbed.metrics.bound import BoundedStep, pipeline_step, stated_step
-from testbed.pipeline.schedule import actions
 from testbed.play.replica_steps import replica_step, stated_replica_step
 from testbed.play.replica_times import NodeTimes
 from testbed.profiles import LinkProfile

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.jobs.schedule import Action, actions
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.pipeline.pacing import Pacer, be_prompt, wait_for_the_grid
-from testbed.pipeline.schedule import Action, actions
 from testbed.records import ActionKind, ActionRecord
 from testbed.spec import Paced, PipelineSpec
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.pipeline.schedule import Action, actions, depth
+from testbed.jobs.schedule import Action, actions, depth
 from testbed.spec import ScheduleName
 
 NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b")

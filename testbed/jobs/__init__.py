@@ -1,0 +1,8 @@
+"""What does every place of a job do? Each kind of job is told here once, and run everywhere.
+
+actions        what a place may do: the vocabulary of programs
+loop           runs all places in one process: with maths or without, in time or without, over links that are formulas
+
+pipeline       layers cut into stages; schedule says in which order a stage works
+data_parallel  workers that hold whole models and exchange what they computed
+"""

@@ -1,0 +1,367 @@
+"""Run all places of a job in one process, an event at a time; the clock is a number.
+
+Four parts decide what a run is. `nodes` do maths, know sizes, or replay a recording. `cost` says how long a node takes
+for what; `links` say when messages arrive; without both, time stands still. `observers` are told of everything that
+ends: a trace, records, figures.
+
+Several things of one nanosecond happen in this order: messages arrive, lanes go on (by number), deadlines expire.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from testbed.errors import SpecError, UserError
+from testbed.jobs.actions import (
+    Action,
+    Begin,
+    Collect,
+    Decode,
+    Encode,
+    EndStep,
+    Fork,
+    Key,
+    Meet,
+    Message,
+    Node,
+    Program,
+    Receive,
+    Send,
+    Wait,
+    Work,
+)
+from testbed.waking import waking_ns
+
+_ARRIVALS, _DEADLINES = -1, 1 << 30
+_PENDING: Final[Any] = object()
+MAIN: Final = "main"
+"""The lane that a place's own program runs on."""
+
+
+class Signal(NamedTuple):
+    """Count an event up by one: how a replayed trace (`play.replay`) does what Meet, Fork and Wait do."""
+
+    event: int
+
+
+class Await(NamedTuple):
+    """Wait until an event was counted up so often."""
+
+    event: int
+    times: int
+
+
+class Began(NamedTuple):
+    """A lane has begun with a program that was forked; observers are told."""
+
+    key: Key
+
+
+class Ended(NamedTuple):
+    """A lane has ended such a program."""
+
+    key: Key
+
+
+Done = Action | Began | Ended | Signal | Await
+
+
+class Clock(Protocol):
+    """What links see of the loop."""
+
+    now_ns: int
+
+    def at(self, when_ns: int, call: Callable[..., None], *arguments: Any) -> None:
+        """Call something at a time."""
+        ...
+
+
+class Links(Protocol):
+    """What carries messages, as formulas that are sources of events."""
+
+    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
+        """Let a message of `size` bytes leave now; call `deliver` when its last byte is there."""
+        ...
+
+    def take(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
+        """The receiver asks for a message that has arrived; call `deliver` when it has it."""
+        ...
+
+
+class NoLinks:
+    """Messages take no time."""
+
+    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
+        """Deliver at once."""
+        deliver()
+
+    def take(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
+        """Deliver at once."""
+        deliver()
+
+
+class Lane:
+    """What one node does in order. Forked programs have lanes of their own."""
+
+    __slots__ = ("began_ns", "doing", "name", "node", "number", "programs", "step", "waking_ns")
+
+    def __init__(self, node: int, name: str, number: int) -> None:
+        self.node, self.name, self.number = node, name, number
+        self.programs: deque[tuple[Key | None, Program, int]] = deque()
+        """What it runs and is to run: how it is called, the program, the step that forked it."""
+        self.doing: Any = None
+        self.began_ns = self.waking_ns = self.step = 0
+
+
+class Observer(Protocol):
+    """Is told of what ends, in the order in which it ends."""
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note that a lane has ended an action (`Done`), and what the program got for it."""
+        ...
+
+
+Cost = Callable[[int, Action], int | None]
+"""How many ns a node takes for Work, Encode, Decode; None: no time, and nothing to note. For Receive: how much longer
+the next of these takes after a long wait (`waking`)."""
+MayGoOn = Callable[[int, int], bool]
+"""By place and step: whether the job goes on after it."""
+
+
+class TimingDecidesError(UserError):
+    """What a job computes depends on when messages arrive, and time stands still."""
+
+
+class Loop:
+    """One run of a job. Its `now_ns` is the time since the job began."""
+
+    def __init__(
+        self,
+        programs: Iterable[Program],
+        nodes: Sequence[Node],
+        *,
+        cost: Cost | None = None,
+        links: Links | None = None,
+        observers: Sequence[Observer] = (),
+        goes_on: MayGoOn = lambda place, step: True,
+    ) -> None:
+        """`programs` and `nodes`: by place. `cost` and `links`: None, for no time at all."""
+        self.now_ns = 0
+        self._nodes, self._observers, self._goes_on = nodes, observers, goes_on
+        self._cost, self._links, self._timed = cost, links or NoLinks(), cost is not None or links is not None
+        self._queue: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        self._mail: list[dict[tuple[int, Key], Message]] = [{} for _ in nodes]
+        """By place: what has arrived and was not asked for yet, by sender and key, in the order of arrival."""
+        self._asking: list[dict[tuple[int, Key], Lane]] = [{} for _ in nodes]
+        self._collecting: dict[int, Lane] = {}
+        self._met: dict[int, Lane] = {}
+        self._results: dict[tuple[int, Key, int | None], Any] = {}
+        """What is done and can be waited for: by place, key, and the peer of a message."""
+        self._waiting: dict[tuple[int, Key, int | None], Lane] = {}
+        self._signals: dict[int, int] = defaultdict(int)
+        self._awaiting: dict[int, list[Lane]] = defaultdict(list)
+        for place, program in enumerate(programs):
+            self._run_on(place, MAIN, None, program)
+
+    def run(self) -> None:
+        """Run to the end. SpecError where lanes wait for what never comes; what nodes raise, as it comes."""
+        queue = self._queue
+        while queue:
+            self.now_ns, _, _, call, arguments = heapq.heappop(queue)
+            call(*arguments)
+        if stuck := [lane for lane in self._lanes.values() if lane.programs]:
+            waits = "; ".join(f"node {lane.node} {lane.name}: {lane.doing}" for lane in stuck[:4])
+            raise SpecError(f"{len(stuck)} lanes of the job wait for what never comes: {waits}")
+
+    def at(self, when_ns: int, call: Callable[..., None], *arguments: Any, order: int = _ARRIVALS) -> None:
+        """Call something at a time, in the order of the module's docstring."""
+        self._count += 1
+        heapq.heappush(self._queue, (when_ns, order, self._count, call, arguments))
+
+    # ------------------------------------------------------------------ lanes
+    def _run_on(self, node: int, name: str, key: Key | None, program: Program, step: int = 0) -> None:
+        lane = self._lanes.get((node, name))
+        if lane is None:
+            lane = self._lanes[node, name] = Lane(node, name, len(self._lanes))
+        lane.programs.append((key, program, step))
+        if len(lane.programs) == 1:
+            self._begin(lane)
+
+    def _begin(self, lane: Lane) -> None:
+        key, _, step = lane.programs[0]
+        if key is not None:
+            lane.step = step
+        lane.doing, lane.began_ns = None if key is None else Began(key), self.now_ns
+        self.at(self.now_ns, self._go_on, lane, None, order=lane.number)
+
+    def _later(self, lane: Lane, value: Any = None) -> None:
+        """Let a lane that waited go on."""
+        self.at(self.now_ns, self._go_on, lane, value, order=lane.number)
+
+    def _go_on(self, lane: Lane, value: Any) -> None:
+        """End what a lane is doing, and do all that takes no time."""
+        key, program, _ = lane.programs[0]
+        while value is not _PENDING:
+            if lane.doing is not None:
+                for observer in self._observers:
+                    observer.did(lane, lane.doing, value, lane.began_ns, self.now_ns)
+            try:
+                lane.doing = program.send(value)
+            except StopIteration as end:
+                return self._end(lane, key, end.value)
+            lane.began_ns = self.now_ns
+            value = self._do(lane, lane.doing)
+        return None
+
+    def _end(self, lane: Lane, key: Key | None, value: Any) -> None:
+        lane.programs.popleft()
+        if key is not None:
+            for observer in self._observers:
+                observer.did(lane, Ended(key), value, self.now_ns, self.now_ns)
+            self._finish(lane.node, key, None, value)
+        if lane.programs:
+            self._begin(lane)
+
+    def _do(self, lane: Lane, action: Any) -> Any:
+        """Return what an action returns, or _PENDING where it takes time."""
+        kind, node = type(action), lane.node
+        if kind is Work:
+            return self._spend(lane, action, self._nodes[node].work(*action))
+        if kind is Encode:
+            payload = self._nodes[node].encode(action.key, action.value)
+            return self._spend(lane, action, Message(action.key, payload))
+        if kind is Decode:
+            return self._spend(lane, action, self._nodes[node].decode(action.messages))
+        if kind is Send:
+            return self._send(lane, action)
+        if kind is Receive:
+            return self._receive(lane, action)
+        if kind is Begin:
+            return None
+        if kind is EndStep:
+            lane.step = action.number + 1
+            return self._goes_on(node, action.number)
+        if kind is Meet:
+            return self._meet(lane)
+        if kind is Fork:
+            self._run_on(node, action.lane, action.key, action.program, lane.step)
+            return None
+        if kind is Wait:
+            done = (node, action.key, action.peer)
+            if done in self._results:
+                return self._results.pop(done)
+            self._waiting[done] = lane
+            return _PENDING
+        if kind is Collect:
+            return self._collect(lane, action)
+        if kind is Signal:
+            self._signals[action.event] += 1
+            for other in self._awaiting.pop(action.event, ()):
+                if self._signals[action.event] >= other.doing.times:
+                    self._later(other)
+                else:
+                    self._awaiting[action.event].append(other)
+            return None
+        if kind is Await:
+            if self._signals[action.event] >= action.times:
+                return None
+            self._awaiting[action.event].append(lane)
+            return _PENDING
+        raise TypeError(f"node {node} yielded {action!r}, which is no action")
+
+    def _spend(self, lane: Lane, action: Action, value: Any) -> Any:
+        """Let a lane be busy for as long as an action costs."""
+        took_ns = (self._cost(lane.node, action) or 0) if self._cost is not None else 0
+        took_ns += lane.waking_ns
+        lane.waking_ns = 0
+        if not took_ns:
+            return value
+        self.at(self.now_ns + took_ns, self._go_on, lane, value, order=lane.number)
+        return _PENDING
+
+    def _meet(self, lane: Lane) -> Any:
+        self._met[lane.node] = lane
+        if len(self._met) < len(self._nodes):
+            return _PENDING
+        met, self._met = self._met, {}
+        values = [met[place].doing.value for place in range(len(self._nodes))]
+        for place in range(len(self._nodes)):
+            self._later(met[place], values)
+        return _PENDING
+
+    def _finish(self, node: int, key: Key, peer: int | None, value: Any = None) -> None:
+        """Note that something is done that can be waited for."""
+        if (lane := self._waiting.pop((node, key, peer), None)) is not None:
+            self._later(lane, value)
+        else:
+            self._results[node, key, peer] = value
+
+    # ------------------------------------------------------------------ messages
+    def _send(self, lane: Lane, action: Send) -> None:
+        message, peer, note, awaited = action
+        size = len(message.payload) + len(note)
+        sent = message._replace(source=lane.node, note=note, first_byte_ns=self.now_ns)
+        self._links.carry(self, lane.node, peer, size, lambda: self._arrive(peer, sent, awaited=awaited))
+
+    def _arrive(self, node: int, message: Message, *, awaited: bool) -> None:
+        message = message._replace(last_byte_ns=self.now_ns)
+        if awaited:
+            self._finish(message.source, message.key, node)
+        asked = (message.source, message.key)
+        if (lane := self._asking[node].pop(asked, None)) is not None:
+            self._take(lane, message)
+            return
+        self._mail[node][asked] = message
+        if (lane := self._collecting.get(node)) is not None:
+            self._try_collecting(lane)
+
+    def _receive(self, lane: Lane, action: Receive) -> Any:
+        asked = (action.peer, action.key)
+        message = self._mail[lane.node].pop(asked, None)
+        if message is None:
+            self._asking[lane.node][asked] = lane
+        else:
+            self._take(lane, message)
+        return _PENDING
+
+    def _take(self, lane: Lane, message: Message) -> None:
+        size = len(message.payload) + len(message.note)
+        self._links.take(self, message.source, lane.node, size, lambda: self._received(lane, message))
+
+    def _received(self, lane: Lane, message: Message) -> None:
+        waited_ns = self.now_ns - lane.began_ns
+        if waited_ns and self._cost is not None and (most_ns := self._cost(lane.node, lane.doing)):
+            lane.waking_ns = waking_ns(most_ns, waited_ns)
+        self._later(lane, message)
+
+    def _collect(self, lane: Lane, action: Collect) -> Any:
+        if not self._timed:
+            raise TimingDecidesError(
+                f"node {lane.node} takes messages as they arrive, so the network takes part in the maths and the job "
+                'cannot be run without one; run it with timing = "live"'
+            )
+        self._collecting[lane.node] = lane
+        self.at(max(self.now_ns, action.until_ns), self._try_collecting, lane, order=_DEADLINES)
+        return _PENDING
+
+    def _try_collecting(self, lane: Lane) -> None:
+        """End a Collect whose time has come and whose messages are there."""
+        if self._collecting.get(lane.node) is not lane:
+            return
+        action, mail = lane.doing, self._mail[lane.node]
+        there = [asked for asked in mail if asked[0] in action.peers]
+        if len(there) < action.at_least or self.now_ns < action.until_ns:
+            return
+        # What else arrives in this nanosecond has arrived, too.
+        del self._collecting[lane.node]
+        self.at(self.now_ns, self._end_collecting, lane, order=_DEADLINES)
+
+    def _end_collecting(self, lane: Lane) -> None:
+        mail = self._mail[lane.node]
+        there = [asked for asked in mail if asked[0] in lane.doing.peers]
+        self._go_on(lane, [mail.pop(asked) for asked in there])
