@@ -2,6 +2,7 @@
 
 actions        what a place may do: the vocabulary of programs
 loop           runs all places in one process: with maths or without, in time or without, over links that are formulas
+recorder       what each place did in a step: the actions and messages of its records
 
 pipeline       layers cut into stages; schedule says in which order a stage works
 data_parallel  workers that hold whole models and exchange what they computed

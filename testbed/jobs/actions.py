@@ -38,6 +38,15 @@ class Key(NamedTuple):
     phase: Phase = "train"
 
 
+class Encoded(NamedTuple):
+    """What a node makes of a value."""
+
+    payload: Sized
+    raw_bytes: int = 0
+    choice: str | None = None
+    """The last two as in `Message`."""
+
+
 class Message(NamedTuple):
     """What `Encode` and `Receive` return. It may be sent any number of times, and passed on undecoded."""
 
@@ -45,6 +54,10 @@ class Message(NamedTuple):
     payload: Sized
     source: int = -1
     """The place that sent it; -1: it was made here, and not sent yet."""
+    raw_bytes: int = 0
+    """Its tensors as fp32: known where it was encoded, and not sent along."""
+    choice: str | None = None
+    """What its codec chose by what it measures of its link, likewise."""
     note: bytes = b""
     """What the sender's program said beside the payload."""
     first_byte_ns: int = 0
@@ -58,8 +71,9 @@ class Message(NamedTuple):
 class Begin(NamedTuple):
     """What follows on this lane, up to the next `Begin`, is one action of the records: forward 3, update 7."""
 
-    kind: str
-    number: int
+    kind: str | None = None
+    """None: what follows belongs to the step, and to none of its actions."""
+    number: int = 0
 
 
 class Work(NamedTuple):
@@ -135,9 +149,10 @@ class Meet(NamedTuple):
 
 
 class EndStep(NamedTuple):
-    """This place has ended a step; returns whether the job goes on."""
+    """This place has ended a step, or an evaluation; returns whether the job goes on."""
 
     number: int
+    phase: Phase = "train"
 
 
 Action = Begin | Work | Encode | Decode | Send | Receive | Collect | Fork | Wait | Meet | EndStep
@@ -164,7 +179,7 @@ class Node(Protocol):
         """Compute."""
         ...
 
-    def encode(self, key: Key, value: Any) -> Sized:
+    def encode(self, key: Key, value: Any) -> Encoded:
         """Return the payload of a message. CodecError as from the codec."""
         ...
 
@@ -182,9 +197,9 @@ class Sizes(NamedTuple):
     def work(self, what: str, key: Key, value: Any) -> None:
         """Compute nothing."""
 
-    def encode(self, key: Key, value: Any) -> Sized:
+    def encode(self, key: Key, value: Any) -> Encoded:
         """Return something that is so long, and empty."""
-        return range(self.size(key))
+        return Encoded(range(self.size(key)))
 
     def decode(self, messages: Sequence[Message]) -> Sequence[None]:
         """Return no values."""

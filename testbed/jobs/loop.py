@@ -233,8 +233,8 @@ class Loop:
         if kind is Work:
             return self._spend(lane, action, self._nodes[node].work(*action))
         if kind is Encode:
-            payload = self._nodes[node].encode(action.key, action.value)
-            return self._spend(lane, action, Message(action.key, payload))
+            payload, raw_bytes, choice = self._nodes[node].encode(action.key, action.value)
+            return self._spend(lane, action, Message(action.key, payload, raw_bytes=raw_bytes, choice=choice))
         if kind is Decode:
             return self._spend(lane, action, self._nodes[node].decode(action.messages))
         if kind is Send:
@@ -244,7 +244,8 @@ class Loop:
         if kind is Begin:
             return None
         if kind is EndStep:
-            lane.step = action.number + 1
+            if action.phase == "train":
+                lane.step = action.number + 1
             return self._goes_on(node, action.number)
         if kind is Meet:
             return self._meet(lane)

@@ -39,6 +39,7 @@ class PipelineJob:
         for step in range(first_step, self.steps):
             for kind, part in self.orders[place]:
                 yield from self.action(place, kind, Key(MESSAGES[kind], step, part))
+            yield Begin()
             squares = yield Work("clip", Key("clip", step))
             met = yield Meet(squares)
             yield Work("update", Key("update", step), met)

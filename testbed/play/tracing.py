@@ -61,7 +61,7 @@ class Tracer:
         """Add what a lane has done."""
         node, own = lane.node, self._lane(lane.node, lane.name)
         match action:
-            case Begin(kind, number):
+            case Begin(str(kind), number):
                 self.owners[node, own.name].append(Owner(len(own), kind, number))
             case Work() | Encode() | Decode():
                 if (took_ns := self._cost(node, action)) is not None:
@@ -95,7 +95,7 @@ class Tracer:
                 own.add(WAIT, tag=self._event((node, "end", key)), value=1)
             case Wait(key, peer):
                 own.add(WAIT, tag=self._event((node, peer, key)), value=1)
-            case EndStep():
+            case EndStep(_, "train"):
                 own.end_step()
 
     def trace(self) -> Trace:
