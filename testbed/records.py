@@ -258,6 +258,22 @@ class ReplicaCosts(Frozen):
     """By sender: the workers, and a star's server. In a ring that reduces, of each part of a message."""
 
 
+class PlaceCosts(Frozen):
+    """What one place of a job of a table `job` does."""
+
+    work: dict[str, Duration]
+    """By what its program calls it."""
+    encode: dict[str, Duration]
+    """By what the message is called."""
+    decode: dict[str, Duration]
+    """Of as many messages as its program decodes at once."""
+
+    @property
+    def durations(self) -> list[Duration]:
+        """All of them."""
+        return [*self.work.values(), *self.encode.values(), *self.decode.values()]
+
+
 class Calibration(Frozen):
     """Every distinct duration of a sweep on this machine, measured once and shared by all its cells."""
 
@@ -269,6 +285,8 @@ class Calibration(Frozen):
     """By the id of the recipe, then by stage."""
     replicas: dict[str, ReplicaCosts] = Field(default_factory=dict)
     """Of data parallel training, by the id of the recipe."""
+    jobs: dict[str, tuple[PlaceCosts, ...]] = Field(default_factory=dict)
+    """Of jobs of a table `job`, by the id of the recipe, then by place."""
 
 
 # ------------------------------------------------------------------ certificate.json

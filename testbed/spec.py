@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Final, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal, NamedTuple, Protocol
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
 from testbed.directions import LinkDirection
 from testbed.frozen import Frozen, canonical_json
@@ -120,6 +121,30 @@ Workload = Annotated[
 """What is learned; in a file, which of the two follows from what is stated."""
 
 
+class Parallelism(Protocol):
+    """What every kind of job says of itself: a pipeline, data parallel training, or the kind of a table `job`."""
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The names of its places, each of which is a node of the lab and has records."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What one of its places is called: a stage, a worker, a node."""
+        ...
+
+    @property
+    def cycle(self) -> int:
+        """After how many steps a run may repeat itself."""
+        ...
+
+    @property
+    def batch_parts(self) -> int:
+        """Into how many equal parts its places cut a batch, beside the micro-batches that each of them makes."""
+        ...
+
+
 class PipelineSpec(Frozen):
     """How the model is cut and in which order the pieces work."""
 
@@ -135,6 +160,26 @@ class PipelineSpec(Frozen):
     recompute: bool = False
     """What a stage computes forward is not kept for the backward pass but computed again there: less memory for more
     time."""
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The stages' names."""
+        return tuple(f"stage {stage}" for stage in range(self.stages))
+
+    @property
+    def unit(self) -> str:
+        """What one of its places is called."""
+        return "stage"
+
+    @property
+    def cycle(self) -> int:
+        """After how many steps a run may repeat itself: stages meet at the end of each."""
+        return 1
+
+    @property
+    def batch_parts(self) -> int:
+        """Stages work on the same micro-batches."""
+        return 1
 
 
 def _listed(value: object) -> object:
@@ -268,9 +313,32 @@ class DataParallelSpec(Frozen):
         return self
 
     @property
+    def places(self) -> Sequence[str]:
+        """The workers' names, and that of a star's server."""
+        workers = tuple(f"worker {worker}" for worker in range(self.workers))
+        return (*workers, "server") if self.exchange == "star" else workers
+
+    @property
     def nodes(self) -> int:
         """Workers, and a star's server."""
-        return self.workers + (self.exchange == "star")
+        return len(self.places)
+
+    @property
+    def unit(self) -> str:
+        """What one of its places is called."""
+        return "worker"
+
+    @property
+    def cycle(self) -> int:
+        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps,
+        fragments differ in size, and a server that waits for nobody has no cycle.
+        """
+        return 1 if self.arrivals is not None else math.lcm(max(self.staleness) + 1, self.fragments)
+
+    @property
+    def batch_parts(self) -> int:
+        """Workers learn from parts of a batch of their own."""
+        return sum(self.parts)
 
     @property
     def fragments(self) -> int:
@@ -294,6 +362,17 @@ class DataParallelSpec(Frozen):
     def weights(self) -> tuple[float, ...]:
         """By worker: its share of the data, and of the aggregate."""
         return tuple(part / sum(self.parts) for part in self.parts)
+
+
+def _known_job(table: object) -> object:
+    """Make the record of a table `job`: its kind names a class (`jobs.kind.KINDS`, or package.module:Class).
+
+    By name, because kinds are built on this module.
+    """
+    return importlib.import_module("testbed.jobs.kind").job_of_table(table) if isinstance(table, Mapping) else table
+
+
+JobTable = Annotated[SerializeAsAny[Frozen] | None, BeforeValidator(_known_job)]
 
 
 class OptimiserSpec(Frozen):
@@ -393,8 +472,20 @@ class Paced(Frozen):
     retransmission timer, 40 ms of delayed acknowledgements) and the kernel's clock tick."""
 
 
+class Stated(Frozen):
+    """Each kind of work lasts as long as is stated, at every node alike: for jobs of a table `job`."""
+
+    mode: Literal["stated"] = "stated"
+    work_ns: dict[str, Annotated[int, Field(ge=0)]]
+    """By what is worked on, as the job's program calls it."""
+    source: str = Field(min_length=1)
+    """Where the durations come from."""
+    dilation: int = Field(default=1, ge=1, le=1000)
+    """As of `Paced`."""
+
+
 CodecCost = Literal["host", "device", "zero"]
-Compute = Annotated[Measured | Calibrated | Paced, Field(discriminator="mode")]
+Compute = Annotated[Measured | Calibrated | Paced | Stated, Field(discriminator="mode")]
 
 
 class CodecRates(Frozen):
@@ -441,20 +532,27 @@ class Cell(Frozen):
     """In data parallel training: how one worker works, which is a pipeline of one stage."""
     data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
     """None: one pipeline, and nothing else, trains the model."""
+    job: JobTable = Field(default=None, exclude_if=_is_none)
+    """A job of another kind, which then stands in the place of both."""
     optimiser: OptimiserSpec
     training: TrainingSpec
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Cell:
         batch, parts = self.workload.batch_size, self.pipeline.microbatches * self.pipeline.accumulation
-        if self.data is not None:
-            parts *= sum(self.data.parts)
+        parts *= self.parallelism.batch_parts
         if batch % parts:
             raise ValueError(f"workload.batch_size {batch} cannot be cut into {parts} equal micro-batches")
         return self
 
     @model_validator(mode="after")
     def _parallelism_fits(self) -> Cell:
+        if self.job is not None:
+            if self.data is not None:
+                raise ValueError("it has a table job and a table data; state one of them")
+            return self
+        if isinstance(self.compute, Stated):
+            raise ValueError("compute is stated by kinds of work, which is for jobs of a table `job`; say 'paced'")
         if self.data is None:
             if isinstance(self.workload, ImagesSpec):
                 raise ValueError(
@@ -509,7 +607,7 @@ class Cell(Frozen):
 
     @model_validator(mode="after")
     def _durations_fit(self) -> Cell:
-        count, who = (self.pipeline.stages, "stage") if self.data is None else (self.data.workers, "worker")
+        count, who = (self.pipeline.stages if self.data is None else self.data.workers), self.parallelism.unit
         for name in ("forward_ns", "backward_ns") if isinstance(self.compute, Paced) else ():
             if len(getattr(self.compute, name)) not in (1, count):
                 raise ValueError(
@@ -524,7 +622,7 @@ class Cell(Frozen):
         if len(self.profiles) not in (1, count):
             raise ValueError(
                 f"{len(self.profiles)} profiles for a {self.topology} of {self.nodes} "
-                f"{'stages' if self.data is None else 'nodes'}, which has {count} links; state one for all of them, or "
+                f"{self.parallelism.unit}s, which has {count} links; state one for all of them, or "
                 "one per link"
             )
         if self.data is not None and self.topology == "line" and self.nodes > 2:
@@ -532,26 +630,29 @@ class Cell(Frozen):
         return self
 
     @property
+    def parallelism(self) -> Parallelism:
+        """The kind of its job."""
+        return _parallelism(self)
+
+    @property
     def nodes(self) -> int:
         """Nodes of the lab, each of which has records: stages, or workers and a server."""
-        return _nodes(self)
+        return len(self.parallelism.places)
 
     @property
     def node_names(self) -> tuple[str, ...]:
         """The nodes for people: 'stage 0', or 'worker 0' and 'server'."""
-        if self.data is None:
-            return tuple(f"stage {stage}" for stage in range(self.nodes))
-        workers = [f"worker {worker}" for worker in range(self.data.workers)]
-        return (*workers, "server")[: self.nodes]
+        return tuple(self.parallelism.places)
 
     @property
     def cycle(self) -> int:
-        """After how many steps a run may repeat itself: where workers run ahead they wait once in so many steps,
-        fragments differ in size, and a server that waits for nobody has no cycle.
-        """
-        if self.data is None or self.data.arrivals is not None:
-            return 1
-        return math.lcm(max(self.data.staleness) + 1, self.data.fragments)
+        """After how many steps a run may repeat itself."""
+        return self.parallelism.cycle
+
+    @property
+    def boundaries(self) -> int:
+        """How many a codec may be chosen for: between stages, or one for the messages of each worker or node."""
+        return self.pipeline.stages - 1 if self.parallelism is self.pipeline else len(self.parallelism.places)
 
     @property
     def links(self) -> tuple[LinkProfile, ...]:
@@ -602,14 +703,20 @@ class Recipe(Frozen):
     workload: Workload
     pipeline: PipelineSpec
     data: DataParallelSpec | None = Field(default=None, exclude_if=_is_none)
+    job: JobTable = Field(default=None, exclude_if=_is_none)
     optimiser: OptimiserSpec
     training: TrainingSpec
     """Without a time budget: how many steps fit into one depends on the links."""
 
     @property
+    def parallelism(self) -> Parallelism:
+        """The kind of its job."""
+        return _parallelism(self)
+
+    @property
     def nodes(self) -> int:
         """Who trains, each with records of its own: stages, or workers and a server."""
-        return _nodes(self)
+        return len(self.parallelism.places)
 
     @property
     def id(self) -> str:
@@ -624,6 +731,7 @@ def recipe_of(cell: Cell) -> Recipe:
         workload=cell.workload,
         pipeline=cell.pipeline,
         data=cell.data,
+        job=cell.job,
         optimiser=cell.optimiser,
         training=cell.training.model_copy(update={"budget_s": None}),
     )
@@ -635,8 +743,11 @@ def text_of(of: Cell | Recipe) -> TextSpec:
     return of.workload
 
 
-def _nodes(of: Cell | Recipe) -> int:
-    return of.pipeline.stages if of.data is None else of.data.nodes
+def _parallelism(of: Cell | Recipe) -> Parallelism:
+    if of.job is not None:
+        kind: Parallelism = of.job  # type: ignore[assignment]
+        return kind
+    return of.pipeline if of.data is None else of.data
 
 
 def _digest(record: Frozen) -> str:

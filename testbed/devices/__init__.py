@@ -14,7 +14,7 @@ devices_page    the README of the shipped devices
 from __future__ import annotations
 
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns, rates_of
-from testbed.devices.compute import compute_of
+from testbed.devices.compute import compute_of, compute_of_job
 from testbed.devices.device import (
     ComputeDevice,
     MatrixSpeed,
@@ -35,6 +35,7 @@ __all__ = [
     "MatrixSpeed",
     "caveat",
     "compute_of",
+    "compute_of_job",
     "cores_needed",
     "device_codec_ns",
     "device_files",

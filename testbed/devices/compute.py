@@ -10,6 +10,9 @@ or
 and
   compute.update = "2ms"                         from the last gradient to the step's end; else the device's, or none
   compute.dilation = 4                           everything takes 4 times as long in the lab; else 1
+or, for a job of a table `job`,
+  compute.mode = "stated"
+  compute.work = { token = "8ms" }               of each kind of work that its program names
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from testbed import units
 from testbed.devices.device import load_device
 from testbed.devices.durations import durations
 from testbed.errors import SpecError, UnknownNameError
-from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, Workload
+from testbed.spec import Calibrated, Measured, Paced, PipelineSpec, Stated, Workload
 
 _STATED = ("forward", "backward")
 _KEYS = ("mode", "device", *_STATED, "update", "dilation")
@@ -49,6 +52,33 @@ def compute_of(
         raise SpecError(f"{where}: compute: {error}") from None
 
 
+def compute_of_job(asked: Mapping[str, Any] | str, where: str) -> Calibrated | Stated:
+    """Return the compute of a job of another kind: "calibrated", or `mode = "stated"` with `work`, a duration for each
+    kind of work of its program. SpecError as from `compute_of`.
+    """
+    table: object = {"mode": asked} if isinstance(asked, str) else asked
+    try:
+        match table:
+            case {"mode": "calibrated", **more} if not more:
+                return Calibrated()
+            case {"mode": "stated", "work": dict(work), **more} if not more.keys() - {"dilation"}:
+                work_ns = {str(what): _time(f"work.{what}", duration, least=0) for what, duration in work.items()}
+                return Stated(work_ns=work_ns, source="stated", dilation=_dilation(more))
+        raise SpecError(
+            "for this kind of job it is 'calibrated', or a table with mode = 'stated' and work, for example "
+            f"{{ forward = '20ms' }}; found {asked!r}"
+        )
+    except SpecError as error:
+        raise SpecError(f"{where}: compute: {error}") from None
+
+
+def _dilation(asked: Mapping[Any, Any]) -> int:
+    dilation = asked.get("dilation", 1)
+    if not isinstance(dilation, int) or isinstance(dilation, bool) or not 1 <= dilation <= _MOST_DILATED:
+        raise SpecError(f"dilation must be a whole number from 1 to {_MOST_DILATED}, found {dilation!r}")
+    return dilation
+
+
 def _compute_of(
     asked: object, workload: Workload, pipeline: PipelineSpec, workers: int | None
 ) -> Measured | Calibrated | Paced:
@@ -68,9 +98,7 @@ def _compute_of(
     if ("device" in asked) == bool(stated):
         both = "both" if stated else "neither"
         raise SpecError(f"mode 'paced' takes either forward and backward, or a device; found {both}")
-    dilation = asked.get("dilation", 1)
-    if not isinstance(dilation, int) or isinstance(dilation, bool) or not 1 <= dilation <= _MOST_DILATED:
-        raise SpecError(f"dilation must be a whole number from 1 to {_MOST_DILATED}, found {dilation!r}")
+    dilation = _dilation(asked)
     update_ns = _time("update", asked["update"], least=0) if "update" in asked else None
     if stated:
         if len(stated) < len(_STATED):

@@ -26,7 +26,7 @@ from testbed.errors import ResultsError
 from testbed.message_key import Direction
 from testbed.metrics.wires import Wire, Wires
 from testbed.records import ActionKind, ActionRecord, StepRecord
-from testbed.spec import Calibrated, Measured, Paced, PipelineSpec
+from testbed.spec import Compute, Measured, Paced, PipelineSpec
 
 MEASURED = Measured()
 
@@ -51,14 +51,14 @@ def _asked_ns(paced: Paced, stage: int, kind: ActionKind) -> int:
     return (durations[stage] if len(durations) > 1 else durations[0]) * paced.dilation
 
 
-def _duration_ns(action: ActionRecord, stage: int, compute: Measured | Calibrated | Paced) -> int:
+def _duration_ns(action: ActionRecord, stage: int, compute: Compute) -> int:
     if not isinstance(compute, Paced):
         return action.encoded_ns - action.input_ns
     codec_ns = action.decoded_ns - action.input_ns + action.encoded_ns - action.computed_ns
     return _asked_ns(compute, stage, action.kind) + codec_ns
 
 
-def _actions(step: Sequence[StepRecord], compute: Measured | Calibrated | Paced) -> list[list[_Action]]:
+def _actions(step: Sequence[StepRecord], compute: Compute) -> list[list[_Action]]:
     """Return the recorded actions of each stage with what they need and send."""
     inside = range(len(step))
     by_stage: list[list[_Action]] = []
@@ -213,7 +213,7 @@ def ideal_step_s(
     wires: Wires,
     step: Sequence[StepRecord],
     free_ns: Sequence[int] | None = None,
-    compute: Measured | Calibrated | Paced = MEASURED,
+    compute: Compute = MEASURED,
 ) -> float:
     """Simulate one recorded step and return its ideal duration, in seconds of the lab.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from testbed.frozen import Frozen
-from testbed.records import CodecCosts, Duration, MessageCosts, StageMaths, WorkerMaths
+from testbed.records import CodecCosts, Duration, MessageCosts, PlaceCosts, StageMaths, WorkerMaths
 from testbed.spec import DataParallelSpec, OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
 
 LEAST_SAMPLES = 12
@@ -55,10 +55,17 @@ class TimedMessages(Frozen):
     messages: tuple[MessageCosts, ...]
 
 
+class TimedPlaces(Frozen):
+    """What the places of one subject that is a job of a table `job` do."""
+
+    name: str
+    places: tuple[PlaceCosts, ...]
+
+
 class CalibrationDone(Frozen):
     """A program's answer."""
 
-    subjects: tuple[Timed, ...] | tuple[TimedMessages, ...]
+    subjects: tuple[Timed, ...] | tuple[TimedMessages, ...] | tuple[TimedPlaces, ...]
     maths: dict[str, tuple[StageMaths, ...] | tuple[WorkerMaths, ...]]
     """What subjects share, by its name: by stage, or by worker; what was known is left out."""
     seconds: float

@@ -8,7 +8,7 @@ from typing import Any
 from testbed import units
 from testbed.report.collect import Group, Links
 from testbed.report.numbers import MISSING
-from testbed.spec import Calibrated, Cell, DataParallelSpec, ImagesSpec, Measured
+from testbed.spec import Calibrated, Cell, DataParallelSpec, ImagesSpec, Measured, Stated
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
 LIVE_VIRTUAL = "timing live: stages train over their links in the guest, torch and TCP together"
@@ -150,10 +150,14 @@ def compute_words(cell: Cell) -> str:
         return "measured, as fast as this machine was at that moment"
     if isinstance(asked, Calibrated):
         return "calibrated: each action as long as this machine takes for it, timed alone"
-    words = (
-        f"paced: forward {_durations(asked.forward_ns)}, backward {_durations(asked.backward_ns)}, "
-        f"update {units.format_time(asked.update_ns)} ({asked.source})"
-    )
+    if isinstance(asked, Stated):
+        works = ", ".join(f"{what} {units.format_time(ns)}" for what, ns in asked.work_ns.items())
+        words = f"stated: {works} ({asked.source})"
+    else:
+        words = (
+            f"paced: forward {_durations(asked.forward_ns)}, backward {_durations(asked.backward_ns)}, "
+            f"update {units.format_time(asked.update_ns)} ({asked.source})"
+        )
     return words if asked.dilation == 1 else f"{words}; {DILATION.format(factor=asked.dilation)}"
 
 

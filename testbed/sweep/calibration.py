@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -23,12 +23,14 @@ from testbed import paths, results
 from testbed.codecs.catalogue import placement, table
 from testbed.errors import ResultsError, StageError, UserError
 from testbed.frozen import Frozen, canonical_json
+from testbed.jobs.kind import JobKind
 from testbed.pipeline.calibration import (
     CalibrationDone,
     CalibrationJob,
     CalibrationRound,
     Subject,
     Timed,
+    TimedPlaces,
     timed,
 )
 from testbed.pipeline.memory import available_memory, predict_memory
@@ -37,12 +39,13 @@ from testbed.records import (
     Calibration,
     CodecCosts,
     MessageCosts,
+    PlaceCosts,
     ReplicaCosts,
     StageCosts,
     StageMaths,
     WorkerMaths,
 )
-from testbed.spec import Recipe, Workload
+from testbed.spec import DataParallelSpec, Parallelism, PipelineSpec, Recipe, Workload
 from testbed.sweep.environment import describe_machine, hold_machine
 from testbed.sweep.executor import Task, execute
 from testbed.sweep.session import Tokens
@@ -52,7 +55,12 @@ from testbed.vm.launch import choose_processor, idlest_first
 BUDGET_S = 12.0
 """Three rounds of a sweep of four codecs. With 30 s as many recipes of the default sweep were noisy here: all."""
 _SOURCES = ("codecs", "workloads", "pipeline")
-_REPLICA_SOURCES = (*_SOURCES, "replicas")
+_PROGRAMS: Mapping[type[Parallelism], tuple[str, tuple[str, ...]]] = {
+    PipelineSpec: ("testbed.pipeline.calibrate", _SOURCES),
+    DataParallelSpec: ("testbed.replicas.calibrate", (*_SOURCES, "replicas")),
+    JobKind: ("testbed.kinds.timed", (*_SOURCES, "jobs", "kinds")),
+}
+"""By kind of job: what times it, and the folders with the sources that are timed."""
 _LOOK_S = 0.1
 _SHARE = 0.8
 """Of the memory that is available, what a calibration may take."""
@@ -67,7 +75,8 @@ class _KeptSubject(Frozen):
     taken_at: str
     maths: tuple[StageMaths, ...] | None
     """None where it is the maths that others share."""
-    codecs: tuple[CodecCosts, ...] | tuple[MessageCosts, ...]
+    codecs: tuple[CodecCosts, ...] | tuple[MessageCosts, ...] | tuple[PlaceCosts, ...]
+    """Of a job of a table `job`, all that its places do."""
 
 
 class _KeptMaths(Frozen):
@@ -110,6 +119,7 @@ def calibrate(
             _measure(list(missing.values()), keys, prepare, progress, budget_s, again)
     stages: dict[str, tuple[StageCosts, ...]] = {}
     replicas: dict[str, ReplicaCosts] = {}
+    jobs: dict[str, tuple[PlaceCosts, ...]] = {}
     dates = []
     for name, subject in subjects.items():
         if (kept := keys.kept(subject, False)) is None:
@@ -117,15 +127,17 @@ def calibrate(
         costs, dated = kept
         if isinstance(costs, ReplicaCosts):
             replicas[name] = costs
+        elif subject.job is not None:
+            jobs[name] = cast(tuple[PlaceCosts, ...], costs)
         else:
-            stages[name] = costs
+            stages[name] = cast(tuple[StageCosts, ...], costs)
         dates.append(dated)
     taken_at = max(dates, default=_now())
-    return Calibration(taken_at=taken_at, machine=describe_machine(), recipes=stages, replicas=replicas)
+    return Calibration(taken_at=taken_at, machine=describe_machine(), recipes=stages, replicas=replicas, jobs=jobs)
 
 
 def _checked(given: Calibration, wanted: dict[str, Recipe]) -> Calibration:
-    if lacking := [name for name in wanted if name not in given.recipes and name not in given.replicas]:
+    if lacking := [name for name in wanted if name not in given.recipes | given.replicas | given.jobs]:
         raise UserError(
             f"the calibration that was given (taken at {given.taken_at}) lacks {len(lacking)} of {len(wanted)} "
             f"recipes: {', '.join(lacking)}; measure them here by leaving it out, or give one of the same sweep"
@@ -145,23 +157,27 @@ class _Keys:
             "python": machine["python"],
             "torch": machine["versions"]["torch"],
         }
-        self._sources = [_hash_of_sources(folders) for folders in (_SOURCES, _REPLICA_SOURCES)]
+        self._sources = {kind: _hash_of_sources(folders) for kind, (_, folders) in _PROGRAMS.items()}
         self._folder = paths.cache_folder() / "calibrations"
 
     def subject(self, subject: Recipe) -> Path:
         """Return the file of one subject."""
-        return self._file("subject", subject, _hash_of_strangers(subject.codec))
+        return self._file("subject", subject, _hash_of_strangers(subject))
 
     def maths(self, subject: Recipe) -> Path:
         """Return the file of the maths that it shares with others."""
         return self._file("maths", subject.model_copy(update={"codec": "none", **_without_answer(subject)}), "")
 
-    def kept(self, subject: Recipe, again: bool) -> tuple[tuple[StageCosts, ...] | ReplicaCosts, str] | None:
+    def kept(
+        self, subject: Recipe, again: bool
+    ) -> tuple[tuple[StageCosts, ...] | ReplicaCosts | tuple[PlaceCosts, ...], str] | None:
         """Return a subject's durations, and when the latest were taken; None where any are missing."""
         own = None if again else _read(self.subject(subject), _KeptSubject)
         if own is None:
             return None
         taken_at = own.taken_at
+        if subject.job is not None:
+            return cast(tuple[PlaceCosts, ...], own.codecs), taken_at
         maths: tuple[StageMaths | WorkerMaths, ...] | None = own.maths
         if maths is None:
             shared = _read(self.maths(subject), _KeptMaths)
@@ -177,7 +193,7 @@ class _Keys:
         return costs, taken_at
 
     def _file(self, kind: str, subject: Recipe, more: str) -> Path:
-        here = self._here | {"sources": self._sources[subject.data is not None]}
+        here = self._here | {"sources": self._sources[_kind(subject)]}
         content = f"{kind}\n{canonical_json(subject)}\n{more}\n{sorted(here.items())}"
         return self._folder / f"{hashlib.blake2b(content.encode(), digest_size=12).hexdigest()}.json"
 
@@ -205,10 +221,16 @@ def _hash_of_sources(folders: Sequence[str]) -> str:
     return total.hexdigest()
 
 
-def _hash_of_strangers(codec: str) -> str:
-    """Hash the modules of the codecs in a text that are not ours."""
+def _kind(recipe: Recipe) -> type[Parallelism]:
+    """Return the row of `_PROGRAMS` that a recipe is of."""
+    return next(kind for kind in _PROGRAMS if isinstance(recipe.parallelism, kind))
+
+
+def _hash_of_strangers(subject: Recipe) -> str:
+    """Hash the modules of a recipe's codecs and kind of job that are not ours."""
     total = hashlib.blake2b(digest_size=16)
-    names = {part.name for spec in placement.parse_placement(codec).specs() for part in spec.parts()}
+    names = {part.name for spec in placement.parse_placement(subject.codec).specs() for part in spec.parts()}
+    names |= {subject.job.kind} if isinstance(subject.job, JobKind) else set()
     for name in sorted(name for name in names if ":" in name):
         origin = table.locate_module(name.partition(":")[0], name).origin
         total.update(f"{name}\n".encode() + (Path(origin).read_bytes() if origin else b""))
@@ -243,8 +265,8 @@ def _measure(
             )
         )
     folder = results.make_folder(paths.cache_folder() / "calibrations", "set XDG_CACHE_HOME to a folder of yours")
-    for module in ("testbed.pipeline.calibrate", "testbed.replicas.calibrate"):
-        own = [subject for subject in subjects if (subject.recipe.data is not None) == ("replicas" in module)]
+    for kind, (module, _) in _PROGRAMS.items():
+        own = [subject for subject in subjects if _kind(subject.recipe) is kind]
         if not own:
             continue
         share_s = budget_s * len(own) / len(subjects)
@@ -255,6 +277,8 @@ def _measure(
         for found in done.subjects:
             if isinstance(found, Timed):
                 kept = _KeptSubject(taken_at=now, maths=found.maths, codecs=found.codecs)
+            elif isinstance(found, TimedPlaces):
+                kept = _KeptSubject(taken_at=now, maths=None, codecs=found.places)
             else:
                 kept = _KeptSubject(taken_at=now, maths=None, codecs=found.messages)
             results.write_json(keys.subject(by_name[found.name]), kept)

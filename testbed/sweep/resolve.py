@@ -17,7 +17,19 @@ from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.play import pipelines, replica_times
 from testbed.profiles import LinkProfile, load_profile
-from testbed.spec import RINGS, Calibrated, Cell, Clock, CodecRates, DataParallelSpec, Engine, Measured, Paced, TextSpec
+from testbed.spec import (
+    RINGS,
+    Calibrated,
+    Cell,
+    Clock,
+    CodecRates,
+    Compute,
+    DataParallelSpec,
+    Engine,
+    Measured,
+    Paced,
+    TextSpec,
+)
 from testbed.workloads import checkpoints
 from testbed.workloads import models as workloads
 
@@ -54,7 +66,10 @@ def resolve_cell(
     compute = content.pop("compute", None)
     if compute is None:
         raise SpecError(f"{where}: compute is not stated; for example compute.mode = 'calibrated'")
-    if isinstance(content.get("data"), dict) and isinstance(content.get("pipeline", {}), dict):
+    if "job" in content:
+        neutral = {"learning_rate": 1e-3, "weight_decay": 0.0, "beta1": 0.9, "beta2": 0.999, "clip_norm": 1.0}
+        content.setdefault("optimiser", neutral)  # a job that learns nothing need not say how
+    if ("job" in content or isinstance(content.get("data"), dict)) and isinstance(content.get("pipeline", {}), dict):
         one = {"stages": 1, "microbatches": 1, "schedule": "gpipe", "in_flight": 1}
         content["pipeline"] = {**one, **content.get("pipeline", {})}
     workload = content.get("workload")
@@ -84,9 +99,7 @@ def resolve_cell(
             durations = Measured()
         changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
         # Two texts for the same codecs are one cell.
-        codec = codecs.parse_placement(cell.codec).over(
-            cell.pipeline.stages - 1 if cell.data is None else cell.data.workers
-        )
+        codec = codecs.parse_placement(cell.codec).over(cell.boundaries)
         if cell.data is not None:
             changes["data"] = _checked_data(cell.data, codec, where)
             _check_data_means(cell, durations, changes, where)
@@ -97,6 +110,11 @@ def resolve_cell(
     _check_network(cell, where)
     _check_frozen(cell, where)
     _check_codec_costs(cell, where)
+    if cell.job is not None and (cell.timing == "live" or cell.codec_cost == "device"):
+        raise SpecError(
+            f"{where}: a job of a table `job` is played, with codecs that cost nothing or what they cost here: leave "
+            "timing out, and set codec_cost to 'zero' or 'host'"
+        )
     if codec.measures and cell.timing == "played":
         raise SpecError(
             f"{where}: codec {cell.codec} chooses by what it measures of its link, so over each link it trains "
@@ -112,8 +130,10 @@ def resolve_cell(
     return cell
 
 
-def _durations(cell: Cell, compute: Any, where: str) -> Calibrated | Measured | Paced:
+def _durations(cell: Cell, compute: Any, where: str) -> Compute:
     """Return what a cell's compute asks for; in data parallel training of one micro-batch of any worker."""
+    if cell.job is not None:
+        return devices.compute_of_job(compute, where)
     if cell.data is None:
         return devices.compute_of(compute, cell.workload, cell.pipeline, where)
     parts = sum(cell.data.parts) * cell.pipeline.microbatches

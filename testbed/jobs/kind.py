@@ -1,0 +1,123 @@
+"""Jobs of other kinds than a pipeline and data parallel training: those of a table `job` in an experiment.
+
+A kind is a class with the fields of its table, the names of its places, their program, and what each of them has. One
+of ours is a row of `KINDS`; anybody's is named as 'package.module:Class'. docs/jobs.md shows one from end to end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import ValidationError
+
+from testbed.errors import SpecError, UnknownNameError
+from testbed.frozen import Frozen, explain
+from testbed.jobs.actions import Key, Node, Program
+from testbed.jobs.recorder import Named
+from testbed.spec import Cell, Recipe
+
+KINDS: Final[Mapping[str, str]] = {}
+"""The kinds that are shipped, and where their classes are."""
+
+
+class Setting(NamedTuple):
+    """What a place is made for."""
+
+    recipe: Recipe
+    """Codec, workload, optimiser, how many steps, and the seed."""
+    vocabulary: int
+    """Of the tokenizer; of images, their classes."""
+    tokens: str
+    """Path of the prepared text, a .npy of token ids."""
+
+
+class Said(NamedTuple):
+    """What a place says of a step, or an evaluation, for its record."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+    tokens: int = 0
+    gradient_norm: float | None = None
+
+
+class JobKind(Frozen):
+    """A kind of job. Its fields are those of the table; a subclass adds its own."""
+
+    kind: str
+
+    @property
+    @abstractmethod
+    def places(self) -> Sequence[str]:
+        """The names of its places."""
+
+    @abstractmethod
+    def program(self, place: int, first_step: int = 0) -> Program:
+        """Return what a place does: steps until `EndStep` returns that the job does not go on."""
+
+    @abstractmethod
+    def node(self, place: int, setting: Setting) -> Node:
+        """Make what a place has. Here torch may be imported.
+
+        A node may have a method `said(step, phase) -> Said`; the last place's loss is the run's.
+        """
+
+    @property
+    def unit(self) -> str:
+        """What one of its places is called."""
+        return "node"
+
+    @property
+    def cycle(self) -> int:
+        """After how many steps a run may repeat itself."""
+        return 1
+
+    @property
+    def batch_parts(self) -> int:
+        """Into how many equal parts its places cut a batch."""
+        return 1
+
+    def named(self, key: Key) -> Named:
+        """Return how records name a message. Of what a place encodes in a step no two have the same name."""
+        return Named("backward" if key.what == "gradient" else "forward", key.part)
+
+
+def kind_of(of: Cell | Recipe) -> JobKind:
+    """Return the job of a cell or recipe that has a table `job`."""
+    assert isinstance(of.job, JobKind)
+    return of.job
+
+
+def job_of_table(table: Mapping[str, Any]) -> JobKind:
+    """Return the job that a table describes. SpecError for one that does not fit, or an unknown kind."""
+    kind = table.get("kind")
+    if not isinstance(kind, str):
+        raise SpecError(f"job.kind must be one of {', '.join(KINDS)}, or package.module:Class; found {kind!r}")
+    found = _load(kind)
+    try:
+        return found.model_validate(table)
+    except ValidationError as error:
+        raise explain(error, found, "job") from None
+
+
+def _load(kind: str) -> type[JobKind]:
+    """Return the class of a kind; only a stranger's code is run for it, and never as somebody else."""
+    module, _, attribute = KINDS.get(kind, kind).partition(":")
+    if not attribute:
+        raise UnknownNameError("kind of job", kind, KINDS)
+    if kind not in KINDS and "SUDO_UID" in os.environ:
+        raise SpecError(
+            f"job.kind is {kind}, which is code of yours, and under sudo it would be run as root: leave sudo"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"job.kind: cannot load {kind}: {error}; run where it can be imported, or set PYTHONPATH"
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, JobKind)):
+        raise SpecError(f"job.kind: {kind} is no subclass of testbed.jobs.kind.JobKind")
+    return found
