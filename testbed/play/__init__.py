@@ -1,6 +1,7 @@
 """How long does a job take over these links? A trace says what every node does; a player does it over a lab's links.
 
 trace     what nodes work on, send and wait for: the record between algorithms and networks
+tracing   what the places of a job do becomes a trace: an observer of the loop that runs its programs
 check     whether a trace makes sense
 totals    how often, how many bytes, how much work
 chakra    traces to Chakra's execution traces and back: chakra_file.py is their files, rings.py collectives
