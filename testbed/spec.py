@@ -140,6 +140,26 @@ class Parallelism(Protocol):
         ...
 
     @property
+    def in_short(self) -> tuple[str, str]:
+        """Who works, and in which order, for a table of cells."""
+        ...
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches the place that works most learns from in a step."""
+        ...
+
+    @property
+    def counts(self) -> str:
+        """What the numbers of its actions count: micro-batches, or steps."""
+        ...
+
+    @property
+    def computes(self) -> Sequence[str]:
+        """Which of the activities of `metrics.spans` its computing is, but for updates."""
+        ...
+
+    @property
     def batch_parts(self) -> int:
         """Into how many equal parts its places cut a batch, beside the micro-batches that each of them makes."""
         ...
@@ -175,6 +195,26 @@ class PipelineSpec(Frozen):
     def cycle(self) -> int:
         """After how many steps a run may repeat itself: stages meet at the end of each."""
         return 1
+
+    @property
+    def in_short(self) -> tuple[str, str]:
+        """Who works, and in which order, for a table of cells."""
+        return str(self.stages), f"{self.schedule}, {self.in_flight} in flight"
+
+    @property
+    def batches_per_step(self) -> int:
+        """A step is one batch."""
+        return 1
+
+    @property
+    def counts(self) -> str:
+        """What the numbers of its actions count."""
+        return "micro-batch"
+
+    @property
+    def computes(self) -> Sequence[str]:
+        """Its activities in `metrics.spans`."""
+        return ("forward", "backward")
 
     @property
     def batch_parts(self) -> int:
@@ -334,6 +374,26 @@ class DataParallelSpec(Frozen):
         fragments differ in size, and a server that waits for nobody has no cycle.
         """
         return 1 if self.arrivals is not None else math.lcm(max(self.staleness) + 1, self.fragments)
+
+    @property
+    def in_short(self) -> tuple[str, str]:
+        """Who works, and in which order, for a table of cells."""
+        return f"{self.workers} workers", f"{self.exchange}, {max(self.staleness)} ahead"
+
+    @property
+    def batches_per_step(self) -> int:
+        """The most local steps of any worker."""
+        return max(self.local_steps)
+
+    @property
+    def counts(self) -> str:
+        """What the numbers of its actions count."""
+        return "step"
+
+    @property
+    def computes(self) -> Sequence[str]:
+        """Its activities in `metrics.spans`."""
+        return ("local",)
 
     @property
     def batch_parts(self) -> int:

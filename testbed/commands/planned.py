@@ -64,9 +64,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             made = int(cell.id not in untrained) if kind else max(0, asked - left[cell.id])
             if kind and cell.timing == "played":
                 estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
-            works, order = str(p.stages), f"{p.schedule}, {p.in_flight} in flight"
-            if cell.data is not None:
-                works, order = f"{cell.data.workers} workers", f"{cell.data.exchange}, {max(cell.data.staleness)} ahead"
+            works, order = cell.parallelism.in_short
             rows.add_row(
                 kind
                 + (cell.id if kind or not agenda.to_tune else f"{cell.id.rpartition('-')[0]} (as chosen after tuning)"),

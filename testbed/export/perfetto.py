@@ -104,10 +104,7 @@ def _counters(recorded: RecordedRun) -> Iterator[Event]:
 
 def events(recorded: RecordedRun) -> list[Event]:
     """Return all events of a run: names first, then by time."""
-    lefts = range(recorded.cell.pipeline.stages - 1)
-    pairs = [pair for left in lefts for pair in ((left, left + 1), (left + 1, left))]
-    if recorded.cell.data is not None:
-        pairs = sorted({(each.sender, each.receiver) for step in recorded.steps for each in flights(step.records)})
+    pairs = sorted({(each.sender, each.receiver) for step in recorded.steps for each in flights(step.records)})
     threads = {pair: number for number, pair in enumerate(pairs)}
     timed: list[Event] = []
     frames = 0

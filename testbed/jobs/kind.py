@@ -76,6 +76,26 @@ class JobKind(Frozen):
         return 1
 
     @property
+    def in_short(self) -> tuple[str, str]:
+        """Who works, and in which order, for a table of cells."""
+        return f"{len(self.places)} {self.unit}s", self.kind
+
+    @property
+    def batches_per_step(self) -> int:
+        """How many batches the place that works most learns from in a step."""
+        return 1
+
+    @property
+    def counts(self) -> str:
+        """What the numbers of its actions count."""
+        return "part"
+
+    @property
+    def computes(self) -> Sequence[str]:
+        """Its activities in `metrics.spans`."""
+        return ("forward", "backward", "local")
+
+    @property
     def batch_parts(self) -> int:
         """Into how many equal parts its places cut a batch."""
         return 1

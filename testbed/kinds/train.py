@@ -29,11 +29,11 @@ class _OnHostClock:
     """Tells a recorder when things really ended: in the loop no time passes."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder, self._last_ns = recorder, time.monotonic_ns()
+        self._recorder, self._began_ns, self._last_ns = recorder, time.monotonic_ns(), 0
 
     def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Pass on what has ended."""
-        begin_ns, self._last_ns = self._last_ns, time.monotonic_ns()
+        begin_ns, self._last_ns = self._last_ns, time.monotonic_ns() - self._began_ns
         self._recorder.did(lane, action, value, begin_ns, self._last_ns)
 
 

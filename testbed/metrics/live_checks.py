@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from testbed import results
 from testbed.records import StageCosts
-from testbed.spec import Calibrated, Cell, Engine, Measured, Paced, recipe_of
+from testbed.spec import Calibrated, Cell, Engine, Measured, Paced, PipelineSpec, recipe_of
 
 _SHARE_OF_CORES = 2 / 3
 CHECK_STEPS = 4
@@ -56,7 +56,8 @@ def checks(
     beginning with the first and the last. Their codecs cost what they cost here, so cells with another rule are left
     out.
     """
-    able = [cell for cell in cells if cell.timing == "played" and cell.codec_cost == "host" and cell.data is None]
+    able = [cell for cell in cells if cell.timing == "played" and cell.codec_cost == "host"]
+    able = [cell for cell in able if isinstance(cell.parallelism, PipelineSpec)]
     able = [cell for cell in able if cell.shaped] or able
     chosen: list[Cell] = []
     while able and len(chosen) < count:

@@ -25,6 +25,7 @@ from testbed.spec import Cell
 
 _ROW = 0.36
 """The height of a row, in inches."""
+_COMPUTES: dict[Activity, str] = {"forward": "forward", "backward": "backward", "local": "local step"}
 _DIGIT = 0.075
 """The width of a digit on a bar, in inches."""
 _LANES = 4
@@ -96,8 +97,7 @@ def bars(step: PipelineStep, cell: Cell) -> Iterator[Bar]:
     for stage, record in enumerate(step.records):
         for span in spans(record):
             computes = span.activity in ("forward", "backward")
-            unit = "micro-batch" if cell.data is None else "step"
-            of = "" if span.microbatch is None else f" of {unit} {span.microbatch}"
+            of = "" if span.microbatch is None else f" of {cell.parallelism.counts} {span.microbatch}"
             words = said(f"{cell.node_names[stage]}, {span.activity}{of}", span.begin_ns, span.end_ns)
             height = 0.12 if span.activity in ("wait", "synchronise") else 0.66
             number = str(span.microbatch) if computes else ""
@@ -184,9 +184,9 @@ def gantt(result: Result, look: Look, settings: str, name: str) -> Drawing:
     fills = _fills(look)
     legend: list[Handle] = [
         *(
-            [Patch(facecolor=fills["forward"], label="forward"), Patch(facecolor=fills["backward"], label="backward")]
-            if cell.data is None
-            else [Patch(facecolor=fills["local"], label="local step")]
+            Patch(facecolor=fills[kind], label=label)
+            for kind, label in _COMPUTES.items()
+            if kind in cell.parallelism.computes
         ),
         Patch(facecolor=fills["encode"], label="encode, decode"),
         Patch(facecolor=fills["update"], label="update"),
@@ -216,7 +216,7 @@ def _finding(result: Result, step: PipelineStep) -> str:
     if split is None or not total:
         return f"step {step.number}, {lasts}"
     compute, wire, wait = (100 * part / total for part in (split.compute_s, split.wire_s, split.wait_s))
-    who = "stages" if result.cell.data is None else "workers"
+    who = f"{result.cell.parallelism.unit}s"
     return f"of {lasts} {who} compute {compute:.0f} %, wait {wire:.0f} % for the wire, {wait:.0f} % for one another"
 
 
@@ -230,7 +230,7 @@ def step_words(result: Result, step: PipelineStep) -> str:
         else ""
     )
     which = f"The measured step nearest to the median, {1e3 * seconds:.0f} ms, of run {result.run.number}{stands}."
-    if result.cell.data is not None:
+    if result.cell.parallelism.unit != "stage":
         early = early.replace("stage", "node")
         return f"{which} What each node did; what it waits for are the messages of others.{early}"
     return (

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from testbed import units
+from testbed.frozen import Frozen
 from testbed.report.collect import Group, Links
 from testbed.report.numbers import MISSING
-from testbed.spec import Calibrated, Cell, DataParallelSpec, ImagesSpec, Measured, Stated
+from testbed.spec import (
+    Calibrated,
+    Cell,
+    DataParallelSpec,
+    ImagesSpec,
+    Measured,
+    Parallelism,
+    PipelineSpec,
+    Stated,
+)
 
 PLAYED = "timing played: trained once without a network, then frames of its sizes over the links"
 LIVE_VIRTUAL = "timing live: stages train over their links in the guest, torch and TCP together"
@@ -80,10 +91,19 @@ def _codec_cost_words(cell: Cell) -> str:
 
 
 def pipeline_words(cell: Cell) -> str:
-    """Describe topology, stages, schedule and micro-batches in flight, or workers and how they exchange."""
-    if cell.data is not None:
-        return _data_words(cell, cell.data)
-    asked = cell.pipeline
+    """Describe a cell's job: stages and their schedule, workers and how they exchange, or the table of another kind."""
+    return _words(cell.parallelism, cell)
+
+
+@functools.singledispatch
+def _words(job: Parallelism, cell: Cell) -> str:
+    stated = job.model_dump(mode="json") if isinstance(job, Frozen) else {}
+    fields = [f"{name} {value}" for name, value in stated.items() if name != "kind"]
+    return ", ".join([f"{cell.topology} of {cell.nodes} nodes, {stated.get('kind')}", *fields])
+
+
+@_words.register
+def _pipeline_words(asked: PipelineSpec, cell: Cell) -> str:
     in_flight = asked.microbatches if asked.schedule == "gpipe" else asked.in_flight
     words = [
         f"{cell.topology} of {asked.stages} stages",
@@ -97,7 +117,8 @@ def pipeline_words(cell: Cell) -> str:
     return ", ".join(words)
 
 
-def _data_words(cell: Cell, data: DataParallelSpec) -> str:
+@_words.register
+def _data_words(data: DataParallelSpec, cell: Cell) -> str:
     def listed(numbers: Sequence[int]) -> str:
         return "/".join(map(str, numbers))
 

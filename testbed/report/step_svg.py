@@ -30,7 +30,7 @@ _DIGIT = 7
 
 def step_kinds(cell: Cell) -> list[tuple[str, str]]:
     """Return those of `KINDS` that a cell's steps may have."""
-    others = ("local",) if cell.data is None else ("forward", "backward")
+    others = {"forward", "backward", "local"} - set(cell.parallelism.computes)
     return [kind for kind in KINDS if kind[0] not in others]
 
 

@@ -91,7 +91,7 @@ class Estimator:
         assert self._host is not None
         real = durations(self._host(of.workload.precision), of.workload, of.pipeline)
         parts = of.pipeline.microbatches * of.pipeline.accumulation
-        parts *= 1 if of.data is None else max(of.data.local_steps)
+        parts *= of.parallelism.batches_per_step
         return parts * (sum(real.forward_ns) + sum(real.backward_ns)) / 1e9
 
     def _modelled(self, cell: Cell) -> float:
