@@ -5,6 +5,7 @@ python -m tests.battery compare [PART ...] [-k TEXT]    prints what differs from
 
 A       some 1,700 traces of every kind in normal form (`entries.normal_form`). Seconds; no torch, no guest
 ideals  how long some of them take over no links, and over links that are formulas
+B       some 60 small trainings in one process: payloads, decoded values, codecs' states, losses, weights. 30 s
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -21,8 +23,16 @@ from tests.battery import entries, traces
 from tests.battery.entries import Entries, Record
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS: dict[str, Callable[[], Entries]] = {"A": traces.traces, "ideals": traces.ideals}
-_KEPT = {"A": False, "ideals": False}
+
+
+def _recipes() -> Entries:
+    from tests.battery import recipes  # with torch
+
+    return recipes.recipes()
+
+
+PARTS: dict[str, Callable[[], Entries]] = {"A": traces.traces, "ideals": traces.ideals, "B": _recipes}
+_KEPT = {"A": False, "ideals": False, "B": True}
 """Whether finished entries are kept, so that one that was interrupted goes on where it was."""
 
 
@@ -34,6 +44,7 @@ def main() -> int:
     parser.add_argument("-k", metavar="TEXT", default="", help="only entries whose names have it")
     parser.add_argument("--kept", type=Path, default=ROOT / "results" / "battery", help="where finished entries are")
     asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # who trains insists
     if unknown := set(asked.parts) - PARTS.keys():
         parser.error(f"there is no part {', '.join(sorted(unknown))}; parts are {', '.join(PARTS)}")
     different = 0

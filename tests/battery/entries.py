@@ -6,6 +6,7 @@ import hashlib
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,22 @@ def write(part: str, entries: Mapping[str, Record]) -> None:
     """Write a part's entries, one a line."""
     lines = (f"{json.dumps(name)}:{json.dumps(entries[name], separators=(',', ':'))}" for name in sorted(entries))
     (HASHES / f"{part}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf8")
+    if part == "B":
+        (HASHES / "machine.json").write_text(json.dumps(machine()) + "\n", encoding="utf8")
+
+
+def machine() -> dict[str, str]:
+    """Return what decides how floats are rounded here."""
+    known = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
+    facts = dict(line.split(":", 1) for line in known if ":" in line)
+    says = {name.strip(): value.strip() for name, value in facts.items()}
+    instructions = digest(says.get("flags", says.get("Features", "")).split())
+    return {"cpu": says.get("model name", "unknown"), "instructions": instructions, "torch": version("torch")}
+
+
+def recorded_here() -> bool:
+    """Say whether trainings round here as they did where the battery was recorded."""
+    return bool(json.loads((HASHES / "machine.json").read_text(encoding="utf8")) == machine())
 
 
 def differences(before: Record, after: Record) -> Iterator[str]:

@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+import torch
+
 from tests.battery import entries, traces
+
+RECIPES = [
+    "pipeline: 3 stages",
+    "pipeline: placement",
+    "data parallel: star of 4, shares",
+    "data parallel: all-reduce of 4",
+    "data parallel: streaming, mixing",
+    "DeCo: star",
+]
+
+
+@pytest.fixture
+def _as_torch_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(before[0])
+    torch.use_deterministic_algorithms(before[1])
 
 
 def test_every_trace_is_what_it_was() -> None:
     made = {name: make() for name, make in traces.traces().items()}
     assert len(made) > 1500
     assert made == entries.recorded("A")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_as_torch_was")
+@pytest.mark.skipif(not entries.recorded_here(), reason="the battery was recorded on another processor, or torch")
+def test_recipes_train_to_the_last_bit() -> None:
+    from tests.battery import recipes
+
+    made, known = recipes.recipes(), entries.recorded("B")
+    assert {name: made[name]() for name in RECIPES} == {name: known[name] for name in RECIPES}
