@@ -149,7 +149,7 @@ def played_pipeline(
         played_steps=played_steps,
     )
     training = [_stage_records(cell, stage) for stage in range(stages)]
-    costs = [_stage_costs(stage, stages) for stage in range(stages)]
+    costs = [stage_costs(stage, stages) for stage in range(stages)]
     return pipelines.trace_of(cell, pipelines.steps_to_play(cell, training), costs)
 
 
@@ -195,7 +195,7 @@ def _sent(way: Any, number: int, size: int) -> SentRecord:
     )
 
 
-def _stage_costs(stage: int, stages: int) -> StageCosts:
+def stage_costs(stage: int, stages: int) -> StageCosts:
     maths = {name: took(10**8, name, stage) for name in ("forward", "backward", "clip", "update")}
     out = [way for way, target in zip(_WAYS, (stage + 1, stage - 1), strict=True) if 0 <= target < stages]
     back = [way for way, source in zip(_WAYS, (stage - 1, stage + 1), strict=True) if 0 <= source < stages]

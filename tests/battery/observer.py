@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
-import json
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,10 +21,6 @@ from testbed.codecs.contract import Codec, Context, MessageKey, Payload, Statefu
 from testbed.codecs.wrap import capability
 from testbed.workloads import build, images
 from tests.battery.entries import Record, digest
-
-_SIZES = ("payload_bytes", "raw_bytes", "frame_bytes", "peer", "choice")
-_NAMES = ("kind", "direction", "microbatch")
-_NUMBERS = ("step", "phase", "warmup", "loss", "accuracy", "gradient_norm", "learning_rate", "tokens")
 
 
 class Noting:
@@ -138,28 +131,3 @@ def watching() -> Iterator[list[nn.Module]]:
 def weights_of(models: list[nn.Module]) -> str:
     """Return a hash of all models' weights, in whatever order they were built."""
     return digest(sorted(hash_of(dict(model.named_parameters())) for model in models))
-
-
-def records_of(folder: Path) -> Record:
-    """Return what the records of a training say, times left out.
-
-    `numbers` are what was computed, and `midway` what evaluations before the last one found; `sizes` what crossed, and
-    between whom; `names` what actions and directions are called.
-    """
-    numbers, midway, sizes, names, losses = (list[Any]() for _ in range(5))
-    for path in sorted(folder.glob("steps-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
-        steps = [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
-        for step in steps:
-            evaluated = step["phase"] != "train" and step["step"] < steps[-1]["step"]
-            (midway if evaluated else numbers).append([step.get(name) for name in _NUMBERS])
-            sizes += [[frame.get(name) for name in _SIZES] for frame in (*step["sent"], *step["received"])]
-            told = (step["actions"], step["sent"], step["received"])
-            names += [[each.get(name) for name in _NAMES] for each in itertools.chain(*told)]
-        losses = [step["loss"] for step in steps]
-    return {
-        "numbers": digest(numbers),
-        "midway": digest(midway),
-        "sizes": digest(sizes),
-        "names": digest(names),
-        "info": losses[-1],
-    }

@@ -34,7 +34,8 @@ from testbed.spec import (
 )
 from testbed.workloads import models
 from tests.battery.entries import Record, digest
-from tests.battery.observer import NOTES, hash_of, noted, records_of, watching, weights_of
+from tests.battery.folders import numbers_of, steps_of
+from tests.battery.observer import NOTES, hash_of, noted, watching, weights_of
 
 VOCABULARY = 64
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
@@ -233,7 +234,7 @@ def _trained(make: Callable[..., Recipe], asked: Mapping[str, Any]) -> Record:
         where = str(tokens) if isinstance(recipe.workload, TextSpec) else folder
         job = alone.AloneJob(recipe=recipe, vocabulary=vocabulary, tokens=where, folder=str(trained))
         record = (alone if recipe.data is None else replicas_alone).train_alone(job, lambda message: None)
-        return {**records_of(trained), "record": _said(record)}
+        return {**numbers_of(steps_of(trained)), "record": _said(record)}
 
 
 def _refused() -> Record:
@@ -310,7 +311,7 @@ def _chosen(exchange: str) -> Record:
         ).train()
         for output in outputs:
             output.close()
-        return records_of(Path(folder))
+        return numbers_of(steps_of(Path(folder)))
 
 
 # ------------------------------------------------------------------ sampling

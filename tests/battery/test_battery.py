@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.battery import entries, traces
+from tests.battery import entries, old, sweeps, traces
 
 RECIPES = [
     "pipeline: 3 stages",
@@ -42,3 +43,19 @@ def test_recipes_train_to_the_last_bit() -> None:
 
     made, known = recipes.recipes(), entries.recorded("B")
     assert {name: made[name]() for name in RECIPES} == {name: known[name] for name in RECIPES}
+
+
+@pytest.mark.slow
+@pytest.mark.clock_kernel
+@pytest.mark.skipif(not entries.recorded_here(), reason="the battery was recorded on another processor, or torch")
+def test_played_cells_take_as_long_as_they_did(tmp_path: Path) -> None:
+    made, known = sweeps.played(tmp_path), entries.recorded("C")
+    for name in (name for name in made if name.startswith("budget")):
+        assert list(entries.differences(known[name], made[name]())) == []
+
+
+def test_results_of_before_are_read(tmp_path: Path) -> None:
+    made, known = old.old_results(tmp_path), entries.recorded("D")
+    names = [name for name in made if name.startswith("old results")]
+    assert len(names) == len(old.FOLDERS)
+    assert {name: made[name]() for name in names} == {name: known[name] for name in names}
