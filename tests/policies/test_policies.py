@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
@@ -69,30 +69,53 @@ def test_deco_s_golden_vectors(
     assert iteration_s(exchanged, 1.0, 0, **times) == pytest.approx(synchronous_s, rel=1e-3)
 
 
-LINKS = st.builds(LinkEstimate, st.floats(1e5, 1e10), st.integers(0, 10**9))
+LINKS = st.builds(LinkEstimate, st.floats(1e5, 1e10), st.integers(0, 4 * 10**9))
+SEVERAL = {
+    **deco.NOISE_FACTORS,
+    "measured": deco.measured({(r, s): abs(math.log(r / 0.05)) + s for r in (0.001, 0.05, 1.0) for s in (0, 16)}),
+}
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    link=LINKS,
-    size=st.floats(1e4, 1e9),
-    compute_ns=st.integers(10**6, 2 * 10**9),
-    name=st.sampled_from(["exp", "additive"]),
-)
-def test_no_pair_that_hides_is_less_noisy(link: LinkEstimate, size: float, compute_ns: int, name: str) -> None:
-    exchanged, noise = MessageSize(size, EXPANSION), deco.NOISE_FACTORS[name]
+def worse_than_brute_force(
+    link: LinkEstimate, exchanged: MessageSize, compute_ns: int, noise: deco.NoiseFactor
+) -> list[tuple[float, int]]:
+    """Return the pairs that hide and are less noisy than the choice; all that hide where the choice does not."""
     choice = deco.choose(link, exchanged, compute_ns, noise=noise, noise_weight=1.0)
     times = {"compute_s": compute_ns / NS, "rate_bps": link.rate_bps, "delay_s": link.delay_ns / NS}
 
     def hides(ratio: float, staleness: int) -> bool:
         return iteration_s(exchanged, ratio, staleness, **times) <= compute_ns / NS * (1 + 1e-9)
 
-    ratios = [*np.geomspace(1e-3, 1, 40).tolist(), 1.0]
+    ratios = [*np.geomspace(1e-3, 1, 200).tolist(), 1.0]
     hidden = [pair for pair in itertools.product(ratios, range(17)) if hides(*pair)]
-    if hides(choice.ratio, choice.staleness):
-        assert all(noise(*pair) >= noise(*choice[::-1]) * (1 - 1e-9) for pair in hidden)
-    else:
-        assert not hidden
+    if not hides(choice.ratio, choice.staleness):
+        return hidden
+    return [pair for pair in hidden if noise(*pair) < noise(choice.ratio, choice.staleness) * (1 - 1e-9)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    link=LINKS,
+    size=st.floats(1e4, 1e9),
+    expansion=st.floats(0.2, 4),
+    compute_ns=st.just(0) | st.integers(10**6, 2 * 10**9),
+    name=st.sampled_from(sorted(SEVERAL)),
+)
+@example(LinkEstimate(72e6, 1_400_000_000), 1e6, 2.0, 10**8, "exp")
+@example(LinkEstimate(72e6, 900_000_000), 1e6, 2.0, 10**8, "exp")
+@example(LinkEstimate(1e9, 10**8), 1e6, 2.0, 10**8, "printed")
+@example(LinkEstimate(1e8, 0), 1e6, 0.5, 6 * 10**7, "additive")
+@example(LinkEstimate(1e8, 10**7), 1e6, 2.0, 0, "exp")
+def test_no_pair_that_hides_is_less_noisy(
+    link: LinkEstimate, size: float, expansion: float, compute_ns: int, name: str
+) -> None:
+    assert not worse_than_brute_force(link, MessageSize(size, expansion), compute_ns, SEVERAL[name])
+
+
+def test_a_ratio_may_be_too_large_to_be_the_least_noisy() -> None:
+    choice = deco.choose(LinkEstimate(72e6, 1_400_000_000), MessageSize(1e6, 2.0), 10**8, noise_weight=1.0)
+    assert choice == (15, pytest.approx(0.1446, rel=1e-3))
+    assert deco.exponential(0.45, 15) > 2.5 * deco.exponential(choice.ratio, 15)
 
 
 def test_where_nothing_hides_the_fastest_of_the_grid_is_taken() -> None:
