@@ -11,6 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
+from testbed.metrics.wires import HEADER_BYTES
+from testbed.pipeline.frame import HEADER_BYTES as FRAME_BYTES
+from testbed.play.data_parallel import DataParallelShape
+from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.policies import dagc, deco, fedluck, thresholds
 from testbed.policies.cycle import MessageSize, iteration_s, steady_cycle_s
 from testbed.policies.links import LinkEstimate, PassiveEstimator, oracle
@@ -267,7 +271,50 @@ def test_a_threshold_follows_the_stepsize_and_keeps_the_ratio() -> None:
 def test_the_oracle_is_the_profile() -> None:
     profile = load_profile("consumer-80mbps")
     assert profile.up is not None
-    assert oracle(profile.up) == (profile.up.rate_bps, profile.up.delay_ns)
+    # 1,448 of a packet's 1,500 bytes are payload, and each second packet is answered by one of 52.
+    assert oracle(profile, "up") == (pytest.approx(profile.up.rate_bps * 1448 / 1526), profile.up.delay_ns)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "link(25Mbit, 60ms, buffer=1s)",
+        "link(100Mbit, 10ms, buffer=1s)",
+        "link(10Mbit, 250ms, buffer=2s, layer=ethernet)",
+        "link(1Gbit, 30ms, buffer=1s)",
+    ],
+)
+@pytest.mark.parametrize("compute_ns", [40_000_000, 10**8, 7 * 10**8])
+def test_a_choice_by_a_profile_hides_what_it_promises(link: str, compute_ns: int) -> None:
+    """Two workers send each other frames: over their link as formulas a step takes no longer than computing does, to
+    0.1 % and what the frame's own header and that of a last packet take, and nor does it with acknowledgements. One a
+    twentieth larger does not hide.
+    """
+    profile = load_profile(link)
+    assert profile.up is not None
+    exchanged = MessageSize(20 * profile.up.rate_bps / 8 * compute_ns / NS, EXPANSION)
+    choice = deco.choose(oracle(profile, "up"), exchanged, compute_ns, noise_weight=1.0)
+    assert 0.01 < choice.ratio < 0.03
+
+    def cycles(ratio: float) -> tuple[float, float]:
+        size = math.ceil(exchanged.message_bytes(ratio)) + FRAME_BYTES
+        shape = DataParallelShape(
+            workers=2,
+            exchange="all-to-all",
+            staleness=choice.staleness,
+            compute_ns=compute_ns,
+            message_bytes=(size, size),
+            tokens=1,
+        )
+        steps = 20 * shape.least_steps
+        spans = ideal_steps_ns(shape.trace(steps), Pipes("line", [profile], 2), steps)
+        formula_s = shape.formula_s("line", [profile])
+        assert formula_s is not None
+        return shape.steady_ns(spans) / compute_ns, formula_s * NS / compute_ns
+
+    headers_s = 8 * (FRAME_BYTES + HEADER_BYTES + profile.overhead_bytes) / profile.up.rate_bps
+    assert max(cycles(choice.ratio)) <= 1.001 + headers_s * NS / compute_ns
+    assert min(cycles(1.05 * choice.ratio)) > 1.01
 
 
 def test_only_large_messages_tell_the_rate_and_the_shortest_round_trip_the_delay() -> None:
