@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from testbed.errors import ResultsError
 from testbed.metrics.wires import HEADER_BYTES
-from testbed.policies.links import PassiveEstimator, oracle
+from testbed.policies.links import PassiveEstimator
+from testbed.profiles.timeline import timeline
 from testbed.records import Certificate
 from testbed.results import Run
 from testbed.spec import route
@@ -54,7 +55,7 @@ def estimated(run: Run) -> Estimated:
             times = (message.first_byte_ns, message.last_byte_ns, least_ns[message.peer or HEARD])
             estimator.heard(message.payload_bytes, *times)
             elapsed_ns = message.last_byte_ns - lab.played_at_ns
-            true = [oracle(hop.pipe, elapsed_ns) for hop in hops if hop.pipe is not None]
+            true = [timeline(hop.pipe).at(elapsed_ns) for hop in hops if hop.pipe is not None]
             if (known := estimator.estimate) is not None:
                 offs.append(known.rate_bps / (payload * min(each.rate_bps for each in true)) - 1)
                 delay_off = known.delay_ns / sum(each.delay_ns for each in true) - 1

@@ -127,13 +127,13 @@ def _sample() -> torch.Tensor:
 class Informed(Leader):
     """DeCo-SGD that knows the rate and the delay of the link at the moment of choosing."""
 
-    pipes: Sequence[Timeline]
+    network: Network
     now_ns = 0
 
     def slowest(self) -> LinkEstimate:
         """Return them, of the slower direction."""
-        steps = [pipe.at(self.now_ns) for pipe in self.pipes]
-        return LinkEstimate(min(step.rate_bps for step in steps), max(step.delay_ns for step in steps))
+        steps, payload_share = [pipe.at(self.now_ns) for pipe in self.network.pipes], self.network.link.payload_share
+        return LinkEstimate(payload_share * min(step.rate_bps for step in steps), max(step.delay_ns for step in steps))
 
 
 class Oracle(Informed):
@@ -142,14 +142,15 @@ class Oracle(Informed):
     """
 
     steps_to_target: Mapping[DecoChoice, float]
-    network: Network
 
     def decide(self, step: int) -> Decision | None:
         """Choose for the step after this one."""
         if (step + 1) % EVERY:
             return None
         until_ns = self.now_ns + EVERY * COMPUTE_NS
-        rate_bps = min(pipe.bits_between(self.now_ns, until_ns) / (until_ns - self.now_ns) * 1e9 for pipe in self.pipes)
+        rate_bps = min(
+            pipe.bits_between(self.now_ns, until_ns) / (until_ns - self.now_ns) * 1e9 for pipe in self.network.pipes
+        )
         delay_s = self.slowest().delay_ns / 1e9
 
         def expected_s(pair: DecoChoice) -> float:
@@ -209,9 +210,9 @@ class Arm(NamedTuple):
             raw_bytes=self.network.raw_bytes,
         )
         if isinstance(leader, Informed):
-            leader.pipes = self.network.pipes
+            leader.network = self.network
         if isinstance(leader, Oracle):
-            leader.steps_to_target, leader.network = dict(self.reached), self.network
+            leader.steps_to_target = dict(self.reached)
         return leader
 
 

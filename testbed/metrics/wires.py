@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles.link_profile import TCP_HEADER_BYTES
 from testbed.profiles.timeline import timeline
 from testbed.spec import Cell, route
 
-HEADER_BYTES = 52
-"""IPv4 (20) and TCP with timestamps (32), on every packet."""
+HEADER_BYTES = TCP_HEADER_BYTES
+"""On every packet of a frame."""
 
 
 def wire_bytes(frame_bytes: int, profile: LinkProfile) -> int:

@@ -233,8 +233,8 @@ def _messages(
 
 
 def codec_bytes(codec: str, shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Return how large a micro-batch's activations and gradients of this shape are as a codec sends them: by its
-    formula. SpecError where it has none.
+    """Return how large a micro-batch's activations and gradients of this shape are as a codec sends them, without
+    headers: by its formula, which is the most where the size depends on the values. SpecError where it has none.
     """
     specs = [placement.parse_placement(codec).at(0, way) for way in _WAYS]
     for spec in specs:

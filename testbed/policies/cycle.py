@@ -32,7 +32,7 @@ def iteration_s(
     exchanged: MessageSize, ratio: float, staleness: int, *, compute_s: float, rate_bps: float, delay_s: float
 ) -> float:
     """Return the steady cycle where one link carries the messages: S is the message over the rate, E that and the
-    delay.
+    delay. The rate is what messages find, as in `links.LinkEstimate`.
     """
     sent_s = 8 * exchanged.message_bytes(ratio) / rate_bps
     return steady_cycle_s(compute_s, sent_s, sent_s + delay_s, staleness)

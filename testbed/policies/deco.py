@@ -3,7 +3,7 @@
 Of the pairs whose iteration takes no longer than computing does, take the one with the smallest noise factor phi; where
 compression would have to be stronger than allowed, take the pair with the least expected time instead. With staleness
 tau the largest ratio that hides is `min(B Tc, B (tau Tc - b)) / (expansion S)` for rate B, delay b, computing time Tc
-and dense message S; it stops growing at tau = b/Tc + 1, so two candidates matter.
+and dense message S; it need not be the least noisy one, for with much staleness some factors grow with the ratio.
 
 Source: Lu et al., arXiv 2507.17346: the joint choice and its building blocks. The paper's theorem constants and its
 exact optimisation were not at hand; the choice above is derived from its abstract and the time model. Its noise factor
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from testbed.errors import SpecError
@@ -95,10 +95,14 @@ class SearchLimits(NamedTuple):
     least_ratio: float = 1e-3
     most_staleness: int = 16
     grid_ratios: int = 31
-    """Ratios that are tried where nothing hides, evenly spaced in their logarithm from the least to 1."""
+    """Ratios that are tried for each staleness, evenly spaced in their logarithm from the least."""
 
 
 DEFAULT_LIMITS: Final = SearchLimits()
+_LARGEST_SPARSE = math.nextafter(1.0, 0.0)
+"""A ratio of 1 goes dense."""
+_CUTS = 50
+"""Of the interval around a minimum, to two thirds each: 1e-9 of it is left."""
 
 
 def choose(
@@ -115,26 +119,54 @@ def choose(
     `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target as two short trainings show them
     (`noise_weight_of`); it matters only where nothing hides.
     """
-    shortest = link.delay_ns // compute_ns + 1
-    longest = -(-link.delay_ns // compute_ns) + 1
     hidden = [
         DecoChoice(staleness, ratio)
-        for staleness in dict.fromkeys((shortest, longest))
-        if staleness <= limits.most_staleness
-        and (ratio := _hiding_ratio(link, exchanged, compute_ns, staleness)) >= limits.least_ratio
+        for staleness in range(limits.most_staleness + 1)
+        for ratio in _hiding_ratios(link, exchanged, compute_ns, staleness, noise, limits)
     ]
     if hidden:
         return min(hidden, key=lambda each: (noise(each.ratio, each.staleness), each.staleness))
     return fastest(link, exchanged, compute_ns, noise=noise, noise_weight=noise_weight, limits=limits)
 
 
-def _hiding_ratio(link: LinkEstimate, exchanged: MessageSize, compute_ns: int, staleness: int) -> float:
-    """Return the largest ratio whose message and delay hide behind computing."""
+def _hiding_ratios(
+    link: LinkEstimate,
+    exchanged: MessageSize,
+    compute_ns: int,
+    staleness: int,
+    noise: NoiseFactor,
+    limits: SearchLimits,
+) -> Iterator[float]:
+    """Yield ratios whose message and delay hide behind computing, the least noisy ones among them: a grid's, and where
+    the noise has a minimum between two of its neighbours.
+    """
     time_s = min(compute_ns, staleness * compute_ns - link.delay_ns) / 1e9
     fits_bytes = link.rate_bps / 8 * time_s
     if exchanged.dense_bytes <= fits_bytes:
-        return 1.0
-    return min(1.0, fits_bytes / (exchanged.expansion * exchanged.dense_bytes))
+        yield 1.0
+    most = min(_LARGEST_SPARSE, fits_bytes / (exchanged.expansion * exchanged.dense_bytes))
+    if most < limits.least_ratio:
+        return
+    ratios = _spaced_ratios(limits.least_ratio, most, limits.grid_ratios)
+    yield from ratios
+    noises = [noise(ratio, staleness) for ratio in ratios]
+    for at in range(len(ratios)):
+        before, after = max(0, at - 1), min(at + 1, len(ratios) - 1)
+        if noises[at] <= min(noises[before], noises[after]):
+            high, low = ratios[before], ratios[after]
+            for _ in range(_CUTS):
+                third = (high - low) / 3
+                if noise(low + third, staleness) <= noise(high - third, staleness):
+                    high -= third
+                else:
+                    low += third
+            yield (low + high) / 2
+
+
+def _spaced_ratios(least: float, most: float, count: int) -> list[float]:
+    """Return ratios from the most to the least, evenly spaced in their logarithm."""
+    step = math.log(least / most) / (count - 1)
+    return [most * math.exp(step * place) for place in range(count)]
 
 
 def fastest(
@@ -149,8 +181,7 @@ def fastest(
     """Choose the pair of the grid whose iterations to a target take the least time: the fall-back, and the oracle's
     line in figures.
     """
-    step = math.log(limits.least_ratio) / (limits.grid_ratios - 1)
-    ratios = [math.exp(step * place) for place in range(limits.grid_ratios)]
+    ratios = _spaced_ratios(limits.least_ratio, 1.0, limits.grid_ratios)
 
     def expected(each: DecoChoice) -> float:
         cycle_s = iteration_s(

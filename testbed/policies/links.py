@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from testbed.profiles import Pipe
+from testbed.directions import LinkDirection
+from testbed.errors import SpecError
+from testbed.profiles import LinkProfile
 from testbed.profiles.timeline import timeline
 
 LEAST_BYTES = 64 * 1024
@@ -28,6 +30,7 @@ class LinkEstimate(NamedTuple):
     """One direction of a link."""
 
     rate_bps: float
+    """Of messages: what headers and acknowledgements leave of the link's."""
     delay_ns: int
     """One way."""
 
@@ -37,10 +40,12 @@ class LinkEstimate(NamedTuple):
         return self.rate_bps / 8 * 2 * self.delay_ns / 1e9
 
 
-def oracle(pipe: Pipe, elapsed_ns: int = 0) -> LinkEstimate:
-    """Return what a pipe is asked to be at a moment after its links were played."""
+def oracle(profile: LinkProfile, way: LinkDirection, elapsed_ns: int = 0) -> LinkEstimate:
+    """Return what messages find of a link at a moment after it was played. SpecError where it is not shaped."""
+    if (pipe := profile.pipe(way)) is None:
+        raise SpecError(f"link {profile.name} has no rate {way}, so no policy can choose by it")
     step = timeline(pipe).at(elapsed_ns)
-    return LinkEstimate(step.rate_bps, step.delay_ns)
+    return LinkEstimate(step.rate_bps * profile.payload_share, step.delay_ns)
 
 
 class PassiveEstimator:

@@ -27,6 +27,9 @@ from testbed.profiles.ranges import (
     WaitNs,
 )
 
+TCP_HEADER_BYTES = 52
+"""IPv4 (20) and TCP with timestamps (32), on every packet."""
+
 
 def _jitter_within(jitter_ns: int, delay_ns: int) -> None:
     if jitter_ns > delay_ns:
@@ -264,6 +267,14 @@ class LinkProfile(Frozen):
     def overhead_bytes(self) -> int:
         """What the rate counts on top of each IP packet."""
         return 14 if self.layer == "ethernet" else 0
+
+    @property
+    def payload_share(self) -> float:
+        """The share of a direction's rate that is left for what TCP carries in full packets, while as much goes the
+        other way: headers take the rest, and an acknowledgement of every second packet that comes.
+        """
+        full, acknowledgement = self.mtu + self.overhead_bytes, TCP_HEADER_BYTES + self.overhead_bytes
+        return (self.mtu - TCP_HEADER_BYTES) / (full + acknowledgement / 2)
 
     def pipe(self, direction: LinkDirection) -> Pipe | None:
         """Return the pipe in that direction; None: unshaped."""

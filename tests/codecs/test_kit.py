@@ -90,7 +90,20 @@ def test_every_codec_passes_the_kit(text: str, direction: Direction) -> None:
     assert (in_model["in a model: nothing lost"] == "PASS") == exact
 
 
-@pytest.mark.parametrize(("text", "wrong"), [("int8", "4"), ("zstd(int8)", "inner/4"), ("subspace", "8")])
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("int8", "4"),
+        ("zstd(int8)", "inner/4"),
+        ("subspace", "8"),
+        # A few bytes for each token, or each value of a small message.
+        ("int8", "8 + 16/d"),
+        ("topk(0.05)", "share*values + min(1, 16*share)"),
+        ("lowrank(int4, 4)", "inner*rank*(1/d + 1/bn)"),
+        ("haar(int4)", "inner + 32/bn"),
+        ("mapl", "inner/ratio*2"),
+    ],
+)
 def test_a_row_whose_formula_is_wrong_fails(text: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "bf16" if text == "subspace" else text.partition("(")[0]  # what crosses of a subspace is bf16's
     row = dataclasses.replace(table.CODECS[name], bits=wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -145,12 +146,28 @@ def test_formulas() -> None:
         "ceil(log2(d)) * min(bits, 2)": 12,
         "8 + (32 if token else 16)/min(group or d, d)": 8.25,
         "bits + w where w = 16 if token else 32": 36,
+        "k*bits + i where k = kept(0.05, d) and i = k*index_bits(d)": 3 / 64 * 12,
+        "kept(0.001, d)*d + raised(0.8, 25)*25 + groups(d, 48)*d": 1 + 20 + 2,
+        "index_bits(256) + index_bits(257) + index_bits(65537)": 8 + 16 + 32,
+        "2**round(bits/3)": 2,
     }
     for text, value in values.items():
         assert formula.evaluate(text, names.__getitem__) == value
-    for text in ("8 + 32/unknown", "about 3, by the values", "__import__('os')", "d.real", "[d]", "max(d, default=1)"):
+    for text in (
+        "8 + 32/unknown",
+        "about 3, by the values",
+        "__import__('os')",
+        "d.real",
+        "[d]",
+        "max(d, default=1)",
+        "inner(d, d)",
+    ):
         with pytest.raises(ValueError, match="formula"):
             formula.evaluate(text, names.__getitem__)
+    large = {"d": math.inf}
+    limits = {"kept(0.1, d) + raised(0.8, d)": 0.9, "16*groups(d, 64)": 0.25, "min(1, ceil(log2(round(d))))": 1}
+    for text, value in limits.items():
+        assert formula.evaluate(text, large.__getitem__) == pytest.approx(value)
 
 
 def test_same_is_to_the_bit() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
-from testbed.codecs.catalogue.codec_spec import parse_codec
+from testbed.codecs.catalogue.codec_spec import FRAMING_BYTES, parse_codec
+from testbed.codecs.contract import Context, MessageKey
+from testbed.codecs.make import make
 from testbed.devices import load_device
 from testbed.errors import SpecError, UnknownNameError
-from testbed.play.shapes import resolve_shape
+from testbed.message_key import Direction
+from testbed.play.shapes import codec_bytes, resolve_shape
 from testbed.profiles import LinkProfile
 from testbed.report import predicted
 from testbed.report.experiments import figures_program
@@ -75,6 +79,19 @@ def test_a_shape_is_what_flops_bytes_and_the_codec_say() -> None:
     assert min(costly.encode_ns + costly.decode_ns) > 0
     assert costly.forward_ns[0] == pytest.approx(2 * shape.forward_ns[0], abs=2)
     assert costly.backward_ns[0] == pytest.approx(6 * shape.forward_ns[0], abs=4)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 256), (1, 512, 512), (3, 40, 100)], ids=str)
+@pytest.mark.parametrize("text", ["lowrank(int4, 4)", "lowrank(int4, 16)", "haar(int4)", "topk(0.05)", "topk(0.01)"])
+def test_a_message_is_as_long_as_the_codec_makes_it(text: str, shape: tuple[int, int, int]) -> None:
+    x, key = torch.randn(shape, generator=torch.Generator().manual_seed(1)), MessageKey("train", 0, 0, (0,))
+    ways: tuple[Direction, ...] = ("forward", "backward")
+    made = [len(make(text, Context(0, 0, way)).encode(x, key)) for way in ways]
+    framing = FRAMING_BYTES * len([*parse_codec(text).parts()])
+    assert all(0 <= long - said <= framing for long, said in zip(made, codec_bytes(text, shape), strict=True)), (
+        made,
+        codec_bytes(text, shape),
+    )
 
 
 def test_a_stated_payload_counts_per_token() -> None:

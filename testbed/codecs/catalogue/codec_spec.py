@@ -5,7 +5,7 @@ No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,6 +21,8 @@ Value: TypeAlias = "int | float | str | CodecSpec"
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 _UNKNOWN_BITS = 8.0
 """What is assumed of a codec whose row has no formula."""
+FRAMING_BYTES = 32
+"""What each codec in a text may add to a message beyond its formula: a header, and what is rounded up."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,11 @@ class CodecSpec:
         return f"{self.name}({written})" if written else self.name
 
     def bits(self, direction: Direction, shape: tuple[int, ...]) -> float:
-        """Return the bits per element of a tensor of this shape, without axes of 0, by the table's formula."""
-        sizes = formula.sizes_of(shape)
-        return self._bits(direction, sizes, lambda inner: inner.bits(direction, shape))
+        """Return the bits per element of a tensor of this shape, without axes of 0, by the table's formula.
+
+        Headers and rounding to whole bytes add up to `FRAMING_BYTES` for each of its `parts` to a message.
+        """
+        return self._bits(direction, formula.sizes_of(shape))
 
     @property
     def nominal_bits(self) -> float:
@@ -74,12 +78,17 @@ class CodecSpec:
                 yield from value.parts()
 
     def _most_bits(self, sizes: Mapping[str, float]) -> float:
-        return max(self._bits(direction, sizes, lambda inner: inner.nominal_bits) for direction in _DIRECTIONS)
+        return max(self._bits(direction, sizes) for direction in _DIRECTIONS)
 
-    def _bits(
-        self, direction: Direction, sizes: Mapping[str, float], inner_bits: Callable[[CodecSpec], float]
-    ) -> float:
+    def _bits(self, direction: Direction, sizes: Mapping[str, float]) -> float:
         row, arguments = self.row, dict(self.arguments)
+
+        def bits_of(name: str, shape: Sequence[float]) -> float:
+            value = arguments[name]
+            inner = parse_codec(value) if isinstance(value, str) else value
+            if not isinstance(inner, CodecSpec):
+                raise KeyError(name)
+            return inner._bits(direction, formula.sizes_of(shape)) if 0 not in shape else 0.0
 
         def look_up(name: str) -> float:
             if name in sizes:
@@ -91,11 +100,11 @@ class CodecSpec:
             value = arguments[name]
             if isinstance(value, str):
                 value = parse_codec(value)
-            return inner_bits(value) if isinstance(value, CodecSpec) else value
+            return value._bits(direction, sizes) if isinstance(value, CodecSpec) else value
 
         if row.bits is None:
             return _UNKNOWN_BITS
-        return formula.evaluate((row.backward_bits if direction == "backward" else None) or row.bits, look_up)
+        return formula.evaluate((row.backward_bits if direction == "backward" else None) or row.bits, look_up, bits_of)
 
 
 def parse_codec(text: str) -> CodecSpec:

@@ -2,16 +2,29 @@
 
 A formula is one Python expression, evaluated by `evaluate` and nothing else, and printed as it stands:
 
-    4 + (32 if asymmetric else 16)/min(group or d, d)
-    share*values + min(1, w*share) where w = 16 if token else 32
+    4 + (32 if asymmetric else 16)*groups(d, group or d)
+    k*values + min(1, k*index_bits(d)) where k = kept(share, d)
+    r*(inner(bn, r)/d + inner(d, r)/bn) where r = min(rank, d, bn)
 
-It may use numbers, + - * /, `or`, `A if B else C`, min, max, ceil and log2, and these names:
+It may use numbers, + - * / **, `or`, `A if B else C`, definitions behind `where` with `and` between them, these names:
 
     d            the width of the tensor, its last axis
     bn           the number of tokens in the message
+    b            the number of samples in the message: of a tensor of fewer than three axes, one
     n            the number of values in the message
     a parameter  its number; a codec's bits per element, also where a word names the codec (fp32, bf16)
     a choice     whether the parameter that has this word among its choices is set to it
+
+these functions:
+
+    min, max, ceil, log2, round
+    kept(share, w)      the part of w values that a sparsifier keeps: the nearest whole number of them, at least one
+    raised(share, w)    the part of w that is a share of it, rounded up to a whole number
+    groups(w, size)     groups of `size` among w values, the last perhaps short, over w
+    index_bits(w)       bits of an index that tells w places apart: 8, 16 or 32
+    inner(bn, d)        what the codec of the parameter `inner` takes per element of a tensor of this shape
+
+and in an infinitely large tensor the parts are what they tend to.
 
 A row's counts (`counting.py`) also use:
 
@@ -25,7 +38,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -33,42 +46,98 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
 }
-_FUNCTIONS: Mapping[str, Callable[..., float]] = {"ceil": math.ceil, "log2": math.log2, "max": max, "min": min}
 
-LARGE: Mapping[str, float] = {"d": math.inf, "bn": math.inf, "n": math.inf}
+
+def _whole(rounded: Callable[[float], int]) -> Callable[[float], float]:
+    return lambda number: number if math.isinf(number) else rounded(number)
+
+
+_ceil, _round = _whole(math.ceil), _whole(round)
+
+
+def _kept(share: float, places: float) -> float:
+    return share if math.isinf(places) else min(places, max(1, round(share * places))) / places
+
+
+def _raised(share: float, places: float) -> float:
+    # As `tah` does: a share such as 0.8 of 25 is not to become 21 because no binary number is 0.8.
+    return share if math.isinf(places) else math.ceil(share * places - 1e-9) / places
+
+
+def _groups(places: float, size: float) -> float:
+    return 1 / size if math.isinf(places) else math.ceil(places / size) / places
+
+
+def _index_bits(places: float) -> float:
+    return 8 if places <= 1 << 8 else 16 if places <= 1 << 16 else 32
+
+
+_FUNCTIONS: Mapping[str, Callable[..., float]] = {
+    "ceil": _ceil,
+    "groups": _groups,
+    "index_bits": _index_bits,
+    "kept": _kept,
+    "log2": math.log2,
+    "max": max,
+    "min": min,
+    "raised": _raised,
+    "round": _round,
+}
+
+LARGE: Mapping[str, float] = {"d": math.inf, "bn": math.inf, "b": 1, "n": math.inf}
 """A tensor so large that scales, headers and the like, which are shared by many values, take nothing of each."""
-TYPICAL: Mapping[str, float] = {"d": 768, "bn": 1024, "n": 768 * 1024}
+TYPICAL: Mapping[str, float] = {"d": 768, "bn": 1024, "b": 4, "n": 768 * 1024}
 """The tensor that a formula is evaluated for whose terms all vanish in a large one."""
 
 
-def sizes_of(shape: tuple[int, ...]) -> dict[str, float]:
-    """Return the names that describe a tensor of this shape; none of its axes may be 0."""
-    n, d = math.prod(shape), shape[-1] if shape else 1
-    return {"d": d, "bn": n // d, "n": n}
+def sizes_of(shape: Sequence[float]) -> dict[str, float]:
+    """Return the names that describe a tensor of this shape."""
+    return {
+        "d": shape[-1] if shape else 1,
+        "bn": math.prod(shape[:-1]),
+        "b": shape[0] if len(shape) > 2 else 1,
+        "n": math.prod(shape),
+    }
 
 
-def evaluate(text: str, look_up: Callable[[str], float]) -> float:
-    """Return the value of a formula. `look_up` gives the value of a name, or raises KeyError.
+def _no_codec(name: str, shape: Sequence[float]) -> float:
+    raise KeyError(name)
+
+
+def evaluate(
+    text: str,
+    look_up: Callable[[str], float],
+    bits_of: Callable[[str, Sequence[float]], float] = _no_codec,
+) -> float:
+    """Return the value of a formula. `look_up` gives the value of a name, `bits_of` the bits per element that the codec
+    of a parameter takes for a shape; either raises KeyError.
 
     ValueError for anything that is not in the module's list.
     """
-    expression, _, definition = text.partition(" where ")
-    name, _, meaning = definition.partition(" = ")
+    expression, _, rest = text.partition(" where ")
+    definitions = dict(definition.split(" = ", 1) for definition in rest.split(" and ")) if rest else {}
 
-    def value_of(wanted: str) -> float:
-        return evaluate(meaning, look_up) if name and wanted == name else look_up(wanted)
+    def value_of(name: str) -> float:
+        return value(definitions[name]) if name in definitions else look_up(name)
+
+    def value(expression: str) -> float:
+        return float(_value(ast.parse(expression, mode="eval").body, value_of, bits_of))
 
     try:
-        return float(_value(ast.parse(expression, mode="eval").body, value_of))
+        return value(expression)
     except KeyError as error:
-        known = f"d, bn, n, {', '.join(_FUNCTIONS)}, the codec's parameters and their choices"
+        known = f"d, bn, b, n, {', '.join(_FUNCTIONS)}, the codec's parameters and their choices"
         raise ValueError(f"formula {text!r} uses {error}, which is none of {known}") from None
     except (SyntaxError, TypeError) as error:
         raise ValueError(f"formula {text!r}: {error}") from None
 
 
-def _value(node: ast.expr, look_up: Callable[[str], float]) -> float:
+def _value(node: ast.expr, look_up: Callable[[str], float], bits_of: Callable[[str, Sequence[float]], float]) -> float:
+    def value(part: ast.expr) -> float:
+        return _value(part, look_up, bits_of)
+
     match node:
         case ast.Constant(value=int() | float() as number):
             return number
@@ -77,12 +146,13 @@ def _value(node: ast.expr, look_up: Callable[[str], float]) -> float:
         case ast.Attribute(value=ast.Name(id=name), attr=attribute):
             return look_up(f"{name}.{attribute}")
         case ast.BinOp(left=left, op=op, right=right):
-            return float(_OPERATORS[type(op)](_value(left, look_up), _value(right, look_up)))
+            return float(_OPERATORS[type(op)](value(left), value(right)))
         case ast.BoolOp(op=ast.Or(), values=values):
-            return next((value for value in (_value(each, look_up) for each in values) if value), 0.0)
+            return next((each for each in map(value, values) if each), 0.0)
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _value(body if _value(test, look_up) else orelse, look_up)
+            return value(body if value(test) else orelse)
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-            return float(_FUNCTIONS[name](*(_value(each, look_up) for each in arguments)))
+            numbers = [value(each) for each in arguments]
+            return float(_FUNCTIONS[name](*numbers) if name in _FUNCTIONS else bits_of(name, numbers))
         case _:
             raise TypeError(f"{ast.unparse(node)} has no place in a formula")

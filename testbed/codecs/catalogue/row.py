@@ -104,10 +104,14 @@ class CodecRow:
     """A text that shows it in its usual surroundings; where this is empty, `example_text` makes the shortest one."""
     bits: str | None
     """A formula, in the terms of `formula.py`, for the bits per element on the wire without the payload's header. It
-    states the size for everyone who has no torch: the list prints it, `plan` and the certificates of links evaluate
-    it, and the kit compares it with what the class sends. None where nothing is known."""
+    states the size for everyone who has no torch: the list prints it, `predict` and the certificates of links evaluate
+    it, and the kit holds what the class sends to it, within `codec_spec.FRAMING_BYTES` for each codec in a text. None
+    where nothing is known."""
     backward_bits: str | None = None
     """The formula for gradients, where theirs is another one."""
+    at_most: bool = False
+    """The formula is the most that a message takes: how much it takes depends on the values, or on what was sent
+    before, as `size_note` says."""
     size_note: str = ""
     """What the formula leaves out, for people."""
     state: str

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
-from testbed.codecs.catalogue.codec_spec import CodecSpec
+from testbed.codecs.catalogue.codec_spec import FRAMING_BYTES, CodecSpec
 from testbed.codecs.check.claims import Sized
+from testbed.codecs.check.cost import measure_in_model
 from testbed.codecs.check.subject import Subject
 from testbed.codecs.check.tensors import fitting, hidden, key_at, normal
 from testbed.codecs.check.verdicts import NothingToAsk, require
 from testbed.codecs.wire.header import header_bytes
+from testbed.message_key import Direction
 
-_REAL_SHAPE = (4, 256, 768)
-"""The size of a real message, for which a row's formula is written."""
-_SHAPES = (_REAL_SHAPE, (2, 64, 768), (1024, 256), (2, 3, 64))
+_SHAPES = ((4, 256, 768), (2, 64, 768), (1024, 256), (1, 16, 256), (3, 40, 100), (5, 2048), (2, 3, 64))
+"""Of widths and numbers of tokens that differ, and do not all divide into groups, tiles and bytes."""
 _ODD_SHAPES: tuple[tuple[int, ...], ...] = ((), (3, 5), (2, 3, 67), (2, 0, 5), (130,))
 """Shapes for codecs that state the length of their payloads themselves."""
-_SLACK, _SLACK_PER_TOKEN, _FRAMING = 0.1, 16, 64
-"""How far a length may lie from the table's formula, which leaves out headers and what is rounded up to whole values
-and tiles: a share of it, and so many bytes per token and per message."""
 _OWN_HEADER = 4
 """Bytes that a codec that changes the model may put before what it wraps."""
 
@@ -50,9 +49,22 @@ def _stated_bytes(subject: Subject, shape: tuple[int, ...]) -> tuple[int, ...]:
     return ()
 
 
+def _hold_to_formula(spec: CodecSpec, direction: Direction, shape: tuple[int, ...], found: int) -> None:
+    """Raise Broken unless a payload is as long as the formula says; no longer, where that is the most; no shorter,
+    where a codec that changes the model notes what it sends besides.
+    """
+    expected, framing = spec.bits(direction, shape) * math.prod(shape) / 8, FRAMING_BYTES * len([*spec.parts()])
+    least = -math.inf if any(part.row.at_most for part in spec.parts()) else expected - framing
+    most = math.inf if spec.row.hook and spec.row.size_note else expected + framing
+    require(
+        least <= found <= most,
+        f"shape {shape}: {found} bytes; the table's formula, {spec.row.size}: {expected:.0f}, give or take {framing}",
+    )
+
+
 def payload_length(subject: Subject) -> str:
-    """A payload is as long as `payload_bytes` says, to the byte, and within a tenth of the table's formula; where
-    the length depends on the values, it is at most a tenth over the formula.
+    """A payload is as long as `payload_bytes` says, to the byte, and as the table's formula says, but for headers;
+    at most as long where the row says so.
     """
     told = []
     spec = _on_the_wire(subject.spec)
@@ -72,16 +84,16 @@ def payload_length(subject: Subject) -> str:
             require({first, second} <= {*stated}, f"shape {shape}: {first} and {second} bytes, and {says}")
             told.append(f"{each}, to the byte as payload_bytes says")
         elif has_formula:
-            told.append(f"{each}, at most a tenth over the table's formula")
+            told.append(f"{each}, as the table's formula says")
         else:
             raise NothingToAsk(f"{each}; it has no method payload_bytes to hold it to")
-        if has_formula and (shape == _REAL_SHAPE or (not stated and x.numel() > 90_000)):
-            expected = spec.bits(subject.direction, shape) * x.numel() / 8
-            slack = _SLACK * expected + _SLACK_PER_TOKEN * x.numel() // shape[-1] + _FRAMING
-            off = abs(second - expected) if stated else second - expected
-            require(
-                off <= slack, f"shape {shape}: {second} bytes; the table's formula, {spec.row.size}: {expected:.0f}"
-            )
+        if has_formula:
+            _hold_to_formula(spec, subject.direction, shape, second)
+    if spec != subject.spec and has_formula:
+        for width in (96, 256):
+            gradients = [normal(2, 24, width)]
+            crossed = measure_in_model(subject.forward, subject.spec, gradients, seconds=0)[subject.direction]
+            _hold_to_formula(subject.spec, subject.direction, (2, 24, width), crossed.payload_bytes)
     for odd in _ODD_SHAPES:
         end, x = subject.fresh(), torch.full(odd, 1.5)
         if isinstance(end.codec, Sized):

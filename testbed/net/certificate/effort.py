@@ -12,6 +12,7 @@ from testbed.net.kernel.namespace import Namespace
 from testbed.net.plan import Link
 from testbed.net.probe.job import ECHO_BYTES, SMALL_BYTES, DirectionShape, ProbeJob
 from testbed.profiles import LinkProfile, Pipe
+from testbed.profiles.link_profile import TCP_HEADER_BYTES
 from testbed.profiles.timeline import timeline
 from testbed.spec import Engine
 
@@ -109,7 +110,7 @@ def _reach_bps(pipe: Pipe, profile: LinkProfile) -> float:
     round_trip_s = sum(p.delay_ns for p in _pipes(profile)) / 1e9
     if not pipe.mean_loss or profile.congestion_control == "bbr" or not round_trip_s:
         return pipe.rate_bps
-    return min(pipe.rate_bps, (profile.mtu - 52) * 8 * math.sqrt(1.5 / pipe.mean_loss) / round_trip_s)
+    return min(pipe.rate_bps, (profile.mtu - TCP_HEADER_BYTES) * 8 * math.sqrt(1.5 / pipe.mean_loss) / round_trip_s)
 
 
 def _sizes(

@@ -10,6 +10,7 @@ from testbed.codecs.catalogue.row import CodecRow, Counts, Parameter, Work
 _RATIO = Parameter("ratio", "float", 8, "hidden size over the number of values that cross per token", least=1)
 _BF16 = Parameter("inner", "codec", "bf16", "the codec that sends them")
 _INT8 = Parameter("inner", "codec", "int8", "the codec that sends them")
+_NARROW = "k*inner(b, bn/b, round(k*d)) where k = kept(1/ratio, d)"
 _SPREAD = Parameter("spread", "float", 0.02, "standard deviation of the fixed tables; 1 in the released code", least=0)
 _SUBSPACE = "testbed.codecs.in_model.subspace:Subspace"
 _SSN = "Ramasinghe et al., Protocol Models (arXiv 2506.01260)"
@@ -60,7 +61,7 @@ ROWS: tuple[CodecRow, ...] = (
             _SPREAD,
         ),
         summary="weights kept in a subspace that all stages know, so that a token's coordinates are all of it; exact",
-        bits="inner/ratio",
+        bits=_NARROW,
         state="the basis and a fixed embedding table, from the seed; the inner codec's",
         source=_SSN,
         work=_PROJECTION,
@@ -75,7 +76,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.in_model.subspace:FreeSubspace",
         parameters=(_RATIO, _BF16, _SPREAD),
         summary="the same projection with weights that nothing keeps in the subspace: loses most of every tensor",
-        bits="inner/ratio",
+        bits=_NARROW,
         state="as subspace",
         source="random projection; the variant without constraint",
         work=_PROJECTION,
@@ -94,7 +95,7 @@ ROWS: tuple[CodecRow, ...] = (
             Parameter("rate", "float", 0.1, "the basis's learning rate as a share of the model's", least=0),
         ),
         summary="a basis per boundary, learned on the Stiefel manifold, and a small token embedding at every stage",
-        bits="inner/ratio",
+        bits=_NARROW,
         size_note="and 16 d/(ratio*bn) once per step each way",
         state="the basis; the small embedding is the stage's; the inner codec's",
         source="Janson, Oyallon, Belilovsky, MAPL (arXiv 2606.05484)",
@@ -115,7 +116,7 @@ ROWS: tuple[CodecRow, ...] = (
             ),
         ),
         summary="a learned narrow layer at the boundary",
-        bits="inner/ratio",
+        bits=_NARROW.replace("kept(1/ratio, d)", "groups(d, ratio) if maxout else kept(1/ratio, d)"),
         state="none but the inner codec's; its layers are the stages'",
         source="SWARM (Ryabinin et al., ICML 2023)",
         work=_layers(
@@ -146,7 +147,7 @@ ROWS: tuple[CodecRow, ...] = (
             _BF16,
         ),
         summary="a learned linear encoder and decoder",
-        bits="inner/ratio",
+        bits=_NARROW,
         state="none but the inner codec's; its layers are the stages'",
         source="Bian et al., MLSys 2024",
         work=_layers(Counts(f"4 + {_MATRIX}", "4/ratio", "2*d/ratio"), _LINEAR_OUT),
@@ -160,7 +161,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.in_model.bottleneck:ResBm",
         parameters=(_RATIO, _BF16),
         summary="a learned bottleneck of two layers beside an identity path",
-        bits="inner/ratio",
+        bits=_NARROW,
         state="none but the inner codec's; its layers are the stages'",
         source="residual bottleneck, ResBM (Macrocosmos, arXiv 2604.11947)",
         work=_layers(Counts(f"8 + 4*d/bn + {_MATRIX}", "4 + 4/ratio", "3 + 2*d + 2*d/ratio"), _LINEAR_OUT),

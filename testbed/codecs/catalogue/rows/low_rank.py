@@ -15,7 +15,7 @@ ROWS: tuple[CodecRow, ...] = (
             Parameter("values", "word", "bf16", "the format of the factors", choices=("bf16", "fp32")),
         ),
         summary="the matrix of tokens and channels as two thin factors, one step of power iteration",
-        bits="values*rank*(1/d + 1/bn)",
+        bits="values*min(rank, d, bn)*(1/d + 1/bn)",
         state="sender: one fp32 factor of d * rank values per phase",
         source="PowerSGD: Vogels et al., NeurIPS 2019; on activations: Bian et al., MLSys 2024",
         work=Work(
@@ -33,7 +33,7 @@ ROWS: tuple[CodecRow, ...] = (
             Parameter("inner", "codec", "int4(group=32)", "the codec that sends the two factors"),
         ),
         summary="PowerSGD's two thin factors, each through another codec",
-        bits="inner*rank*(1/d + 1/bn)",
+        bits="r*(inner(bn, r)/d + inner(d, r)/bn) where r = min(rank, d, bn)",
         state="sender: one fp32 factor of d * rank values per phase",
         source="after CompactFusion's low-rank compressor with INT4 factors, from memory; "
         "factors: Vogels et al., NeurIPS 2019",

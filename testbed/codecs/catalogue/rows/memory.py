@@ -92,6 +92,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="difference from the same example's last visit, an epoch ago; its first visit in full",
         bits="first",
         backward_bits="backward",
+        at_most=True,
         size_note="after an example's first visit the inner codec's, and 1 byte per example",
         state=f"{_CLOSED}: one fp32 tensor per example and phase, forward, in memory up to a limit; "
         "and the inner codec's",

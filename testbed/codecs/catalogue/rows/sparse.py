@@ -33,7 +33,11 @@ _DRAWN = Parameter(
 )
 _SCALES = ("none", "inverse", "rms")
 _SCALE_DOC = "kept values times 1, d/k (right in the mean) or (d/k)**0.5 (the mean square is kept)"
-_TOLD = "share*values + (1 if bitmap else w*share if index else min(1, w*share)) where w = 16 if token else 32"
+_TOLD = "((1 if bitmap else i if index else min(1, i)) if 1 - k else 0)"
+_AMONG = "d if token else n/b if sample else n"
+_TOPK = (
+    f"k*values + {_TOLD} where k = kept(share, w) and i = k*index_bits(min(d, 65536) if token else w) and w = {_AMONG}"
+)
 
 ROWS: tuple[CodecRow, ...] = (
     CodecRow(
@@ -42,7 +46,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.sparse.sparsifier:TopK",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
         summary="the largest magnitudes of each token, and their positions; gradients choose their own",
-        bits=_TOLD,
+        bits=_TOPK,
         state="none",
         source="top-k of activations: Rudakov et al., arXiv 2401.07788",
         work=Work(Counts("20", "payload", "16"), Counts("payload", "4", "3")),
@@ -60,7 +64,8 @@ ROWS: tuple[CodecRow, ...] = (
         ),
         summary="the blocks of 8 neighbouring channels of the largest energy, whole, and where they are",
         example="topk-blocks(0.125)",
-        bits="share*values + min(1, share*log2(max(2, n/(tokens*channels))))/(tokens*channels)",
+        bits="g*(k*values*c*t + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) and w = round(g*n) "
+        "and g = groups(d, c)*groups(bn, t) and c = min(channels, d) and t = min(tokens, bn)",
         state="none",
         source="after Block Top-k of OmniReduce (Fei et al., SIGCOMM 2021, not re-read), there of gradients",
         work=Work(Counts("8", "payload", "3"), Counts("payload", "4", "2")),
@@ -79,6 +84,7 @@ ROWS: tuple[CodecRow, ...] = (
         summary="the values of at least a fixed magnitude, at most a share of them, and their positions",
         example="ht(0.01)",
         bits="most*values + min(1, 32*most)",
+        at_most=True,
         size_note="at most: it depends on the values",
         state="none",
         source="hard threshold: Sahu et al., NeurIPS 2021; with a threshold that follows the stepsize: gamma-FedHT, "
@@ -97,7 +103,7 @@ ROWS: tuple[CodecRow, ...] = (
         ),
         summary="the largest magnitudes of each chunk of 4096 values with 2 bits each, and packed positions",
         example="topk-chunk(0.0156)",
-        bits="share*2 + min(1, share*ceil(log2(chunk))) + 128/n",
+        bits="k*2 + (min(1, k*ceil(log2(c))) if 1 - k else 0) + 128/n where k = kept(share, c) and c = min(chunk, n)",
         state="none",
         source="SparseLoCo: Sarfi et al., arXiv 2508.15706, and its deployed code",
         work=Work(Counts("20", "payload", "16 + 10*share"), Counts("payload", "4", "3 + 5*share")),
@@ -114,7 +120,8 @@ ROWS: tuple[CodecRow, ...] = (
             Parameter("bits", "int", 4, "of a kept value", least=2, most=8),
         ),
         summary="a random sample, of which the largest magnitudes, with 4 bits each",
-        bits="(share*(bits + 16/128) + min(1, share*log2(max(2, n/every))))/every",
+        bits="s*(k*(bits + 16/128) + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) "
+        "and w = round(s*n) and s = groups(n, every)",
         state="none",
         source="CocktailSGD: Wang et al., ICML 2023",
         work=Work(
@@ -129,8 +136,8 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.sparse.shared_mask:ForwardMask",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
         summary="as topk; gradients are sent at the activations' positions, so theirs need not be",
-        bits=_TOLD,
-        backward_bits="share*values",
+        bits=_TOPK,
+        backward_bits=f"kept(share, {_AMONG})*values",
         state="a bit for each element of a micro-batch, until its gradient has passed",
         source="re-used forward mask: Rudakov et al., arXiv 2401.07788",
         work=Work(Counts("20", "payload + 1/8", "16"), Counts("payload", "4 + 1/8", "3")),
@@ -144,8 +151,8 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.sparse.shared_mask:ForwardMask",
         parameters=(_SHARE, _VALUES, _POSITIONS),
         summary="the channels of the largest norm over the message's tokens, whole; gradients keep the same channels",
-        bits="share*values + 1/bn",
-        backward_bits="share*values",
+        bits=f"k*values + {_TOLD}/bn where k = kept(share, d) and i = k*index_bits(d)",
+        backward_bits="kept(share, d)*values",
         state="a bit for each element of a micro-batch, until its gradient has passed",
         source='"Beyond Top-K: structured sparsification" (MCDC at ICLR 2025), from a re-implementation',
         work=Work(Counts("8", "payload + 1/8", "3"), Counts("payload", "4 + 1/8", "2")),
@@ -159,7 +166,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.sparse.random_places:RandK",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "inverse", _SCALE_DOC, choices=_SCALES), _VALUES),
         summary="random values of each token, scaled up; both ends draw the positions from the message key",
-        bits="share*values",
+        bits="kept(share, d)*values",
         state="none",
         source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
         work=Work(
@@ -178,7 +185,7 @@ ROWS: tuple[CodecRow, ...] = (
         backward="testbed.codecs.sparse.random_places:KeyedMask",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "none", _SCALE_DOC, choices=_SCALES), _VALUES),
         summary="one random mask for activations and their gradient, drawn from the message key at both ends",
-        bits="share*values",
+        bits="kept(share, d)*values",
         state="none",
         source="random masks of 90 and 95 %: arXiv 2609.14339, from a summary",
         work=Work(
