@@ -169,9 +169,11 @@ def _source(splits: Sequence[StepSplit], steady: tuple[int, int] | None) -> str:
     if steady is not None:
         period = "every step" if steady[1] == 1 else f"every {steady[1]} steps"
         return f"proved: from step {steady[0]} on, {period} the same to the nanosecond"
-    count = len(splits[0].steps_ns)
-    median = f"the median of {count} steps" if count > 1 else "one step"
-    return median + (f", mean and range of {len(splits)} seeds" if len(splits) > 1 else "")
+    count, cycle = len(splits[0].steps_ns), splits[0].cycle
+    known = f"the median of {count} steps" if count > 1 else "one step"
+    if cycle > 1:
+        known = f"{count} steps, averaged over cycles of {cycle}"
+    return known + (f", mean and range of {len(splits)} seeds" if len(splits) > 1 else "")
 
 
 def _print_nodes(trace: Trace, split: StepSplit) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.play.check import check_trace
 from testbed.play.played import NodeCounters, Played
-from testbed.play.split import repeated, step_split
-from testbed.play.trace import Trace
+from testbed.play.split import find_cycle, repeated, step_split
+from testbed.play.trace import WORK, Lane, Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 from tests.play.made_traces import pipeline, traces
 
@@ -53,3 +56,37 @@ def test_what_a_node_does_adds_up_to_the_step() -> None:
     ]:
         played = Played("virtual", 5, steady, play_unlinked(trace), counters, [()] * 5, 0)
         assert step_split(trace, played, period).first == first, "whole periods count"
+
+
+def _worked(steps_ms: Sequence[int]) -> Trace:
+    lane = Lane(0, "")
+    for each in steps_ms:
+        lane.add(WORK, value=each * 1_000_000)
+        lane.end_step()
+    return Trace(("node",), ("",), (lane,))
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "steady", "mean_ms"),
+    [
+        ([900] + [599, 500] * 9 + [599], None, 549.5),
+        ([900] + [599, 500] * 9 + [599, 1200], None, 549.5),  # what is still under way is received last
+        ([900, 598, 501, 600, 499, 599, 500, 599], None, 549.5),  # on the real clock
+        ([900, 100, 100, 400], (1, 3), 200),
+        ([900, 100, 100, 400, 100, 100, 400, 100, 100, 400, 100], None, 200),
+        ([900, 100, 101, 140, 100, 103, 98], None, 100.5),  # one that was late is no cycle
+        ([900, 100, 100], None, 100),
+    ],
+)
+def test_a_step_is_the_mean_of_a_whole_cycle(
+    steps_ms: list[int], steady: tuple[int, int] | None, mean_ms: float
+) -> None:
+    trace = _worked(steps_ms)
+    counters = [(NodeCounters(0, 0, 0, 0),)] * trace.steps
+    played = Played("virtual", trace.steps, steady, play_unlinked(trace), [*counters], [()] * trace.steps, 0)
+    assert step_split(trace, played).step_ns == pytest.approx(mean_ms * 1e6, rel=0.002)
+
+
+def test_steps_that_are_all_the_same_have_no_cycle() -> None:
+    assert find_cycle([5] * 20) == find_cycle([]) == find_cycle([3, 7, 3]) == 1
+    assert find_cycle([3, 7] * 4) == 2
