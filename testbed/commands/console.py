@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from testbed.spec import Clock, Engine
+from testbed.profiles import LinkProfile, buffer_remark
+from testbed.spec import Clock, Engine, Topology
 
 out = Console(width=None if sys.stdout.isatty() else 130)
 err = Console(stderr=True)
@@ -51,6 +53,16 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def typed(*arguments: str) -> list[str]:
     """Return a command of this program as words for a shell."""
     return ["python", "-m", "testbed", *arguments]
+
+
+def warn_of_buffers(networks: Iterable[tuple[Topology, Iterable[LinkProfile]]]) -> None:
+    """Print which links have a smaller buffer than they need, because nobody stated one."""
+    paths: dict[int, list[LinkProfile]] = {}
+    for topology, profiles in networks:
+        paths.setdefault(2 if topology == "star" else 1, []).extend(profiles)
+    for links_in_path, profiles in paths.items():
+        if (remark := buffer_remark(profiles, links_in_path)) is not None:
+            out.print(remark, markup=False, highlight=False, soft_wrap=True)
 
 
 def choose_engine(engine: str) -> tuple[Engine, str]:

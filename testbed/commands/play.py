@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from testbed import paths, profiles, units
-from testbed.commands.console import EngineFlag, choose_engine, out, table
+from testbed.commands.console import EngineFlag, choose_engine, out, table, warn_of_buffers
 from testbed.errors import LabError, SpecError, UnknownNameError, UserError
 from testbed.frozen import explain
 from testbed.play.split import StepSplit, repeated, step_split
@@ -67,6 +67,7 @@ def play(
         trace.write(folder / "trace")
         jobs = _jobs(trace, folder, profile, topology, link_seeds, output, "netem" if kernel else engine)
         _say(_clock_words(clock, kernel))
+        warn_of_buffers((job.lab.topology, job.lab.profiles) for job in jobs)
         with nullcontext() if kernel else hold_machine():
             outcomes = play_jobs(
                 jobs, clock="virtual" if kernel else "real", folder=folder / "work", kernel=kernel, guests=2

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from testbed import paths
-from testbed.commands.console import ResultsFlag, out, table
+from testbed.commands.console import ResultsFlag, out, table, warn_of_buffers
 from testbed.errors import UserError
 
 
@@ -29,6 +29,7 @@ def predict(
     from testbed.vm import find_clock_kernel
 
     planned = predicting.plan_cells(name, quick=quick)
+    warn_of_buffers((each.cell.topology, each.cell.profiles) for each in planned)
     folder = results / (Path(name).resolve().parent.name if name.endswith(".toml") else name)
     if (kernel := find_clock_kernel()) is None:
         raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
