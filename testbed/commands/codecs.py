@@ -30,8 +30,9 @@ def codecs(context: typer.Context) -> None:
     from testbed.codecs.catalogue.table import CODECS
 
     rows = table("codec", "bits per element", "state at each end", "what it is")
-    for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
-        column.no_wrap, column.max_width = False, 30
+    if out.is_terminal:
+        for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
+            column.no_wrap, column.max_width, column.overflow = False, 30, "fold"
     for name, row in CODECS.items():
         marks = "".join(f" ({mark})" for mark in _marks(row))
         rows.add_row(

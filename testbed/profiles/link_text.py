@@ -86,6 +86,6 @@ def buffer_remark(profiles: Iterable[LinkProfile], links_in_path: int) -> str | 
     names, more = ", ".join([*small][:3]), f" and {len(small) - 3} more" if len(small) > 3 else ""
     needed = units.write_time(max(small.values()))
     return (
-        f"no buffer is stated for {names}{more}; it is {BASE['up']['buffer']}, less than the round trip of {needed}, so "
+        f"no buffer is stated for {names}{more}; it is {BASE['up']['buffer']}, less than the round trip of {needed}: "
         f"messages can overflow it, and TCP then leaves the link idle: state one, for example buffer={needed}"
     )
