@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,12 +76,14 @@ def check(
 
     Exit status 1 if it fails.
     """
+    from testbed.pipeline.control import host_environment
+
     # In a process of its own, as the person behind sudo: it runs a stranger's code.
     with start_program(
         "testbed.codecs.check",
         text,
         attempt=f"check {text!r}",
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=host_environment(),  # its cost is that of a training's, where memory is not handed back at each tensor
         start_new_session=False,  # a Ctrl-C ends it too
         **paths.as_invoking_user(),
     ) as program:
