@@ -33,6 +33,9 @@ def test_lists_are_complete(tmp_path: Path) -> None:
     assert all(name in listed for name in profiles.profile_files())
     listed = _testbed("codecs", folder=tmp_path).stdout
     assert all(name in listed for name in CODECS)
+    rows = {line.split()[0]: line for line in listed.splitlines() if line}
+    for name, row in CODECS.items():  # one line each, whole, however long its formula is
+        assert all(said in rows[name] for said in (row.size, row.state, row.summary, row.source))
 
 
 def test_a_codec_is_shown_with_its_parameters_and_what_its_code_says(tmp_path: Path) -> None:

@@ -102,12 +102,13 @@ def order_claim(
     measure = {"relative_l2": "relative L2 error", "frechet_unsplit": "Frechet distance to unsplit samples"}[column]
     sent = [np.mean(list(by_seed(frame, arm, "sent_bytes", workers, steps).values())) / 1e6 for arm in (better, worse)]
     means = [np.mean(list(by_seed(frame, arm, column, workers, steps).values())) for arm in (better, worse)]
+    ours, interval = experiments.times_smaller(found)
     return Claim(
         claim=f"{_first_upper(better)} has a smaller {measure} than {worse} ({workers} workers, {steps} steps)",
         source=source,
         published=published,
-        ours=f"{found.value:.3g} times smaller",
-        interval=f"{found.interval_words}, 95 %, {found.n} seeds",
+        ours=ours,
+        interval=f"{interval}, 95 %, {found.n} seeds",
         verdict=found.verdict,
         why=experiments.open_words(
             f"{means[0]:.3g} against {means[1]:.3g}, with {sent[0]:.2f} and {sent[1]:.2f} MB per worker",

@@ -68,12 +68,13 @@ def _claim(
 ) -> Claim:
     """Make a claim; `size`: how many times smaller the published one is; `more`: to its reason."""
     assert found.verdict is not None
+    ours, interval = experiments.times_smaller(found)
     return Claim(
         claim=text,
         source=source,
         published=published,
-        ours=f"{found.value:.3g} times smaller",
-        interval=f"{found.interval_words}, 95 %, {found.n} seeds",
+        ours=ours,
+        interval=f"{interval}, 95 %, {found.n} seeds",
         verdict=found.verdict,
         why=experiments.open_words(f"relative L2 {means[0]:.4f} against {means[1]:.4f}{more}", found, seed_s(), size),
         command=COMMAND,
@@ -96,7 +97,8 @@ def claims(folder: Path) -> list[Claim]:
     every = sorted(set(frame.steps), reverse=True)
     for steps in every:
         for better, worse in ORDER:
-            frechet = smaller(frame, (better, steps), (worse, steps), "frechet_unsplit")
+            distances = smaller(frame, (better, steps), (worse, steps), "frechet_unsplit")
+            frechet, ends = experiments.times_smaller(distances)
             rows.append(
                 _claim(
                     f"The error of {better} is smaller than that of {worse} ({steps} steps)",
@@ -105,7 +107,7 @@ def claims(folder: Path) -> list[Claim]:
                     SOURCE,
                     f"FID {published(f'FID of {better}'):g} against {published(f'FID of {worse}'):g}, 50 steps",
                     published(f"FID of {worse}") / published(f"FID of {better}"),
-                    f"; Frechet distance {frechet.value:.3g} times smaller ({frechet.interval_words})",
+                    f"; Frechet distance {frechet} ({ends})",
                 )
             )
         stale = "interweaved, stale router weights"

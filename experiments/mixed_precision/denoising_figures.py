@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from testbed.metrics.verdicts import Judgement, judge
-from testbed.report import style
+from testbed.report import experiments, style
 from testbed.report.claims import EXACT, Verdict
 from testbed.report.numbers import markdown_table
 
@@ -90,11 +90,12 @@ def settings_table(all_: Denoising) -> str:
                     cells, search = found[2:]
                     gain = all_.gain(steps, cells, search, bits)
                     numbers = _numbers(all_.setting(steps, cells, search, bits))
-                    words = f"{gain.value:.3f} ({gain.interval_words})"
+                    smaller, ends = experiments.times_smaller(gain, "{:.3f}")
+                    words = f"{smaller} ({ends})"
                     rows.append([str(steps), str(bits), CELLS[cells], SEARCHES[search], *numbers[:-1], words])
     headings = [
         "steps", "budget", "bits for", "search", "bits", "MB per worker", "sum", "together", "relative L2",
-        "times smaller",
+        "error vs uniform",
     ]  # fmt: skip
     return markdown_table(headings, rows, right=[headings[0], headings[1], *headings[5:]])
 
@@ -137,11 +138,12 @@ def claimed(all_: Denoising) -> Iterator[tuple[str, str, str, Verdict, str, str]
                 for setting in ((cells, "alone"), ("all", "uniform"))
             )
             same = widths == uniform
+            ours, interval = experiments.times_smaller(found, "{:.3f}")
             yield (
                 f"bits that a greedy search finds for {words} of a diffusion transformer's residuals err less than "
                 f"{budget} bits everywhere, with as many bytes at most ({steps} steps)",
-                f"{found.value:.3f} times smaller",
-                EXACT if same else f"{found.interval_words}, 95 %, {found.n} seeds",
+                ours,
+                EXACT if same else f"{interval}, 95 %, {found.n} seeds",
                 "fails" if same else found.verdict or "not resolved",
                 ("it finds the uniform setting itself; " if same else "judged on images that the search did not see; ")
                 + _differ(all_, steps, cells),

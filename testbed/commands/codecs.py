@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,8 +29,9 @@ def codecs(context: typer.Context) -> None:
     from testbed.codecs.catalogue.table import CODECS
 
     rows = table("codec", "bits per element", "state at each end", "what it is")
-    for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
-        column.no_wrap, column.max_width = False, 30
+    if out.is_terminal:
+        for column in rows.columns[1:3]:  # what they say is long for some; unlike names they may be broken
+            column.no_wrap, column.max_width, column.overflow = False, 30, "fold"
     for name, row in CODECS.items():
         marks = "".join(f" ({mark})" for mark in _marks(row))
         rows.add_row(
@@ -76,12 +76,14 @@ def check(
 
     Exit status 1 if it fails.
     """
+    from testbed.pipeline.control import host_environment
+
     # In a process of its own, as the person behind sudo: it runs a stranger's code.
     with start_program(
         "testbed.codecs.check",
         text,
         attempt=f"check {text!r}",
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=host_environment(),  # its cost is that of a training's, where memory is not handed back at each tensor
         start_new_session=False,  # a Ctrl-C ends it too
         **paths.as_invoking_user(),
     ) as program:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 from rich.table import Table
 
-from testbed.spec import Clock, Engine
+from testbed.profiles import LinkProfile, buffer_remark
+from testbed.spec import Clock, Engine, Topology
 
-out = Console(width=None if sys.stdout.isatty() else 130)
+_WHOLE = 10_000
+"""Columns of what is not a terminal: a table has lines as long as it needs there, so that nothing of it is cut."""
+out = Console(width=None if sys.stdout.isatty() else _WHOLE)
 err = Console(stderr=True)
 
 EngineFlag = Annotated[str, typer.Option(help="netem, relay, or auto: netem where it works when tried, else relay.")]
@@ -40,9 +45,22 @@ ExcludeFlag = Annotated[list[str], typer.Option("--exclude", metavar="FIELD=VALU
 RepeatsFlag = Annotated[int | None, typer.Option(help="Good runs that each cell is to have.")]
 
 
+class _UnpaddedTable(Table):
+    """A table whose lines end where their text does: padded to the longest, short ones would break in a pager."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        drawn = (part for part in super().__rich_console__(console, options) if isinstance(part, Segment))
+        for line in Segment.split_lines(drawn):
+            while line and not line[-1].text.strip():
+                line.pop()
+            yield from line[:-1]
+            yield from (Segment(part.text.rstrip(), part.style) for part in line[-1:])
+            yield Segment.line()
+
+
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Make a table of which only the last column gives way on a narrow terminal."""
-    drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    drawn = _UnpaddedTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         drawn.add_column(column, justify="right" if column in right else "left", no_wrap=column != columns[-1])
     return drawn
@@ -51,6 +69,16 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 def typed(*arguments: str) -> list[str]:
     """Return a command of this program as words for a shell."""
     return ["python", "-m", "testbed", *arguments]
+
+
+def warn_of_buffers(networks: Iterable[tuple[Topology, Iterable[LinkProfile]]]) -> None:
+    """Print which links have a smaller buffer than they need, because nobody stated one."""
+    paths: dict[int, list[LinkProfile]] = {}
+    for topology, profiles in networks:
+        paths.setdefault(2 if topology == "star" else 1, []).extend(profiles)
+    for links_in_path, profiles in paths.items():
+        if (remark := buffer_remark(profiles, links_in_path)) is not None:
+            out.print(remark, markup=False, highlight=False, soft_wrap=True)
 
 
 def choose_engine(engine: str) -> tuple[Engine, str]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from testbed import profiles, units
-from testbed.commands.console import EngineFlag, choose_engine, out, table, typed
+from testbed.commands.console import EngineFlag, choose_engine, out, table, typed, warn_of_buffers
 from testbed.errors import CapabilityError, TestbedError, UnknownNameError, UserError
 from testbed.frozen import explain
 
@@ -200,6 +200,7 @@ def link(
     from testbed.sweep.environment import hold_machine
 
     wanted = profiles.load_profile(profile, overrides)
+    warn_of_buffers([("line", [wanted])])
     sizes = [units.parse_size(size) for size in message]
     chosen, reason = choose_engine(engine)
     out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)

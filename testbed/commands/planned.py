@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from testbed import devices
-from testbed.commands.console import out, table
+from testbed.commands.console import out, table, warn_of_buffers
 from testbed.devices.device import Precision
 from testbed.results import TuningRecord
 from testbed.spec import Cell, Paced, recipe_of
@@ -37,11 +37,12 @@ def progress_into(folder: Path) -> Callable[[Sequence[Cell]], SweepProgress]:
 
 
 def print_means(agenda: conduct.Agenda, means: Means) -> None:
-    """Print which clock and which engine the runs have, and why."""
+    """Print which clock and which engine the runs have, and why; and what is wrong with their links' buffers."""
     if any(cell.timing == "played" or cell.clock == "virtual" for cell in agenda.cells):
         out.print(f"clock {means.clock}: {means.clock_reason}", highlight=False, soft_wrap=True)
     if any(cell.clock == "real" for cell in agenda.cells):
         out.print(f"engine {means.engine}: {means.engine_reason}", highlight=False, soft_wrap=True)
+    warn_of_buffers((cell.topology, cell.profiles) for cell in agenda.cells)
 
 
 def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:

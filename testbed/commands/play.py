@@ -13,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from testbed import paths, profiles, units
-from testbed.commands.console import EngineFlag, choose_engine, out, table
+from testbed.commands.console import EngineFlag, choose_engine, out, table, warn_of_buffers
 from testbed.errors import LabError, SpecError, UnknownNameError, UserError
 from testbed.frozen import explain
 from testbed.play.split import StepSplit, repeated, step_split
@@ -67,6 +67,7 @@ def play(
         trace.write(folder / "trace")
         jobs = _jobs(trace, folder, profile, topology, link_seeds, output, "netem" if kernel else engine)
         _say(_clock_words(clock, kernel))
+        warn_of_buffers((job.lab.topology, job.lab.profiles) for job in jobs)
         with nullcontext() if kernel else hold_machine():
             outcomes = play_jobs(
                 jobs, clock="virtual" if kernel else "real", folder=folder / "work", kernel=kernel, guests=2
@@ -169,9 +170,11 @@ def _source(splits: Sequence[StepSplit], steady: tuple[int, int] | None) -> str:
     if steady is not None:
         period = "every step" if steady[1] == 1 else f"every {steady[1]} steps"
         return f"proved: from step {steady[0]} on, {period} the same to the nanosecond"
-    count = len(splits[0].steps_ns)
-    median = f"the median of {count} steps" if count > 1 else "one step"
-    return median + (f", mean and range of {len(splits)} seeds" if len(splits) > 1 else "")
+    count, cycle = len(splits[0].steps_ns), splits[0].cycle
+    known = f"the median of {count} steps" if count > 1 else "one step"
+    if cycle > 1:
+        known = f"{count} steps, averaged over cycles of {cycle}"
+    return known + (f", mean and range of {len(splits)} seeds" if len(splits) > 1 else "")
 
 
 def _print_nodes(trace: Trace, split: StepSplit) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from testbed import paths
-from testbed.commands.console import ResultsFlag, out, table
+from testbed.commands.console import ResultsFlag, out, table, warn_of_buffers
 from testbed.errors import UserError
 
 
@@ -29,6 +29,7 @@ def predict(
     from testbed.vm import find_clock_kernel
 
     planned = predicting.plan_cells(name, quick=quick)
+    warn_of_buffers((each.cell.topology, each.cell.profiles) for each in planned)
     folder = results / (Path(name).resolve().parent.name if name.endswith(".toml") else name)
     if (kernel := find_clock_kernel()) is None:
         raise UserError("there is no kernel with a virtual clock here; build it with: python -m testbed vm --build")
@@ -45,9 +46,24 @@ def predict(
     if rounds := churned.play_rounds(planned, play, lambda cell: predicting.result_of(cell, folder)):
         csv_rows.write_rows(folder / churned.FILE, churned.RoundRow._fields, rounds, digits=9)
         paths.give_to_user(folder / churned.FILE)
-    rows = table("grid", "cell", "step", "ideal", right=("step", "ideal"))
+    rows = table("grid", "cell", "step", "ideal", "known from", right=("step", "ideal"))
     for row in frame.itertuples():
         step = "not played" if row.step_s != row.step_s else f"{row.step_s:.4g} s"
         ideal = "not known" if row.ideal_s != row.ideal_s else f"{row.ideal_s:.4g} s"
-        rows.add_row(row.grid, row.cell, step, ideal)
+        rows.add_row(row.grid, row.cell, step, ideal, _source(row))
     out.print(rows)
+    if unsettled := int(frame.unsettled.sum()):
+        out.print(
+            f"{unsettled} of these cells are not settled: their steps still drift by more than "
+            f"{predicting.SETTLED:.0%} of a step, so that more of them would say otherwise. State more steps.",
+            soft_wrap=True,
+        )
+
+
+def _source(row: Any) -> str:
+    if not row.steps_counted:
+        return ""
+    if row.repeats:
+        return "steps that repeat to the nanosecond"
+    drifts = "" if row.drift != row.drift else f", which drift by {row.drift:.2%}"
+    return f"{row.steps_counted} step{'s' * (row.steps_counted > 1)}{drifts}"

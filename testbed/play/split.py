@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Final
 
+from testbed.metrics.steps import over_cycles
 from testbed.play.played import Played, PlayedLane
-from testbed.play.trace import RECEIVE, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.steady import Repetition
+from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 from testbed.play.unlinked import step_ends
+
+LONGEST_CYCLE: Final = 8
+_EXPLAINED = 0.9
 
 
 def repeated(trace: Trace, times: int) -> Trace:
@@ -57,11 +63,13 @@ class StepSplit:
     """The first step that counts."""
     steps_ns: tuple[int, ...]
     nodes: tuple[NodeSplit, ...]
+    cycle: int
+    """Of so many steps each has a time of its own."""
 
     @property
     def step_ns(self) -> float:
-        """The median step."""
-        return float(median(self.steps_ns))
+        """The time of a step: its mean over a whole cycle, and of several cycles the median."""
+        return float(median(over_cycles(self.steps_ns, self.cycle)))
 
     @property
     def sent_bytes(self) -> float:
@@ -99,7 +107,90 @@ def step_split(trace: Trace, played: Played, period: int = 1) -> StepSplit:
                 received_bytes=(counted[-1].received_bytes - (before.received_bytes if before else 0)) / len(steps),
             )
         )
-    return StepSplit(first, tuple(spans), tuple(nodes))
+    proved = len(spans) if played.steady is not None else 0
+    cycle = proved or (period if period > 1 else find_cycle(spans))
+    return StepSplit(first, tuple(spans), tuple(nodes), cycle)
+
+
+def find_cycle(steps_ns: Sequence[int]) -> int:
+    """Return after how many steps their durations come again: the shortest cycle that explains nine tenths of their
+    variance and was seen three times; 1 where none does.
+
+    The last step has no say, for what is still under way is often received in it.
+    """
+    seen = steps_ns[:-1]
+    for cycle in range(2, min(LONGEST_CYCLE, len(seen) // 3) + 1):
+        places = [seen[place::cycle] for place in range(cycle)]
+        apart = math.fsum(_scatter(place) for place in places)
+        if apart < (1 - _EXPLAINED) * _scatter(seen):
+            return cycle
+    return 1
+
+
+def _scatter(values: Sequence[int]) -> float:
+    """Return the sum of the squares of what values differ by from their mean."""
+    middle = fmean(values)
+    return math.fsum((value - middle) ** 2 for value in values)
+
+
+@dataclass(frozen=True)
+class _PlayedTimes:
+    """A lane's times as `steady.Repetition` reads them."""
+
+    starts: array[int]
+    begin: array[int]
+    end: array[int]
+    first: array[int]
+    last: array[int]
+
+
+def seen_to_repeat(trace: Trace, played: Played) -> int | None:
+    """Return after how many steps all times of what was played repeat to the nanosecond, and TCP's windows; None where
+    they do not.
+
+    It is for traces whose steps overlap: they end with messages under way, so a player cannot prove that they repeat.
+    The trace's last step, which receives what is still under way, is left out, and so are steps that were not played.
+    """
+    steps = min(played.steps, trace.steps - 1)
+    shorter = replace(trace, lanes=tuple(replace(lane, starts=lane.starts[: steps + 1]) for lane in trace.lanes))
+    pairs = zip(shorter.lanes, played.lanes, strict=True)
+    lanes = [
+        _PlayedTimes(lane.starts, times.begin_ns, times.end_ns, times.first_byte_ns, times.last_byte_ns)
+        for lane, times in pairs
+    ]
+    repetition, found = Repetition(shorter, lanes), None
+    for step in range(steps):
+        found = repetition.add(step, tuple(state.cwnd_packets for state in played.sockets[step]))
+    return None if found is None else found[1]
+
+
+def drift(trace: Trace, played: Played, cycle: int) -> float:
+    """Return how far from settled the steps of a trace are whose steps overlap, as a share of a step.
+
+    Of the last two windows of whole cycles, each of a quarter of the steps or of one cycle: by what share their mean
+    steps differ, or, if that is more, by what share of a step messages take longer from step to step. That shows a
+    queue that grows, which steps do not feel before workers are as far ahead as they may be. The last step is left out.
+    """
+    stop = trace.steps - 1
+    count = max(1, stop // 4 // cycle) * cycle
+    ends = step_ends(trace, played.lanes, stop)
+    before, window = range(stop - 2 * count, stop - count), range(stop - count, stop)
+    before_ns, step_ns = ((ends[each[-1]] - ends[each[0] - 1]) / count for each in (before, window))
+    slower_ns = _message_ns(trace, played, window) - _message_ns(trace, played, before)
+    return max(abs(step_ns - before_ns), slower_ns / count) / step_ns
+
+
+def _message_ns(trace: Trace, played: Played, steps: range) -> float:
+    """Return how long messages of these steps took on average, from when their sender had them to their last byte."""
+    sent: dict[tuple[int, int, int], int] = {}
+    came: dict[tuple[int, int, int], int] = {}
+    for lane, times in zip(trace.lanes, played.lanes, strict=True):
+        for at in range(lane.starts[steps.start], len(times.begin_ns)):
+            if lane.kind[at] == SEND and at < lane.starts[steps.stop]:
+                sent[lane.node, lane.peer[at], lane.tag[at]] = times.begin_ns[at]
+            elif lane.kind[at] == RECEIVE:
+                came[lane.peer[at], lane.node, lane.tag[at]] = times.last_byte_ns[at]
+    return fmean(came[message] - sent[message] for message in sent) if sent else 0.0
 
 
 def _times(lane: Lane, times: PlayedLane, steps: Sequence[int]) -> tuple[int, int, int]:

@@ -24,6 +24,7 @@ from testbed.profiles.link_profile import (
     Slot,
     Trace,
 )
+from testbed.profiles.link_text import buffer_remark
 from testbed.profiles.loading import load_profile, override, profile_files, read_profile
 from testbed.profiles.loss import Bernoulli, GilbertElliott, Loss
 from testbed.profiles.profile_writing import write_profile
@@ -38,6 +39,7 @@ __all__ = [
     "Schedule",
     "Slot",
     "Trace",
+    "buffer_remark",
     "load_profile",
     "override",
     "profile_files",

@@ -2,19 +2,20 @@
 
 Rate and one-way delay are those of both directions. What may follow changes both (`loss=0.1%`, `buffer=50ms`,
 `jitter=1ms`), one (`up.rate=5Mbit`, `down.seed=7`), or the link as a whole (`mtu=1400`): the keys of profile files.
-What is not stated is as in `BASE`.
+What is not stated is as in `BASE`, whatever rate and delay are: `buffer_remark` says where its buffer is too small.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from testbed import units
 from testbed.directions import LINK_DIRECTIONS
 from testbed.errors import SpecError
 from testbed.profiles import keys
+from testbed.profiles.link_profile import LinkProfile
 
 BASE: Final[Mapping[str, Any]] = {
     "layer": "ip",
@@ -26,6 +27,7 @@ BASE: Final[Mapping[str, Any]] = {
 }
 """Everything but rate and delay, as in the profile consumer-80mbps."""
 FORM = "link(RATE, DELAY) or link(RATE, DELAY, KEY=VALUE, ...), for example link(80Mbit, 10ms, loss=0.1%)"
+_CHOSEN = "[chosen] "
 _BOTH = tuple(key.name for key in keys.PIPE if key.name != "seed")
 """Keys that may be stated for both directions at once. Two directions of one seed would lose the same packets."""
 _TEXT = re.compile(r"\s*link\s*\((?P<inside>.*)\)\s*", re.DOTALL)
@@ -53,7 +55,7 @@ def link_table(text: str, override: Callable[[Mapping[str, Any], str], dict[str,
     stated = f"link({', '.join(words)})"  # the same for every way to write it: it is part of a cell
     table: dict[str, Any] = {
         "summary": f"{words[0]} and {words[1]} each way",
-        "source": f"[chosen] {stated}; what it does not state is as in consumer-80mbps.",
+        "source": f"{_CHOSEN}{stated}; what it does not state is as in consumer-80mbps.",
         **BASE,
     }
     for side in LINK_DIRECTIONS:
@@ -63,3 +65,27 @@ def link_table(text: str, override: Callable[[Mapping[str, Any], str], dict[str,
         for each in [f"{side}.{change}" for side in LINK_DIRECTIONS] if key in _BOTH else [change]:
             table = override(table, each)
     return "-".join(("link", *(re.sub(r"[^\w.%]+", "-", word).strip("-") for word in words))), table
+
+
+def buffer_remark(profiles: Iterable[LinkProfile], links_in_path: int) -> str | None:
+    """Say which links, of those that are texts, state no buffer and have one that is smaller than their rate times the
+    round trip over a path of `links_in_path` such links; None where there is none. Every loss then leaves TCP with less
+    under way than fills the link, so it stays below its rate; bbr does not back off at losses.
+    """
+    small: dict[str, int] = {}
+    for profile in profiles:
+        unstated = profile.source.startswith(f"{_CHOSEN}link(") and "buffer" not in profile.source
+        if not unstated or profile.congestion_control == "bbr":
+            continue
+        pipes = [pipe for pipe in (profile.up, profile.down) if pipe]
+        round_trip_ns = links_in_path * sum(pipe.delay_ns for pipe in pipes)
+        if any(pipe.buffer_ns < round_trip_ns for pipe in pipes):
+            small[profile.name] = round_trip_ns
+    if not small:
+        return None
+    names, more = ", ".join([*small][:3]), f" and {len(small) - 3} more" if len(small) > 3 else ""
+    needed = units.write_time(max(small.values()))
+    return (
+        f"no buffer is stated for {names}{more}; it is {BASE['up']['buffer']}, less than the round trip of {needed}: "
+        f"messages can overflow it, and TCP then leaves the link idle: state one, for example buffer={needed}"
+    )

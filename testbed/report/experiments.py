@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 
 import testbed
 from testbed.errors import ResultsError, SpecError
-from testbed.metrics.statistics import of_differences
+from testbed.metrics.statistics import Interval, of_differences
 from testbed.metrics.verdicts import Judgement, Verdict, judge
 from testbed.report import blocks as markdown_blocks
 from testbed.report import claims as claim_files
@@ -219,6 +219,18 @@ def interval_words(found: Judgement) -> str:
     if found.interval is None or found.exact:
         return found.interval_words
     return f"{found.interval.low:+.3f} to {found.interval.high:+.3f}, 95 %, {found.n} seeds"
+
+
+def times_smaller(found: Judgement, form: str = "{:.3g}") -> tuple[str, str]:
+    """Return how many times smaller ours is than the base, or larger where the ratio is below 1, and the interval of
+    the number that is said: ('1.21 times larger', '1.181 to 1.238').
+    """
+    if found.value >= 1:
+        return f"{form.format(found.value)} times smaller", found.interval_words
+    larger = found._replace(value=1 / found.value)
+    if found.interval is not None:
+        larger = larger._replace(interval=Interval(1 / found.interval.high, 1 / found.interval.low))
+    return f"{form.format(larger.value)} times larger", larger.interval_words
 
 
 def shown_words(found: Judgement, loss: float, seed_s: float, size: float | None = None) -> str:

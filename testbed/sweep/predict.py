@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
@@ -32,7 +33,7 @@ from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.scenarios import load_scenario
 from testbed.play.shapes import PipelineTable, Shape, resolve_shape
-from testbed.play.split import step_split
+from testbed.play.split import drift, seen_to_repeat, step_split
 from testbed.profiles import LinkProfile, Pipe, load_profile
 from testbed.spec import Topology, link_count
 from testbed.sweep.environment import hold_folder
@@ -48,6 +49,8 @@ FILE = "cells.toml"
 _FOLDER, _ASIDE = "predicted", ".playing-"
 _MTU = 1500
 _IDEAL_STEPS = 3
+SETTLED = 0.01
+"""By what share of a step steps may still drift when they count as settled."""
 
 
 class DrawnLinks(Frozen):
@@ -191,12 +194,23 @@ class PredictionResult(Frozen):
     first: int | None = None
     """The first of them."""
     repeats: bool = False
-    """They were proved to repeat to the nanosecond."""
+    """They were proved to repeat to the nanosecond; of a job whose steps overlap, they were seen to, and the step is
+    the mean over what repeats."""
+    drift: float | None = None
+    """Of a job whose steps overlap: `play.split.drift`. None: of others, and of results that were made without it."""
     wire_bytes: float | None = None
     """IP packets of all nodes in a step, of what was played: `scale` times fewer than the cell's."""
     retransmitted_bytes: int | None = None
     """In all steps that were played."""
     kernel: str | None = None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether its steps neither repeat nor stay within `SETTLED` of each other, so that more would say otherwise.
+
+        Steps that stay so for a while may still change later: only those that repeat are known not to.
+        """
+        return not self.repeats and (self.drift or 0.0) > SETTLED
 
 
 def cell_files() -> dict[str, Path]:
@@ -376,12 +390,20 @@ def _play(
 def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> PredictionResult:
     trace, played = cell.shape.trace(cell.steps, cell.scale), read_played(output)
     split = step_split(trace, played, cell.shape.period or 1)
+    step_ns, cycle, drifts = cell.shape.steady_ns(split.steps_ns), None, None
+    if played.steady is not None:
+        step_ns = split.step_ns
+    elif not isinstance(cell.shape, Shape) and cell.shape.period is None:
+        drifts = drift(trace, played, cell.shape.staleness + 1)
+        if (cycle := seen_to_repeat(trace, played)) is not None:
+            step_ns = fmean(split.steps_ns[-1 - cycle : -1])
     return PredictionResult(
         **_computed(cell),
-        step_ns=cell.shape.steady_ns(split.steps_ns),
+        step_ns=step_ns,
         steps_ns=split.steps_ns,
         first=split.first,
-        repeats=played.steady is not None,
+        repeats=played.steady is not None or cycle is not None,
+        drift=drifts,
         wire_bytes=split.sent_bytes,
         retransmitted_bytes=sum(state.bytes_retransmitted for state in played.sockets[-1]),
         kernel=kernel.version,
@@ -473,6 +495,8 @@ def predictions(planned: Sequence[Planned], folder: Path) -> pandas.DataFrame:
                 "formula_s": shape.formula_s(each.cell.topology, each.cell.profiles),
                 "tokens_per_s": math.nan if step_ns is None else shape.tokens * 1e9 / step_ns,
                 "repeats": found.repeats,
+                "drift": math.nan if found.drift is None else found.drift,
+                "unsettled": found.unsettled,
                 "steps_counted": len(found.steps_ns),
                 "retransmitted_bytes": found.retransmitted_bytes,
             }

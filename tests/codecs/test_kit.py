@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.codecs.catalogue import table
+from testbed.codecs.check import cost
 from testbed.codecs.check.subject import subject_of
 from testbed.codecs.check.suite import CHECKS, ask, check_codec
 from testbed.message_key import Direction
@@ -88,6 +89,30 @@ def test_every_codec_passes_the_kit(text: str, direction: Direction) -> None:
     assert changes or set(in_model.values()) == {"-"}
     exact = changes and any(part.row.exact for part in subject.spec.parts())
     assert (in_model["in a model: nothing lost"] == "PASS") == exact
+
+
+class _BusyMachine:
+    """A clock on which all takes `slower` times as long three quarters of the time."""
+
+    def __init__(self, reading_s: float, slower: int) -> None:
+        self._reading_s, self._slower, self._now_s, self._readings = reading_s, slower, 0.0, 0
+
+    def process_time(self) -> float:
+        self._readings += 1
+        self._now_s += self._reading_s * (1 if self._readings // 20 % 4 == 3 else self._slower)
+        return self._now_s
+
+    monotonic = process_time
+
+
+@pytest.mark.parametrize("text", ["int8", "subspace"])
+@pytest.mark.parametrize(("reading_s", "verdict"), [(0.002, "PASS"), (0.02, "FAIL")])
+def test_a_busy_machine_does_not_decide_what_a_codec_costs(
+    text: str, reading_s: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "time", _BusyMachine(reading_s, 10))
+    found = ask(next(check for check in CHECKS if check.name == "cost"), subject_of(text, "forward"))
+    assert found.verdict == verdict, found.detail
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def test_a_readme_answers_in_a_few_lines_before_its_picture(readme: Path) -> Non
     assert max(map(len, answer)) <= _COLUMNS
 
 
+@pytest.mark.parametrize("readme", sorted(Command.shipped.glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_nothing_is_less_than_once_smaller(readme: Path) -> None:
+    assert not re.findall(r"\b0\.\d+ times smaller", readme.read_text(encoding="utf8"))
+
+
 @pytest.mark.parametrize("path", sorted(Command.shipped.glob("*/claims.csv")), ids=lambda path: path.parent.name)
 def test_a_claim_that_is_open_says_what_would_resolve_it(path: Path) -> None:
     ways = (experiments.SEEDS_NEEDED, experiments.NO_SEEDS)

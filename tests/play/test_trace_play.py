@@ -22,6 +22,7 @@ def test_on_the_virtual_clock_work_takes_what_it_takes(tmp_path: Path) -> None:
     links = ("--profile", "datacenter", "--profile", "lossy-80mbps", "--link-seeds", 2)
     said = run_command("play", tmp_path / "a.trace", "--clock", "virtual", *links, "-o", tmp_path / "kept")
     assert "clock virtual" in said
+    assert "no buffer is stated" not in said
     assert "3 steps, mean and range of 2 seeds" in said
     kept = sorted(path.name for path in (tmp_path / "kept").iterdir())
     assert kept == ["0-seed-0.played", "1-seed-0.played", "1-seed-1.played"]
@@ -30,6 +31,16 @@ def test_on_the_virtual_clock_work_takes_what_it_takes(tmp_path: Path) -> None:
     assert [node.works_ns for node in split.nodes] == [9_000_000, 9_000_000]
     ideal = step_ends(trace, play_unlinked(trace), 4)
     assert split.step_ns > ideal[-1] - ideal[-2]
+
+
+@pytest.mark.clock_kernel
+def test_a_buffer_that_nobody_stated_is_spoken_of(tmp_path: Path) -> None:
+    """Two of these links are in a star's path."""
+    pipeline(2, 2, 2).write(tmp_path / "a.trace")
+    for topology, delay, spoken in (("star", "30ms", True), ("line", "30ms", False)):
+        arguments = ("--clock", "virtual", "--profile", f"link(7Mbit, {delay})", "--topology", topology)
+        said = run_command("play", tmp_path / "a.trace", *arguments)
+        assert ("no buffer is stated for link-7Mbit-30ms; it is 100ms, less than the round" in said) == spoken
 
 
 @pytest.mark.root

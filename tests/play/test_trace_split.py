@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.play.check import check_trace
+from testbed.play.data_parallel import DataParallelShape
+from testbed.play.ideal import Pipes
 from testbed.play.played import NodeCounters, Played
-from testbed.play.split import repeated, step_split
-from testbed.play.trace import Trace
+from testbed.play.split import drift, find_cycle, repeated, seen_to_repeat, step_split
+from testbed.play.trace import RECEIVE, WORK, Lane, Trace
 from testbed.play.unlinked import play_unlinked, step_ends
+from testbed.profiles import load_profile
+from testbed.spec import Exchange
 from tests.play.made_traces import pipeline, traces
 
 
@@ -53,3 +62,81 @@ def test_what_a_node_does_adds_up_to_the_step() -> None:
     ]:
         played = Played("virtual", 5, steady, play_unlinked(trace), counters, [()] * 5, 0)
         assert step_split(trace, played, period).first == first, "whole periods count"
+
+
+def _worked(steps_ms: Sequence[int]) -> Trace:
+    lane = Lane(0, "")
+    for each in steps_ms:
+        lane.add(WORK, value=each * 1_000_000)
+        lane.end_step()
+    return Trace(("node",), ("",), (lane,))
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "steady", "mean_ms"),
+    [
+        ([900] + [599, 500] * 9 + [599], None, 549.5),
+        ([900] + [599, 500] * 9 + [599, 1200], None, 549.5),  # what is still under way is received last
+        ([900, 598, 501, 600, 499, 599, 500, 599], None, 549.5),  # on the real clock
+        ([900, 100, 100, 400], (1, 3), 200),
+        ([900, 100, 100, 400, 100, 100, 400, 100, 100, 400, 100], None, 200),
+        ([900, 100, 101, 140, 100, 103, 98], None, 100.5),  # one that was late is no cycle
+        ([900, 100, 100], None, 100),
+    ],
+)
+def test_a_step_is_the_mean_of_a_whole_cycle(
+    steps_ms: list[int], steady: tuple[int, int] | None, mean_ms: float
+) -> None:
+    trace = _worked(steps_ms)
+    counters = [(NodeCounters(0, 0, 0, 0),)] * trace.steps
+    played = Played("virtual", trace.steps, steady, play_unlinked(trace), [*counters], [()] * trace.steps, 0)
+    assert step_split(trace, played).step_ns == pytest.approx(mean_ms * 1e6, rel=0.002)
+
+
+def test_steps_that_are_all_the_same_have_no_cycle() -> None:
+    assert find_cycle([5] * 20) == find_cycle([]) == find_cycle([3, 7, 3]) == 1
+    assert find_cycle([3, 7] * 4) == 2
+
+
+class _NotingPipes(Pipes):
+    """Pipes that note when messages arrive, by sender and receiver."""
+
+    def __init__(self, *links: Any) -> None:
+        super().__init__(*links)
+        self.arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)
+
+    def sent(self, node: int, peer: int, size: int, now_ns: int) -> int:
+        arrives_ns = super().sent(node, peer, size, now_ns)
+        self.arrivals[node, peer].append(arrives_ns)
+        return arrives_ns
+
+
+@pytest.mark.parametrize(
+    ("exchange", "compute_ms", "steps", "repeats", "drifts"),
+    [
+        ("star", 100, 24, True, False),
+        ("all-to-all", 197, 12, False, True),  # they run ahead in all steps, which are all the same, and a queue grows
+        ("all-to-all", 197, 24, True, False),  # then they wait in each
+    ],
+)
+def test_steps_that_overlap_repeat_or_drift(
+    exchange: Exchange, compute_ms: int, steps: int, repeats: bool, drifts: bool
+) -> None:
+    shape = DataParallelShape(
+        workers=2,
+        exchange=exchange,
+        staleness=2,
+        compute_ns=compute_ms * 1_000_000,
+        message_bytes=(500_000, 500_000),
+        tokens=1,
+    )
+    trace = shape.trace(steps)
+    links = _NotingPipes("star", (load_profile("link(20Mbit, 50ms, buffer=2s)"),), shape.nodes)
+    lanes = play_unlinked(trace, links=links)
+    for lane, times in zip(trace.lanes, lanes, strict=True):
+        for at in range(len(lane)):
+            if lane.kind[at] == RECEIVE:
+                times.last_byte_ns[at] = links.arrivals[lane.peer[at], lane.node].pop(0)
+    played = Played("virtual", steps, None, lanes, [()] * steps, [()] * steps, 0)
+    assert (seen_to_repeat(trace, played) is not None) == repeats
+    assert (drift(trace, played, 3) > 0.01) == drifts

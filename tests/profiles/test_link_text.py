@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError
-from testbed.profiles import load_profile
+from testbed.profiles import buffer_remark, load_profile
 
 
 @given(megabits=st.integers(1, 100_000), delay_us=st.integers(0, 10_000_000), space=st.sampled_from(["", " ", "  "]))
@@ -66,3 +66,26 @@ def test_what_is_wrong_is_said(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=says) as error:
         load_profile(text)
     assert text in str(error.value)
+
+
+def test_a_buffer_that_nobody_stated_is_named_where_it_is_too_small() -> None:
+    said = buffer_remark([load_profile(f"link(7Mbit, {delay}ms)") for delay in (90, 10, 200)], 1)
+    assert said is not None
+    assert said.startswith("no buffer is stated for link-7Mbit-90ms, link-7Mbit-200ms; it is 100ms, less than")
+    assert "buffer=400ms" in said
+
+
+@pytest.mark.parametrize(
+    ("link", "links_in_path", "small"),
+    [
+        ("link(7Mbit, 50ms)", 1, False),
+        ("link(7Mbit, 51ms)", 1, True),
+        ("link(7Mbit, 26ms)", 2, True),
+        ("link(7Mbit, 90ms, buffer=100ms)", 1, False),  # somebody wants it so
+        ("link(7Mbit, 90ms, loss=0.1%)", 1, True),
+        ("link(7Mbit, 90ms, congestion_control=bbr)", 1, False),
+        ("geo", 1, False),
+    ],
+)
+def test_who_states_a_buffer_hears_nothing_of_it(link: str, links_in_path: int, small: bool) -> None:
+    assert (buffer_remark([load_profile(link)], links_in_path) is not None) == small

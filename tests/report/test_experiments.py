@@ -157,3 +157,11 @@ def test_a_program_takes_as_long_as_its_file_says(tmp_path: Path) -> None:
     assert experiments.takes_s(tmp_path, "train.py", 4) == 15.0
     with pytest.raises(SpecError, match=r"how long play\.py takes"):
         experiments.takes_s(tmp_path, "play.py", 4)
+
+
+def test_what_is_larger_is_not_called_so_many_times_smaller() -> None:
+    smaller, larger = {0: 1.0, 1: 1.1, 2: 0.95}, {0: 2.0, 1: 2.1, 2: 1.95}
+    said = experiments.times_smaller(judge("speed_up", smaller, larger, 1.0))
+    turned = experiments.times_smaller(judge("speed_up", larger, smaller, 1.0))
+    assert said[0].endswith(" times smaller")
+    assert turned == (said[0].replace("smaller", "larger"), said[1])

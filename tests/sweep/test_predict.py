@@ -19,6 +19,7 @@ from testbed.report import predicted
 from testbed.report.experiments import figures_program
 from testbed.sweep import predict
 from testbed.vm import find_clock_kernel
+from tests.play.test_trace_commands import run_command
 
 JOB = {
     "model": "gpt2",
@@ -191,6 +192,41 @@ def test_what_is_played_is_near_its_ideal_and_is_played_once(file: str, tmp_path
     assert (played.wire_bytes_per_step > played.payload_bytes_per_step).all()
     predict.play_missing(planned, tmp_path / "results", kernel, say=said.append)
     assert said[-1] == "0 cells are missing"
+
+
+OVERLAPPED = """
+question = "?"
+[cell]
+parallelism = "data"
+model = {family = "gpt2", layers = 1, width = 64, heads=1, key_heads=1, inner = 256, context = 128, vocabulary = 1024}
+device = "rtx-3090"
+precision = "bf16"
+sequence_length = 128
+sequences = 1
+workers = 2
+exchange = "star"
+bits = 32
+topology = "star"
+links = "link(20Mbit, 50ms, buffer=2s)"
+[grid.one]
+variants = [{ steps = 14 }, { steps = 40 }]
+"""
+
+
+@pytest.mark.clock_kernel
+def test_steps_that_neither_repeat_nor_settle_are_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TCP's windows still grow in the first steps: their mean is more than what a step takes."""
+    (path := tmp_path / predict.FILE).write_text(OVERLAPPED)
+    monkeypatch.setenv("COLUMNS", "200")
+    said = run_command("predict", path, "--results", tmp_path / "results")
+    folder = tmp_path / "results" / tmp_path.name
+    few, many = predict.predictions(predict.plan_cells(str(path)), folder).itertuples()
+    assert (few.repeats, few.unsettled, many.repeats, many.unsettled) == (False, True, True, False)
+    assert few.step_s > 1.02 * many.step_s
+    assert many.step_s == pytest.approx(many.ideal_s, rel=0.01)
+    assert "13 steps, which drift by" in said
+    assert "steps that repeat to the nanosecond" in said
+    assert "1 of these cells are not settled" in said
 
 
 @pytest.mark.slow
