@@ -127,8 +127,8 @@ class Observer(Protocol):
 Cost = Callable[[int, Action], int | None]
 """How many ns a node takes for Work, Encode, Decode; None: no time, and nothing to note. For Receive: how much longer
 the next of these takes after a long wait (`waking`)."""
-MayGoOn = Callable[[int, int], bool]
-"""By place and step: whether the job goes on after it."""
+MayGoOn = Callable[[int, int], bool | None]
+"""By place and step: whether the job goes on after it, as `EndStep` returns it."""
 
 
 class TimingDecidesError(UserError):

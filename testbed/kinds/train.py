@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import IO, Any, Literal
 
 from testbed.jobs.actions import Node
-from testbed.jobs.kind import JobKind, Said, Setting, kind_of
+from testbed.jobs.kind import JobKind, Setting, kind_of
 from testbed.jobs.loop import Lane, Loop
-from testbed.jobs.recorder import Recorded, Recorder
+from testbed.jobs.recorder import Recorded, Recorder, Said
 from testbed.message_key import Phase
 from testbed.pipeline import alone, faults
 from testbed.pipeline.alone import AloneJob, Report

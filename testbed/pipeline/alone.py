@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, NoReturn
@@ -29,14 +28,13 @@ import torch
 
 from testbed import results
 from testbed.codecs.contract import Codec, Context
-from testbed.codecs.make import make
 from testbed.errors import SpecError, StageError, TestbedError, TransportError, UserError
 from testbed.frozen import Frozen
 from testbed.message_key import MessageKey, Side, incoming, outgoing
-from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import Limits, StageWork
+from testbed.pipeline.node import StageNode, make_node
 from testbed.pipeline.pacing import Stopwatch
 from testbed.pipeline.step_log import StepLog
 from testbed.pipeline.train import StageTrainer, explain_memory, set_up_torch
@@ -45,8 +43,6 @@ from testbed.pipeline.wiring import largest_payload
 from testbed.records import TrainingRecord
 from testbed.spec import Measured, Recipe, TextSpec, text_of
 from testbed.workloads import models as workloads
-from testbed.workloads.build import build_stage
-from testbed.workloads.data import Data
 from testbed.workloads.floor import unigram_floor
 
 Report = Callable[[StepDone | EvaluationDone], None]
@@ -272,8 +268,7 @@ class Stages:
         self.alter_model = False
         """Whether a codec has a part in the model of a stage; known when training begins."""
         self._works, self._outputs, self._report, self._watch = works, outputs, report, watch
-        self._model, self._data = model or _build_model, data or _open_data
-        self._codec = codec or partial(make, first.codec)
+        self._model, self._data, self._codec = model, data, codec
         self.passages = make_passages(self.baton, recipe)
         """The ends of boundaries, (upstream, downstream) by stage."""
         table = Table(self.baton, len(works))
@@ -325,49 +320,32 @@ class Stages:
                 self.baton.fail(failure)
 
     def _train(self, work: StageWork) -> Ended:
-        trainer: StageTrainer | None = None
+        node: StageNode | None = None
         stage = work.stage
         upstream, downstream = self.passages[stage]
         connections = [passage for passage in (upstream, downstream) if passage is not None]
         try:
-            trainer = StageTrainer(
+            node = make_node(
                 work,
-                model=self._model(work),
-                data=self._data(work),
-                upstream=self._boundary(work, upstream, stage - 1),
-                downstream=self._boundary(work, downstream, stage),
+                measure={passage.side: passage.measure for passage in connections},
+                model=None if self._model is None else self._model(work),
+                data=None if self._data is None else self._data(work),
+                codec=self._codec,
+            )
+            self.alter_model = self.alter_model or bool(node.hooks)
+            return StageTrainer(
+                work,
+                node=node,
+                upstream=upstream,
+                downstream=downstream,
                 gather=self.gathers[stage],
                 log=StepLog(work, self._outputs[stage], connections=connections, counters=None, report=self._report),
                 watch=self._watch(self.baton, stage),
                 asked=lambda: False,
-            )
-            self.alter_model = self.alter_model or trainer.has_hooks
-            return trainer.train()
+            ).train()
         except (MemoryError, RuntimeError, OSError) as error:
-            explain_memory(stage, trainer, error)
+            explain_memory(work.name, node, error)
             raise
-
-    def _boundary(self, work: StageWork, passage: Passage | None, index: int) -> Boundary | None:
-        if passage is None:
-            return None
-        return Boundary(
-            passage, index=index, seed=work.training.seed, make=self._codec, timeout_s=work.limits.message_s
-        )
-
-
-def _build_model(work: StageWork) -> Any:
-    return build_stage(
-        work.workload,
-        stage=work.stage,
-        stages=work.pipeline.stages,
-        seed=work.training.seed,
-        vocabulary=work.vocabulary,
-        layers=work.pipeline.layers,
-    )
-
-
-def _open_data(work: StageWork) -> Data:
-    return Data(np.load(work.tokens, mmap_mode="r"), work.workload, work.training.seed)
 
 
 # ---------------------------------------------------------------------- a training from end to end

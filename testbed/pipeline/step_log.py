@@ -13,25 +13,13 @@ from typing import IO
 
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
-from testbed.message_key import Direction, MessageKey, Phase, Side, incoming, outgoing
+from testbed.jobs.recorder import Said
+from testbed.message_key import Direction, Phase, Side, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.job import StageWork
 from testbed.pipeline.transport import Connection, Neighbour, SentFrame, TakenFrame
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
-
-
-def number_in_record(key: MessageKey, job: StageWork) -> int:
-    """Return the number that a micro-batch has in the record of its step or evaluation.
-
-    The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it
-    remembers of a micro-batch is as old as it is in training; `key.step` therefore goes on from batch to batch and from
-    one evaluation to the next. A record is about the whole evaluation, so it counts the micro-batches of all its
-    batches through.
-    """
-    if key.phase == "train":
-        return key.microbatch
-    return key.step % job.workload.validation_batches * job.microbatches + key.microbatch
 
 
 class StepLog:
@@ -77,10 +65,7 @@ class StepLog:
         start_ns: int,
         end_ns: int,
         actions: Sequence[ActionRecord],
-        loss: float | None,
-        tokens: int,
-        gradient_norm: float | None = None,
-        learning_rate: float | None = None,
+        said: Said,
     ) -> None:
         """Record a step or evaluation, a whole line at a time, so that a crash can only cut off the last."""
         training = phase == "train"
@@ -93,10 +78,10 @@ class StepLog:
             end_ns=end_ns,
             optimiser_start_ns=self._actions_end_ns if training else None,
             synchronised_ns=self._synchronised_ns if training else None,
-            loss=loss,
-            gradient_norm=gradient_norm,
-            learning_rate=learning_rate,
-            tokens=tokens,
+            loss=said.loss,
+            gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate,
+            tokens=said.tokens,
             actions=tuple(actions),
             sent=tuple(record for connection in self._connections for record in self._sent(connection)),
             received=tuple(record for connection in self._connections for record in self._received(connection)),
@@ -108,19 +93,19 @@ class StepLog:
         if record.loss is not None:
             seconds = (end_ns - start_ns) / 1e9
             if training:
-                self._report(StepDone(step=step, loss=record.loss, seconds=seconds, tokens=tokens))
+                self._report(StepDone(step=step, loss=record.loss, seconds=seconds, tokens=said.tokens))
             else:
                 self._report(EvaluationDone(phase=phase, step=step, loss=record.loss, seconds=seconds))
 
     def _sent(self, connection: Neighbour) -> list[SentRecord]:
         return [
-            sent_record(frame, outgoing(connection.side), number_in_record(frame.key, self._job))
+            sent_record(frame, outgoing(connection.side), self._job.number_in_record(*frame.key[:3]))
             for frame in connection.sent_frames(self._job.limits.message_s)
         ]
 
     def _received(self, connection: Neighbour) -> list[ReceivedRecord]:
         return [
-            received_record(frame, incoming(connection.side), number_in_record(frame.key, self._job))
+            received_record(frame, incoming(connection.side), self._job.number_in_record(*frame.key[:3]))
             for frame in connection.taken_frames()
         ]
 
