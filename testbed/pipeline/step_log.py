@@ -8,18 +8,83 @@ torch.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Any
 
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
-from testbed.jobs.recorder import Said
+from testbed.jobs.actions import Node
+from testbed.jobs.loop import Lane, Observer
+from testbed.jobs.recorder import Recorded, Said
 from testbed.message_key import Direction, Phase, Side, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.job import StageWork
 from testbed.pipeline.transport import Connection, Neighbour, SentFrame, TakenFrame
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
+
+Report = Callable[[StepDone | EvaluationDone], None]
+
+
+class OnHostClock:
+    """Tells another observer when things really ended, from its making on: in a loop without time no time passes."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._start_ns, self._last_ns = observer, time.monotonic_ns(), 0
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Pass on what has ended; it began when what ended before it did."""
+        begin_ns, self._last_ns = self._last_ns, time.monotonic_ns() - self._start_ns
+        self._observer.did(lane, action, value, begin_ns, self._last_ns)
+
+
+class Records:
+    """Writes what places did, a line of JSON for each step or evaluation, with what their nodes say of it."""
+
+    def __init__(self, nodes: Sequence[Node], outputs: Sequence[IO[str]], warmup_steps: int, report: Report) -> None:
+        """`outputs` are by place. A node may have a method `said(step, phase) -> Said`; `report` is told of what has a
+        loss, at the last place.
+        """
+        self._nodes, self._outputs, self._warmup_steps, self._report = nodes, outputs, warmup_steps, report
+
+    def write(self, place: int, done: Recorded) -> None:
+        """Write a line, whole, so that a crash can only cut off the last."""
+        say = getattr(self._nodes[place], "said", None)
+        said: Said = Said() if say is None else say(done.step, done.phase)
+        last, training = place == len(self._nodes) - 1, done.phase == "train"
+        record = StepRecord(
+            step=done.step,
+            phase=done.phase,
+            warmup=training and done.step < self._warmup_steps,
+            start_ns=done.start_ns,
+            end_ns=done.end_ns,
+            optimiser_start_ns=done.optimiser_start_ns if training else None,
+            synchronised_ns=done.synchronised_ns if training else None,
+            loss=said.loss if last else None,
+            accuracy=said.accuracy if last else None,
+            gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate,
+            tokens=said.tokens,
+            actions=tuple(done.actions),
+            sent=tuple(done.sent),
+            received=tuple(done.received),
+            counters=None,
+            sockets=(),
+        )
+        self._outputs[place].write(record.model_dump_json() + "\n")
+        self._outputs[place].flush()
+        if record.loss is not None:
+            self._report(step_message(record))
+
+
+def step_message(record: StepRecord) -> StepDone | EvaluationDone:
+    """Return what the controller is told of a record that has a loss."""
+    assert record.loss is not None
+    step, loss, seconds = record.step, record.loss, (record.end_ns - record.start_ns) / 1e9
+    if record.phase == "train":
+        return StepDone(step=step, loss=loss, seconds=seconds, tokens=record.tokens)
+    return EvaluationDone(phase=record.phase, step=step, loss=loss, accuracy=record.accuracy, seconds=seconds)
 
 
 class StepLog:
@@ -32,7 +97,7 @@ class StepLog:
         *,
         connections: Sequence[Neighbour],
         counters: DeviceCounters | None,
-        report: Callable[[StepDone | EvaluationDone], None],
+        report: Report,
     ) -> None:
         """`report` is told of what has a loss, which is the last stage's."""
         self._job, self._steps, self._connections = job, steps, connections
@@ -91,11 +156,7 @@ class StepLog:
         self._steps.write(record.model_dump_json() + "\n")
         self._steps.flush()
         if record.loss is not None:
-            seconds = (end_ns - start_ns) / 1e9
-            if training:
-                self._report(StepDone(step=step, loss=record.loss, seconds=seconds, tokens=said.tokens))
-            else:
-                self._report(EvaluationDone(phase=phase, step=step, loss=record.loss, seconds=seconds))
+            self._report(step_message(record))
 
     def _sent(self, connection: Neighbour) -> list[SentRecord]:
         return [
