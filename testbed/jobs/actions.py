@@ -149,7 +149,9 @@ class Meet(NamedTuple):
 
 
 class EndStep(NamedTuple):
-    """This place has ended a step, or an evaluation; returns whether the job goes on."""
+    """This place has ended a step, or an evaluation. Returns True: the job goes on; False: it ends here, as somebody
+    asked for; None: its time is spent.
+    """
 
     number: int
     phase: Phase = "train"

@@ -35,15 +35,6 @@ class Setting(NamedTuple):
     """Path of the prepared text, a .npy of token ids."""
 
 
-class Said(NamedTuple):
-    """What a place says of a step, or an evaluation, for its record."""
-
-    loss: float | None = None
-    accuracy: float | None = None
-    tokens: int = 0
-    gradient_norm: float | None = None
-
-
 class JobKind(Frozen):
     """A kind of job. Its fields are those of the table; a subclass adds its own."""
 

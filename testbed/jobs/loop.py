@@ -127,8 +127,8 @@ class Observer(Protocol):
 Cost = Callable[[int, Action], int | None]
 """How many ns a node takes for Work, Encode, Decode; None: no time, and nothing to note. For Receive: how much longer
 the next of these takes after a long wait (`waking`)."""
-MayGoOn = Callable[[int, int], bool]
-"""By place and step: whether the job goes on after it."""
+MayGoOn = Callable[[int, int], bool | None]
+"""By place and step: whether the job goes on after it, as `EndStep` returns it."""
 
 
 class TimingDecidesError(UserError):
@@ -165,11 +165,14 @@ class Loop:
         self._waiting: dict[tuple[int, Key, int | None], Lane] = {}
         self._signals: dict[int, int] = defaultdict(int)
         self._awaiting: dict[int, list[Lane]] = defaultdict(list)
+        self._returned: dict[int, Any] = {}
         for place, program in enumerate(programs):
             self._run_on(place, MAIN, None, program)
 
-    def run(self) -> None:
-        """Run to the end. SpecError where lanes wait for what never comes; what nodes raise, as it comes."""
+    def run(self) -> list[Any]:
+        """Run to the end; returns what the programs returned, by place. SpecError where lanes wait for what never
+        comes; what nodes raise, as it comes.
+        """
         queue = self._queue
         while queue:
             self.now_ns, _, _, call, arguments = heapq.heappop(queue)
@@ -177,6 +180,7 @@ class Loop:
         if stuck := [lane for lane in self._lanes.values() if lane.programs]:
             waits = "; ".join(f"node {lane.node} {lane.name}: {lane.doing}" for lane in stuck[:4])
             raise SpecError(f"{len(stuck)} lanes of the job wait for what never comes: {waits}")
+        return [self._returned[place] for place in range(len(self._nodes))]
 
     def at(self, when_ns: int, call: Callable[..., None], *arguments: Any, order: int = _ARRIVALS) -> None:
         """Call something at a time, in the order of the module's docstring."""
@@ -220,7 +224,9 @@ class Loop:
 
     def _end(self, lane: Lane, key: Key | None, value: Any) -> None:
         lane.programs.popleft()
-        if key is not None:
+        if key is None:
+            self._returned[lane.node] = value
+        else:
             for observer in self._observers:
                 observer.did(lane, Ended(key), value, self.now_ns, self.now_ns)
             self._finish(lane.node, key, None, value)

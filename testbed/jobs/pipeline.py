@@ -1,21 +1,41 @@
 """Pipeline training: layers are cut into stages, and a batch into micro-batches.
 
 For each action of its schedule a stage waits for its input, decodes it, computes, encodes the output and hands it over;
-then it clips, meets the others and updates. Activations go to the stage after it, gradients to the one before.
+then it clips, meets the others and updates. Activations go to the stage after it, gradients to the one before. An
+evaluation is forward passes through all stages, and a meeting at which the last one tells its loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Key, Meet, Program, Receive, Send, Wait, Work
-from testbed.jobs.schedule import Action
+from testbed.jobs.schedule import Action, actions
+from testbed.message_key import Phase
+from testbed.spec import PipelineSpec, TrainingSpec
 
 MESSAGES = {"F": "activation", "B": "gradient"}
 """What an action of a schedule sends."""
 MATHS = {"F": "forward", "B": "backward"}
 _FURTHER = {"F": 1, "B": -1}
+Ended = Literal["steps", "target", "budget", "asked"]
+"""Why training ended: all steps done, target loss reached, budget spent, somebody asked for it."""
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """When a pipeline evaluates, and on how much."""
+
+    batches: int
+    """Validation batches, each of as many micro-batches as a step has."""
+    every: int = 0
+    """After so many steps, and after the last; 0: only after the last."""
+    phases: Sequence[Phase] = ("evaluation",)
+    """An evaluation for each of these."""
+    target_loss: float | None = None
+    """Training ends with an evaluation that is not above it."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,8 @@ class PipelineJob:
     blocking: bool = False
     """A stage goes on only when its neighbour has the whole message, as a program does that neither sends nor computes
     while it does the other."""
+    evaluations: Evaluations | None = None
+    """None: it only trains."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -35,19 +57,56 @@ class PipelineJob:
         return tuple(f"stage {stage}" for stage in range(len(self.orders)))
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a stage does, from that step on."""
-        for step in range(first_step, self.steps):
-            for kind, part in self.orders[place]:
-                yield from self.action(place, kind, Key(MESSAGES[kind], step, part))
-            yield Begin()
-            squares = yield Work("clip", Key("clip", step))
-            met = yield Meet(squares)
-            yield Work("update", Key("update", step), met)
-            yield EndStep(step)
+        """Return what a stage does, from that step on; it returns why training `Ended`."""
+        plan, ended = self.evaluations, None
+        for done in range(first_step + 1, self.steps + 1):
+            goes_on = yield from self._train(place, done - 1)
+            if goes_on is False:
+                return "asked"
+            ended = "steps" if done == self.steps else "budget" if goes_on is None else None
+            if plan is not None and (ended or (plan.every and done % plan.every == 0)):
+                reached = yield from self._evaluate(place, done, plan)
+                ended = "target" if reached == "target" else ended or reached
+            if ended:
+                break
+        return ended
 
-    def action(self, place: int, kind: str, key: Key) -> Program:
-        """Take one micro-batch forward or backward through a stage."""
-        yield Begin(kind, key.part)
+    def _train(self, place: int, step: int) -> Program:
+        """Make a step; returns what `EndStep` does."""
+        yield Work("start", Key("start", step))
+        for kind, part in self.orders[place]:
+            yield from self.action(place, kind, Key(MESSAGES[kind], step, part))
+        yield Begin()
+        squares = yield Work("clip", Key("clip", step))
+        met = yield Meet(squares)
+        yield Work("update", Key("update", step), met)
+        return (yield EndStep(step))
+
+    def _evaluate(self, place: int, done: int, plan: Evaluations) -> Program:
+        """Evaluate after so many steps; returns why training ends with it, or None."""
+        reached: Ended | None = None
+        parts = sum(kind == "F" for kind, _ in self.orders[place])
+        before = (done - 1) // plan.every if plan.every else 0
+        for phase in plan.phases:
+            yield Work("start", Key("start", done, phase=phase))
+            for batch in range(plan.batches):
+                for part in range(parts):
+                    # To a codec each batch is a step, so that what it remembers is as old as it is in training.
+                    key = Key("activation", before * plan.batches + batch, part, phase=phase)
+                    yield from self.action(place, "F", key, batch * parts + part)
+            yield Begin()
+            loss = yield Work("loss", Key("loss", done, phase=phase))
+            met = yield Meet(loss)
+            goes_on = yield EndStep(done, phase)
+            if phase == "evaluation" and _reaches(met[-1], plan.target_loss):
+                reached = "target"
+            elif goes_on is False:
+                return "asked"
+        return reached
+
+    def action(self, place: int, kind: str, key: Key, number: int | None = None) -> Program:
+        """Take one micro-batch forward or backward through a stage; `number`: its own in the records, if not `part`."""
+        yield Begin(kind, key.part if number is None else number)
         source, target, value = place - _FURTHER[kind], place + _FURTHER[kind], None
         if 0 <= source < len(self.orders):
             message = yield Receive(key, source)
@@ -58,3 +117,34 @@ class PipelineJob:
             yield Send(message, target, awaited=self.blocking)
             if self.blocking:
                 yield Wait(key, target)
+
+
+def orders_of(pipeline: PipelineSpec) -> list[tuple[Action, ...]]:
+    """Return the actions of a step, by stage."""
+    return [
+        actions(
+            pipeline.schedule,
+            stage=stage,
+            stages=pipeline.stages,
+            microbatches=pipeline.microbatches,
+            in_flight=pipeline.in_flight,
+            accumulation=pipeline.accumulation,
+        )
+        for stage in range(pipeline.stages)
+    ]
+
+
+def training_job(pipeline: PipelineSpec, training: TrainingSpec, validation_batches: int) -> PipelineJob:
+    """Return the job that trains and evaluates as a recipe says."""
+    evaluations = Evaluations(
+        batches=validation_batches,
+        every=training.evaluate_every,
+        phases=("evaluation", "uncompressed") if training.evaluate_uncompressed else ("evaluation",),
+        target_loss=training.target_loss,
+    )
+    return PipelineJob(orders_of(pipeline), training.steps, evaluations=evaluations)
+
+
+def _reaches(losses: Any, target: float | None) -> bool:
+    """Say whether the last stage's loss, alone in a sequence, is not above the target; without maths there is none."""
+    return target is not None and bool(losses) and losses[0] <= target

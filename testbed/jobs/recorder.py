@@ -42,6 +42,18 @@ class Named(NamedTuple):
     """Whether the peer is named; in a pipeline it follows from the direction."""
 
 
+class Said(NamedTuple):
+    """What a node says of a step, or an evaluation, for its record."""
+
+    loss: float | None = None
+    """None except at the place whose loss is the job's."""
+    accuracy: float | None = None
+    tokens: int = 0
+    """Or images."""
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+
+
 @dataclass
 class Recorded:
     """A step, or an evaluation, of one place."""

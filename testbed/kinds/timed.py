@@ -7,11 +7,9 @@ each kind of work, encoding and decoding, until the fastest half of every durati
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from testbed.jobs.actions import Encoded, Key, Message, Node
 from testbed.jobs.kind import Setting, kind_of
 from testbed.jobs.loop import Loop
 from testbed.pipeline import calibrate
@@ -20,6 +18,7 @@ from testbed.pipeline.calibration import (
     CalibrationJob,
     CalibrationRound,
     Subject,
+    TimedNode,
     TimedPlaces,
     duration,
     is_steady,
@@ -29,43 +28,13 @@ from testbed.records import Duration, PlaceCosts
 _STEPS_A_TURN = 2
 
 
-class _TimedNode:
-    """A node with a stopwatch."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.samples: dict[tuple[str, str], list[int]] = defaultdict(list)
-        """By what was done (work, encode, decode), and of what."""
-
-    def work(self, what: str, key: Key, value: Any) -> Any:
-        """Compute, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        result = self._node.work(what, key, value)
-        self.samples["work", what].append(time.thread_time_ns() - began_ns)
-        return result
-
-    def encode(self, key: Key, value: Any) -> Encoded:
-        """Encode, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        encoded = self._node.encode(key, value)
-        self.samples["encode", key.what].append(time.thread_time_ns() - began_ns)
-        return encoded
-
-    def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
-        """Decode, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        values = self._node.decode(messages)
-        self.samples["decode", messages[0].key.what].append(time.thread_time_ns() - began_ns)
-        return values
-
-
 class _Arm:
     """One subject that stands ready."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self._kind, self._steps = subject, kind_of(subject.recipe), 0
         setting = Setting(subject.recipe, subject.vocabulary, subject.tokens)
-        self._nodes = [_TimedNode(self._kind.node(place, setting)) for place in range(len(self._kind.places))]
+        self._nodes = [TimedNode(self._kind.node(place, setting)) for place in range(len(self._kind.places))]
         self.turn()
         for node in self._nodes:
             node.samples.clear()  # what is done first takes longer
@@ -81,7 +50,7 @@ class _Arm:
         """Return what was found so far, by place."""
         return tuple(map(self._costs, self._nodes))
 
-    def _costs(self, node: _TimedNode) -> PlaceCosts:
+    def _costs(self, node: TimedNode) -> PlaceCosts:
         total_ns = sum(map(sum, node.samples.values())) // max(1, self._steps - _STEPS_A_TURN)
         found: dict[str, dict[str, Any]] = {"work": {}, "encode": {}, "decode": {}}
         for (kind, what), samples in sorted(node.samples.items()):

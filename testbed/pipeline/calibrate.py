@@ -1,9 +1,9 @@
 """Time every action, encode and decode of recipes, alone on one core: `python -m testbed.pipeline.calibrate JOB.json`.
 
-All recipes stand in this one process, trained by `alone.Stages`, and take turns: a few steps of each in every round,
-so a machine that becomes slower does it to all of them alike. What is counted is the time for which a stage's thread
-had the processor (CLOCK_THREAD_CPUTIME_ID): on a core of its own that is all the time, and on a busy machine what
-others took is left out; what they do to caches is not. Rounds follow one another until the fastest half of every
+All recipes stand in this one process, as `alone` trains them, and take turns: a few steps of each in every round, so a
+machine that becomes slower does it to all of them alike. What is counted is the time for which the thread had the
+processor (CLOCK_THREAD_CPUTIME_ID): on a core of its own that is all the time, and on a busy machine what others took
+is left out; what they do to caches is not. Rounds follow one another until the fastest half of every
 duration's samples agrees (`records.Duration.noisy`), or the time is spent. In the last round each stage sleeps before
 it decodes, as one does that waits for a link, and that alone is counted (waking.py).
 """
@@ -12,34 +12,34 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import itertools
 import os
 import sys
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from testbed.errors import TestbedError
 from testbed.frozen import Frozen
+from testbed.jobs.loop import Loop
+from testbed.jobs.pipeline import PipelineJob, orders_of
 from testbed.message_key import Direction
-from testbed.pipeline.alone import Baton, Stages, works_of
+from testbed.pipeline.alone import StageInMemory, works_of
 from testbed.pipeline.calibration import (
     CalibrationDone,
     CalibrationJob,
     CalibrationRound,
     Subject,
     Timed,
+    TimedNode,
     duration,
     is_steady,
 )
-from testbed.pipeline.pacing import Stopwatch
+from testbed.pipeline.node import StageNode
 from testbed.pipeline.train import set_up_torch
-from testbed.records import ActionKind, CodecCosts, Duration, StageMaths
+from testbed.records import CodecCosts, Duration, StageMaths
 from testbed.waking import WHOLE_NS
 
 _WARM_STEPS = 2
@@ -48,6 +48,8 @@ _STEPS_A_TURN = 2
 _LEAST_WOKEN = 8
 """Samples of a decode after a sleep."""
 _WOKEN = "decode_woken"
+_DIRECTIONS: Final[dict[str, Direction]] = {"activation": "forward", "gradient": "backward"}
+"""Which way messages go."""
 
 
 class Quantity(NamedTuple):
@@ -68,150 +70,49 @@ class Quantity(NamedTuple):
 Samples = dict[Quantity, list[int]]
 
 
-class _Turnstile:
-    """Lets the stages of one recipe through to so many steps, and no further."""
-
-    def __init__(self, stages: int) -> None:
-        self._allowed, self._came = 0, [0] * stages
-        self._go: threading.Condition
-        self._stand: threading.Condition
-
-    def prepare(self, baton: Baton) -> None:
-        """Learn of the stages' baton, before they start."""
-        self._go, self._stand = baton.condition(), baton.condition()
-
-    def wait(self, baton: Baton, stage: int) -> None:
-        """Wait until the stage may go on; to be called before training and before each step."""
-        number = self._came[stage]
-        self._came[stage] += 1
-        self._stand.notify()
-        baton.wait(self._go, lambda: self._allowed > number, f"stage {stage}: waiting for its turn")
-
-    def let_through(self, baton: Baton, count: int) -> None:
-        """Let all stages make `count` more steps, and wait until they have. TransportError where one has failed."""
-        with baton:
-            self._allowed += count
-            self._go.notify_all()
-            baton.wait(self._stand, lambda: min(self._came) > self._allowed, "calibrating")
-
-
-class _Watch(Stopwatch):
-    """Has a stage wait for its turn before each step, and notes how long the processor was at what."""
-
-    def __init__(self, arm: _Arm, baton: Baton, stage: int) -> None:
-        super().__init__()
-        self._arm, self._baton, self._stage = arm, baton, stage
-        self._steps = -2  # `start` is called before training, and then before each step
-        self._mark_ns = 0
-
-    def start(self) -> int:
-        self._arm.turnstile.wait(self._baton, self._stage)
-        self._steps += 1
-        return super().start()
-
-    def received(self, arrived_ns: int, input_ns: int, decoded_ns: int) -> None:
-        now_ns = time.thread_time_ns()
-        super().received(arrived_ns, input_ns, decoded_ns)
-        what = _WOKEN if self._arm.resting else "decode"
-        self._note(what, now_ns - self._arm.taken_ns(self._stage, self._kind), self._direction)
-
-    def begin(self) -> None:
-        super().begin()
-        self._mark_ns = time.thread_time_ns()
-
-    def done(self) -> None:
-        now_ns = time.thread_time_ns()
-        super().done()
-        self._note("forward" if self._kind == "F" else "backward", now_ns - self._mark_ns)
-        self._mark_ns = time.thread_time_ns()
-
-    def encoded(self) -> int:
-        self._note("encode", time.thread_time_ns() - self._mark_ns, self._direction)
-        return super().encoded()
-
-    def end(self) -> tuple[int, int]:
-        ended = super().end()
-        self._mark_ns = time.thread_time_ns()
-        return ended
-
-    def synchronised(self, line_ns: int) -> int:
-        if self._steps >= 0:  # the first meeting is no end of a step
-            self._note("clip", self._arm.came_ns(self._stage) - self._mark_ns)
-        knew_ns = super().synchronised(line_ns)
-        self._mark_ns = time.thread_time_ns()
-        return knew_ns
-
-    def leave(self, update: bool) -> int:
-        self._note("update", time.thread_time_ns() - self._mark_ns)
-        return super().leave(update)
-
-    @property
-    def _direction(self) -> Direction:
-        """The direction of the tensors that come in and go out: both go the action's way."""
-        return "forward" if self._kind == "F" else "backward"
-
-    def _note(self, what: str, ns: int, direction: Direction | None = None) -> None:
-        if self._steps >= _WARM_STEPS and self._arm.resting == (what == _WOKEN):
-            self._arm.samples[Quantity(self._stage, what, direction)].append(ns)
-
-
 class _Arm:
     """One subject that stands ready to train, and the samples that it gave."""
 
-    def __init__(self, subject: Subject, stack: ExitStack) -> None:
+    def __init__(self, subject: Subject) -> None:
+        """Build all stages. StageError or SpecError where that cannot be done."""
         self.subject = subject
         self.samples: Samples = defaultdict(list)
-        self.resting = False
-        """Whether stages sleep before they decode."""
         works = works_of(subject.recipe, vocabulary=subject.vocabulary, tokens=subject.tokens, folder="")
-        self.turnstile = _Turnstile(len(works))
-        self._outputs = [io.StringIO() for _ in works]
-        self._stages = stack.enter_context(
-            Stages(works, self._outputs, watch=lambda baton, stage: _Watch(self, baton, stage))
-        )
+        self._timed: list[TimedNode] = []
+        self._nodes = [StageInMemory(work, watched=self._watched) for work in works]
+        self._orders, self._steps, self._resting = orders_of(subject.recipe.pipeline), 0, False
 
     @property
     def alters_model(self) -> bool:
-        """Whether its codecs have a part in the model; known once it stands."""
-        return self._stages.alter_model
-
-    def taken_ns(self, stage: int, kind: ActionKind) -> int:
-        """Return when a stage had the input of an action, in its thread's time."""
-        upstream, downstream = self._stages.passages[stage]
-        passage = upstream if kind == "F" else downstream
-        assert passage is not None
-        return passage.taken_thread_ns
-
-    def came_ns(self, stage: int) -> int:
-        """Return when a stage came to the last meeting, in its thread's time."""
-        return self._stages.gathers[stage].came_thread_ns
-
-    def stand(self) -> None:
-        """Build all stages, and let them come to their first step."""
-        self.turnstile.prepare(self._stages.baton)
-        self._stages.start()
-        self._advance(1)  # training begins with a meeting before the first step
+        """Whether its codecs have a part in the model."""
+        return any(stage.node.hooks for stage in self._nodes)
 
     def take_turn(self) -> None:
         """Make a few steps, and keep their samples."""
-        self._advance(_STEPS_A_TURN)
-        for output in self._outputs:  # their records are not needed
-            output.seek(0)
-            output.truncate()
+        first, self._steps = self._steps, self._steps + _STEPS_A_TURN
+        job = PipelineJob(self._orders, self._steps)
+        Loop([job.program(stage, first) for stage in range(len(self._nodes))], self._nodes).run()
+        for stage, node in enumerate(self._timed):
+            for (kind, what), taken in node.samples.items():
+                quantity = self._quantity(stage, kind, what)
+                if first >= _WARM_STEPS and self._resting == (quantity.what == _WOKEN) and what != "start":
+                    self.samples[quantity] += taken
+            node.samples.clear()
 
     def rest(self) -> None:
         """Have stages sleep before they decode, for as long as it takes to forget what they knew."""
-        self.resting = True
-        for passage in itertools.chain.from_iterable(self._stages.passages):
-            if passage is not None:
-                passage.rest_s = 2 * WHOLE_NS / 1e9
+        self._resting = True
+        for node in self._timed:
+            node.rest_s = 2 * WHOLE_NS / 1e9
 
-    def _advance(self, count: int) -> None:
-        try:
-            self.turnstile.let_through(self._stages.baton, count)
-        except TestbedError:
-            self._stages.join()  # raises what the failure was
-            raise
+    def _watched(self, node: StageNode) -> TimedNode:
+        self._timed.append(TimedNode(node))
+        return self._timed[-1]
+
+    def _quantity(self, stage: int, kind: str, what: str) -> Quantity:
+        if kind == "work":
+            return Quantity(stage, what)
+        return Quantity(stage, _WOKEN if self._resting and kind == "decode" else kind, _DIRECTIONS[what])
 
 
 class Calibrator:
@@ -230,35 +131,33 @@ class Calibrator:
         pooled: dict[str, tuple[StageMaths, ...]] = {}
         subjects = sum(map(len, self._job.groups))
         for group in self._job.groups:
-            with ExitStack() as stack:
-                arms = [_Arm(subject, stack) for subject in group]
+            arms = [_Arm(subject) for subject in group]
+            deadline = time.monotonic() + self._job.budget_s * len(group) / subjects
+            gc.collect()
+            gc.freeze()
+            for number in itertools.count(1):
+                self._rounds += 1
                 for arm in arms:
-                    arm.stand()
-                deadline = time.monotonic() + self._job.budget_s * len(group) / subjects
-                gc.collect()
-                gc.freeze()
-                for number in itertools.count(1):
-                    self._rounds += 1
-                    for arm in arms:
-                        arm.take_turn()
-                        self._pool(arm)
-                    if number * _STEPS_A_TURN <= _WARM_STEPS:
-                        continue
-                    found = [one for arm in arms for one in self._asked(arm)]
-                    steady = sum(map(is_steady, found))
-                    yield CalibrationRound(steady=steady, durations=len(found), seconds=time.monotonic() - began)
-                    if steady == len(found) or time.monotonic() > deadline:
-                        break
-                for arm in arms:
-                    arm.rest()
-                    for _ in range(-(-_LEAST_WOKEN // (_STEPS_A_TURN * arm.subject.recipe.pipeline.microbatches))):
-                        arm.take_turn()
-                for arm in arms:
-                    durations = self._durations(arm)
-                    maths, codecs = _by_stage(durations, arm.subject.recipe.pipeline.stages)
-                    timed.append(Timed(name=arm.subject.name, maths=maths if arm.alters_model else None, codecs=codecs))
-                    if not arm.alters_model and not arm.subject.maths_known:
-                        pooled[arm.subject.maths] = maths
+                    arm.take_turn()
+                    self._pool(arm)
+                if number * _STEPS_A_TURN <= _WARM_STEPS:
+                    continue
+                found = [one for arm in arms for one in self._asked(arm)]
+                steady = sum(map(is_steady, found))
+                yield CalibrationRound(steady=steady, durations=len(found), seconds=time.monotonic() - began)
+                if steady == len(found) or time.monotonic() > deadline:
+                    break
+            for arm in arms:
+                arm.rest()
+                for _ in range(-(-_LEAST_WOKEN // (_STEPS_A_TURN * arm.subject.recipe.pipeline.microbatches))):
+                    arm.take_turn()
+            for arm in arms:
+                durations = self._durations(arm)
+                maths, codecs = _by_stage(durations, arm.subject.recipe.pipeline.stages)
+                timed.append(Timed(name=arm.subject.name, maths=maths if arm.alters_model else None, codecs=codecs))
+                if not arm.alters_model and not arm.subject.maths_known:
+                    pooled[arm.subject.maths] = maths
+            del arm, arms  # the next group needs the memory
         yield CalibrationDone(
             subjects=tuple(timed), maths=pooled, seconds=time.monotonic() - began, rounds=self._rounds
         )

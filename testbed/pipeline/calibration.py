@@ -1,11 +1,15 @@
-"""What a calibration is asked, what it answers, and how samples become durations. No torch."""
+"""What a calibration is asked, what it answers, and how samples are taken and become durations. No torch."""
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from testbed.frozen import Frozen
+from testbed.jobs.actions import Encoded, Key, Message, Node
 from testbed.records import CodecCosts, Duration, MessageCosts, PlaceCosts, StageMaths, WorkerMaths
 from testbed.spec import DataParallelSpec, OptimiserSpec, PipelineSpec, Recipe, TrainingSpec
 
@@ -79,6 +83,40 @@ class CalibrationRound(Frozen):
     """Durations that agree."""
     durations: int
     seconds: float
+
+
+class TimedNode:
+    """A node with a stopwatch: it counts the time for which the thread has the processor."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.samples: dict[tuple[str, str], list[int]] = defaultdict(list)
+        """In ns, by what was done (work, encode, decode), and of what."""
+        self.rest_s = 0.0
+        """How long it sleeps before it decodes."""
+
+    def work(self, what: str, key: Key, value: Any) -> Any:
+        """Compute, and note how long it took."""
+        began_ns = time.thread_time_ns()
+        result = self._node.work(what, key, value)
+        self.samples["work", what].append(time.thread_time_ns() - began_ns)
+        return result
+
+    def encode(self, key: Key, value: Any) -> Encoded:
+        """Encode, and note how long it took."""
+        began_ns = time.thread_time_ns()
+        encoded = self._node.encode(key, value)
+        self.samples["encode", key.what].append(time.thread_time_ns() - began_ns)
+        return encoded
+
+    def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
+        """Decode, and note how long it took."""
+        if self.rest_s:
+            time.sleep(self.rest_s)
+        began_ns = time.thread_time_ns()
+        values = self._node.decode(messages)
+        self.samples["decode", messages[0].key.what].append(time.thread_time_ns() - began_ns)
+        return values
 
 
 def timed(recipe: Recipe) -> Recipe:

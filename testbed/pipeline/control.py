@@ -19,13 +19,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from testbed.errors import StageError
 from testbed.frozen import Frozen
+from testbed.jobs.pipeline import Ended as Ended
 from testbed.message_key import Phase
 from testbed.pipeline.job import NodeJob, StageJob
 from testbed.pipeline.pacing import prefer
 from testbed.process import start_program
 
-Ended = Literal["steps", "target", "budget", "asked"]
-"""Why training ended: all steps done, target loss reached, budget spent, `Finish`."""
 LARGEST_BYTES = 64 * 1024
 _MOST_SOCKETS = 64
 _KILL_AFTER_S = 2.0

@@ -42,8 +42,8 @@ class Met(NamedTuple):
     """Whether a stage was asked to finish."""
     loss: float
     """The last stage's; NaN where it had none to tell."""
-    norm: float
-    """Of the whole model's gradient."""
+    squares: tuple[float, ...]
+    """The squared norms of all gradients."""
 
 
 class Gather:
@@ -86,15 +86,15 @@ class Gather:
         mine = [line_ns, left_ns, asked, math.nan if loss is None else loss, len(squares), *squares]
         rest = iter(self.exchange(mine))
         lines, lefts, asks, losses = [], [], [], []
-        norms: list[float] = []
+        everybody: list[float] = []
         for line in rest:
             left, ask, stage_loss, count = itertools.islice(rest, 4)
             lines.append(line)
             lefts.append(left)
             asks.append(ask)
             losses.append(stage_loss)
-            norms.extend(itertools.islice(rest, int(count)))
-        return Met(int(max(lines)), int(max(lefts)), any(asks), losses[-1], global_norm(norms))
+            everybody.extend(itertools.islice(rest, int(count)))
+        return Met(int(max(lines)), int(max(lefts)), any(asks), losses[-1], tuple(everybody))
 
     def announce(self, value: float) -> None:
         """Have the hub tell all others a number, and wait for nobody: they find it when they look. Others say nothing.

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from testbed.frozen import Frozen
+from testbed.message_key import Phase
 from testbed.spec import (
     Cell,
     DataParallelSpec,
@@ -74,6 +75,18 @@ class StageWork(NodeWork):
     def microbatches(self) -> int:
         """Micro-batches in a step: those of every round of the schedule."""
         return self.pipeline.microbatches * self.pipeline.accumulation
+
+    def number_in_record(self, phase: Phase, step: int, microbatch: int) -> int:
+        """Return the number that a micro-batch has in the record of its step or evaluation; `step`, as in its key.
+
+        The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what
+        it remembers of a micro-batch is as old as it is in training; the key's step therefore goes on from batch to
+        batch and from one evaluation to the next. A record is about the whole evaluation, so it counts the
+        micro-batches of all its batches through.
+        """
+        if phase == "train":
+            return microbatch
+        return step % self.workload.validation_batches * self.microbatches + microbatch
 
 
 class LinkedWork(NodeWork):

@@ -8,30 +8,83 @@ torch.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Any
 
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
-from testbed.message_key import Direction, MessageKey, Phase, Side, incoming, outgoing
+from testbed.jobs.actions import Node
+from testbed.jobs.loop import Lane, Observer
+from testbed.jobs.recorder import Recorded, Said
+from testbed.message_key import Direction, Phase, Side, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.job import StageWork
 from testbed.pipeline.transport import Connection, Neighbour, SentFrame, TakenFrame
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
+Report = Callable[[StepDone | EvaluationDone], None]
 
-def number_in_record(key: MessageKey, job: StageWork) -> int:
-    """Return the number that a micro-batch has in the record of its step or evaluation.
 
-    The two disagree in an evaluation, and must. To a codec each validation batch is a step of its own, so that what it
-    remembers of a micro-batch is as old as it is in training; `key.step` therefore goes on from batch to batch and from
-    one evaluation to the next. A record is about the whole evaluation, so it counts the micro-batches of all its
-    batches through.
-    """
-    if key.phase == "train":
-        return key.microbatch
-    return key.step % job.workload.validation_batches * job.microbatches + key.microbatch
+class OnHostClock:
+    """Tells another observer when things really ended, from its making on: in a loop without time no time passes."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._start_ns, self._last_ns = observer, time.monotonic_ns(), 0
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Pass on what has ended; it began when what ended before it did."""
+        begin_ns, self._last_ns = self._last_ns, time.monotonic_ns() - self._start_ns
+        self._observer.did(lane, action, value, begin_ns, self._last_ns)
+
+
+class Records:
+    """Writes what places did, a line of JSON for each step or evaluation, with what their nodes say of it."""
+
+    def __init__(self, nodes: Sequence[Node], outputs: Sequence[IO[str]], warmup_steps: int, report: Report) -> None:
+        """`outputs` are by place. A node may have a method `said(step, phase) -> Said`; `report` is told of what has a
+        loss, at the last place.
+        """
+        self._nodes, self._outputs, self._warmup_steps, self._report = nodes, outputs, warmup_steps, report
+
+    def write(self, place: int, done: Recorded) -> None:
+        """Write a line, whole, so that a crash can only cut off the last."""
+        say = getattr(self._nodes[place], "said", None)
+        said: Said = Said() if say is None else say(done.step, done.phase)
+        last, training = place == len(self._nodes) - 1, done.phase == "train"
+        record = StepRecord(
+            step=done.step,
+            phase=done.phase,
+            warmup=training and done.step < self._warmup_steps,
+            start_ns=done.start_ns,
+            end_ns=done.end_ns,
+            optimiser_start_ns=done.optimiser_start_ns if training else None,
+            synchronised_ns=done.synchronised_ns if training else None,
+            loss=said.loss if last else None,
+            accuracy=said.accuracy if last else None,
+            gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate,
+            tokens=said.tokens,
+            actions=tuple(done.actions),
+            sent=tuple(done.sent),
+            received=tuple(done.received),
+            counters=None,
+            sockets=(),
+        )
+        self._outputs[place].write(record.model_dump_json() + "\n")
+        self._outputs[place].flush()
+        if record.loss is not None:
+            self._report(step_message(record))
+
+
+def step_message(record: StepRecord) -> StepDone | EvaluationDone:
+    """Return what the controller is told of a record that has a loss."""
+    assert record.loss is not None
+    step, loss, seconds = record.step, record.loss, (record.end_ns - record.start_ns) / 1e9
+    if record.phase == "train":
+        return StepDone(step=step, loss=loss, seconds=seconds, tokens=record.tokens)
+    return EvaluationDone(phase=record.phase, step=step, loss=loss, accuracy=record.accuracy, seconds=seconds)
 
 
 class StepLog:
@@ -44,7 +97,7 @@ class StepLog:
         *,
         connections: Sequence[Neighbour],
         counters: DeviceCounters | None,
-        report: Callable[[StepDone | EvaluationDone], None],
+        report: Report,
     ) -> None:
         """`report` is told of what has a loss, which is the last stage's."""
         self._job, self._steps, self._connections = job, steps, connections
@@ -77,10 +130,7 @@ class StepLog:
         start_ns: int,
         end_ns: int,
         actions: Sequence[ActionRecord],
-        loss: float | None,
-        tokens: int,
-        gradient_norm: float | None = None,
-        learning_rate: float | None = None,
+        said: Said,
     ) -> None:
         """Record a step or evaluation, a whole line at a time, so that a crash can only cut off the last."""
         training = phase == "train"
@@ -93,10 +143,10 @@ class StepLog:
             end_ns=end_ns,
             optimiser_start_ns=self._actions_end_ns if training else None,
             synchronised_ns=self._synchronised_ns if training else None,
-            loss=loss,
-            gradient_norm=gradient_norm,
-            learning_rate=learning_rate,
-            tokens=tokens,
+            loss=said.loss,
+            gradient_norm=said.gradient_norm,
+            learning_rate=said.learning_rate,
+            tokens=said.tokens,
             actions=tuple(actions),
             sent=tuple(record for connection in self._connections for record in self._sent(connection)),
             received=tuple(record for connection in self._connections for record in self._received(connection)),
@@ -106,21 +156,17 @@ class StepLog:
         self._steps.write(record.model_dump_json() + "\n")
         self._steps.flush()
         if record.loss is not None:
-            seconds = (end_ns - start_ns) / 1e9
-            if training:
-                self._report(StepDone(step=step, loss=record.loss, seconds=seconds, tokens=tokens))
-            else:
-                self._report(EvaluationDone(phase=phase, step=step, loss=record.loss, seconds=seconds))
+            self._report(step_message(record))
 
     def _sent(self, connection: Neighbour) -> list[SentRecord]:
         return [
-            sent_record(frame, outgoing(connection.side), number_in_record(frame.key, self._job))
+            sent_record(frame, outgoing(connection.side), self._job.number_in_record(*frame.key[:3]))
             for frame in connection.sent_frames(self._job.limits.message_s)
         ]
 
     def _received(self, connection: Neighbour) -> list[ReceivedRecord]:
         return [
-            received_record(frame, incoming(connection.side), number_in_record(frame.key, self._job))
+            received_record(frame, incoming(connection.side), self._job.number_in_record(*frame.key[:3]))
             for frame in connection.taken_frames()
         ]
 

@@ -1,68 +1,35 @@
 """Train one stage of a model. A step reads top to bottom: for each action wait, decode, compute, encode, send; then
 meet and update.
 
-`train_job` sets a job up and takes it down; `StageTrainer` is the loop. There is no first, middle or last kind of
-stage: where `upstream` is None inputs are token ids, and where `downstream` is None outputs go into the loss. A tensor
-goes from here through its `Boundary`, which encodes it, to the `Connection`, which sends it.
+`train_job` sets a job up and takes it down; `StageTrainer` is the loop. What a stage computes, encodes and decodes is
+its `node.StageNode`; a payload goes from there to the `Connection`, which sends it.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from testbed.codecs.contract import Hook
-from testbed.codecs.make import make
 from testbed.errors import StageError
-from testbed.jobs.schedule import actions
+from testbed.jobs.actions import Key, Message
+from testbed.jobs.pipeline import MATHS, MESSAGES, orders_of
 from testbed.message_key import MessageKey, Phase
 from testbed.pipeline import faults
-from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.gather import Gather, Met, Stops
 from testbed.pipeline.job import StageJob, StageWork
-from testbed.pipeline.optimise import Optimiser, learning_rate
+from testbed.pipeline.node import StageNode, build_model, make_node, open_data
 from testbed.pipeline.pacing import Stopwatch, stopwatch_for
-from testbed.pipeline.step_log import StepLog, number_in_record
-from testbed.pipeline.transport import Connection
+from testbed.pipeline.step_log import StepLog
+from testbed.pipeline.transport import Neighbour
 from testbed.pipeline.wiring import Wiring
-from testbed.records import ActionRecord
-from testbed.workloads.build import build_stage
-from testbed.workloads.data import Batch, Data
-from testbed.workloads.stage_model import StageModel
-
-
-class _Kept(NamedTuple):
-    """What a forward pass leaves for its backward pass."""
-
-    source: Tensor
-    """What came from upstream, or token ids: where the graph begins."""
-    outputs: Tensor | None
-    """With their graph; None where they are computed again."""
-    batch: Batch
-    raw_values: int
-    """Values of the hidden states that came in, as the model knows them."""
-
-
-class _Through(NamedTuple):
-    """A pass through the layers."""
-
-    outputs: Tensor
-    """What goes on: the loss at the last stage."""
-    values_in: int
-    """Values of the hidden states that came in."""
-    values_out: int
-    """Values of those that go on, before a codec in the model made them fewer."""
+from testbed.records import ActionKind, ActionRecord
 
 
 class StageTrainer:
@@ -72,47 +39,22 @@ class StageTrainer:
         self,
         job: StageWork,
         *,
-        model: StageModel,
-        data: Data,
-        upstream: Boundary | None,
-        downstream: Boundary | None,
+        node: StageNode,
+        upstream: Neighbour | None,
+        downstream: Neighbour | None,
         gather: Gather,
         log: StepLog,
         watch: Stopwatch,
         asked: Callable[[], bool],
     ) -> None:
         """`watch` takes the times; `asked` says whether the job is to finish before its time."""
-        self._job, self._model, self._data = job, model, data
-        self._upstream, self._downstream = upstream, downstream
+        self._job, self._node, self._upstream, self._downstream = job, node, upstream, downstream
         self._gather, self._log, self._watch, self._asked = gather, log, watch, asked
-        # Before the optimiser, because codecs that change the model put other parameters into it.
-        self._upper = None if upstream is None else upstream.hook(model)
-        self._lower = None if downstream is None else downstream.hook(model)
-        self._hooks: list[Hook] = [hook for hook in (self._upper, self._lower) if hook is not None]
-        learned = itertools.chain(model.parameters(), *(hook.parameters() for hook in self._hooks))
-        rowwise = {parameter: axis for hook in self._hooks for parameter, axis in hook.rowwise().items()}
-        self._optimiser = Optimiser(dict.fromkeys(learned), job.optimiser, rowwise)
-        self._schedule = actions(
-            job.pipeline.schedule,
-            stage=job.stage,
-            stages=job.pipeline.stages,
-            microbatches=job.pipeline.microbatches,
-            in_flight=job.pipeline.in_flight,
-            accumulation=job.pipeline.accumulation,
-        )
-        self._kept: dict[int, _Kept] = {}
+        self._schedule = orders_of(job.pipeline)[job.stage]
         self._actions: list[ActionRecord] = []
-        self._losses: list[float] = []
         self._evaluated: dict[Phase, int] = {"evaluation": 0, "uncompressed": 0}
         """Batches so far."""
         self._left_ns = 0
-        self.doing = "before its first step"
-        """For messages."""
-
-    @property
-    def has_hooks(self) -> bool:
-        """Whether a codec has a part in this stage's model."""
-        return bool(self._hooks)
 
     def train(self) -> Ended:
         """Train and evaluate as the job says; returns why training ended, the same at all stages.
@@ -138,105 +80,51 @@ class StageTrainer:
     # ------------------------------------------------------------------ one step, one evaluation
     def _step(self, step: int) -> Met:
         """Go through the schedule, meet the other stages, and update the weights."""
-        self.doing = f"at train step {step}"
         start_ns = self._watch.start()
-        self._model.train(True)
-        parts = self._job.microbatches
-        for hook in self._hooks:
-            hook.begin(step, parts)
-        batches = [self._data.train(step, part, parts) for part in range(parts)]
-
+        self._node.work("start", Key("start", step), None)
         for kind, part in self._schedule:
-            key = MessageKey("train", step, part, batches[part].samples)
-            if kind == "F":
-                self._forward(key, batches[part])
-            else:
-                self._backward(key)
-
-        met = self._meet(squares=self._optimiser.squares)
-        if not math.isfinite(met.norm):
-            raise faults.diverged(f"stage {self._job.stage}", "gradient norm", met.norm, self.doing)
-
-        rate = learning_rate(self._job.optimiser, step, self._job.training.steps)
-        self._optimiser.update(met.norm, rate)
-        for hook in self._hooks:
-            hook.after_step(step, rate)
+            self._act(kind, Key(MESSAGES[kind], step, part))
+        met = self._meet(squares=lambda: self._node.work("clip", Key("clip", step), None))
+        self._node.work("update", Key("update", step), [met.squares])
         self._left_ns = self._watch.leave(update=True)
-        self._write(step, "train", start_ns, self._loss(), batches=1, gradient_norm=met.norm, learning_rate=rate)
+        self._write(step, "train", start_ns)
         return met
 
     def _evaluate(self, step: int, phase: Phase) -> Met:
         """Put the validation batches through the stages, and meet."""
-        self.doing = f"at {phase} step {step}"
         start_ns = self._watch.start()
-        self._model.train(False)
+        self._node.work("start", Key("start", step, phase=phase), None)
         parts, batches = self._job.microbatches, self._job.workload.validation_batches
         for number, part in itertools.product(range(batches), range(parts)):
-            batch = self._data.validation(number, part, parts)
-            # To a codec each batch is a step (see `number_in_record`).
-            self._forward(MessageKey(phase, self._evaluated[phase] + number, part, batch.samples), batch)
+            self._act("F", Key("activation", self._evaluated[phase] + number, part, phase=phase))
         self._evaluated[phase] += batches
-        loss = self._loss()
+        (loss,) = self._node.work("loss", Key("loss", step, phase=phase), None) or [None]
         met = self._meet(loss=loss if phase == "evaluation" else None)
         self._left_ns = self._watch.leave(update=False)
-        self._write(step, phase, start_ns, loss, batches=batches)
+        self._write(step, phase, start_ns)
         return met
 
-    # ------------------------------------------------------------------ one action
-    def _forward(self, key: MessageKey, batch: Batch) -> None:
+    def _act(self, kind: ActionKind, key: Key) -> None:
         """Take one micro-batch through the stage: wait, decode, compute, encode, send."""
-        training = key.phase == "train"
-        self._watch.ask("F", number_in_record(key, self._job))
-        source = batch.inputs
-        if self._upstream is not None:
-            source = self._upstream.receive(key, self._watch).requires_grad_(training)
-
+        self._watch.ask(kind, self._job.number_in_record(key.phase, key.step, key.part))
+        before, after = (self._upstream, self._downstream) if kind == "F" else (self._downstream, self._upstream)
+        called, value = MessageKey(key.phase, key.step, key.part, ()), None
+        if before is not None:
+            arrival = before.take(called, self._job.limits.message_s)
+            input_ns = time.monotonic_ns()
+            (value,) = self._node.decode((Message(key, arrival.payload),))
+            self._watch.received(arrival.last_byte_ns, input_ns, time.monotonic_ns())
         self._watch.begin()
-        with torch.set_grad_enabled(training and not self._job.pipeline.recompute):
-            outputs, values_in, values_out = self._through(source, batch, key)
-        if self._downstream is None:
-            self._note_loss(outputs.item(), key)
-        if training:
-            self._kept[key.microbatch] = _Kept(
-                source, None if self._job.pipeline.recompute else outputs, batch, values_in
+        value = self._node.work(MATHS[kind], key, value)
+        self._watch.done()
+        if after is not None:
+            payload, raw_bytes, choice = self._node.encode(key, value)
+            assert isinstance(payload, memoryview)
+            not_before_ns = self._watch.encoded()
+            self._watch.queued(
+                after.send(called, payload, raw_bytes=raw_bytes, choice=choice, not_before_ns=not_before_ns)
             )
-        self._watch.done()
-
-        if self._downstream is not None:
-            self._downstream.send(outputs.detach(), key, self._watch, raw_values=values_out)
         self._actions.append(self._watch.record())
-
-    def _backward(self, key: MessageKey) -> None:
-        """Take the gradient of one micro-batch back through the stage: wait, decode, compute, encode, send."""
-        source, outputs, batch, raw_values = self._kept.pop(key.microbatch)
-        self._watch.ask("B", number_in_record(key, self._job))
-        gradient = None if self._downstream is None else self._downstream.receive(key, self._watch)
-
-        self._watch.begin()
-        if outputs is None:
-            outputs = self._through(source, batch, key).outputs
-        if self._downstream is None:
-            outputs = outputs / self._job.microbatches
-        outputs.backward(gradient)  # type: ignore[no-untyped-call]
-        self._watch.done()
-
-        if self._upstream is not None:
-            assert source.grad is not None
-            self._upstream.send(source.grad, key, self._watch, raw_values=raw_values)
-        self._actions.append(self._watch.record())
-
-    def _through(self, source: Tensor, batch: Batch, key: MessageKey) -> _Through:
-        """Compute this stage's layers, with what codecs do before and after them, and at the last stage the loss."""
-        if key.phase == "train":
-            self._model.draw(key.step, key.microbatch)
-        hidden = source if self._upper is None else self._upper.receive(source, batch.inputs)
-        outputs = self._model(hidden)
-        values = outputs.numel()
-        if self._downstream is None:
-            outputs = self._model.loss(outputs, batch.targets)
-        elif self._lower is not None:
-            outputs = self._lower.send(outputs, batch.inputs)
-        return _Through(outputs, hidden.numel(), values)
 
     # ------------------------------------------------------------------ what is told and written down
     def _meet(self, *, loss: float | None = None, squares: Callable[[], list[float]] = list) -> Met:
@@ -246,40 +134,10 @@ class StageTrainer:
         self._log.met(actions_end_ns, self._watch.synchronised(met.line_ns))
         return met
 
-    def _note_loss(self, loss: float, key: MessageKey) -> None:
-        self._losses.append(loss)
-        if not math.isfinite(loss):
-            where = f"{self.doing}, micro-batch {number_in_record(key, self._job)}"
-            raise faults.diverged(f"stage {self._job.stage}", "loss", loss, where)
-
-    def _loss(self) -> float | None:
-        """Return the mean over the micro-batches since the last call; None except at the last stage."""
-        losses, self._losses = self._losses, []
-        return math.fsum(losses) / len(losses) if losses else None
-
-    def _write(
-        self,
-        step: int,
-        phase: Phase,
-        start_ns: int,
-        loss: float | None,
-        *,
-        batches: int,
-        gradient_norm: float | None = None,
-        learning_rate: float | None = None,
-    ) -> None:
-        workload, done, self._actions = self._job.workload, self._actions, []
-        self._log.write(
-            step,
-            phase,
-            start_ns=start_ns,
-            end_ns=self._left_ns,
-            actions=done,
-            loss=loss,
-            tokens=batches * workload.batch_size * workload.sequence_length,
-            gradient_norm=gradient_norm,
-            learning_rate=learning_rate,
-        )
+    def _write(self, step: int, phase: Phase, start_ns: int) -> None:
+        done, self._actions = self._actions, []
+        said = self._node.said(step, phase)
+        self._log.write(step, phase, start_ns=start_ns, end_ns=self._left_ns, actions=done, said=said)
 
 
 # ---------------------------------------------------------------------- a job from end to end
@@ -296,47 +154,40 @@ def train_job(
     before its time. StageError, with advice, where memory does not suffice.
     """
     set_up_torch()
-    trainer: StageTrainer | None = None
+    node: StageNode | None = None
     try:
         with Wiring(job, sockets) as wiring:
-            model = build_stage(
-                job.workload,
-                stage=job.stage,
-                stages=job.pipeline.stages,
-                seed=job.training.seed,
-                vocabulary=job.vocabulary,
-                layers=job.pipeline.layers,
-            )
-            data = Data(np.load(job.tokens, mmap_mode="r"), job.workload, job.training.seed)
+            model = build_model(job)
+            data = open_data(job)
             wiring.connect()
+            measure = {end.side: end.measure for end in wiring.connections}
             with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
-                trainer = StageTrainer(
+                node = make_node(job, measure=measure, model=model, data=data)
+                ended = StageTrainer(
                     job,
-                    model=model,
-                    data=data,
-                    upstream=_boundary(job, wiring.upstream, job.stage - 1),
-                    downstream=_boundary(job, wiring.downstream, job.stage),
+                    node=node,
+                    upstream=wiring.upstream,
+                    downstream=wiring.downstream,
                     gather=wiring.gather,
                     log=StepLog(job, steps, connections=wiring.connections, counters=wiring.counters, report=report),
                     watch=stopwatch_for(job.compute, job.stage),
                     asked=asked,
-                )
-                ended = trainer.train()
+                ).train()
             wiring.leave()
         return ended
     except (MemoryError, RuntimeError, OSError) as error:
-        explain_memory(job.stage, trainer, error)
+        explain_memory(job.name, node, error)
         raise
 
 
-def explain_memory(stage: int, trainer: StageTrainer | None, error: Exception) -> None:
+def explain_memory(name: str, node: StageNode | None, error: Exception) -> None:
     """Raise the StageError, with advice, for an exception that means that memory could not be had; no other.
 
-    `trainer` is None while the stage's model is built.
+    `node` is None while the stage's model is built.
     """
     if faults.is_out_of_memory(error):
-        where = "while its model was built" if trainer is None else trainer.doing
-        raise faults.out_of_memory(f"stage {stage}", where, error) from error
+        where = "while its model was built" if node is None else node.doing
+        raise faults.out_of_memory(name, where, error) from error
 
 
 def set_up_torch() -> None:
@@ -346,16 +197,3 @@ def set_up_torch() -> None:
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"), "torch threads": torch.get_num_threads()}
     if threads != {"OMP_NUM_THREADS": "1", "torch threads": 1}:
         raise StageError(f"a stage works with one thread: set OMP_NUM_THREADS=1 before it starts; found {threads}")
-
-
-def _boundary(job: StageJob, connection: Connection | None, index: int) -> Boundary | None:
-    """Put codecs on a connection; None where there is no neighbour. `index` counts boundaries."""
-    if connection is None:
-        return None
-    return Boundary(
-        connection,
-        index=index,
-        seed=job.training.seed,
-        make=partial(make, job.codec),
-        timeout_s=job.limits.message_s,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -399,11 +398,7 @@ def test_masks_go_on_from_a_saved_state() -> None:
 @pytest.mark.parametrize("side", ["upstream", "downstream"])
 def test_a_boundary_pairs_its_two_codecs(side: Any) -> None:
     end = Boundary(
-        cast(Any, SimpleNamespace(side=side)),
-        index=0,
-        seed=7,
-        make=lambda context: make("topk-shared(0.1)", context),
-        timeout_s=1,
+        side, index=0, seed=7, make=lambda context: make("topk-shared(0.1)", context), measure=cast(Any, None)
     )
     forward, backward = (end._encoder, end._decoder) if side == "downstream" else (end._decoder, end._encoder)
     forward.encode(normal(4, 40), key_at(0))

@@ -22,9 +22,9 @@ from testbed.codecs.catalogue import table as codecs
 from testbed.codecs.contract import Codec, Context, MessageKey, Payload
 from testbed.codecs.make import make
 from testbed.errors import StageError, TransportError, UserError
-from testbed.pipeline.alone import AloneJob, Baton, Stages, train_alone, works_of
+from testbed.pipeline.alone import AloneJob, train_alone, train_stages, works_of
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
-from testbed.pipeline.pacing import Stopwatch
+from testbed.pipeline.node import make_node
 from testbed.records import StepRecord, TrainingRecord
 from testbed.results import read_json
 from testbed.spec import Cell, recipe_of
@@ -115,11 +115,15 @@ def numbers(records: list[StepRecord]) -> list[tuple[Any, ...]]:
             *(record.step, record.phase, record.warmup, record.loss, record.gradient_norm, record.learning_rate),
             record.tokens,
             [(action.kind, action.microbatch) for action in record.actions],
+            # By direction: over links those to one neighbour are written down before those to the other.
             [
                 (sent.direction, sent.microbatch, sent.raw_bytes, sent.payload_bytes, sent.choice)
-                for sent in record.sent
+                for sent in sorted(record.sent, key=lambda sent: sent.direction)
             ],
-            [(received.direction, received.microbatch, received.payload_bytes) for received in record.received],
+            [
+                (received.direction, received.microbatch, received.payload_bytes)
+                for received in sorted(record.received, key=lambda received: received.direction)
+            ],
         )
         for record in records
     ]
@@ -141,25 +145,19 @@ def over_loopback(cell: Cell) -> Trained:
     return Trained(records, notes, found.parameters, found.ended, told_of(found.told))
 
 
-def in_memory(
-    cell: Cell, watch: Callable[[Baton, int], Stopwatch] | None = None
-) -> tuple[Trained, list[list[StepRecord]]]:
+def in_memory(cell: Cell) -> tuple[Trained, list[list[StepRecord]]]:
     notes: dict[tuple[Any, ...], tuple[int, int]] = {}
     count = cell.pipeline.stages
     built = [model_of(cell)(stage, count) for stage in range(count)]
     outputs = [io.StringIO() for _ in range(count)]
     told: list[StepDone | EvaluationDone] = []
-    with Stages(
+    codec = noting(cell.codec, notes)
+    ended = train_stages(
         works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
         outputs,
         report=told.append,
-        watch=watch or (lambda baton, stage: Stopwatch()),
-        model=lambda work: built[work.stage],
-        data=lambda work: ToyData(),
-        codec=noting(cell.codec, notes),
-    ) as stages:
-        stages.start()
-        ended = stages.join()
+        make=lambda work: make_node(work, model=built[work.stage], data=ToyData(), codec=codec),
+    )
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
     parameters = [parameter for model in built for parameter in model.parameters()]
     trained = Trained([numbers(stage) for stage in records], notes, parameters, [ended] * count, told_of(told))
@@ -221,19 +219,8 @@ def told_phases(trained: Trained) -> list[tuple[Any, ...]]:
 
 
 # ------------------------------------------------------------------ how
-def test_one_stage_computes_at_any_moment_and_times_are_in_order() -> None:
-    inside: list[int] = []
-
-    class Watch(Stopwatch):
-        def begin(self) -> None:
-            inside.append(threading.get_ident())
-
-        def done(self) -> None:
-            super().done()
-            assert inside.pop() == threading.get_ident()
-            assert not inside
-
-    _, records = in_memory(a_tiny_cell(3, "int8"), lambda baton, stage: Watch())
+def test_one_stage_acts_at_any_moment_and_times_are_in_order() -> None:
+    _, records = in_memory(a_tiny_cell(3, "int8"))
     spans = []
     for stage in records:
         for record in stage:
@@ -275,43 +262,25 @@ class Huge(Breaks):
     ],
 )
 def test_a_stage_that_fails_ends_all_and_is_named(codec: Any, error: type[Exception], says: str) -> None:
-    cell = a_tiny_cell(3)
-    with Stages(
-        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
-        [io.StringIO() for _ in range(3)],
-        model=lambda work: model_of(cell)(work.stage, 3),
-        data=lambda work: ToyData(),
-        codec=codec,
-    ) as stages:
-        stages.start()
-        with pytest.raises(error, match=says):
-            stages.join()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage ")]
+    with pytest.raises(error, match=says):
+        train_toys(a_tiny_cell(3), codec)
 
 
-def test_leaving_ends_what_still_trains() -> None:
-    cell = a_tiny_cell(2, steps=1_000_000, evaluate_every=0)
-    with Stages(
+def train_toys(cell: Cell, codec: Callable[[Context], Codec] | None = None) -> None:
+    """Train a cell's model on toy data; `codec` stands in for the cell's."""
+    make_model = model_of(cell)
+    train_stages(
         works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
-        [io.StringIO() for _ in range(2)],
-        model=lambda work: model_of(cell)(work.stage, 2),
-        data=lambda work: ToyData(),
-    ) as stages:
-        stages.start()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stage ")]
+        [io.StringIO() for _ in range(cell.pipeline.stages)],
+        make=lambda work: make_node(
+            work, model=make_model(work.stage, cell.pipeline.stages), data=ToyData(), codec=codec
+        ),
+    )
 
 
 def test_a_codec_that_measures_its_link_is_sent_to_a_live_run() -> None:
-    cell = a_tiny_cell(2, codecs.CODECS["adaptive"].example_text)
-    with Stages(
-        works_of(recipe_of(cell), vocabulary=TOKENS, tokens="", folder=""),
-        [io.StringIO() for _ in range(2)],
-        model=lambda work: model_of(cell)(work.stage, 2),
-        data=lambda work: ToyData(),
-    ) as stages:
-        stages.start()
-        with pytest.raises(UserError, match='timing = "live"'):
-            stages.join()
+    with pytest.raises(UserError, match=r'stage 0: .*timing = "live"'):
+        train_toys(a_tiny_cell(2, codecs.CODECS["adaptive"].example_text))
 
 
 # ------------------------------------------------------------------ the folder

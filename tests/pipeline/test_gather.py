@@ -65,7 +65,7 @@ def test_all_stages_know_the_same_when_they_have_met(asked: int | None) -> None:
         )
 
     together(3, tell)
-    assert found == [Met(line_ns=102, left_ns=90, asked=asked is not None, loss=2.5, norm=math.sqrt(1 + 2 + 2))] * 3
+    assert found == [Met(line_ns=102, left_ns=90, asked=asked is not None, loss=2.5, squares=(1.0, 2.0, 2.0))] * 3
 
 
 @given(st.lists(st.floats(0, 1e12), max_size=20), st.randoms(use_true_random=False))
@@ -102,7 +102,7 @@ def a_spec(count: int, **changes: float | None) -> TrainingSpec:
 
 
 def met(line_ns: int, *, left_ns: int = 0, asked: bool = False, loss: float = math.nan) -> Met:
-    return Met(line_ns=line_ns, left_ns=left_ns, asked=asked, loss=loss, norm=1.0)
+    return Met(line_ns=line_ns, left_ns=left_ns, asked=asked, loss=loss, squares=(1.0,))
 
 
 @given(steps, st.integers(1, 20_000), st.integers(1, 4))

@@ -388,7 +388,7 @@ def test_one_thread_is_insisted_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_controller_s_end_imports_no_torch() -> None:
-    code = "import sys; from testbed.pipeline import control, gather, schedule; print('torch' in sys.modules)"
+    code = "import sys; from testbed.pipeline import control, gather, job; print('torch' in sys.modules)"
     run = partial(subprocess.run, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert run([sys.executable, "-c", code]).stdout.strip() == "False"
 

@@ -23,11 +23,11 @@ from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
 from testbed.errors import StageError, TestbedError, TransportError
 from testbed.message_key import Side
-from testbed.pipeline.boundary import Boundary
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.gather import Gather, make_sockets
 from testbed.pipeline.job import Limits, StageJob, jobs
+from testbed.pipeline.node import make_node
 from testbed.pipeline.optimise import learning_rate
 from testbed.pipeline.pacing import stopwatch_for
 from testbed.pipeline.step_log import StepLog
@@ -179,9 +179,6 @@ def train(
             )
         )
 
-    def boundary(connection: Connection | None, index: int) -> Boundary | None:
-        return connection and Boundary(connection, index=index, seed=5, make=make, timeout_s=20)
-
     def work(job: StageJob) -> None:
         s = job.stage
         torch.set_num_threads(1)  # the BLAS keeps a number for each thread, and starts with all cores
@@ -192,12 +189,18 @@ def train(
                 upstream = connect(stack, job, "upstream", links[s - 1][1]) if s > 0 else None
                 downstream = connect(stack, job, "downstream", links[s][0]) if s < stages - 1 else None
                 connections = [connection for connection in (upstream, downstream) if connection is not None]
-                ended[s] = StageTrainer(
+                node = make_node(
                     job,
+                    measure={connection.side: connection.measure for connection in connections},
                     model=models[s],
                     data=data(s),
-                    upstream=boundary(upstream, s - 1),
-                    downstream=boundary(downstream, s),
+                    codec=make,
+                )
+                ended[s] = StageTrainer(
+                    job,
+                    node=node,
+                    upstream=upstream,
+                    downstream=downstream,
                     gather=gather,
                     log=StepLog(job, outputs[s], connections=connections, counters=None, report=told.append),
                     watch=stopwatch_for(job.compute, s),

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from testbed.errors import CodecError, SpecError, StageError
 from testbed.message_key import MessageKey
-from testbed.pipeline.alone import Stages, works_of
+from testbed.pipeline.alone import train_stages, works_of
+from testbed.pipeline.node import make_node
 from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.decision import Decision
@@ -57,11 +58,7 @@ def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_b
         seed = recipe.training.seed
         nets, data = [Net(build_network(workload.model, images("digits"), seed))], ShardedData(workload, seed)
     works = works_of(alone, vocabulary=2, tokens="", folder="")
-    threads = torch.get_num_threads()
-    with Stages(works, [output], model=lambda work: nets[0], data=lambda work: data) as stages:
-        stages.start()
-        stages.join()
-    torch.set_num_threads(threads)
+    train_stages(works, [output], make=lambda work: make_node(work, model=nets[0], data=data))
     theirs = [StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()]
     ours = trained(recipe)
     train = [(record.step, record.loss, record.learning_rate) for record in theirs if record.phase == "train"]
