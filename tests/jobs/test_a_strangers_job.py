@@ -1,0 +1,70 @@
+"""docs/jobs.md: its example runs as it stands there, as a reader would run it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed import results
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "jobs.md").read_text(encoding="utf8")
+
+
+def block(language: str) -> str:
+    found = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    assert len(found) == 1
+    return str(found[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder with the page's two files."""
+    home = tmp_path_factory.mktemp("stranger")
+    (home / "my_job.py").write_text(block("python"), encoding="utf8")
+    (home / "mine").mkdir()
+    (home / "mine" / "sweep.toml").write_text(block("toml"), encoding="utf8")
+    return home
+
+
+def testbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "testbed", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_its_plan_names_every_cell(folder: Path) -> None:
+    planned = testbed(folder, "plan", "mine/sweep.toml")
+    assert planned.returncode == 0, planned.stderr
+    assert "3 nodes" in planned.stdout
+
+
+def test_an_unknown_kind_is_refused_by_name(folder: Path) -> None:
+    refused = testbed(folder, "plan", "mine/sweep.toml", "--set", "job.kind=my_jobs:SplitLearning")
+    assert refused.returncode == 2
+    assert "cannot load my_jobs:SplitLearning" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.clock_kernel
+def test_it_is_trained_once_per_codec_and_played_over_both_networks(folder: Path) -> None:
+    swept = testbed(folder, "sweep", "mine/sweep.toml", "--results", "results")
+    assert swept.returncode == 0, swept.stderr
+    home = folder / "results" / "mine"
+    assert (home / "report.html").exists()
+    assert len(list((home / "trained").iterdir())) == 2
+    steps: dict[tuple[str, str], float] = {}
+    losses: dict[str, set[float]] = {}
+    for cell in home.glob("*/cell.json"):
+        stated = json.loads(cell.read_text(encoding="utf8"))
+        (run,) = results.finished_runs(home, cell.parent.name)
+        summary = json.loads((run.folder / "summary.json").read_text(encoding="utf8"))
+        assert summary["certificate"] == "PASS"
+        assert 0.9 < summary["efficiency"] <= 1
+        steps[stated["codec"], stated["profiles"][0]["name"]] = summary["step_s"]
+        losses.setdefault(stated["codec"], set()).add(run.steps(2)[-1].loss or 0.0)
+    assert all(len(seen) == 1 for seen in losses.values())
+    assert all(steps["int8", network] < steps["fp32", network] for network in ("consumer-80mbps", "cable"))
