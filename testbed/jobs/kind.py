@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import Frozen, explain
 from testbed.jobs.actions import Key, Node, Program
-from testbed.jobs.recorder import Named
+from testbed.jobs.recorder import Named as Named
+from testbed.jobs.recorder import Said as Said
 from testbed.spec import Cell, Recipe
 
 KINDS: Final[Mapping[str, str]] = {}
