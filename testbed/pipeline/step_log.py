@@ -67,8 +67,8 @@ class Records:
             learning_rate=said.learning_rate,
             tokens=said.tokens,
             actions=tuple(done.actions),
-            sent=tuple(done.sent),
-            received=tuple(done.received),
+            sent=tuple(sorted(done.sent, key=lambda frame: _is_downstream(frame, "forward"))),
+            received=tuple(sorted(done.received, key=lambda frame: _is_downstream(frame, "backward"))),
             counters=None,
             sockets=(),
         )
@@ -76,6 +76,11 @@ class Records:
         self._outputs[place].flush()
         if record.loss is not None:
             self._report(step_message(record))
+
+
+def _is_downstream(frame: SentRecord | ReceivedRecord, direction: Direction) -> bool:
+    """Say whether a frame crossed the boundary to the later neighbour; those of the earlier one come first."""
+    return frame.peer is None and frame.direction == direction
 
 
 def step_message(record: StepRecord) -> StepDone | EvaluationDone:

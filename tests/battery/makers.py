@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from testbed.pipeline.schedule import actions
-
 from testbed.diffusion import experts, programs
+from testbed.jobs.schedule import actions
 from testbed.play import pipelines, replicas, synthetic
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
 from testbed.play.hybrid import resolve_hybrid
