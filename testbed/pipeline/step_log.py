@@ -21,7 +21,7 @@ from testbed.message_key import Direction, Phase, Side, incoming, outgoing
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.pipeline.job import StageWork
-from testbed.pipeline.transport import Connection, Neighbour, SentFrame, TakenFrame
+from testbed.pipeline.transport import Connection, SentFrame, TakenFrame
 from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
 Report = Callable[[StepDone | EvaluationDone], None]
@@ -67,8 +67,8 @@ class Records:
             learning_rate=said.learning_rate,
             tokens=said.tokens,
             actions=tuple(done.actions),
-            sent=tuple(done.sent),
-            received=tuple(done.received),
+            sent=tuple(sorted(done.sent, key=lambda frame: _is_downstream(frame, "forward"))),
+            received=tuple(sorted(done.received, key=lambda frame: _is_downstream(frame, "backward"))),
             counters=None,
             sockets=(),
         )
@@ -76,6 +76,11 @@ class Records:
         self._outputs[place].flush()
         if record.loss is not None:
             self._report(step_message(record))
+
+
+def _is_downstream(frame: SentRecord | ReceivedRecord, direction: Direction) -> bool:
+    """Say whether a frame crossed the boundary to the later neighbour; those of the earlier one come first."""
+    return frame.peer is None and frame.direction == direction
 
 
 def step_message(record: StepRecord) -> StepDone | EvaluationDone:
@@ -95,7 +100,7 @@ class StepLog:
         job: StageWork,
         steps: IO[str],
         *,
-        connections: Sequence[Neighbour],
+        connections: Sequence[Connection],
         counters: DeviceCounters | None,
         report: Report,
     ) -> None:
@@ -115,11 +120,7 @@ class StepLog:
         counters = self._counters.read() if self._counters is not None else None
         self._crossed = (
             counters,
-            tuple(
-                socket_record(connection.socket, connection.side)
-                for connection in self._connections
-                if isinstance(connection, Connection)
-            ),
+            tuple(socket_record(connection.socket, connection.side) for connection in self._connections),
         )
 
     def write(
@@ -158,13 +159,13 @@ class StepLog:
         if record.loss is not None:
             self._report(step_message(record))
 
-    def _sent(self, connection: Neighbour) -> list[SentRecord]:
+    def _sent(self, connection: Connection) -> list[SentRecord]:
         return [
             sent_record(frame, outgoing(connection.side), self._job.number_in_record(*frame.key[:3]))
             for frame in connection.sent_frames(self._job.limits.message_s)
         ]
 
-    def _received(self, connection: Neighbour) -> list[ReceivedRecord]:
+    def _received(self, connection: Connection) -> list[ReceivedRecord]:
         return [
             received_record(frame, incoming(connection.side), self._job.number_in_record(*frame.key[:3]))
             for frame in connection.taken_frames()

@@ -27,7 +27,7 @@ from testbed.pipeline.job import StageJob, StageWork
 from testbed.pipeline.node import StageNode, build_model, make_node, open_data
 from testbed.pipeline.pacing import Stopwatch, stopwatch_for
 from testbed.pipeline.step_log import StepLog
-from testbed.pipeline.transport import Neighbour
+from testbed.pipeline.transport import Connection
 from testbed.pipeline.wiring import Wiring
 from testbed.records import ActionKind, ActionRecord
 
@@ -40,8 +40,8 @@ class StageTrainer:
         job: StageWork,
         *,
         node: StageNode,
-        upstream: Neighbour | None,
-        downstream: Neighbour | None,
+        upstream: Connection | None,
+        downstream: Connection | None,
         gather: Gather,
         log: StepLog,
         watch: Stopwatch,

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from testbed.errors import TransportError
 from testbed.message_key import MessageKey, Side, incoming, outgoing
@@ -69,31 +69,6 @@ class _Queued(NamedTuple):
     raw_bytes: int
     choice: str | None
     queued_ns: int
-
-
-class Neighbour(Protocol):
-    """What a stage needs of the way to one neighbour: a `Connection` over TCP, or a `Passage` in memory
-    (`pipeline.alone`). Its methods are described there.
-    """
-
-    @property
-    def side(self) -> Side:
-        """Where the neighbour is."""
-        ...
-
-    def send(
-        self, key: MessageKey, payload: Payload, *, raw_bytes: int, choice: str | None = None, not_before_ns: int = 0
-    ) -> int: ...
-
-    def take(self, key: MessageKey, timeout_s: float) -> Arrival: ...
-
-    def sent_frames(self, timeout_s: float) -> list[SentFrame]: ...
-
-    def taken_frames(self) -> list[TakenFrame]: ...
-
-    def measure(self) -> Carried: ...
-
-    def close(self, timeout_s: float) -> None: ...
 
 
 class Connection:

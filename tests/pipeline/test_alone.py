@@ -115,15 +115,11 @@ def numbers(records: list[StepRecord]) -> list[tuple[Any, ...]]:
             *(record.step, record.phase, record.warmup, record.loss, record.gradient_norm, record.learning_rate),
             record.tokens,
             [(action.kind, action.microbatch) for action in record.actions],
-            # By direction: over links those to one neighbour are written down before those to the other.
             [
                 (sent.direction, sent.microbatch, sent.raw_bytes, sent.payload_bytes, sent.choice)
-                for sent in sorted(record.sent, key=lambda sent: sent.direction)
+                for sent in record.sent
             ],
-            [
-                (received.direction, received.microbatch, received.payload_bytes)
-                for received in sorted(record.received, key=lambda received: received.direction)
-            ],
+            [(received.direction, received.microbatch, received.payload_bytes) for received in record.received],
         )
         for record in records
     ]
