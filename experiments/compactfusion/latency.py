@@ -29,8 +29,9 @@ from testbed.codecs.make import make
 from testbed.devices.codec_cost import device_codec_ns, rates_of
 from testbed.devices.device import load_device
 from testbed.diffusion.dit import ROWS, SIZES, TOKENS
-from testbed.diffusion.programs import Actions, Compute, Costs, Part, Program, ProgramName, sent_parts, trace_of
+from testbed.diffusion.programs import Costs, Part, Program, ProgramName, trace_of
 from testbed.errors import CapabilityError, LabError
+from testbed.jobs.sampling import Actions, Compute, sent_parts
 from testbed.net.lab import LabSpec
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.play.guests import play_jobs

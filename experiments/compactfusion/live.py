@@ -23,8 +23,9 @@ from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule
 from testbed.diffusion.inside import LiveSampling
 from testbed.diffusion.live import LiveSampled, sample_live
 from testbed.diffusion.pretrain import load_dit
-from testbed.diffusion.programs import Costs, Program, ProgramName, sent_parts, trace_of
+from testbed.diffusion.programs import Costs, Program, ProgramName, trace_of
 from testbed.errors import CapabilityError, LabError
+from testbed.jobs.sampling import sent_parts
 from testbed.net.lab import LabSpec
 from testbed.play.guests import play_jobs
 from testbed.play.ideal import Pipes, ideal_step_ns

@@ -25,8 +25,9 @@ from testbed import csv_rows
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import classifier, load_dit
-from testbed.diffusion.programs import Part, Program, ProgramName, sent_parts
+from testbed.diffusion.programs import Part, Program, ProgramName
 from testbed.diffusion.workers import Workers
+from testbed.jobs.sampling import sent_parts
 from testbed.workloads import images as image_sets
 
 HERE = Path(__file__).resolve().parent

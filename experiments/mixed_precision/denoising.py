@@ -27,8 +27,9 @@ from testbed.codecs.memory.delta import Delta
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, TOKENS, Dit, sample, start
 from testbed.diffusion.pretrain import load_dit
-from testbed.diffusion.programs import Part, Program, sent_parts
+from testbed.diffusion.programs import Part, Program
 from testbed.diffusion.workers import Stream, Workers
+from testbed.jobs.sampling import sent_parts
 from testbed.policies import precision
 
 HERE = Path(__file__).resolve().parent

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from testbed.diffusion.programs import Action, Actions, Compute, Message, Receive, Send
+from testbed.diffusion.programs import Message
+from testbed.jobs.sampling import Action, Actions, Compute, Receive, Send
 from testbed.pipeline.frame import HEADER_BYTES
 
 Payload = bytes | memoryview

@@ -28,20 +28,9 @@ from testbed.codecs.contract import Context, MessageKey
 from testbed.codecs.make import make
 from testbed.diffusion.dit import TOKENS, TOP, Block, Dit, Routing, by_heads, to_images
 from testbed.diffusion.exchange import Payload, run_together
-from testbed.diffusion.programs import (
-    Action,
-    Actions,
-    Compute,
-    Costs,
-    Crossing,
-    Deferred,
-    Receive,
-    Send,
-    Task,
-    divide,
-    trace_of,
-)
+from testbed.diffusion.programs import Costs, Crossing, Deferred, divide, trace_of
 from testbed.errors import CodecError, SpecError
+from testbed.jobs.sampling import Action, Actions, Compute, Receive, Send
 from testbed.play.trace import Trace
 
 BLOCK: Final = 16
@@ -339,7 +328,7 @@ def _actions(program: ExpertProgram, worker: int) -> Iterator[Action]:
     others = [other for other in range(program.workers) if other != worker]
     late = [layer for layer in range(layers) if program.lag_of(layer, schedule.warmup)]
 
-    def work(task: Task, step: int, layer: int) -> Compute:
+    def work(task: str, step: int, layer: int) -> Compute:
         return Compute(task, step, layer, (0, TOKENS))
 
     def send(what: Deferred, step: int, layer: int) -> Iterator[Send]:

@@ -29,10 +29,11 @@ from torch import Tensor
 from testbed.diffusion.dit import TOKENS, Dit, DitSize, start
 from testbed.diffusion.exchange import SamplingWorker, proceed
 from testbed.diffusion.experts import ExpertProgram, ExpertWorker
-from testbed.diffusion.programs import Action, Actions, Compute, Message, Program, numbers_of
+from testbed.diffusion.programs import Message, Program
 from testbed.diffusion.workers import Codecs, Conditions, TokenWorker
 from testbed.errors import StageError
 from testbed.frozen import Frozen
+from testbed.jobs.sampling import Action, Actions, Compute, numbers_of
 from testbed.message_key import MessageKey
 from testbed.net.kernel.namespace import enter
 from testbed.net.lab import Lab, LabSpec

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from testbed.diffusion.dit import Dit
 from testbed.diffusion.inside import MODEL, ORDER, LiveSampling, Order
-from testbed.diffusion.programs import numbers_of
 from testbed.errors import StageError
+from testbed.jobs.sampling import numbers_of
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.play.played import NodeCounters
 from testbed.vm.guest import start_guest

@@ -24,12 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from testbed.errors import SpecError
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.jobs import actions as jobs
+from testbed.jobs.sampling import Action, Actions, Compute, Receive, SamplingJob, Send
+from testbed.play.trace import Trace
+from testbed.play.tracing import Sites, TracedJob
 
 ProgramName = Literal["ring", "gather", "displaced", "pipefusion", "asyncdiff"]
 Kind = Literal["keys and values", "hidden", "velocity", "pixels"]
 Deferred = Literal["dispatch", "combine"]
-Task = Literal["begin", "project", "attend", "velocity", "update", "own", "experts", "mix"]
 Tokens = tuple[int, int]
 """The first token, and the one behind the last."""
 
@@ -57,36 +59,6 @@ class Crossing(NamedTuple):
 
 
 Message = Part | Crossing
-
-
-class Compute(NamedTuple):
-    """begin: pixels to hidden states; project: a layer's queries, keys and values; attend: the rest of the layer;
-    velocity: the last norm and product; update: an Euler step of the pixels. With experts, own: a layer up to the
-    router; experts: what tokens that came become; mix: the rest of the layer, and behind the last one the Euler step.
-    """
-
-    task: Task
-    step: int
-    layer: int
-    tokens: Tokens
-
-
-class Send(NamedTuple):
-    """Hand a part over."""
-
-    part: Message
-    peer: int
-
-
-class Receive(NamedTuple):
-    """Wait for a part, and use it from now on."""
-
-    part: Message
-    peer: int
-
-
-Action = Compute | Send | Receive
-Actions = Sequence[Action]
 
 
 class Program(NamedTuple):
@@ -244,8 +216,7 @@ def _component(program: Program, component: int) -> Actions:
 
 
 # ---------------------------------------------------------------------- traces
-LABELS: Final = ("compute", "encode", "decode", "message", "end")
-_COMPUTE, _ENCODE, _DECODE, _MESSAGE, _END = range(len(LABELS))
+LABELS: Final = ("encode", "decode")
 
 
 class Costs(NamedTuple):
@@ -259,50 +230,22 @@ class Costs(NamedTuple):
 
 
 def trace_of(workers: Sequence[Actions], costs: Costs, *, requests: int = 3) -> Trace:
-    """Return the trace of so many requests, one a step: each begins when all workers have ended the one before. In the
-    first one TCP's windows open.
-    """
-    tags = numbers_of(workers)
-    lanes = []
-    for worker, actions in enumerate(workers):
-        lane = Lane(worker, "worker")
-        for request in range(requests):
-            encoded, pending_ns = set[Message](), 0
-            for action in actions:
-                if isinstance(action, Compute):
-                    if pending_ns:
-                        lane.add(WORK, label=_DECODE, value=pending_ns)
-                        pending_ns = 0
-                    lane.add(WORK, label=_COMPUTE, value=costs.work_ns(action))
-                    continue
-                part = action.part
-                tag = request << 24 | tags[part]
-                if isinstance(action, Receive):
-                    encoded.add(part)  # by somebody else
-                    lane.add(RECEIVE, label=_MESSAGE, peer=action.peer, tag=tag)
-                    pending_ns += costs.codec_ns(part)[1]
-                    continue
-                if part not in encoded and (encode_ns := costs.codec_ns(part)[0]):
-                    lane.add(WORK, label=_ENCODE, value=encode_ns)
-                encoded.add(part)
-                lane.add(SEND, label=_MESSAGE, peer=action.peer, tag=tag, value=costs.frame_bytes(part))
-            if pending_ns:
-                lane.add(WORK, label=_DECODE, value=pending_ns)
-            lane.add(SIGNAL, label=_END, tag=request)
-            lane.add(WAIT, label=_END, tag=request, value=len(workers))
-            lane.end_step()
-        lanes.append(lane)
-    nodes = tuple(f"worker {worker}" for worker in range(len(workers)))
-    return Trace(nodes, LABELS, tuple(lanes), {"maker": "diffusion"})
+    """Return the trace of so many requests. In the first one TCP's windows open."""
+    job = SamplingJob(workers, requests)
+    parts = list(job.numbers)
 
+    def cost(place: int, action: jobs.Action) -> int | None:
+        match action:
+            case jobs.Work(_, key):
+                computed = workers[place][key.part]
+                assert isinstance(computed, Compute)
+                return costs.work_ns(computed)
+            case jobs.Encode(key):
+                return costs.codec_ns(parts[key.part])[0] or None
+            case jobs.Decode(messages):
+                return sum(costs.codec_ns(parts[message.key.part])[1] for message in messages) or None
+        return None
 
-def sent_parts(workers: Sequence[Actions]) -> list[tuple[int, Any]]:
-    """Return every message that crosses a link in a request: its sender and what it holds; a part as often as it is
-    sent.
-    """
-    return [(worker, a.part) for worker, actions in enumerate(workers) for a in actions if isinstance(a, Send)]
-
-
-def numbers_of(workers: Sequence[Actions]) -> dict[Message, int]:
-    """Return a number for each part that is sent, the same at every worker."""
-    return {part: number for number, part in enumerate(dict.fromkeys(part for _, part in sent_parts(workers)))}
+    nodes = [jobs.Sizes(lambda key: costs.frame_bytes(parts[key.part]))] * len(workers)
+    sites = Sites.apart(job.places, ["worker"] * len(workers))
+    return TracedJob(job, nodes, cost, LABELS, {"maker": "diffusion"}, sites).trace()

@@ -19,8 +19,9 @@ from testbed.codecs.make import make
 from testbed.codecs.wrap import capability
 from testbed.diffusion.dit import TOKEN_PIXELS, TOKENS, Dit, by_heads, rows_of_tokens, to_images
 from testbed.diffusion.exchange import run_together
-from testbed.diffusion.programs import Compute, Kind, Part, Program, Tokens
+from testbed.diffusion.programs import Kind, Part, Program, Tokens
 from testbed.errors import CodecError
+from testbed.jobs.sampling import Compute
 
 _LENGTH = struct.Struct("<I")
 Stream = tuple[Kind, int, Tokens, int]

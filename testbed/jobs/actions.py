@@ -68,6 +68,14 @@ class Message(NamedTuple):
     """The shortest round trip that the connection has seen so far, where there is a connection."""
 
 
+class Sent(NamedTuple):
+    """When a message left: what observers are told of a `Send` where it is known."""
+
+    first_byte_ns: int
+    last_byte_ns: int
+    """As in `records.SentRecord`."""
+
+
 class Begin(NamedTuple):
     """What follows on this lane, up to the next `Begin`, is one action of the records: forward 3, update 7."""
 
@@ -146,6 +154,8 @@ class Meet(NamedTuple):
     """Wait for all places; returns everybody's value, by place."""
 
     value: Any = None
+    places: tuple[int, ...] | None = None
+    """Wait for these only, this one among them; returns their values, in this order."""
 
 
 class EndStep(NamedTuple):

@@ -11,7 +11,7 @@ all-gather  a ring passes every message on as it came, likewise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from testbed.jobs.actions import (
@@ -45,6 +45,8 @@ class DataParallelJob:
     staleness: Sequence[int]
     local_steps: Sequence[int]
     steps: int
+    applies: Callable[[int, int], Sequence[int]] | None = None
+    """By worker and step: the steps whose aggregates it applied, where that is known; None: by `staleness`."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -67,12 +69,18 @@ class DataParallelJob:
                 yield Fork(RING, Key(RING, step), (yield from self._round(me, step, value)))
             else:
                 given[step] = yield from self._give(me, step, value)
-            last = step + 1 == self.steps
-            while applied < (step + 1 if last else step + 1 - self.staleness[me]):
-                yield Begin("A", applied)
-                yield from self._apply(me, applied, given)
-                applied += 1
+            for due in self._due(me, step, applied):
+                yield Begin("A", due)
+                yield from self._apply(me, due, given)
+                applied = due + 1
             yield EndStep(step)
+
+    def _due(self, me: int, step: int, applied: int) -> Sequence[int]:
+        """Return the steps whose aggregates a worker applies at the end of a step, `applied` of which it has."""
+        if self.applies is not None:
+            return self.applies(me, step)
+        last = step + 1 == self.steps
+        return range(applied, step + 1 if last else step + 1 - self.staleness[me])
 
     def _others(self, me: int) -> Sequence[int]:
         """Return the places that have a worker's message, whose messages it waits for, in order."""

@@ -151,6 +151,7 @@ class Loop:
         """`programs` and `nodes`: by place. `cost` and `links`: None, for no time at all."""
         self.now_ns = 0
         self._nodes, self._observers, self._goes_on = nodes, observers, goes_on
+        self._places = tuple(range(len(nodes)))
         self._cost, self._links, self._timed = cost, links or NoLinks(), cost is not None or links is not None
         self._queue: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
@@ -159,7 +160,8 @@ class Loop:
         """By place: what has arrived and was not asked for yet, by sender and key, in the order of arrival."""
         self._asking: list[dict[tuple[int, Key], Lane]] = [{} for _ in nodes]
         self._collecting: dict[int, Lane] = {}
-        self._met: dict[int, Lane] = {}
+        self._met: dict[tuple[int, ...], dict[int, Lane]] = defaultdict(dict)
+        """By who is to meet: who is there."""
         self._results: dict[tuple[int, Key, int | None], Any] = {}
         """What is done and can be waited for: by place, key, and the peer of a message."""
         self._waiting: dict[tuple[int, Key, int | None], Lane] = {}
@@ -292,13 +294,15 @@ class Loop:
         return _PENDING
 
     def _meet(self, lane: Lane) -> Any:
-        self._met[lane.node] = lane
-        if len(self._met) < len(self._nodes):
+        places = self._places if lane.doing.places is None else lane.doing.places
+        there = self._met[places]
+        there[lane.node] = lane
+        if len(there) < len(places):
             return _PENDING
-        met, self._met = self._met, {}
-        values = [met[place].doing.value for place in range(len(self._nodes))]
-        for place in range(len(self._nodes)):
-            self._later(met[place], values)
+        del self._met[places]
+        values = [there[place].doing.value for place in places]
+        for place in places:
+            self._later(there[place], values)
         return _PENDING
 
     def _finish(self, node: int, key: Key, peer: int | None, value: Any = None) -> None:

@@ -50,6 +50,8 @@ class PipelineJob:
     while it does the other."""
     evaluations: Evaluations | None = None
     """None: it only trains."""
+    first: int | None = None
+    """The place of the first stage, where this is one of several pipelines of a job."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -60,7 +62,8 @@ class PipelineJob:
         """Return what a stage does, from that step on; it returns why training `Ended`."""
         plan, ended = self.evaluations, None
         for done in range(first_step + 1, self.steps + 1):
-            goes_on = yield from self._train(place, done - 1)
+            yield from self.batch(place, done - 1)
+            goes_on = yield EndStep(done - 1)
             if goes_on is False:
                 return "asked"
             ended = "steps" if done == self.steps else "budget" if goes_on is None else None
@@ -71,16 +74,20 @@ class PipelineJob:
                 break
         return ended
 
-    def _train(self, place: int, step: int) -> Program:
-        """Make a step; returns what `EndStep` does."""
-        yield Work("start", Key("start", step))
-        for kind, part in self.orders[place]:
-            yield from self.action(place, kind, Key(MESSAGES[kind], step, part))
+    def batch(self, place: int, step: int, first_part: int = 0) -> Program:
+        """Go through the schedule once, and update. `first_part`: the number of the first micro-batch."""
+        yield Work("start", Key("start", step, first_part))
+        for kind, part in self.orders[place - (self.first or 0)]:
+            yield from self.action(place, kind, Key(MESSAGES[kind], step, first_part + part))
         yield Begin()
-        squares = yield Work("clip", Key("clip", step))
-        met = yield Meet(squares)
-        yield Work("update", Key("update", step), met)
-        return (yield EndStep(step))
+        squares = yield Work("clip", Key("clip", step, first_part))
+        met = yield Meet(squares, None if self.first is None else tuple(self._stages))
+        yield Work("update", Key("update", step, first_part), met)
+
+    @property
+    def _stages(self) -> range:
+        first = self.first or 0
+        return range(first, first + len(self.orders))
 
     def _evaluate(self, place: int, done: int, plan: Evaluations) -> Program:
         """Evaluate after so many steps; returns why training ends with it, or None."""
@@ -107,12 +114,12 @@ class PipelineJob:
     def action(self, place: int, kind: str, key: Key, number: int | None = None) -> Program:
         """Take one micro-batch forward or backward through a stage; `number`: its own in the records, if not `part`."""
         yield Begin(kind, key.part if number is None else number)
-        source, target, value = place - _FURTHER[kind], place + _FURTHER[kind], None
-        if 0 <= source < len(self.orders):
+        stages, source, target, value = self._stages, place - _FURTHER[kind], place + _FURTHER[kind], None
+        if source in stages:
             message = yield Receive(key, source)
             (value,) = yield Decode((message,))
         value = yield Work(MATHS[kind], key, value)
-        if 0 <= target < len(self.orders):
+        if target in stages:
             message = yield Encode(key, value)
             yield Send(message, target, awaited=self.blocking)
             if self.blocking:

@@ -24,6 +24,7 @@ from testbed.jobs.actions import (
     Message,
     Receive,
     Send,
+    Sent,
     Wait,
     Work,
 )
@@ -83,6 +84,8 @@ class _Forked:
 @dataclass
 class _Place:
     current: Recorded
+    fresh: bool = True
+    """Whether nothing of the current step has been done."""
     action: dict[str, Any] | None = None
     """The times of the action that is under way."""
     running: dict[str, _Forked] = field(default_factory=dict)
@@ -111,8 +114,10 @@ class Recorder:
         """Note what has ended."""
         place = self._places[lane.node]
         if lane.name != MAIN:
-            self._forked_did(place, lane.name, action, value, end_ns)
+            self._forked_did(place, lane.name, action, value, begin_ns)
             return
+        if place.fresh:
+            place.current.start_ns, place.fresh = begin_ns, False
         match action:
             case Begin(kind, number):
                 self._end_action(place)
@@ -129,7 +134,7 @@ class Recorder:
             case Decode():
                 _reached(place, "decoded_ns", end_ns)
             case Send():
-                place.current.sent.append(self._sent(action, begin_ns, end_ns))
+                place.current.sent.append(self._sent(action, value, begin_ns))
             case Receive():
                 _reached(place, "input_ns", end_ns)
                 place.current.received.append(self._received(value))
@@ -148,15 +153,15 @@ class Recorder:
                 self._end_action(place)
                 place.current.step, place.current.phase, place.current.end_ns = number, phase, end_ns
                 place.complete.append(place.current)
-                place.current = Recorded(number, phase, end_ns)
+                place.current, place.fresh = Recorded(number, phase, end_ns), True
                 self._hand_on(lane.node, place)
 
-    def _forked_did(self, place: _Place, name: str, action: Any, value: Any, end_ns: int) -> None:
+    def _forked_did(self, place: _Place, name: str, action: Any, value: Any, begin_ns: int) -> None:
         match action:
             case Began(key):
                 place.running[name] = place.forks[key]
             case Send():
-                place.running[name].sent.append(self._sent(action, end_ns, end_ns))
+                place.running[name].sent.append(self._sent(action, value, begin_ns))
             case Receive():
                 place.running[name].received.append(self._received(value))
             case Ended():
@@ -175,8 +180,8 @@ class Recorder:
             place.current.actions.append(ActionRecord(**place.action))
             place.action = None
 
-    def _sent(self, action: Send, begin_ns: int, end_ns: int) -> SentRecord:
-        message, peer = action.message, action.peer
+    def _sent(self, action: Send, left: Sent | None, queued_ns: int) -> SentRecord:
+        message, peer, left = action.message, action.peer, left or Sent(queued_ns, queued_ns)
         named, size = self._named(message.key), len(message.payload) + len(action.note)
         return SentRecord(
             direction=named.direction,
@@ -185,9 +190,9 @@ class Recorder:
             raw_bytes=message.raw_bytes,
             payload_bytes=size,
             frame_bytes=size + self._header_bytes,
-            queued_ns=begin_ns,
-            first_byte_ns=end_ns,
-            last_byte_ns=end_ns,
+            queued_ns=queued_ns,
+            first_byte_ns=left.first_byte_ns,
+            last_byte_ns=left.last_byte_ns,
             choice=message.choice,
         )
 

@@ -1,7 +1,7 @@
 """Data parallel training from shapes alone: workers that hold whole models and exchange what they computed.
 
-Before iteration t a worker has the aggregate of iteration t - 1 - staleness, as in delayed aggregation (DeCo-SGD, arXiv
-2507.17346); staleness 0 is synchronous SGD. It computes, and hands its message over.
+At the end of iteration t a worker has the aggregate of iteration t - staleness, as in delayed aggregation (DeCo-SGD,
+arXiv 2507.17346); staleness 0 is synchronous SGD.
 
 all-to-all   every worker sends its message to every other
 star         every worker sends its message to a server, which sends each the aggregate when it has all
@@ -11,8 +11,9 @@ all-gather   a ring passes on every message as it is: of sparse ones, which have
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -21,16 +22,18 @@ from pydantic import Field
 from testbed.devices.device import Precision
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.frozen import Frozen
+from testbed.jobs.actions import Action, Key, Sizes, Work
+from testbed.jobs.data_parallel import MESSAGES, DataParallelJob
 from testbed.metrics.wires import HEADER_BYTES, wire_bytes
 from testbed.play.rings import ring_rounds
 from testbed.play.shapes import model_on_device, resolve
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.trace import Trace
+from testbed.play.tracing import TracedJob
 from testbed.policies.cycle import steady_cycle_s
 from testbed.profiles import LinkProfile
 from testbed.spec import Exchange, Topology
 
-LABELS = ("compute", "gradient", "aggregate")
-_COMPUTE, _GRADIENT, _AGGREGATE = range(len(LABELS))
+LABELS = ("local step", *MESSAGES)
 _Count = Annotated[int, Field(ge=1, strict=True)]
 
 
@@ -118,34 +121,24 @@ class DataParallelShape(Frozen):
         """Return the trace of so many steps; messages are divided by `scale`. In its last step every worker receives
         what is still under way.
         """
-        sizes = [-(-size // scale) for size in self.message_bytes]
-        workers = [
-            make_lanes(self.exchange, worker, self.workers, _LABELS, frames=lambda step: self._frames(sizes[0]))
-            for worker in range(self.workers)
-        ]
-        for worker in workers:
-            for step in range(steps):
-                if step > self.staleness:
-                    worker.have(step - 1 - self.staleness)
-                worker.lane.add(WORK, label=_COMPUTE, value=self.compute_ns)
-                worker.give(step)
-                if step == steps - 1:
-                    for left in range(max(0, step - self.staleness), steps):
-                        worker.have(left)
-                worker.end_step()
-        lanes = [lane for worker in workers for lane in worker.lanes()]
-        nodes = [f"worker {worker}" for worker in range(self.workers)]
-        if self.exchange == "star":
-            lanes.append(
-                server_lane(self.workers, range(steps), _LABELS, frames=lambda step: [sizes[1]] * self.workers)
-            )
-            nodes.append("server")
-        return Trace(tuple(nodes), LABELS, tuple(lanes), {"maker": "synthetic data parallel"})
-
-    def _frames(self, size: int) -> list[int]:
+        up, down = (-(-size // scale) for size in self.message_bytes)
+        first = up
         if self.exchange in _COLLECTIVES:
-            return [one.message_bytes for one in ring_rounds(_COLLECTIVES[self.exchange], 0, self.workers, size)]
-        return [size] * (1 if self.exchange == "star" else self.workers - 1)
+            first = ring_rounds(_COLLECTIVES[self.exchange], 0, self.workers, up)[0].message_bytes
+
+        def size(node: int, key: Key) -> int:
+            return down if node == self.workers else first
+
+        def cost(node: int, action: Action) -> int | None:
+            return self.compute_ns if isinstance(action, Work) and action.what == LABELS[0] else None
+
+        return TracedJob(
+            DataParallelJob(self.workers, self.exchange, [self.staleness] * self.workers, [1] * self.workers, steps),
+            [Sizes(functools.partial(size, node)) for node in range(self.nodes)],
+            cost,
+            LABELS,
+            {"maker": "synthetic data parallel"},
+        ).trace()
 
     def formula_s(self, topology: Topology, profiles: Sequence[LinkProfile]) -> float | None:
         """Return the steady cycle in seconds, `max(Tc, S, (Tc + E) / (staleness + 1))`: S is for how long an exchange
@@ -235,117 +228,8 @@ def steady_mean_ns(steps_ns: Sequence[int], staleness: int) -> float:
     return float(mean(steps_ns[:-1][-cycles * period :]))
 
 
-class LaneLabels(NamedTuple):
-    """Which of a trace's labels says what."""
-
-    gradient: int
-    aggregate: int
-    encode: int = 0
-    decode: int = 0
-
-
 class CodecTimes(NamedTuple):
     """How long a codec works on a message, in nanoseconds."""
 
     encode_ns: int
     decode_ns: int
-
-
-_LABELS: Final = LaneLabels(_GRADIENT, _AGGREGATE)
-Frames = Callable[[int], Sequence[int]]
-"""The bytes of the messages that a node sends for a step, in order."""
-
-
-class WorkerLanes:
-    """What a worker does with its messages: what it hands over for a step, and what it must have of one."""
-
-    def __init__(self, worker: int, others: Sequence[int], labels: LaneLabels, frames: Frames) -> None:
-        """`others`: who gets its messages and whose it waits for, in order."""
-        self.lane = Lane(worker, "compute")
-        self._others, self._labels, self._sizes = others, labels, frames
-
-    def have(self, step: int) -> None:
-        """Wait for the aggregate of a step, or for what it is made of."""
-        for other in self._others:
-            self.lane.add(RECEIVE, label=self._labels.aggregate, peer=other, tag=step)
-
-    def give(self, step: int, hops: Sequence[CodecTimes] = ()) -> None:
-        """Hand over what was computed in a step; `hops`: by round of a ring, how long what
-        is sent is encoded, and what comes decoded; empty: not at all.
-        """
-        for other, size in zip(self._others, self._sizes(step), strict=True):
-            self.lane.add(SEND, label=self._labels.gradient, peer=other, tag=step, value=size)
-
-    def end_step(self) -> None:
-        """End a step of all its lanes."""
-        self.lane.end_step()
-
-    def lanes(self) -> list[Lane]:
-        """Return its lanes, the one that computes first."""
-        return [self.lane]
-
-
-class _RingLanes(WorkerLanes):
-    """A worker of a ring, whose other lane goes round it while the worker computes."""
-
-    def __init__(self, worker: int, workers: int, labels: LaneLabels, frames: Frames) -> None:
-        super().__init__(worker, [(worker + 1) % workers, (worker - 1) % workers], labels, frames)
-        self._ring, self._workers = Lane(worker, "ring"), workers
-
-    def _event(self, step: int, *, over: bool) -> int:
-        return (step * self._workers + self.lane.node) * 2 + over
-
-    def have(self, step: int) -> None:
-        self.lane.add(WAIT, label=self._labels.aggregate, tag=self._event(step, over=True), value=1)
-
-    def give(self, step: int, hops: Sequence[CodecTimes] = ()) -> None:
-        self.lane.add(SIGNAL, label=self._labels.gradient, tag=self._event(step, over=False))
-        self._ring.add(WAIT, label=self._labels.gradient, tag=self._event(step, over=False), value=1)
-        after, before = self._others
-        sizes = self._sizes(step)
-        for number, size in enumerate(sizes):
-            tag = step * len(sizes) + number
-            if hops:
-                self._ring.add(WORK, label=self._labels.encode, value=hops[number].encode_ns)
-            self._ring.add(SEND, label=self._labels.gradient, peer=after, tag=tag, value=size)
-            self._ring.add(RECEIVE, label=self._labels.gradient, peer=before, tag=tag)
-            if hops:
-                self._ring.add(WORK, label=self._labels.decode, value=hops[number].decode_ns)
-        self._ring.add(SIGNAL, label=self._labels.aggregate, tag=self._event(step, over=True))
-
-    def end_step(self) -> None:
-        super().end_step()
-        self._ring.end_step()
-
-    def lanes(self) -> list[Lane]:
-        return [self.lane, self._ring]
-
-
-def make_lanes(exchange: Exchange, worker: int, workers: int, labels: LaneLabels, *, frames: Frames) -> WorkerLanes:
-    """Make the lanes of one worker."""
-    if exchange in _COLLECTIVES:
-        return _RingLanes(worker, workers, labels, frames)
-    others = [(worker + further) % workers for further in range(1, workers)]
-    return WorkerLanes(worker, [workers] if exchange == "star" else others, labels, frames)
-
-
-def server_lane(
-    workers: int,
-    steps: Iterable[int],
-    labels: LaneLabels,
-    *,
-    frames: Frames,
-    work: Callable[[Lane, int], None] = lambda lane, step: None,
-) -> Lane:
-    """Make the lane of a star's server, which has every worker's message before it works, which `work` adds to its lane
-    for a step, and answers them in turn.
-    """
-    lane = Lane(workers, "server")
-    for step in steps:
-        for worker in range(workers):
-            lane.add(RECEIVE, label=labels.gradient, peer=worker, tag=step)
-        work(lane, step)
-        for worker, size in enumerate(frames(step)):
-            lane.add(SEND, label=labels.aggregate, peer=worker, tag=step, value=size)
-        lane.end_step()
-    return lane

@@ -23,7 +23,7 @@ server, or from the next replica that was there. Everyone waits for it too.
 
 from __future__ import annotations
 
-import copy
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -37,6 +37,8 @@ from testbed.devices.device import Precision
 from testbed.devices.flops import ADAMW_BYTES, parameters, stage
 from testbed.errors import SpecError
 from testbed.frozen import Frozen
+from testbed.jobs.actions import Key, Sizes, Work
+from testbed.jobs.hybrid import HybridJob, Round
 from testbed.jobs.schedule import actions
 from testbed.metrics.wires import wire_bytes
 from testbed.play.data_parallel import steady_mean_ns
@@ -44,8 +46,9 @@ from testbed.play.ideal import AlonePipes, ideal_steps_ns
 from testbed.play.scenarios import SiteDevice, load_scenario
 from testbed.play.shapes import codec_bytes, model_on_device, resolve
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
-from testbed.play.synthetic import MESSAGES, add_batch
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
+from testbed.play.synthetic import WAYS
+from testbed.play.trace import Trace
+from testbed.play.tracing import Sites, TracedJob
 from testbed.profiles import LinkProfile
 from testbed.spec import ScheduleName, Topology
 from testbed.workloads.models import ModelSize, split_layers
@@ -53,7 +56,6 @@ from testbed.workloads.models import ModelSize, split_layers
 LABELS = (*PIPELINE_LABELS, "exchange")
 _STALE_STEPS = 24
 """From which a cycle's floor is taken where replicas are ahead."""
-_UPDATE, _BARRIER, _EXCHANGE = (LABELS.index(name) for name in ("update", "barrier", "exchange"))
 _Count = Annotated[int, Field(ge=1, strict=True)]
 _Number = Annotated[int, Field(ge=0, strict=True)]
 
@@ -263,135 +265,57 @@ class HybridShape(Frozen):
         """Return the trace of so many steps; messages that cross links are divided by `scale`. In the last step devices
         get what is still under way.
         """
-        lanes = [Lane(site, f"device {device}") for device, site in enumerate(self.sites)]
-        server = len(lanes)
-        # What a device need not have at once comes in on a lane of its own, which raises an event when all is there.
-        late = [Lane(site, f"to device {device}") for device, site in enumerate(self.sites) if self.staleness]
-        if self.star:
-            lanes.append(Lane(self.nodes - 1, "server"))
-        post = _Post(self, lanes, scale)
-        inbox = post.on(late) if late else post
-        for step in range(steps):
-            who = self._round(step)
-            if late and step > self.staleness:
-                post.wait(step - 1 - self.staleness)
-            for sender, receiver, size in who.restored:
-                post.send(sender, receiver, ("weights", step), size, _EXCHANGE)
-                post.receive(sender, receiver, ("weights", step), _EXCHANGE)
-            for replica in (each for each in range(len(self.replicas)) if each not in who.away):
-                for batch in range(step * self.local_steps, (step + 1) * self.local_steps):
-                    self._add_batch(replica, batch, lanes, post)
-            # The server has all shares before it answers; everyone else sends its own first.
-            for sender, receiver, size in who.exchanged:
-                if sender != server:
-                    post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
-            for sender, receiver, _ in who.exchanged:
-                if receiver == server:
-                    post.receive(sender, receiver, ("exchange", step), _EXCHANGE)
-            for sender, receiver, size in who.exchanged:
-                if sender == server:
-                    post.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
-            for sender, receiver, _ in who.exchanged:
-                if receiver != server:
-                    inbox.receive(sender, receiver, ("exchange", step), _EXCHANGE)
-            for sender, receiver, size in who.passed_on:
-                inbox.send(sender, receiver, ("exchange", step), size, _EXCHANGE)
-                inbox.receive(sender, receiver, ("exchange", step), _EXCHANGE)
-            if late:
-                inbox.signal(step)
-                for left in range(max(0, step - self.staleness), steps if step == steps - 1 else 0):
-                    post.wait(left)
-            for lane in (*lanes, *post.lanes(), *late):
-                lane.end_step()
+        count, sizes = len(self.sites), dict[tuple[str, int, int, int], int]()
+        for number, each in enumerate(self._rounds):
+            for what, messages in (("weights", each.restored), ("exchange", each.exchanged)):
+                sizes |= {(what, number, sender, receiver): size for sender, receiver, size in messages}
+
+        def full(sender: int, receiver: int, key: Key) -> int:
+            if key.what in WAYS:
+                return (self.crossing_bytes if crosses(sender, receiver) else self.site_bytes)[WAYS[key.what]]
+            return sizes[key.what, key.step % len(self._rounds), key.origin, key.part]
+
+        def crosses(sender: int, receiver: int) -> bool:
+            return self.site_of(sender) != self.site_of(receiver)
+
+        def encoded(sender: int, key: Key) -> int:
+            receiver = sender + 1 - 2 * WAYS[key.what] if key.what in WAYS else key.part
+            size = full(sender, receiver, key)
+            return -(-size // scale) if crosses(sender, receiver) else size
+
+        def within_ns(sender: int, receiver: int, key: Key) -> int:
+            return math.ceil(full(sender, receiver, key) * 8e9 / self.within_bps[self.site_of(sender)])
+
+        places = range(count + self.star)
         names = tuple(f"site {site}" for site in range(max(self.sites) + 1)) + ("server",) * self.star
-        return Trace(names, LABELS, (*lanes, *post.lanes(), *late), {"maker": "synthetic hybrid"})
+        lanes = [*(f"device {device}" for device in range(count)), "server"]
+        works_ns = {"forward": self.forward_ns, "backward": self.backward_ns, "update": self.update_ns}
+        return TracedJob(
+            self._job(steps),
+            [Sizes(functools.partial(encoded, place)) for place in places],
+            lambda place, action: (
+                works_ns[action.what][place] if isinstance(action, Work) and action.what in works_ns else None
+            ),
+            LABELS,
+            {"maker": "synthetic hybrid"},
+            Sites(names, [self.site_of(place) for place in places], lanes, within_ns),
+        ).trace()
 
-    def _add_batch(self, replica: int, batch: int, lanes: Sequence[Lane], post: _Post) -> None:
-        own, microbatches = self.devices()[replica], self.microbatches[replica]
-
-        def sizes(device: int, other: int) -> tuple[int, int]:
-            return self.site_bytes if self.site_of(device) == self.site_of(other) else self.crossing_bytes
-
-        def take(stage: int, before: int, way: int, tag: int) -> None:
-            post.receive(own[before], own[stage], tag, MESSAGES[way])
-
-        def give(stage: int, after: int, way: int, tag: int) -> None:
-            size = sizes(own[stage], own[after])[way]
-            post.send(own[stage], own[after], tag, size, MESSAGES[way])
-
-        for number, device in enumerate(own):
-            lane, works = lanes[device], (self.forward_ns[device], self.backward_ns[device])
-            order = actions(
-                self.schedule,
-                stage=number,
-                stages=len(own),
-                microbatches=microbatches,
-                in_flight=self.in_flight[replica],
+    def _job(self, steps: int) -> HybridJob:
+        orders = [
+            [
+                actions(self.schedule, stage=stage, stages=stages, microbatches=microbatches, in_flight=in_flight)
+                for stage in range(stages)
+            ]
+            for stages, microbatches, in_flight in zip(self.replicas, self.microbatches, self.in_flight, strict=True)
+        ]
+        rounds = [
+            Round(
+                each.away, *([message[:2] for message in of] for of in (each.restored, each.exchanged, each.passed_on))
             )
-            first_tag = batch * microbatches * 2
-            add_batch(lane, order, number, len(own), works, first_tag=first_tag, take=take, give=give)
-            barrier = post.number("barrier", replica, batch)
-            lane.add(SIGNAL, label=_BARRIER, tag=barrier)
-            lane.add(WAIT, label=_BARRIER, tag=barrier, value=len(own))
-            lane.add(WORK, label=_UPDATE, value=self.update_ns[device])
-
-
-class _Post:
-    """Carries messages between devices: over links, or within a site, by a lane that works as long as its bits take."""
-
-    def __init__(self, shape: HybridShape, lanes: Sequence[Lane], scale: int) -> None:
-        self._shape, self._lanes, self._scale = shape, lanes, scale
-        self._within: dict[tuple[int, int], Lane] = {}
-        self._numbers: defaultdict[tuple[object, ...], int] = defaultdict(itertools.count().__next__)
-
-    def on(self, lanes: Sequence[Lane]) -> _Post:
-        """Return the same for other lanes of the devices."""
-        other = copy.copy(self)
-        other._lanes = lanes
-        return other
-
-    def signal(self, step: int) -> None:
-        """Let every device say that it has the aggregate of a step."""
-        for device in range(len(self._shape.sites)):
-            self._lanes[device].add(SIGNAL, label=_EXCHANGE, tag=self.number("aggregate", device, step))
-
-    def wait(self, step: int) -> None:
-        """Let every device wait until it has said so."""
-        for device in range(len(self._shape.sites)):
-            self._lanes[device].add(WAIT, label=_EXCHANGE, tag=self.number("aggregate", device, step), value=1)
-
-    def number(self, *what: object) -> int:
-        """Return the tag of a message, or an event's: the same whenever it is asked for."""
-        return self._numbers[what]
-
-    def lanes(self) -> list[Lane]:
-        """Return those that carry what stays within sites."""
-        return list(self._within.values())
-
-    def send(self, sender: int, receiver: int, tag: object, size: int, label: int) -> None:
-        """Let a device, or the server, send a message."""
-        site, peer, lane = self._shape.site_of(sender), self._shape.site_of(receiver), self._lanes[sender]
-        if site != peer:
-            number = self.number(sender, receiver, tag)
-            lane.add(SEND, label=label, peer=peer, tag=number, value=-(-size // self._scale))
-            return
-        handed, there = self.number("handed", sender, receiver, tag), self.number("there", sender, receiver, tag)
-        name = f"from device {sender} to {receiver}"
-        if (wire := self._within.get((sender, receiver))) is None:
-            wire = self._within[sender, receiver] = Lane(site, name)
-            wire.starts.extend(0 for _ in self._lanes[0].starts[1:])  # it did nothing in the steps before
-        lane.add(SIGNAL, label=label, tag=handed)
-        wire.add(WAIT, label=label, tag=handed, value=1)
-        wire.add(WORK, label=label, value=math.ceil(size * 8e9 / self._shape.within_bps[site]))
-        wire.add(SIGNAL, label=label, tag=there)
-
-    def receive(self, sender: int, receiver: int, tag: object, label: int) -> None:
-        """Let a device, or the server, wait for a message."""
-        site, lane = self._shape.site_of(sender), self._lanes[receiver]
-        if site != self._shape.site_of(receiver):
-            lane.add(RECEIVE, label=label, peer=site, tag=self.number(sender, receiver, tag))
-        else:
-            lane.add(WAIT, label=label, tag=self.number("there", sender, receiver, tag), value=1)
+            for each in self._rounds
+        ]
+        return HybridJob(orders, self.local_steps, rounds, self.star, self.staleness, steps)
 
 
 # ------------------------------------------------------------------ from tables

@@ -1,40 +1,34 @@
-"""A training becomes a trace, and what a player wrote becomes the records of a run.
+"""The training of a pipeline as a job that is played: its order, the bytes that were counted, and how long it works.
 
-What a stage does in a step: for each action wait for its input, decode it, compute, encode the output and hand it over;
-then clip, wait until every stage is there, and update. It is what `pipeline.train` does. Evaluations are not played:
-they keep their losses and take no time.
+Evaluations are not played: they keep their losses and take no time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from testbed.codecs.catalogue import placement
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns
 from testbed.errors import ResultsError, UserError
+from testbed.jobs.actions import Action, Decode, Encode, Key, Receive, Sizes, Work
+from testbed.jobs.loop import Cost
+from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
+from testbed.jobs.recorder import Named
+from testbed.jobs.schedule import actions
 from testbed.message_key import Direction
-from testbed.play.played import Played, PlayedLane, SocketState
-from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
-from testbed.records import (
-    ActionKind,
-    ActionRecord,
-    CountersRecord,
-    ReceivedRecord,
-    SentRecord,
-    SocketRecord,
-    StageCosts,
-    StepRecord,
-)
+from testbed.play.trace import Trace
+from testbed.play.tracing import TracedJob
+from testbed.records import ActionKind, StageCosts, StepRecord
 from testbed.spec import Cell, Paced, text_of
 from testbed.workloads import models
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
-LABELS = ("decode", "forward", "backward", "encode", "clip", "update", "activation", "gradient")
-_LABEL = {name: number for number, name in enumerate(LABELS)}
-_MATHS: dict[ActionKind, int] = {"F": _LABEL["forward"], "B": _LABEL["backward"]}
-_SENT = {"forward": _LABEL["activation"], "backward": _LABEL["gradient"]}
+LABELS = ("decode", "forward", "backward", "encode", "clip", "update", "activation", "gradient", "barrier")
+_MESSAGE: dict[Direction, str] = {"forward": MESSAGES["F"], "backward": MESSAGES["B"]}
+_KIND: dict[str, ActionKind] = {MATHS["F"]: "F", MATHS["B"]: "B"}
+_WAY: dict[str, Direction] = {what: way for way, what in _MESSAGE.items()}
 
 
 class StageTimes(NamedTuple):
@@ -49,14 +43,6 @@ class StageTimes(NamedTuple):
     """By the direction from which it came."""
     waking_ns: dict[Direction, int]
     """How much longer decoding takes by a stage that has waited long, by the direction from which it came."""
-
-
-class _Ends(NamedTuple):
-    """Where an action's input comes from and its output goes; None where there is none."""
-
-    direction: Direction
-    source: int | None
-    target: int | None
 
 
 def needs_calibration(cell: Cell) -> bool:
@@ -144,157 +130,73 @@ def steps_to_play(cell: Cell, training: Sequence[Sequence[StepRecord]]) -> list[
     return stages
 
 
-def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], costs: Sequence[StageCosts] | None) -> Trace:
-    """Return the trace of a cell: `training` holds the records of its recipe's training, first stage first.
+def job_of(cell: Cell, training: Sequence[Sequence[StepRecord]], costs: Sequence[StageCosts] | None) -> TracedJob:
+    """Return a played cell's job: `training` holds the records of its recipe's training, first stage first.
 
-    ResultsError where a frame of the schedule is not in the records.
+    ResultsError where a frame of the schedule is not in the records, as soon as it is sent.
     """
-    lanes = tuple(
-        _lane(cell, stage, records, times)
-        for stage, (records, times) in enumerate(zip(training, stage_times(cell, costs), strict=True))
+    pipe, trained = cell.pipeline, [_trained(records) for records in training]
+    orders = [
+        actions(
+            pipe.schedule,
+            stage=stage,
+            stages=pipe.stages,
+            microbatches=pipe.microbatches,
+            in_flight=pipe.in_flight,
+            accumulation=pipe.accumulation,
+        )
+        for stage in range(pipe.stages)
+    ]
+    return TracedJob(
+        PipelineJob(orders, len(trained[0])),
+        [Sizes(_sizes(stage, records)) for stage, records in enumerate(trained)],
+        _cost(stage_times(cell, costs)),
+        LABELS,
+        {"codec": cell.codec, "model": cell.workload.model, "schedule": pipe.schedule},
+        named=lambda key: Named(_WAY[key.what], key.part, with_peer=False),
     )
-    return Trace(
-        nodes=cell.node_names,
-        labels=LABELS,
-        lanes=lanes,
-        about={"codec": cell.codec, "model": cell.workload.model, "schedule": cell.pipeline.schedule},
-    )
 
 
-def _lane(cell: Cell, stage: int, records: Sequence[StepRecord], times: StageTimes) -> Lane:
-    lane, stages = Lane(stage, "compute"), cell.pipeline.stages
-    parts = cell.pipeline.microbatches * cell.pipeline.accumulation
-    for number, record in enumerate(_trained(records)):
-        sent = {(frame.direction, frame.microbatch): frame for frame in record.sent}
-        for action in record.actions:
-            ends, tag = _ends(action.kind, stage, stages), number * parts + action.microbatch
-            if ends.source is not None:
-                waking_ns = times.waking_ns[ends.direction]
-                lane.add(RECEIVE, label=_SENT[ends.direction], peer=ends.source, tag=tag, value=waking_ns)
-                lane.add(WORK, label=_LABEL["decode"], value=times.decode_ns[ends.direction])
-            lane.add(WORK, label=_MATHS[action.kind], value=times.maths_ns[action.kind])
-            if ends.target is not None:
-                frame = sent.get((ends.direction, action.microbatch))
-                if frame is None:
-                    raise ResultsError(
-                        f"stage {stage}: the training has no {ends.direction} frame of micro-batch "
-                        f"{action.microbatch} in step {record.step}; remove its folder, and the sweep trains it again"
-                    )
-                lane.add(WORK, label=_LABEL["encode"], value=times.encode_ns[ends.direction])
-                lane.add(SEND, label=_SENT[ends.direction], peer=ends.target, tag=tag, value=frame.frame_bytes)
-        lane.add(WORK, label=_LABEL["clip"], value=times.clip_ns)
-        lane.add(SIGNAL, tag=number)
-        lane.add(WAIT, tag=number, value=stages)
-        lane.add(WORK, label=_LABEL["update"], value=times.update_ns)
-        lane.end_step()
-    return lane
+def trace_of(cell: Cell, training: Sequence[Sequence[StepRecord]], costs: Sequence[StageCosts] | None) -> Trace:
+    """Return the trace of a played cell; arguments and errors as in `job_of`."""
+    return job_of(cell, training, costs).trace()
 
 
-def _ends(kind: ActionKind, stage: int, stages: int) -> _Ends:
-    before = stage - 1 if stage > 0 else None
-    after = stage + 1 if stage < stages - 1 else None
-    return _Ends("forward", before, after) if kind == "F" else _Ends("backward", after, before)
+def _sizes(stage: int, records: Sequence[StepRecord]) -> Callable[[Key], int]:
+    """Return what looks up how large a stage's messages were."""
+    frames = [{(_MESSAGE[frame.direction], frame.microbatch): frame.frame_bytes for frame in r.sent} for r in records]
+
+    def size(key: Key) -> int:
+        if (found := frames[key.step].get((key.what, key.part))) is None:
+            raise ResultsError(
+                f"stage {stage}: the training has no {_WAY[key.what]} frame of micro-batch {key.part} in step "
+                f"{records[key.step].step}; remove its folder, and the sweep trains it again"
+            )
+        return found
+
+    return size
+
+
+def _cost(times: Sequence[StageTimes]) -> Cost:
+    def cost(stage: int, action: Action) -> int | None:
+        own = times[stage]
+        match action:
+            case Work("clip"):
+                return own.clip_ns
+            case Work("update"):
+                return own.update_ns
+            case Work(what) if what in _KIND:
+                return own.maths_ns[_KIND[what]]
+            case Encode(key):
+                return own.encode_ns[_WAY[key.what]]
+            case Decode(messages):
+                return own.decode_ns[_WAY[messages[0].key.what]]
+            case Receive(key):
+                return own.waking_ns[_WAY[key.what]]
+        return None
+
+    return cost
 
 
 def _trained(records: Sequence[StepRecord]) -> list[StepRecord]:
     return [record for record in records if record.phase == "train"]
-
-
-# ---------------------------------------------------------------------- from what was played
-def records_of(cell: Cell, played: Played, training: Sequence[Sequence[StepRecord]]) -> list[list[StepRecord]]:
-    """Return the records of a played run, by stage: the training's, at the times of the player.
-
-    `played` has every step of the training, or the first ones. Where the cell has a time budget, what follows the step
-    that reaches it is left out, but for the evaluation that the training made there.
-    """
-    stages = [_stage_records(cell, stage, played, records) for stage, records in enumerate(training)]
-    budget_s = cell.training.budget_s
-    if budget_s is None:
-        return stages
-    budget_ns = budget_s * 1e9 * cell.compute.dilation
-    kept, ended = 0, False
-    for together in zip(*stages, strict=True):
-        trains = together[0].phase == "train"
-        if ended and trains:
-            break
-        kept += 1
-        ended = ended or (trains and max(r.synchronised_ns or 0 for r in together) >= budget_ns)
-    return [records[:kept] for records in stages]
-
-
-def _stage_records(cell: Cell, stage: int, played: Played, training: Sequence[StepRecord]) -> list[StepRecord]:
-    lane, at, number, now = played.lanes[stage], 0, 0, 0
-    crossed: dict[str, Any] = {"counters": None, "sockets": ()}
-    made: list[StepRecord] = []
-    for record in training:
-        if record.phase != "train":
-            still = {"start_ns": now, "end_ns": now, "actions": (), "sent": (), "received": ()}
-            made.append(record.model_copy(update=still | crossed))
-            continue
-        if number == played.steps:
-            break
-        one, at = _step(cell, stage, record, lane, at)
-        now = one.end_ns
-        crossed = {
-            "counters": CountersRecord(**vars(played.counters[number][stage])),
-            "sockets": tuple(_socket(state) for state in played.sockets[number] if state.node == stage),
-        }
-        made.append(one.model_copy(update=crossed))
-        number += 1
-    return made
-
-
-def _step(cell: Cell, stage: int, record: StepRecord, lane: PlayedLane, at: int) -> tuple[StepRecord, int]:
-    """Return one step's record with the player's times, and where the next step begins in the lane's columns."""
-    frames = {(frame.direction, frame.microbatch): frame for frame in record.sent}
-    came = {(frame.direction, frame.microbatch): frame for frame in record.received}
-    begin_ns, end_ns, start_ns = lane.begin_ns, lane.end_ns, lane.begin_ns[at]
-    actions: list[ActionRecord] = []
-    sent: list[SentRecord] = []
-    received: list[ReceivedRecord] = []
-    for action in record.actions:
-        ends, key = _ends(action.kind, stage, cell.pipeline.stages), action.microbatch
-        asked_ns = input_ns = decoded_ns = begin_ns[at]
-        if ends.source is not None:
-            input_ns, decoded_ns = end_ns[at], end_ns[at + 1]
-            frame = {"first_byte_ns": lane.first_byte_ns[at], "last_byte_ns": lane.last_byte_ns[at]}
-            received.append(came[ends.direction, key].model_copy(update=frame))
-            at += 2
-        computed_ns = encoded_ns = end_ns[at]
-        at += 1
-        if ends.target is not None:
-            encoded_ns = end_ns[at]
-            at += 1
-            times = {
-                "queued_ns": begin_ns[at],
-                "first_byte_ns": lane.first_byte_ns[at],
-                "last_byte_ns": lane.last_byte_ns[at],
-            }
-            sent.append(frames[ends.direction, key].model_copy(update=times))
-            at += 1
-        actions.append(
-            ActionRecord(
-                kind=action.kind,
-                microbatch=key,
-                asked_ns=asked_ns,
-                input_ns=input_ns,
-                decoded_ns=decoded_ns,
-                computed_ns=computed_ns,
-                encoded_ns=encoded_ns,
-            )
-        )
-    changes = {
-        "start_ns": start_ns,
-        "optimiser_start_ns": begin_ns[at],
-        "synchronised_ns": end_ns[at + 2],
-        "end_ns": end_ns[at + 3],
-        "actions": tuple(actions),
-        "sent": tuple(sent),
-        "received": tuple(received),
-    }
-    return record.model_copy(update=changes), at + 4
-
-
-def _socket(state: SocketState) -> SocketRecord:
-    about = {name: value for name, value in vars(state).items() if name not in ("node", "peer")}
-    return SocketRecord(peer="downstream" if state.peer > state.node else "upstream", **about)

@@ -20,6 +20,7 @@ from testbed.play import replicas
 from testbed.play.ideal import PipesFound
 from testbed.play.replica_times import NodeTimes, stated_times
 from testbed.play.trace import Trace
+from testbed.play.tracing import window
 from testbed.play.unlinked import play_unlinked, step_ends
 from testbed.records import StepRecord
 from testbed.spec import Cell
@@ -50,9 +51,10 @@ def replica_step(
     first, end, length = chosen[0].number, chosen[-1].number + 1, _CYCLES * cell.cycle
     firsts = list(range(first, max(first, end - length) + 1))
     large = length * sum(len(record.received) for record in chosen[-1].records) > MANY_ACTIONS
+    trace = replicas.trace_of(cell, [[r for r in records if r.step < end] for records in nodes], times)
     windows = [
         (
-            replicas.trace_of(cell, nodes, times, steps=range(begin, min(end, begin + length))),
+            window(trace, range(begin, min(end, begin + length))),
             max(0, chosen[begin - first].begin_ns - (played_at_ns or 0)),
         )
         for begin in spread_out(firsts, 1 if large else STEPS)
@@ -76,7 +78,7 @@ def stated_replica_step(cell: Cell, frame_bytes: Sequence[int], said: str) -> Bo
         due = step - (0 if data.arrivals is not None else data.staleness_of(worker))
         return [due] if due >= 0 else []
 
-    trace = replicas.make_trace(cell, range(_CYCLES * cell.cycle), frames, applied, stated_times(cell))
+    trace = replicas.stated_job(cell, _CYCLES * cell.cycle, frames, applied, stated_times(cell)).trace()
     return BoundedStep(cell, _durations(cell, [(trace, 0)], None), said)
 
 

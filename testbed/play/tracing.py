@@ -1,4 +1,5 @@
-"""Write down what the places of a job do, as a trace: an observer of `jobs.loop`.
+"""Write down what the places of a job do, as a trace: an observer of `jobs.loop`. And tell observers what was played,
+as if the job had run at the player's times.
 
 A trace is recorded and not derived from one program alone: only where all places run are the sizes of messages known
 that are passed on undecoded.
@@ -7,7 +8,8 @@ that are passed on undecoded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from testbed.jobs.actions import (
@@ -20,132 +22,288 @@ from testbed.jobs.actions import (
     Job,
     Key,
     Meet,
+    Message,
     Node,
     Receive,
     Send,
+    Sent,
     Wait,
     Work,
 )
-from testbed.jobs.loop import MAIN, Began, Cost, Ended, Loop
+from testbed.jobs.loop import MAIN, Began, Cost, Ended, Loop, Observer
 from testbed.jobs.loop import Lane as RunningLane
+from testbed.jobs.recorder import Named
+from testbed.play.played import PlayedLane
 from testbed.play.trace import RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 
+_BARRIER = "barrier"
 
-class Owner(NamedTuple):
-    """One action of the records, and where its operations begin."""
 
-    at: int
-    kind: str
-    number: int
+class Sites(NamedTuple):
+    """Nodes of a trace that are several places each: what these send each other crosses no link."""
+
+    names: tuple[str, ...]
+    """Of the nodes."""
+    of: Sequence[int]
+    """By place: its node."""
+    lanes: Sequence[str]
+    """By place: what its lane is called."""
+    within_ns: Callable[[int, int, Key], int]
+    """How long a message takes within a node: from which place, to which, and what it is called."""
+
+    @classmethod
+    def apart(cls, places: Sequence[str], lanes: Sequence[str]) -> Sites:
+        """Return those of places that are a node each."""
+        return cls(tuple(places), range(len(places)), lanes, lambda sender, receiver, key: 0)
+
+
+@dataclass(frozen=True)
+class TracedJob:
+    """A job and what its trace says of it."""
+
+    job: Job
+    nodes: Sequence[Node]
+    """By place; they know the sizes of messages."""
+    cost: Cost
+    """How long work takes, as for the loop; what has no cost is no operation."""
+    labels: Sequence[str] = ()
+    """Names of what is worked on and sent, those that the run has not in the first place."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    sites: Sites | None = None
+    """None: each place is a node."""
+    named: Callable[[Key], Named] | None = None
+    """How the records of a run call its messages; None: it has no records."""
+
+    def trace(self) -> Trace:
+        """Return its trace. TimingDecidesError where what the job does depends on when messages arrive."""
+        tracer = Tracer(self)
+        self.run(tracer)
+        return tracer.trace()
+
+    def run(self, observer: Observer) -> None:
+        """Run it where time stands still. TimingDecidesError as above."""
+        places = range(len(self.job.places))
+        Loop([self.job.program(place) for place in places], self.nodes, observers=[observer]).run()
 
 
 class Tracer:
     """Observes a run and makes its trace."""
 
-    def __init__(self, nodes: Sequence[str], labels: Sequence[str], cost: Cost, about: dict[str, Any]) -> None:
-        """`labels`: names of what is worked on and sent, those that the run has not in the first place. `cost` says how
-        long work takes, as for the loop; what has no cost is no operation.
-        """
-        self._nodes, self._cost, self._about = tuple(nodes), cost, about
-        self._labels = {label: number for number, label in enumerate(labels)}
+    def __init__(self, traced: TracedJob) -> None:
+        places = traced.job.places
+        self._cost, self._about = traced.cost, dict(traced.about)
+        lanes = ["server" if name == "server" else "compute" for name in places]
+        self._sites = traced.sites or Sites.apart(places, lanes)
+        self._at, self._places = self._sites.of, len(places)
+        self._labels = {label: number for number, label in enumerate(traced.labels)}
         self._lanes: dict[tuple[int, str], Lane] = {}
-        self._inboxes: dict[tuple[int, str], Lane] = {}
-        self.owners: dict[tuple[int, str], list[Owner]] = defaultdict(list)
-        """By node and lane: whose operations these are, in order."""
-        self._tags: dict[tuple[int, int], dict[Key, int]] = defaultdict(dict)
+        """By place, and the name that the lane has there; in the order of their first actions."""
+        self._side: dict[tuple[int, str], Lane] = {}
+        """What receives for a place, and what carries messages within a node: by node and name."""
+        self._tags: dict[tuple[int, int, Key], int] = {}
+        """Of the messages that are under way: by sender and receiver."""
+        self._sent: dict[tuple[int, int], int] = defaultdict(int)
         self._events: dict[object, int] = {}
         self._awaited: set[tuple[int, int, Key]] = set()
-        self._met: dict[int, int] = defaultdict(int)
+        self._met: dict[tuple[int, Sequence[int] | None], int] = defaultdict(int)
+        self._notes: dict[type, Callable[[RunningLane, Lane, Any, Any], None]] = {
+            Work: self._worked,
+            Encode: self._coded,
+            Decode: self._coded,
+            Send: self._has_sent,
+            Receive: self._has_received,
+            Collect: self._collected,
+            Meet: self._has_met,
+            Fork: lambda lane, own, action, value: self._signal(own, (lane.node, "begin", action.key), action.key.what),
+            Began: self._began,
+            Ended: lambda lane, own, action, value: self._signal(own, (lane.node, "end", action.key), action.key.what),
+            Wait: self._waited,
+            EndStep: self._ended_step,
+        }
+        self.message: tuple[Lane, int] | None = None
+        """The last send or receive: the lane and the operation."""
 
     def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Add what a lane has done."""
-        node, own = lane.node, self._lane(lane.node, lane.name)
-        match action:
-            case Begin(str(kind), number):
-                self.owners[node, own.name].append(Owner(len(own), kind, number))
-            case Work() | Encode() | Decode():
-                if (took_ns := self._cost(node, action)) is not None:
-                    what = action.what if isinstance(action, Work) else type(action).__name__.lower()
-                    own.add(WORK, label=self._label(what), value=took_ns)
-            case Send(message, peer, note, awaited):
-                tag = self._tag(node, peer, message.key)
-                if awaited:
-                    self._awaited.add((node, peer, message.key))
-                size = len(message.payload) + len(note)
-                own.add(SEND, label=self._label(message.key.what), peer=peer, tag=tag, value=size)
-            case Receive(key, peer):
-                self._received(node, own, key, peer, self._cost(node, action) or 0)
-            case Collect():
-                for message in value:
-                    self._received(node, own, message.key, message.source, 0)
-            case Meet():
-                event = self._event(("meet", self._met[node]))
-                self._met[node] += 1
-                own.add(SIGNAL, tag=event)
-                own.add(WAIT, tag=event, value=len(self._nodes))
-            case Fork(_, key, _):
-                own.add(SIGNAL, tag=self._event((node, "begin", key)))
-            case Began(key):
-                while len(own.starts) <= lane.step:
-                    own.end_step()
-                own.add(WAIT, tag=self._event((node, "begin", key)), value=1)
-            case Ended(key):
-                own.add(SIGNAL, tag=self._event((node, "end", key)))
-            case Wait(key, None):
-                own.add(WAIT, tag=self._event((node, "end", key)), value=1)
-            case Wait(key, peer):
-                own.add(WAIT, tag=self._event((node, peer, key)), value=1)
-            case EndStep(_, "train"):
-                own.end_step()
+        if (note := self._notes.get(type(action))) is not None:
+            note(lane, self.lane(lane), action, value)
+
+    def lane(self, lane: RunningLane) -> Lane:
+        """Return the trace's lane of what runs on a lane of the job."""
+        if (own := self._lanes.get((lane.node, lane.name))) is None:
+            name = self._sites.lanes[lane.node] if lane.name == MAIN else lane.name
+            own = self._lanes[lane.node, lane.name] = Lane(self._at[lane.node], name)
+        return own
 
     def trace(self) -> Trace:
         """Return the trace of what was done."""
-        lanes = sorted(self._lanes.values(), key=lambda lane: lane.node) + list(self._inboxes.values())
+        lanes = [*sorted(self._lanes.values(), key=_node_of), *sorted(self._side.values(), key=_node_of)]
         steps = max(len(lane.starts) for lane in lanes)
         for lane in lanes:
-            while len(lane.starts) < steps:
-                lane.end_step()
-        return Trace(self._nodes, tuple(self._labels), tuple(lanes), self._about)
+            _go_to(lane, steps)
+        return Trace(self._sites.names, tuple(self._labels), tuple(lanes), self._about)
 
-    def _received(self, node: int, own: Lane, key: Key, peer: int, waking_ns: int) -> None:
-        message, tag, label = (peer, node, key), self._tag(peer, node, key), self._label(key.what)
-        if message not in self._awaited:
-            own.add(RECEIVE, label=label, peer=peer, tag=tag, value=waking_ns)
+    # ------------------------------------------------------------------ work
+    def _worked(self, lane: RunningLane, own: Lane, action: Work, value: Any) -> None:
+        if (took_ns := self._cost(lane.node, action)) is not None:
+            own.add(WORK, label=self._label(action.what), value=took_ns)
+
+    def _coded(self, lane: RunningLane, own: Lane, action: Encode | Decode, value: Any) -> None:
+        if (took_ns := self._cost(lane.node, action)) is not None:
+            own.add(WORK, label=self._label("encode" if type(action) is Encode else "decode"), value=took_ns)
+
+    # ------------------------------------------------------------------ messages
+    def _has_sent(self, lane: RunningLane, own: Lane, action: Send, value: Any) -> None:
+        (message, peer, note, awaited), place = action, lane.node
+        node, target, size = self._at[place], self._at[peer], len(message.payload) + len(note)
+        label, what = self._label(message.key.what), (place, peer, message.key)
+        if node == target:
+            wire = self._beside(own, f"from {self._sites.lanes[place]} to {peer}")
+            self._signal(own, ("handed", *what), message.key.what)
+            self._wait(wire, ("handed", *what), message.key.what)
+            wire.add(WORK, label=label, value=self._sites.within_ns(*what))
+            self._signal(wire, ("there", *what), message.key.what)
             return
-        # Its sender waits until it is there, whatever the receiver is doing: a lane of its own receives it.
-        self._awaited.remove(message)
-        name = f"from {self._nodes[peer]}"
-        inbox = self._inboxes.setdefault((node, name), Lane(node, name))
-        while len(inbox.starts) < len(own.starts):
-            inbox.end_step()
-        inbox.add(RECEIVE, label=label, peer=peer, tag=tag)
-        inbox.add(SIGNAL, tag=self._event(message))
-        own.add(WAIT, tag=self._event(message), value=1)
+        if awaited:
+            self._awaited.add(what)
+        self._tags[what] = tag = self._sent[node, target]
+        self._sent[node, target] = tag + 1
+        self.message = own, len(own)
+        own.add(SEND, label=label, peer=target, tag=tag, value=size)
 
-    def _lane(self, node: int, name: str) -> Lane:
-        if (lane := self._lanes.get((node, name))) is None:
-            shown = name if name != MAIN else "server" if self._nodes[node] == "server" else "compute"
-            lane = self._lanes[node, name] = Lane(node, shown)
+    def _has_received(self, lane: RunningLane, own: Lane, action: Receive, value: Any) -> None:
+        self._received(lane, own, action.key, action.peer, self._cost(lane.node, action) or 0)
+
+    def _collected(self, lane: RunningLane, own: Lane, action: Collect, value: Sequence[Message]) -> None:
+        for message in value:
+            self._received(lane, own, message.key, message.source, 0)
+
+    def _received(self, lane: RunningLane, own: Lane, key: Key, peer: int, waking_ns: int) -> None:
+        what, source = (peer, lane.node, key), self._at[peer]
+        if source == own.node:
+            self._wait(own, ("there", *what), key.what)
+            return
+        label, tag, at = self._label(key.what), self._tags.pop(what), own
+        if what in self._awaited:
+            # Its sender waits until it is there, whatever the receiver is doing: a lane of its own receives it.
+            at, waking_ns = self._beside(own, f"from {self._sites.names[source]}"), 0
+        self.message = at, len(at)
+        at.add(RECEIVE, label=label, peer=source, tag=tag, value=waking_ns)
+        if what in self._awaited:
+            self._awaited.remove(what)
+            self._signal(at, what, key.what)
+            self._wait(own, what, key.what)
+
+    def _beside(self, own: Lane, name: str) -> Lane:
+        """Return a lane of the same node, in the same step."""
+        if (lane := self._side.get((own.node, name))) is None:
+            lane = self._side[own.node, name] = Lane(own.node, name)
+        _go_to(lane, len(own.starts))
         return lane
+
+    # ------------------------------------------------------------------ events
+    def _has_met(self, lane: RunningLane, own: Lane, action: Meet, value: Any) -> None:
+        met = lane.node, action.places
+        event = (_BARRIER, action.places, self._met[met])
+        self._met[met] += 1
+        self._signal(own, event, _BARRIER)
+        self._wait(own, event, _BARRIER, self._places if action.places is None else len(action.places))
+
+    def _began(self, lane: RunningLane, own: Lane, action: Began, value: Any) -> None:
+        _go_to(own, lane.step + 1)
+        self._wait(own, (lane.node, "begin", action.key), action.key.what)
+
+    def _waited(self, lane: RunningLane, own: Lane, action: Wait, value: Any) -> None:
+        (key, peer), place = action, lane.node
+        self._wait(own, (place, "end", key) if peer is None else (place, peer, key), key.what)
+
+    def _ended_step(self, lane: RunningLane, own: Lane, action: EndStep, value: Any) -> None:
+        if action.phase == "train":
+            own.end_step()
+
+    def _signal(self, lane: Lane, event: object, label: str) -> None:
+        lane.add(SIGNAL, label=self._label(label), tag=self._event(event))
+
+    def _wait(self, lane: Lane, event: object, label: str, times: int = 1) -> None:
+        lane.add(WAIT, label=self._label(label), tag=self._event(event), value=times)
 
     def _label(self, what: str) -> int:
         return self._labels.setdefault(what, len(self._labels))
-
-    def _tag(self, source: int, target: int, key: Key) -> int:
-        tags = self._tags[source, target]
-        return tags.setdefault(key, len(tags))
 
     def _event(self, name: object) -> int:
         return self._events.setdefault(name, len(self._events))
 
 
-def trace_job(
-    job: Job, nodes: Sequence[Node], cost: Cost, labels: Sequence[str] = (), about: dict[str, Any] | None = None
-) -> Trace:
-    """Return the trace of a job: `nodes` know the sizes of its messages, `cost` how long work takes.
+def _node_of(lane: Lane) -> int:
+    return lane.node
 
-    TimingDecidesError where what the job does depends on when messages arrive.
+
+def _go_to(lane: Lane, starts: int) -> None:
+    """End steps of a lane until it has so many beginnings of steps."""
+    while len(lane.starts) < starts:
+        lane.end_step()
+
+
+class _Retold:
+    """Runs beside a tracer, whose operations have been played."""
+
+    def __init__(self, traced: TracedJob, trace: Trace, played: Sequence[PlayedLane], observer: Observer) -> None:
+        self._tracer, self._observer = Tracer(traced), observer
+        self._times = {(lane.node, lane.name): times for lane, times in zip(trace.lanes, played, strict=True)}
+        self._now: dict[tuple[int, str], int] = defaultdict(int)
+        """When the last operation of a lane of the job ended."""
+
+    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        own, running = self._tracer.lane(lane), (lane.node, lane.name)
+        times, first = self._times[own.node, own.name], len(own)
+        self._tracer.message = None
+        self._tracer.did(lane, action, value, begin_ns, end_ns)
+        begin_ns = end_ns = self._now[running]
+        if len(own) > first:
+            begin_ns, end_ns = times.begin_ns[first], times.end_ns[len(own) - 1]
+            self._now[running] = end_ns
+        elif isinstance(action, Begin) and first < len(times.begin_ns):
+            begin_ns = end_ns = times.begin_ns[first]  # who was held up between two steps begins later
+        if (message := self._tracer.message) is not None:
+            (of, at), kind = message, type(action)
+            crossed = self._times[of.node, of.name]
+            first_byte_ns, last_byte_ns = crossed.first_byte_ns[at], crossed.last_byte_ns[at]
+            if kind is Send:
+                value = Sent(first_byte_ns, last_byte_ns)
+            elif kind is Receive:
+                value = value._replace(first_byte_ns=first_byte_ns, last_byte_ns=last_byte_ns)
+        self._observer.did(lane, action, value, begin_ns, end_ns)
+
+
+def retell(traced: TracedJob, trace: Trace, played: Sequence[PlayedLane], observer: Observer) -> None:
+    """Tell an observer what was played of a job's trace, as if it had been there: of as many steps as the job has.
+
+    `played`: by lane of the trace, at least as many steps.
     """
-    tracer = Tracer(job.places, labels, cost, about or {})
-    Loop([job.program(place) for place in range(len(job.places))], nodes, observers=[tracer]).run()
-    return tracer.trace()
+    traced.run(_Retold(traced, trace, played, observer))
+
+
+def window(trace: Trace, steps: range) -> Trace:
+    """Return some steps of a trace, as if all before them had ended: what was sent before is there."""
+    sent, before = set[tuple[int, int, int]](), dict[int, int]()
+    for lane in trace.lanes:
+        first, end = lane.starts[steps.start], lane.starts[steps.stop]
+        for at in range(end):
+            if lane.kind[at] == SEND and at >= first:
+                sent.add((lane.node, lane.peer[at], lane.tag[at]))
+            elif lane.kind[at] == SIGNAL and at < first:
+                before[lane.tag[at]] = before.get(lane.tag[at], 0) + 1
+    lanes = []
+    for lane in trace.lanes:
+        part = Lane(lane.node, lane.name)
+        for step in steps:
+            for operation in lane.operations(step):
+                kind, label, peer, tag, value = operation
+                if kind == RECEIVE and (peer, lane.node, tag) not in sent:
+                    continue
+                if kind == WAIT and (value := value - before.get(tag, 0)) <= 0:
+                    continue
+                part.add(kind, label=label, peer=peer, tag=tag, value=value)
+            part.end_step()
+        lanes.append(part)
+    return Trace(trace.nodes, trace.labels, tuple(lanes), trace.about)

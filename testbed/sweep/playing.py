@@ -27,9 +27,11 @@ from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
 from testbed.play.played import Played, read_played
+from testbed.play.recorded import records_of
 from testbed.play.replica_times import NodeTimes
 from testbed.play.steady import extended
 from testbed.play.trace import Trace
+from testbed.play.tracing import TracedJob
 from testbed.process import start_program
 from testbed.profiles import LinkProfile
 from testbed.records import (
@@ -237,20 +239,21 @@ class _Player:
 
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
-        costs, own = self._costs.recipes.get(recipe.id), self._node_times(cell)
-        times = pipelines.stage_times(cell, costs) if cell.data is None else own
+        own = self._node_times(cell)
+        times = pipelines.stage_times(cell, self._costs.recipes.get(recipe.id)) if cell.data is None else own
         content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
         if path not in self._traces:
-            self._traces[path] = (
-                pipelines.trace_of(cell, self._steps(cell), costs)
-                if cell.data is None
-                else replicas.trace_of(cell, self._steps(cell), own)
-            )
+            self._traces[path] = self._job(cell).trace()
             results.make_folder(path.parent)
             self._traces[path].write(path)
         return path, self._traces[path]
+
+    def _job(self, cell: Cell) -> TracedJob:
+        if cell.data is not None:
+            return replicas.job_of(cell, self._steps(cell), self._node_times(cell))
+        return pipelines.job_of(cell, self._steps(cell), self._costs.recipes.get(recipe_of(cell).id))
 
     def _node_times(self, cell: Cell) -> list[NodeTimes] | None:
         """Return how long the nodes of data parallel training work; None where local steps and updates are all of it,
@@ -280,12 +283,8 @@ class _Player:
         trace = self._trace(cell)[1]
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
-        ideals_s = None
-        if cell.data is None:
-            stages = pipelines.records_of(cell, played, self._steps(cell))
-        else:
-            stages = replicas.records_of(cell, trace, played, self._steps(cell))
-            ideals_s = replicas.ideals_s(cell, trace)
+        stages = records_of(cell, self._job(cell), trace, played, self._steps(cell))
+        ideals_s = None if cell.data is None else replicas.ideals_s(cell, trace)
         lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
         results.write_json(run.folder / "lab.json", lab)
         for stage, records in enumerate(stages):

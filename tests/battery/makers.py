@@ -11,12 +11,14 @@ from typing import Any
 
 from testbed.diffusion import experts, programs
 from testbed.jobs.schedule import actions
+from testbed.jobs.sampling import sent_parts
 from testbed.play import pipelines, replicas, synthetic
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
 from testbed.play.hybrid import resolve_hybrid
 from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.replica_times import node_times
 from testbed.play.trace import Trace
+from testbed.play.tracing import window
 from testbed.profiles import load_profile
 from testbed.records import (
     ActionRecord,
@@ -250,7 +252,12 @@ def data_parallel(
     count = {"star": 1, "all-to-all": workers - 1, "all-gather": workers - 1, "all-reduce": 2 * (workers - 1)}[exchange]
 
     def frames(node: int, step: int) -> list[int]:
-        return [drawn(10**6, node, step, n) for n in range(workers if node == workers else count)]
+        if exchange == "all-gather":  # passed on as it came
+            return [drawn(10**6, (node - hop) % workers, step) for hop in range(count)]
+        if exchange == "all-reduce":
+            parts = [drawn(10**6, node, step, (node - hop) % workers) for hop in range(workers - 1)]
+            return parts + [drawn(10**6, "sum", step, (node + 1 - hop) % workers) for hop in range(workers - 1)]
+        return [drawn(10**6, node, step)] * (workers if node == workers else count)
 
     def applied_by(worker: int, step: int) -> int:
         """Say how many steps a worker has applied when a step ends."""
@@ -278,7 +285,8 @@ def data_parallel(
             for n in range(parts)
         ),
     )
-    return replicas.make_trace(cell, range(first, end), frames, applied, node_times(cell, costs))
+    whole = replicas.stated_job(cell, end, frames, applied, node_times(cell, costs)).trace()
+    return window(whole, range(first, end))
 
 
 def data_parallel_shape(*, steps: int, scale: int, **asked: Any) -> Trace:
@@ -314,7 +322,7 @@ def sampling(*, name: Any, workers: int, warmup: int, patches: int, coded: bool,
 def expert_sampling(*, lag: int, synchronous: Any, skip: Any, workers: int) -> Trace:
     """Sampling by experts."""
     program = experts.ExpertProgram(experts.Schedule(lag, synchronous, skip), workers, 4, 4)
-    sizes = {part: drawn(10**5, *part) for _, part in programs.sent_parts(program.actions())}
+    sizes = {part: drawn(10**5, *part) for _, part in sent_parts(program.actions())}
     return experts.expert_trace(program, experts.ExpertCosts(drawn(10**7, "own"), drawn(10**7, "experts"), sizes))
 
 

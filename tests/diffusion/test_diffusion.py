@@ -11,9 +11,10 @@ import torch
 from testbed.diffusion import quality
 from testbed.diffusion.dit import ROWS, SIZES, TOKENS, Dit, DitSize, build_dit, sample, start, to_images, to_tokens
 from testbed.diffusion.pretrain import train
-from testbed.diffusion.programs import Costs, Program, Receive, divide, sent_parts, trace_of
+from testbed.diffusion.programs import Costs, Program, divide, trace_of
 from testbed.diffusion.workers import Sampled, Workers
 from testbed.errors import SpecError
+from testbed.jobs.sampling import Receive, sent_parts
 from testbed.play.check import check_trace
 from testbed.play.ideal import Pipes, ideal_step_ns
 from testbed.profiles import load_profile

@@ -10,8 +10,9 @@ from testbed.diffusion.dit import ROWS, TOKENS, Dit, DitSize, build_dit, sample,
 from testbed.diffusion.experts import BLOCK, ExpertProgram, Schedule, sample_experts
 from testbed.diffusion.inside import LiveSampling
 from testbed.diffusion.live import LiveSampled, sample_live
-from testbed.diffusion.programs import Costs, Program, sent_parts, trace_of
+from testbed.diffusion.programs import Costs, Program, trace_of
 from testbed.diffusion.workers import Workers
+from testbed.jobs.sampling import sent_parts
 from testbed.net.lab import LabSpec
 from testbed.play.ideal import Pipes, ideal_step_ns
 from testbed.profiles import load_profile

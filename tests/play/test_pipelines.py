@@ -13,6 +13,7 @@ from testbed.metrics.wires import Wires
 from testbed.play import pipelines
 from testbed.play.check import check_trace
 from testbed.play.played import NodeCounters, Played
+from testbed.play.recorded import records_of
 from testbed.play.trace import RECEIVE, SEND, WORK, Trace
 from testbed.play.unlinked import play_unlinked, step_ends
 from testbed.records import Duration, StageCosts, StepRecord
@@ -55,6 +56,13 @@ def played_of(trace: Trace) -> Played:
     return Played("virtual", trace.steps, None, play_unlinked(trace), counters, [()] * trace.steps, 0)
 
 
+def played(cell: Cell, training: list[list[StepRecord]]) -> list[list[StepRecord]]:
+    """The records of such a play."""
+    job = pipelines.job_of(cell, training, costs(len(training)))
+    trace = job.trace()
+    return records_of(cell, job, trace, played_of(trace), training)
+
+
 @given(
     stages=st.integers(1, 4),
     microbatches=st.integers(1, 5),
@@ -92,8 +100,7 @@ def test_the_records_of_what_was_played_have_the_ideal_time_over_free_links(sche
     if recipe == "paced":
         compute = Paced(forward_ns=(FORWARD,), backward_ns=(BACKWARD,), update_ns=UPDATE, source="stated", dilation=3)
         cell = cell.model_copy(update={"compute": compute})
-    trace = pipelines.trace_of(cell, training, costs(3))
-    stages = pipelines.records_of(cell, played_of(trace), training)
+    stages = played(cell, training)
     steps = align(stages)
     assert [(s.phase, s.number, s.loss) for s in steps] == [(s.phase, s.number, s.loss) for s in align(training)]
     wires = Wires(cell, None)
@@ -108,9 +115,7 @@ def test_the_records_of_what_was_played_have_the_ideal_time_over_free_links(sche
 def test_bytes_are_the_training_s_and_times_the_player_s() -> None:
     cell, training = trained(stages=3)
     trace = pipelines.trace_of(cell, training, costs(3))
-    for lane, before, after in zip(
-        trace.lanes, training, pipelines.records_of(cell, played_of(trace), training), strict=True
-    ):
+    for lane, before, after in zip(trace.lanes, training, played(cell, training), strict=True):
         sizes = [value for kind, value in zip(lane.kind, lane.value, strict=True) if kind == SEND]
         assert sizes == [
             frame.frame_bytes for record in before if record.phase == "train" for frame in _by_time(record)
@@ -143,10 +148,9 @@ def test_codecs_cost_what_the_rule_says(rule: str, codec_ns: int) -> None:
 def test_a_budget_ends_a_run_with_the_step_that_reaches_it() -> None:
     cell, training = trained(stages=2)
     trace = pipelines.trace_of(cell, training, costs(2))
-    played = played_of(trace)
-    step_s = step_ends(trace, played.lanes, 1)[0] / 1e9
+    step_s = step_ends(trace, play_unlinked(trace), 1)[0] / 1e9
     spent = cell.model_copy(update={"training": cell.training.model_copy(update={"budget_s": 2.5 * step_s})})
-    whole, cut = (pipelines.records_of(one, played, training)[0] for one in (cell, spent))
+    whole, cut = (played(one, training)[0] for one in (cell, spent))
     assert sum(record.phase == "train" for record in cut) == 3
     assert cut == whole[: len(cut)]
 
@@ -168,7 +172,7 @@ def test_steps_are_played_again_in_turn_where_more_are_wanted_than_were_trained(
     trace = pipelines.trace_of(asked, steps, costs(2))
     check_trace(trace, "the trace")
     assert trace.steps == count
-    made = align(pipelines.records_of(asked, played_of(trace), steps))
+    made = align(played(asked, steps))
     train = [step for step in made if step.phase == "train"]
     assert [step.number for step in train] == list(range(count))
     first = [step for step in align(training) if step.phase == "train"]

@@ -17,6 +17,7 @@ from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
 from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.played import NodeCounters, Played
+from testbed.play.recorded import records_of
 from testbed.play.replica_times import node_times
 from testbed.play.trace import SEND, WORK, Operation, Trace
 from testbed.play.unlinked import Links, play_unlinked
@@ -55,7 +56,7 @@ def test_what_was_counted_is_sent_and_received_once(exchange: Exchange, stalenes
     trace = replicas.trace_of(cell, training)
     check_trace(trace, "it")
     assert trace.nodes == cell.node_names
-    played = replicas.records_of(cell, trace, played_of(trace), training)
+    played = records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training)
     for node, (records, before) in enumerate(zip(played, training, strict=True)):
         counted = [frame.frame_bytes for record in before for frame in record.sent]
         sent = [
@@ -82,7 +83,7 @@ def test_a_cycle_is_that_of_the_same_job_from_shapes(exchange: Exchange, stalene
     cell, training = a_cell(exchange, staleness=staleness, steps=steps)
     trace = replicas.trace_of(cell, training)
     links = Pipes(cell.topology, cell.links, cell.nodes)
-    records = replicas.records_of(cell, trace, played_of(trace, links), training)
+    records = records_of(cell, replicas.job_of(cell, training), trace, played_of(trace, links), training)
     summary = summarise(
         cell, None, None, records, status="ok", error=None, ideals_s=replicas.ideals_s(cell, trace), steady=(6, 1)
     )
@@ -110,7 +111,7 @@ def test_local_steps_take_their_own_time() -> None:
     outer = OuterSpec(learning_rate=1.0, momentum=0.0, nesterov=False)
     cell, training = a_cell("star", workers=2, local_steps=(3, 1), outer=outer)
     trace = replicas.trace_of(cell, training)
-    steps = align(replicas.records_of(cell, trace, played_of(trace), training))
+    steps = align(records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training))
     local_ns = FORWARD_NS + BACKWARD_NS + UPDATE_NS
     assert {step.end_ns - step.begin_ns for step in steps if step.phase == "train"} == {3 * local_ns + UPDATE_NS}
     # Who is done early waits for the server's answer.
@@ -206,7 +207,9 @@ def test_a_synchronous_cycle_of_two_grows_by_what_codecs_take(exchange: Exchange
         wanted += encode_ns + decode_ns
     before, after = (ideal_steps_ns(each, None, 6) for each in (replicas.trace_of(free, training), trace))
     assert {late - early for early, late in zip(before, after, strict=True)} == {wanted}
-    for node, records in enumerate(replicas.records_of(cell, trace, played_of(trace), training)):
+    for node, records in enumerate(
+        records_of(cell, replicas.job_of(cell, training), trace, played_of(trace), training)
+    ):
         for record in records:
             spent = coded(trace, node, record.step) if record.phase == "train" else dict.fromkeys(CODING, 0)
             if exchange == "all-reduce" and record.phase == "train":  # the ring's are no worker's actions

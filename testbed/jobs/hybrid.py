@@ -1,0 +1,138 @@
+"""Pipelines within replicas, and data parallel training across them. Devices are numbered through all replicas.
+
+A step is some batches of every replica, and an exchange, whose messages the job is given: of what is sent to the
+server, what it answers when it has all of it, and who passes an answer on; or of what devices of several replicas send
+each other. Before step t a device has the aggregate of step t - 1 - staleness. Replicas may be away for a step; those
+that come back get the weights first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Fork, Key, Message, Program, Receive, Send, Wait, Work
+from testbed.jobs.pipeline import PipelineJob
+from testbed.jobs.schedule import Action
+
+Pairs = Sequence[tuple[int, int]]
+"""Who sends, and who receives. The server is the place after the last device."""
+
+
+class Round(NamedTuple):
+    """Who takes part in a step, and who sends whom what."""
+
+    away: Sequence[int] = ()
+    """Replicas."""
+    restored: Pairs = ()
+    """Weights, for devices of those that come back, before they compute."""
+    exchanged: Pairs = ()
+    passed_on: Pairs = ()
+    """Devices send on what the server sent them."""
+
+
+@dataclass(frozen=True)
+class HybridJob:
+    """Replicas that train together."""
+
+    orders: Sequence[Sequence[Sequence[Action]]]
+    """By replica and stage: the actions of a batch."""
+    local_steps: int
+    """Batches of a step."""
+    rounds: Sequence[Round]
+    """Those of steps one after the other, and again from the first."""
+    server: bool
+    staleness: int
+    """Steps that a device may be ahead of the aggregate."""
+    steps: int
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The names of the devices, and the server's."""
+        return (*(f"device {device}" for device in range(self._devices)), *("server",) * self.server)
+
+    @property
+    def _devices(self) -> int:
+        return sum(map(len, self.orders))
+
+    def program(self, place: int, first_step: int = 0) -> Program:
+        """Return what a device or the server does, from that step on."""
+        return self._serve(place, first_step) if place == self._devices else self._train(place, first_step)
+
+    def _train(self, me: int, first_step: int) -> Program:
+        ends = list(accumulate(map(len, self.orders)))
+        replica = next(number for number, end in enumerate(ends) if me < end)
+        pipeline = PipelineJob(self.orders[replica], self.steps, first=ends[replica] - len(self.orders[replica]))
+        parts = max((part for order in pipeline.orders for _, part in order), default=-1) + 1
+        applied = max(0, first_step - 1 - self.staleness)
+        for step in range(first_step, self.steps):
+            who = self.rounds[step % len(self.rounds)]
+            while self.staleness and applied < step - self.staleness:
+                yield from self._apply((yield Wait(Key("aggregate", applied))), applied)
+                applied += 1
+            yield from self._restore(me, step, who)
+            if replica not in who.away:
+                for batch in range(self.local_steps):
+                    yield from pipeline.batch(me, step, batch * parts)
+            yield Begin("A", step)
+            for sender, receiver in who.exchanged:
+                if sender == me:
+                    yield Send((yield Encode(_key("exchange", step, sender, receiver))), receiver)
+            if self.staleness:
+                yield Fork(f"to device {me}", Key("aggregate", step), self._gather(me, step, who))
+            else:
+                yield from self._apply((yield from self._gather(me, step, who)), step)
+            while self.staleness and step + 1 == self.steps and applied <= step:
+                yield from self._apply((yield Wait(Key("aggregate", applied))), applied)
+                applied += 1
+            yield EndStep(step)
+
+    def _restore(self, me: int, step: int, who: Round) -> Program:
+        """Send weights to those that come back, or get them."""
+        for sender, receiver in who.restored:
+            key = _key("weights", step, sender, receiver)
+            if sender == me:
+                yield Send((yield Encode(key)), receiver)
+            elif receiver == me:
+                (weights,) = yield Decode(((yield Receive(key, sender)),))
+                yield Work("restore", key, weights)
+
+    def _gather(self, me: int, step: int, who: Round) -> Program:
+        """Have all that comes in an exchange, and pass it on; returns the messages."""
+        came = list[Message]()
+        for sender, receiver in who.exchanged:
+            if receiver == me:
+                came.append((yield Receive(_key("exchange", step, sender, receiver), sender)))
+        for sender, receiver in who.passed_on:
+            if sender == me:
+                yield Send(came[0], receiver)
+            elif receiver == me:
+                came.append((yield Receive(_key("exchange", step, self._devices, sender), sender)))
+        return came
+
+    def _apply(self, came: Sequence[Message], step: int) -> Program:
+        if came:
+            values = yield Decode(tuple(came))
+            yield Work("apply", Key("apply", step), values)
+
+    def _serve(self, me: int, first_step: int) -> Program:
+        for step in range(first_step, self.steps):
+            who = self.rounds[step % len(self.rounds)]
+            yield from self._restore(me, step, who)
+            yield Begin("A", step)
+            came = list[Message]()
+            for sender, receiver in who.exchanged:
+                if receiver == me:
+                    came.append((yield Receive(_key("exchange", step, sender, receiver), sender)))
+            total = yield Work("sum", Key("sum", step), (yield Decode(tuple(came))))
+            for sender, receiver in who.exchanged:
+                if sender == me:
+                    yield Send((yield Encode(_key("exchange", step, sender, receiver), total)), receiver)
+            yield EndStep(step)
+
+
+def _key(what: str, step: int, sender: int, receiver: int) -> Key:
+    """Return a message's key: what one device gets differs from what another does."""
+    return Key(what, step, receiver, origin=sender)
