@@ -19,7 +19,7 @@ from testbed.sweep import conduct
 from testbed.sweep.estimate import Estimator, RunEstimate, on_this_machine
 from testbed.sweep.means import Means
 from testbed.sweep.progress import SweepProgress
-from testbed.sweep.trainings import is_trained, trained_folder
+from testbed.sweep.trainings import untrained
 from testbed.units import format_duration
 
 
@@ -54,7 +54,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     runs = conduct.missing_runs(cells, agenda.experiment, folder, again=again)
     # A played trial is trained, which is counted below, and not run.
     left = Counter(cell.id for cell in (*(trial for trial in tuning if trial.timing == "live"), *runs))
-    untrained = {cell.id for cell in tuning}
+    untried = {cell.id for cell in tuning}
     seconds = 0.0
     for kind, group in (("tuning ", agenda.to_tune), ("", cells)):
         for cell in group:
@@ -62,7 +62,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
             assert estimate is not None
             asked = conduct.wanted_runs(cell, repeats) if not kind else 1
             seconds += left[cell.id] * estimate.seconds
-            made = int(cell.id not in untrained) if kind else max(0, asked - left[cell.id])
+            made = int(cell.id not in untried) if kind else max(0, asked - left[cell.id])
             if kind and cell.timing == "played":
                 estimate = RunEstimate(estimator.training_s(recipe_of(cell)), "training alone")
             works, order = cell.parallelism.in_short
@@ -89,8 +89,7 @@ def print_plan(agenda: conduct.Agenda, folder: Path, *, again: bool) -> None:
     )
     out.print(text, highlight=False, soft_wrap=True)
     played = {recipe.id: recipe for cell in (*tuning, *runs) if cell.timing == "played" for recipe in [recipe_of(cell)]}
-    recipes = [recipe for recipe in played.values() if not is_trained(trained_folder(folder, recipe))]
-    if recipes:
+    if recipes := untrained(played.values(), folder):
         training_s = sum(map(estimator.training_s, recipes)) / len(os.sched_getaffinity(0))
         text = (
             f"before that: {len(recipes)} to train, about {format_duration(training_s)}, and durations to measure "
@@ -107,8 +106,8 @@ def predicted(
     trials = conduct.untried(agenda.to_tune, folder)
     missing = [*trials, *conduct.missing_runs(agenda.cells, agenda.experiment, folder)]
     recipes = {recipe.id: recipe for cell in missing if cell.timing == "played" for recipe in [recipe_of(cell)]}
-    untrained = [recipe for recipe in recipes.values() if not is_trained(trained_folder(folder, recipe))]
-    training_s = sum(map(estimator.training_s, untrained)) / len(os.sched_getaffinity(0))
+    to_train = untrained(recipes.values(), folder)
+    training_s = sum(map(estimator.training_s, to_train)) / len(os.sched_getaffinity(0))
     only_trained = {cell.id for cell in trials if cell.timing == "played"}
     to_run = [cell for cell in missing if cell.id not in only_trained]
     estimates = [estimate for cell in to_run if (estimate := estimator.estimate(cell)) is not None]

@@ -1,7 +1,8 @@
 """Make played runs: train each recipe once, measure how long its actions take, and play its trace over every network.
 
-A training, its durations and a trace are shared by all cells that differ in nothing but their network. What was trained
-is kept in the result folder, in trained/<recipe id>/; durations are in calibration.json, traces in traces/.
+A training, its durations and a trace are shared by all cells that differ in nothing but their network; a training also
+by those that differ in schedule and depth. What was trained is kept in the result folder, in trained/<recipe id>/;
+durations are in calibration.json, traces in traces/.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def play_cells(runs: Sequence[Cell], folder: Path, means: Means, progress: Sweep
         runs = [runs[number] for number in numbers]
         if not runs:
             return failures
-        training = {recipe: trainings.load_training(path) for recipe, path in trained.folders.items()}
+        recipes = {recipe.id: recipe for recipe in map(recipe_of, runs)}
+        training = {name: trainings.load_training(trained.folders[name], of) for name, of in recipes.items()}
         floors = {recipe: trainings.floor_of(path) for recipe, path in trained.folders.items()}
         guest_kernel = kernel()  # before anything is measured: a build beside it would slow it down
         costs = measured_costs(filter(pipelines.needs_calibration, runs), folder, means, progress, BUDGET_S)

@@ -1,11 +1,15 @@
 """Train the recipes of a sweep, each once, without a network: results/<experiment>/trained/<recipe id>/.
 
+Recipes that differ in nothing but schedule and depth share one training: these decide when a stage works, and neither
+what it computes nor the order in which a codec sees its messages (`jobs.schedule`).
+
 Each is a process of its own (`pipeline.alone`), as many side by side as there are cores and memory. A folder has
 training.json, its last file, or the training is not finished.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -19,9 +23,10 @@ from testbed import forks, paths, results
 from testbed.codecs.catalogue import placement
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.kind import JobKind
+from testbed.jobs.schedule import actions
 from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
 from testbed.pipeline.memory import predict_memory
-from testbed.records import StepRecord, TrainingRecord
+from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
 from testbed.results import Run
 from testbed.spec import DataParallelSpec, Parallelism, PipelineSpec, Recipe, TextSpec, Workload
 from testbed.sweep.executor import Task, execute
@@ -89,7 +94,7 @@ def train_missing(
         check_trainable(recipe)
     home = folder / FOLDER
     _sweep_up(home)
-    missing = [recipe for recipe in wanted.values() if not is_trained(home / recipe.id)]
+    missing = untrained(wanted.values(), folder)
     failures: dict[str, TestbedError] = {}
     if missing:
         results.make_folder(home)
@@ -109,8 +114,33 @@ def train_missing(
                     progress.trained(by_name[result.task.name], result.error)
         finally:
             _sweep_up(home)
-    trained = {name: home / name for name in wanted if name not in failures}
+    failed = {_numbers(recipe): failures[recipe.id] for recipe in missing if recipe.id in failures}
+    failures = {name: failed[_numbers(recipe)] for name, recipe in wanted.items() if _numbers(recipe) in failed}
+    trained = {name: trained_folder(folder, recipe) for name, recipe in wanted.items() if name not in failures}
     return Trainings(trained, failures)
+
+
+def untrained(recipes: Iterable[Recipe], folder: Path) -> list[Recipe]:
+    """Return which recipes are to be trained, so that an experiment's result folder has a training of each of these: of
+    those that share one, which needs least memory.
+    """
+    sharing: dict[str, list[Recipe]] = {}
+    for recipe in recipes:
+        if not is_trained(trained_folder(folder, recipe)):
+            sharing.setdefault(_numbers(recipe), []).append(recipe)
+    return [min(alike, key=predict_memory) for alike in sharing.values()]
+
+
+def _numbers(recipe: Recipe) -> str:
+    """Return what is the same for recipes that learn the same numbers.
+
+    A stranger's codec may look at more than its own messages, so with one each schedule is trained by itself.
+    """
+    codecs = (part.name for spec in placement.parse_placement(recipe.codec).specs() for part in spec.parts())
+    if not isinstance(recipe.parallelism, PipelineSpec) or any(":" in name for name in codecs):
+        return recipe.id
+    one = recipe.pipeline.model_copy(update={"schedule": "gpipe", "in_flight": 1})
+    return recipe.model_copy(update={"pipeline": one}).id
 
 
 def is_trained(folder: Path) -> bool:
@@ -119,8 +149,21 @@ def is_trained(folder: Path) -> bool:
 
 
 def trained_folder(folder: Path, recipe: Recipe) -> Path:
-    """Return where a recipe's training lies in an experiment's result folder, or will."""
-    return folder / FOLDER / recipe.id
+    """Return where a recipe's training lies in an experiment's result folder, or will: perhaps one that it shares."""
+    own = folder / FOLDER / recipe.id
+    if is_trained(own):
+        return own
+    files = (path for path in sorted(own.parent.glob("*/training.json")) if not path.parent.name.startswith("."))
+    return next((path.parent for path in files if _numbers_in(path) == _numbers(recipe)), own)
+
+
+@functools.cache
+def _numbers_in(path: Path) -> str | None:
+    """Return the `_numbers` of a finished training; None where nobody can read it any more."""
+    try:
+        return _numbers(results.read_json(path, TrainingRecord).recipe)
+    except TestbedError:
+        return None
 
 
 def final_loss(folder: Path) -> float | None:
@@ -136,10 +179,39 @@ def floor_of(folder: Path) -> float | None:
     return results.read_json(folder / "training.json", TrainingRecord).unigram_floor
 
 
-def load_training(folder: Path) -> tuple[list[StepRecord], ...]:
-    """Read the records of a finished training, by stage (or by node). ResultsError for a folder that has none."""
-    record = results.read_json(folder / "training.json", TrainingRecord)
-    return tuple(Run(folder).steps(stage) for stage in range(record.recipe.nodes))
+def load_training(folder: Path, recipe: Recipe | None = None) -> tuple[list[StepRecord], ...]:
+    """Read the records of a finished training, by stage (or by node). ResultsError for a folder that has none.
+
+    `recipe`: one that shares it; actions are then in the order of its schedule, and their times mean nothing.
+    """
+    trained = results.read_json(folder / "training.json", TrainingRecord).recipe
+    stages = tuple(Run(folder).steps(stage) for stage in range(trained.nodes))
+    if recipe is None or recipe == trained:
+        return stages
+    return tuple(_in_order(recipe.pipeline, stage, records) for stage, records in enumerate(stages))
+
+
+def _in_order(pipeline: PipelineSpec, stage: int, records: Iterable[StepRecord]) -> list[StepRecord]:
+    """Put what a stage did in each training step into the order of a pipeline's schedule."""
+    numbers = pipeline.model_dump(include={"stages", "microbatches", "in_flight", "accumulation"})
+    order = actions(pipeline.schedule, stage=stage, **numbers)
+    place = {(action.kind, action.microbatch): number for number, action in enumerate(order)}
+
+    def of_frame(frame: SentRecord | ReceivedRecord) -> int:
+        return place["F" if frame.direction == "forward" else "B", frame.microbatch]
+
+    return [
+        record.model_copy(
+            update={
+                "actions": tuple(sorted(record.actions, key=lambda action: place[action.kind, action.microbatch])),
+                "sent": tuple(sorted(record.sent, key=of_frame)),
+                "received": tuple(sorted(record.received, key=of_frame)),
+            }
+        )
+        if record.phase == "train"
+        else record
+        for record in records
+    ]
 
 
 def _tasks(recipes: list[Recipe], home: Path, prepare: Callable[[Workload], Tokens]) -> list[Task]:

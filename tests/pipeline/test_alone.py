@@ -92,7 +92,9 @@ class Noting:
 def a_tiny_cell(
     stages: int, codec: str = "fp32", *, family: str = "gpt2", dropout: float = 0.0, **changes: Any
 ) -> Cell:
-    pipeline = {name: changes.pop(name) for name in ("schedule", "recompute", "accumulation") if name in changes}
+    pipeline = {
+        name: changes.pop(name) for name in ("schedule", "in_flight", "recompute", "accumulation") if name in changes
+    }
     cell = a_cell(stages, **{"steps": 4, **changes})
     pipeline |= {"microbatches": 4 // pipeline.get("accumulation", 1)}
     workload = {"model": f"{family}-tiny", "family": family, "dropout": dropout}
@@ -201,6 +203,33 @@ def test_every_cut_and_schedule(stages: int, schedule: str) -> None:
 def test_everything_else_that_a_recipe_says(changes: dict[str, Any]) -> None:
     for codec in ("delta-int8", "bottleneck(4)"):
         check_same(a_tiny_cell(3, codec, **changes))
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [pytest.param(codec, marks=[] if number % 9 == 0 else pytest.mark.slow) for number, codec in enumerate(CODECS)],
+)
+def test_schedule_and_depth_change_no_number_and_no_byte(codec: str) -> None:
+    """What `sweep.trainings` relies on: each codec sees its messages in one order under every schedule."""
+    of = {
+        (schedule, in_flight): in_memory(a_tiny_cell(3, codec, schedule=schedule, in_flight=in_flight))[0]
+        for schedule, in_flight in (("gpipe", 1), ("1f1b", 2), ("1f1b", 3), ("1f1b", 4))
+    }
+    first, *others = of.values()
+    orders = [[list(record[7]) for record in trained.numbers[0]] for trained in of.values()]
+    assert orders[0] != orders[1], "they go through different schedules"
+    for other in others:
+        assert other.payloads == first.payloads
+        assert _sorted(other.numbers) == _sorted(first.numbers)
+        assert all(torch.equal(a, b) for a, b in zip(other.parameters, first.parameters, strict=True))
+        assert other.told == first.told
+
+
+def _sorted(numbers: list[list[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]:
+    return [
+        [tuple(sorted(part) if isinstance(part, list) else part for part in record) for record in stage]
+        for stage in numbers
+    ]
 
 
 def test_a_target_ends_it_after_the_same_evaluation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from testbed import forks
 from testbed.errors import StageError, TestbedError, UserError
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.memory import predict_memory
-from testbed.records import TrainingRecord
+from testbed.records import StepRecord, TrainingRecord
 from testbed.results import read_json
 from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
 from testbed.sweep.session import Tokens
-from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing
+from testbed.sweep.trainings import FOLDER, is_trained, load_training, train_missing, untrained
 from tests import small_replicas
 from tests.small_replicas import DIGITS
 
@@ -136,3 +137,52 @@ def test_predicted_memory_suffices_and_is_not_far_off(tmp_path: Path, model: str
     found = train_missing([recipe], tmp_path, prepare=Texts(tmp_path), progress=Heard())
     peak = read_json(found.folders[recipe.id] / "training.json", TrainingRecord).peak_memory_bytes
     assert peak <= predict_memory(recipe) <= 1.5 * peak
+
+
+def in_schedule(recipe: Recipe, schedule: str, in_flight: int) -> Recipe:
+    pipeline = recipe.pipeline.model_copy(update={"schedule": schedule, "in_flight": in_flight, "microbatches": 4})
+    return recipe.model_copy(update={"pipeline": pipeline})
+
+
+def what_was_done(training: Iterable[list[StepRecord]]) -> list[Any]:
+    """All but times."""
+    return [
+        (
+            *(record.step, record.phase, record.loss, record.gradient_norm),
+            [(action.kind, action.microbatch) for action in record.actions],
+            [(frame.direction, frame.microbatch, frame.payload_bytes) for frame in record.sent],
+            [(frame.direction, frame.microbatch, frame.payload_bytes) for frame in record.received],
+        )
+        for stage in training
+        for record in stage
+    ]
+
+
+def test_schedules_and_depths_share_a_training_and_keep_their_own_order(tmp_path: Path) -> None:
+    orders = [("gpipe", 1), ("1f1b", 2), ("1f1b", 3)]
+    recipes, texts, heard = [in_schedule(a_recipe("delta-int8"), *order) for order in orders], Texts(tmp_path), Heard()
+    apart = [train_missing([one], tmp_path / one.id, prepare=texts, progress=heard).folders[one.id] for one in recipes]
+    assert len(untrained(recipes, tmp_path / "one")) == 1
+    together = train_missing(recipes, tmp_path / "one", prepare=texts, progress=heard)
+    assert len(set(together.folders.values())) == len(list((tmp_path / "one" / FOLDER).iterdir())) == 1
+    assert not untrained(recipes, tmp_path / "one")
+    for recipe, own in zip(recipes, apart, strict=True):
+        shared = load_training(together.folders[recipe.id], recipe)
+        assert what_was_done(shared) == what_was_done(load_training(own))
+
+
+def test_what_was_trained_before_serves_other_schedules_but_not_other_numbers(tmp_path: Path) -> None:
+    before, texts, heard = in_schedule(a_recipe(), "1f1b", 2), Texts(tmp_path), Heard()
+    (home,) = train_missing([before], tmp_path, prepare=texts, progress=heard).folders.values()
+    other = in_schedule(a_recipe(), "gpipe", 7)
+    assert not untrained([other], tmp_path)
+    assert train_missing([other], tmp_path, prepare=texts, progress=heard).folders == {other.id: home}
+    assert len(heard.ended) == 1
+    stranger = "tests.codecs.strangers:Good"
+    for changed in (in_schedule(a_recipe(steps=4), "gpipe", 7), a_recipe(), in_schedule(a_recipe("int8"), "1f1b", 2)):
+        assert untrained([changed], tmp_path) == [changed]
+    apart = [in_schedule(a_recipe(stranger), *order) for order in (("gpipe", 1), ("1f1b", 2))]
+    assert untrained(apart, tmp_path) == apart, "it may look at more than its own messages"
+    (unreadable := tmp_path / "older" / FOLDER / before.id).mkdir(parents=True)
+    (unreadable / "training.json").write_text("{}")
+    assert untrained([other], tmp_path / "older") == [other]
