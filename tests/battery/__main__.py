@@ -8,9 +8,9 @@ A       1,949 traces of every kind, 1,542 of them different, in normal form (`en
 ideals  the steps of 325 of these without links, and over links that are formulas: 2 s
 B       62 small trainings in one process: payloads, decoded values, codecs' states, losses, norms, weights: 30 s.
         Floats round otherwise on another processor or torch (hashes/machine.json)
-C       played cells, to the nanosecond, in a guest: `ends_ns` are the ends of steps, `times` all times of the records,
+C       44 played cells, to the nanosecond, in a guest: `ends_ns` are the ends of steps, `times` all times of records,
         `counted` what interfaces and sockets counted; several runs where links draw: 5 min
-D       live cells on the virtual clock, `near_ns` within 1 us, numbers and bytes exactly; results of before: 3 min
+D       8 live cells on the virtual clock, `near_ns` within 1 us, numbers and bytes exactly; results of before: 5 min
 
 What parts B to D have finished is kept under results/battery/, by the sources that it was made with, so that a command
 which was interrupted goes on where it was; -k picks entries by a part of their names; another --kept makes all anew.
