@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.diffusion import experts, programs
-from testbed.jobs.schedule import actions
 from testbed.jobs.sampling import sent_parts
+from testbed.jobs.schedule import actions
 from testbed.play import pipelines, replicas, synthetic
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
 from testbed.play.hybrid import resolve_hybrid
