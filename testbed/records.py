@@ -208,6 +208,12 @@ class StageCosts(Frozen):
     decode_woken: dict[Direction, Duration] = Field(default_factory=dict)
     """The same by a stage that has slept before, as one does that waits for a link; {}: was not timed."""
 
+    @property
+    def durations(self) -> list[Duration]:
+        """All of them that an action always takes."""
+        maths = (self.forward, self.backward, self.clip, self.update)
+        return [*maths, *self.encode.values(), *self.decode.values()]
+
     def waking_ns(self, direction: Direction) -> int:
         """Return how much longer decoding takes by a stage that has slept than by one that was busy."""
         woken = self.decode_woken.get(direction)
@@ -256,6 +262,12 @@ class ReplicaCosts(Frozen):
     workers: tuple[WorkerMaths, ...]
     messages: tuple[MessageCosts, ...]
     """By sender: the workers, and a star's server. In a ring that reduces, of each part of a message."""
+
+    @property
+    def durations(self) -> list[Duration]:
+        """All of them."""
+        maths = [one for worker in self.workers for one in (worker.local_step, worker.close, worker.update)]
+        return maths + [one for sender in self.messages for one in (*sender.encode, *sender.decode)]
 
 
 class PlaceCosts(Frozen):

@@ -77,5 +77,10 @@ def run(job: CalibrationJob) -> Iterator[CalibrationRound | CalibrationDone]:
     yield CalibrationDone(subjects=tuple(timed), maths={}, seconds=time.monotonic() - began, rounds=rounds)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Do what the file says, and print each message as a line of JSON."""
     calibrate.main(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -38,5 +38,10 @@ def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
     return alone.write_training(job, train)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Do what the file says, and print each message as a line of JSON."""
     alone.main(train_alone)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from testbed.metrics.steps import PipelineStep, align, counted, durations_s, ove
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
-from testbed.spec import Cell
+from testbed.spec import Cell, PipelineSpec
 
 
 def _last_loss(steps: Sequence[PipelineStep], phase: Phase) -> float | None:
@@ -75,7 +75,7 @@ def summarise(
     moved = traffic(chosen)
     dilation = cell.compute.dilation
     seconds = np.array(durations_s(chosen, cell.cycle)) / dilation
-    if cell.data is None:
+    if isinstance(cell.parallelism, PipelineSpec):
         wires = Wires(cell, None if lab is None else lab.played_at_ns)
         ideals_s = [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]
     elif ideals_s is not None:

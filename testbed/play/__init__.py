@@ -14,7 +14,8 @@ steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model
 shapes    what a model's shapes, a device and a codec's size make of such a trace
 data_parallel  the same of workers that hold whole models: a server, rings, delayed aggregation
-hybrid    pipelines within replicas and data parallel across them, at the sites of a scenario
+hybrid    kinds     the job that is played of a cell of any kind
+pipelines within replicas and data parallel across them, at the sites of a scenario
 scenarios who trains together, over which links: scenarios.toml
 churn     who of them is away when, and so who takes part in which step
 pipelines a training becomes a trace, and what was played the records of a run

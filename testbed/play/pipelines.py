@@ -21,7 +21,7 @@ from testbed.message_key import Direction
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob
 from testbed.records import ActionKind, StageCosts, StepRecord
-from testbed.spec import Cell, Paced, text_of
+from testbed.spec import Cell, Paced, Stated, text_of
 from testbed.workloads import models
 
 _WAYS: tuple[Direction, ...] = ("forward", "backward")
@@ -47,7 +47,7 @@ class StageTimes(NamedTuple):
 
 def needs_calibration(cell: Cell) -> bool:
     """Say whether any of a played cell's durations is this machine's."""
-    return not isinstance(cell.compute, Paced) or cell.codec_cost == "host"
+    return not isinstance(cell.compute, Paced | Stated) or cell.codec_cost == "host"
 
 
 def stage_times(cell: Cell, costs: Sequence[StageCosts] | None) -> list[StageTimes]:

@@ -11,7 +11,7 @@ from testbed.play.played import Played, SocketState
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob, retell
 from testbed.records import CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
-from testbed.spec import Cell
+from testbed.spec import Cell, PipelineSpec
 
 Frame = TypeVar("Frame", SentRecord, ReceivedRecord)
 _STEP = ("start_ns", "end_ns", "optimiser_start_ns", "synchronised_ns")
@@ -62,7 +62,7 @@ def _node_records(
             "sockets": tuple(_socket(cell, state) for state in played.sockets[number] if state.node == node),
         }
         received = _at_times(record.received, step.received)
-        if cell.data is not None:  # in the order of arrival
+        if not isinstance(cell.parallelism, PipelineSpec):  # in the order of arrival
             places = {id(frame): place for place, frame in enumerate(record.received)}
             received.sort(key=lambda pair: (pair[1].last_byte_ns, places[id(pair[0])]))
         changes = {
@@ -92,6 +92,6 @@ def _at_times(frames: Sequence[Frame], played: Iterable[Frame]) -> list[tuple[Fr
 
 def _socket(cell: Cell, state: SocketState) -> SocketRecord:
     about = {name: value for name, value in vars(state).items() if name != "node"}
-    if cell.data is None:
+    if isinstance(cell.parallelism, PipelineSpec):
         about["peer"] = "downstream" if state.peer > state.node else "upstream"
     return SocketRecord(**about)

@@ -23,10 +23,10 @@ from testbed.devices.codec_cost import DeviceRates, device_codec_ns
 from testbed.errors import UserError
 from testbed.play.data_parallel import CodecTimes
 from testbed.play.pipelines import needs_calibration
-from testbed.records import ReplicaCosts
+from testbed.records import Calibration, ReplicaCosts
 from testbed.replicas.fragments import SMALL, Shapes, message_shapes
 from testbed.replicas.pace import worker_times
-from testbed.spec import Cell, DataParallelSpec, Paced
+from testbed.spec import Cell, DataParallelSpec, Paced, recipe_of
 from testbed.workloads import models
 
 
@@ -66,6 +66,15 @@ def node_times(cell: Cell, costs: ReplicaCosts | None = None) -> list[NodeTimes]
     if needs_calibration(cell) and costs is None:
         raise UserError(f"cell {cell.id} needs the durations of its recipe, and the calibration has none of it")
     return _node_times(cell, costs)
+
+
+def worked_times(cell: Cell, costs: Calibration) -> list[NodeTimes] | None:
+    """Return how long the nodes work, see `node_times`; None where local steps and updates are all of it, and the cell
+    states them, and where no worker trains data parallel.
+    """
+    if cell.data is None or (not needs_calibration(cell) and cell.codec_cost == "zero"):
+        return None
+    return node_times(cell, costs.replicas.get(recipe_of(cell).id))
 
 
 def stated_times(cell: Cell) -> list[NodeTimes]:

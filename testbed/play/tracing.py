@@ -30,7 +30,7 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
-from testbed.jobs.loop import MAIN, Began, Cost, Ended, Loop, Observer
+from testbed.jobs.loop import MAIN, Began, Cost, Ended, Loop, MayGoOn, Observer
 from testbed.jobs.loop import Lane as RunningLane
 from testbed.jobs.recorder import Named
 from testbed.play.played import PlayedLane
@@ -73,6 +73,8 @@ class TracedJob:
     """None: each place is a node."""
     named: Callable[[Key], Named] | None = None
     """How the records of a run call its messages; None: it has no records."""
+    goes_on: MayGoOn = lambda place, step: True
+    """What `EndStep` returns, for programs that know no last step."""
 
     def trace(self) -> Trace:
         """Return its trace. TimingDecidesError where what the job does depends on when messages arrive."""
@@ -83,7 +85,8 @@ class TracedJob:
     def run(self, observer: Observer) -> None:
         """Run it where time stands still. TimingDecidesError as above."""
         places = range(len(self.job.places))
-        Loop([self.job.program(place) for place in places], self.nodes, observers=[observer]).run()
+        programs = [self.job.program(place) for place in places]
+        Loop(programs, self.nodes, observers=[observer], goes_on=self.goes_on).run()
 
 
 class Tracer:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.devices import flops
+from testbed.jobs.kind import JobKind
 from testbed.jobs.schedule import actions
 from testbed.metrics.bound import BoundedStep, pipeline_step, stated_step
 from testbed.play.replica_steps import replica_step, stated_replica_step
@@ -44,6 +45,8 @@ def run_step(
     `nodes`: records by node. `times`: how long the nodes of data parallel training worked, where the cell does not
     state it; a pipeline's records say it.
     """
+    if isinstance(cell.parallelism, JobKind):
+        return None
     if cell.data is None:
         return pipeline_step(cell, nodes, played_at_ns)
     return replica_step(cell, nodes, played_at_ns, times)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import Any
 
 from testbed import results, vm
 from testbed.errors import GuestKernelError, StageError, TestbedError
-from testbed.frozen import canonical_json
 from testbed.metrics import summarise
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
@@ -27,6 +27,7 @@ from testbed.play import pipelines, replica_times, replicas
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
+from testbed.play.kinds import played_job
 from testbed.play.played import Played, read_played
 from testbed.play.recorded import records_of
 from testbed.play.replica_times import NodeTimes
@@ -39,9 +40,7 @@ from testbed.records import (
     Calibration,
     Certificate,
     LabRecord,
-    ReplicaCosts,
     RunCertificates,
-    StageCosts,
     StepRecord,
     Summary,
 )
@@ -152,28 +151,21 @@ def measured_costs(
         given=means.calibration,
     )
     path = folder / "calibration.json"
-    known = {"recipes": found.recipes, "replicas": found.replicas}
+    kinds = ("recipes", "replicas", "jobs")
+    known: dict[str, Any] = {kind: getattr(found, kind) for kind in kinds}
     if path.exists():
         before = results.read_json(path, Calibration)
-        known = {"recipes": before.recipes | found.recipes, "replicas": before.replicas | found.replicas}
+        known = {kind: getattr(before, kind) | known[kind] for kind in kinds}
     results.write_json(path, found.model_copy(update=known))
-    all_costs: list[Sequence[StageCosts] | ReplicaCosts] = [*found.recipes.values(), *found.replicas.values()]
-    if noisy := sum(map(_noisy, all_costs)):
+    all_costs = [[one for stage in costs for one in stage.durations] for costs in found.recipes.values()]
+    all_costs += [[one for place in costs for one in place.durations] for costs in found.jobs.values()]
+    all_costs += [costs.durations for costs in found.replicas.values()]
+    if noisy := sum(any(duration.noisy for duration in durations) for durations in all_costs):
         progress.note(
             f"noisy durations in {noisy} of {len(all_costs)} recipes: calibration.json says how far they spread; "
             "on a quieter machine --recalibrate measures them again"
         )
     return found
-
-
-def _noisy(costs: Sequence[StageCosts] | ReplicaCosts) -> bool:
-    if isinstance(costs, ReplicaCosts):
-        maths = [one for worker in costs.workers for one in (worker.local_step, worker.close, worker.update)]
-        codecs = [one for sender in costs.messages for one in (*sender.encode, *sender.decode)]
-    else:
-        maths = [one for stage in costs for one in (stage.forward, stage.backward, stage.clip, stage.update)]
-        codecs = [one for stage in costs for side in (stage.encode, stage.decode) for one in side.values()]
-    return any(duration.noisy for duration in maths + codecs)
 
 
 def certified(runs: Sequence[Cell], kernel: GuestKernel, guests: int) -> dict[LinkProfile, Certificate]:
@@ -241,9 +233,9 @@ class _Player:
 
     def _trace(self, cell: Cell) -> tuple[Path, Trace]:
         recipe = recipe_of(cell)
-        own = self._node_times(cell)
-        times = pipelines.stage_times(cell, self._costs.recipes.get(recipe.id)) if cell.data is None else own
-        content = f"{recipe.id} {canonical_json(cell.compute)} {times} {cell.played_steps}"
+        found = [costs.get(recipe.id) for costs in (self._costs.recipes, self._costs.replicas, self._costs.jobs)]
+        stated = [getattr(cell, name) for name in ("compute", "codec_cost", "codec_rates", "pipeline", "played_steps")]
+        content = f"{recipe.id} {stated} {found}"
         digest = hashlib.blake2b(content.encode(), digest_size=5).hexdigest()
         path = self._folder / "traces" / f"{recipe.id}-{digest}.trace"
         if path not in self._traces:
@@ -253,17 +245,10 @@ class _Player:
         return path, self._traces[path]
 
     def _job(self, cell: Cell) -> TracedJob:
-        if cell.data is not None:
-            return replicas.job_of(cell, self._steps(cell), self._node_times(cell))
-        return pipelines.job_of(cell, self._steps(cell), self._costs.recipes.get(recipe_of(cell).id))
+        return played_job(cell, self._steps(cell), self._costs)
 
     def _node_times(self, cell: Cell) -> list[NodeTimes] | None:
-        """Return how long the nodes of data parallel training work; None where local steps and updates are all of it,
-        and the cell states them.
-        """
-        if cell.data is None or (not pipelines.needs_calibration(cell) and cell.codec_cost == "zero"):
-            return None
-        return replica_times.node_times(cell, self._costs.replicas.get(recipe_of(cell).id))
+        return replica_times.worked_times(cell, self._costs)
 
     def has_played(self, progress: Progress) -> None:
         """Make the run's records when its job is done."""
@@ -286,7 +271,7 @@ class _Player:
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
         stages = records_of(cell, self._job(cell), trace, played, self._steps(cell))
-        ideals_s = None if cell.data is None else replicas.ideals_s(cell, trace)
+        ideals_s = replicas.ideals_s(cell, trace) if cell.data is not None else None
         lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
         results.write_json(run.folder / "lab.json", lab)
         for stage, records in enumerate(stages):
