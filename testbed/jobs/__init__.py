@@ -6,5 +6,7 @@ recorder       what each place did in a step: the actions and messages of its re
 
 pipeline       layers cut into stages; schedule says in which order a stage works
 data_parallel  workers that hold whole models and exchange what they computed
+hybrid         pipelines within replicas, data parallel training across them; replicas come and go
+sampling       workers that sample images, each by a list of actions
 kind           other kinds: those of a table `job` in an experiment, ours and anybody's
 """

@@ -1,7 +1,9 @@
 """How long does a job take over these links? A trace says what every node does; a player does it over a lab's links.
 
 trace     what nodes work on, send and wait for: the record between algorithms and networks
-tracing   what the places of a job do becomes a trace: an observer of the loop that runs its programs
+tracing   what the places of a job do becomes a trace: an observer of the loop that runs its programs; and what was
+          played is told to observers, as if the job had run at these times
+recorded  what was played becomes the records of a run
 check     whether a trace makes sense
 totals    how often, how many bytes, how much work
 chakra    traces to Chakra's execution traces and back: chakra_file.py is their files, rings.py collectives
@@ -18,7 +20,7 @@ hybrid    kinds     the job that is played of a cell of any kind
 pipelines within replicas and data parallel across them, at the sites of a scenario
 scenarios who trains together, over which links: scenarios.toml
 churn     who of them is away when, and so who takes part in which step
-pipelines a training becomes a trace, and what was played the records of a run
+pipelines a training becomes a job that is played: its sizes, and how long stages work on what
 replicas  the same of data parallel training; replica_times.py says how long nodes work on what, replica_steps.py has
           the steps that its certificates are judged by
 

@@ -80,7 +80,7 @@ class Lane:
         for i in range(self.starts[step], self.starts[step + 1]):
             yield Operation(self.kind[i], self.label[i], self.peer[i], self.tag[i], self.value[i])
 
-    def add(self, kind: int, *, label: int = 0, peer: int = 0, tag: int = 0, value: int = 0) -> None:
+    def add(self, kind: int, label: int = 0, peer: int = 0, tag: int = 0, value: int = 0) -> None:
         """Put one more operation at the end."""
         self.kind.append(kind)
         self.label.append(label)

@@ -123,13 +123,18 @@ class Tracer:
             Wait: self._waited,
             EndStep: self._ended_step,
         }
+        self._last: RunningLane | None = None
+        self._own: Any = None
+        """The trace's lane of that one."""
         self.message: tuple[Lane, int] | None = None
         """The last send or receive: the lane and the operation."""
 
     def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
         """Add what a lane has done."""
         if (note := self._notes.get(type(action))) is not None:
-            note(lane, self.lane(lane), action, value)
+            if lane is not self._last:
+                self._last, self._own = lane, self.lane(lane)
+            note(lane, self._own, action, value)
 
     def lane(self, lane: RunningLane) -> Lane:
         """Return the trace's lane of what runs on a lane of the job."""
@@ -149,11 +154,11 @@ class Tracer:
     # ------------------------------------------------------------------ work
     def _worked(self, lane: RunningLane, own: Lane, action: Work, value: Any) -> None:
         if (took_ns := self._cost(lane.node, action)) is not None:
-            own.add(WORK, label=self._label(action.what), value=took_ns)
+            own.add(WORK, self._label(action.what), 0, 0, took_ns)
 
     def _coded(self, lane: RunningLane, own: Lane, action: Encode | Decode, value: Any) -> None:
         if (took_ns := self._cost(lane.node, action)) is not None:
-            own.add(WORK, label=self._label("encode" if type(action) is Encode else "decode"), value=took_ns)
+            own.add(WORK, self._label("encode" if type(action) is Encode else "decode"), 0, 0, took_ns)
 
     # ------------------------------------------------------------------ messages
     def _has_sent(self, lane: RunningLane, own: Lane, action: Send, value: Any) -> None:
@@ -172,7 +177,7 @@ class Tracer:
         self._tags[what] = tag = self._sent[node, target]
         self._sent[node, target] = tag + 1
         self.message = own, len(own)
-        own.add(SEND, label=label, peer=target, tag=tag, value=size)
+        own.add(SEND, label, target, tag, size)
 
     def _has_received(self, lane: RunningLane, own: Lane, action: Receive, value: Any) -> None:
         self._received(lane, own, action.key, action.peer, self._cost(lane.node, action) or 0)
@@ -191,7 +196,7 @@ class Tracer:
             # Its sender waits until it is there, whatever the receiver is doing: a lane of its own receives it.
             at, waking_ns = self._beside(own, f"from {self._sites.names[source]}"), 0
         self.message = at, len(at)
-        at.add(RECEIVE, label=label, peer=source, tag=tag, value=waking_ns)
+        at.add(RECEIVE, label, source, tag, waking_ns)
         if what in self._awaited:
             self._awaited.remove(what)
             self._signal(at, what, key.what)
@@ -231,7 +236,9 @@ class Tracer:
         lane.add(WAIT, label=self._label(label), tag=self._event(event), value=times)
 
     def _label(self, what: str) -> int:
-        return self._labels.setdefault(what, len(self._labels))
+        if (number := self._labels.get(what)) is None:
+            number = self._labels[what] = len(self._labels)
+        return number
 
     def _event(self, name: object) -> int:
         return self._events.setdefault(name, len(self._events))
