@@ -17,7 +17,7 @@ from testbed.devices.durations import durations
 from testbed.errors import TestbedError
 from testbed.metrics.ideal import unshaped_step_s
 from testbed.results import Run
-from testbed.spec import Cell, Paced, Recipe, TextSpec, link_count, text_of
+from testbed.spec import Cell, Paced, PipelineSpec, Recipe, TextSpec, link_count, text_of
 from testbed.sweep.bounded_steps import expected_step
 from testbed.sweep.session import network_of
 from testbed.workloads import models as workloads
@@ -102,7 +102,7 @@ class Estimator:
         """Estimate a step in the lab: what takes longest of the schedule, this machine's cores and the slowest link,
         and the way of one frame.
         """
-        if cell.data is not None:
+        if not isinstance(cell.parallelism, PipelineSpec):
             return expected_step(cell).seconds
         compute, pipeline = cell.compute, cell.pipeline
         if isinstance(compute, Paced):

@@ -13,6 +13,7 @@ from testbed.codecs.catalogue import placement as codecs
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.errors import SpecError, UnknownNameError
 from testbed.frozen import explain
+from testbed.jobs.kind import JobKind
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
 from testbed.play import pipelines, replica_times
@@ -100,9 +101,9 @@ def resolve_cell(
         changes["codec_rates"] = _codec_rates(content.get("codec_cost"), compute, where)
         # Two texts for the same codecs are one cell.
         codec = codecs.parse_placement(cell.codec).over(cell.boundaries)
-        if cell.data is not None:
-            changes["data"] = _checked_data(cell.data, codec, where)
-            _check_data_means(cell, durations, changes, where)
+        if isinstance(data := cell.parallelism, DataParallelSpec):
+            changes["data"] = _checked_data(data, codec, where)
+            _check_data_means(cell, data, durations, changes, where)
         stated = {name: getattr(cell, name) for name in Cell.model_fields}
         cell = Cell(**stated | changes | {"codec": codec.text, "compute": durations})
     except ValidationError as error:
@@ -110,7 +111,7 @@ def resolve_cell(
     _check_network(cell, where)
     _check_frozen(cell, where)
     _check_codec_costs(cell, where)
-    if cell.job is not None and (cell.timing == "live" or cell.codec_cost == "device"):
+    if isinstance(cell.parallelism, JobKind) and (cell.timing == "live" or cell.codec_cost == "device"):
         raise SpecError(
             f"{where}: a job of a table `job` is played, with codecs that cost nothing or what they cost here: leave "
             "timing out, and set codec_cost to 'zero' or 'host'"
@@ -132,13 +133,15 @@ def resolve_cell(
 
 def _durations(cell: Cell, compute: Any, where: str) -> Compute:
     """Return what a cell's compute asks for; in data parallel training of one micro-batch of any worker."""
-    if cell.job is not None:
-        return devices.compute_of_job(compute, where)
-    if cell.data is None:
-        return devices.compute_of(compute, cell.workload, cell.pipeline, where)
-    parts = sum(cell.data.parts) * cell.pipeline.microbatches
-    one = cell.pipeline.model_copy(update={"microbatches": parts})
-    return devices.compute_of(compute, cell.workload, one, where, workers=cell.data.workers)
+    match cell.parallelism:
+        case JobKind():
+            return devices.compute_of_job(compute, where)
+        case DataParallelSpec() as data:
+            parts = data.batch_parts * cell.pipeline.microbatches
+            one = cell.pipeline.model_copy(update={"microbatches": parts})
+            return devices.compute_of(compute, cell.workload, one, where, workers=data.workers)
+        case _:
+            return devices.compute_of(compute, cell.workload, cell.pipeline, where)
 
 
 def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str) -> DataParallelSpec:
@@ -167,10 +170,10 @@ def _checked_data(data: DataParallelSpec, messages: codecs.Placement, where: str
     return data.model_copy(update={"answer": None if answer is None else answer.text})
 
 
-def _check_data_means(cell: Cell, durations: object, changes: Mapping[str, Any], where: str) -> None:
+def _check_data_means(
+    cell: Cell, data: DataParallelSpec, durations: object, changes: Mapping[str, Any], where: str
+) -> None:
     """Raise SpecError for a cell of data parallel training that nothing here can make."""
-    data = cell.data
-    assert data is not None
     if cell.played_steps is not None:
         raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
     if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] != "zero"):
@@ -215,10 +218,10 @@ def _check_codec_costs(cell: Cell, where: str) -> None:
     if cell.codec_rates is None:
         return
     try:
-        if cell.data is None:
-            pipelines.stage_times(cell, None)
-        else:
+        if isinstance(cell.parallelism, DataParallelSpec):
             replica_times.node_times(cell)
+        else:
+            pipelines.stage_times(cell, None)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
 
