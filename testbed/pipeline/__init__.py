@@ -2,18 +2,19 @@
 
 | module | what it does | torch |
 |---|---|---|
-| `train` | the step, top to bottom: wait, decode, compute, encode, send, meet, update | yes |
+| `node` | what a stage has, and does as its program says (`jobs.pipeline`): maths, codecs, optimiser | yes |
+| `boundary` | codecs at a boundary: a tensor becomes a payload, and a tensor again | yes |
+| `train` | a stage over its links | yes |
 | `alone` | all stages in one process, without a network | yes |
 | `pretrain` | trains a model of ours that workloads can begin with, once a machine | yes |
 | `at_boundaries` | what codecs make of the tensors at a model's boundaries, for experiments | yes |
 | `calibrate` | times every action, encode and decode, alone on one core | yes |
-| `calibration` | what a calibration is asked and answers | no |
-| `boundary` | codecs on a connection: a tensor becomes a payload, and a tensor again | yes |
+| `calibration` | what a calibration is asked and answers, and its stopwatch | no |
 | `optimise` | AdamW, clipped, the same however the model is cut | yes |
 | `transport`, `frame` | frames over TCP, and their header | no |
 | `pacing` | when actions begin and end: this machine's time, or an emulated device's | no |
 | `gather` | the stages meet after each step, and decide alike when training ends | no |
-| `step_log` | writes a step's record, and tells the controller | no |
+| `step_log` | writes the records of steps, and tells the controller | no |
 | `carried` | measures how long a link was at work | no |
 | `memory` | how much a training needs, and how much there is | no |
 | `job`, `wiring`, `faults` | what a stage is told; its connections; what went wrong, in words | no |
