@@ -47,6 +47,8 @@ class DataParallelJob:
     steps: int
     applies: Callable[[int, int], Sequence[int]] | None = None
     """By worker and step: the steps whose aggregates it applied, where that is known; None: by `staleness`."""
+    waits_first: bool = False
+    """A step but the last ends before the worker waits for what is due: that belongs to the next."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -69,11 +71,15 @@ class DataParallelJob:
                 yield Fork(RING, Key(RING, step), (yield from self._round(me, step, value)))
             else:
                 given[step] = yield from self._give(me, step, value)
+            ends_early = self.waits_first and step + 1 < self.steps
+            if ends_early:
+                yield EndStep(step)
             for due in self._due(me, step, applied):
                 yield Begin("A", due)
                 yield from self._apply(me, due, given)
                 applied = due + 1
-            yield EndStep(step)
+            if not ends_early:
+                yield EndStep(step)
 
     def _due(self, me: int, step: int, applied: int) -> Sequence[int]:
         """Return the steps whose aggregates a worker applies at the end of a step, `applied` of which it has."""

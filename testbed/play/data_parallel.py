@@ -1,7 +1,7 @@
 """Data parallel training from shapes alone: workers that hold whole models and exchange what they computed.
 
-At the end of iteration t a worker has the aggregate of iteration t - staleness, as in delayed aggregation (DeCo-SGD,
-arXiv 2507.17346); staleness 0 is synchronous SGD.
+Before iteration t a worker has the aggregate of iteration t - 1 - staleness, as in delayed aggregation (DeCo-SGD, arXiv
+2507.17346); staleness 0 is synchronous SGD. It computes, and hands its message over.
 
 all-to-all   every worker sends its message to every other
 star         every worker sends its message to a server, which sends each the aggregate when it has all
@@ -132,8 +132,11 @@ class DataParallelShape(Frozen):
         def cost(node: int, action: Action) -> int | None:
             return self.compute_ns if isinstance(action, Work) and action.what == LABELS[0] else None
 
+        staleness, local_steps = [self.staleness] * self.workers, [1] * self.workers
+        # What experiments published counts times and bytes by steps that end before a worker waits.
+        job = DataParallelJob(self.workers, self.exchange, staleness, local_steps, steps, waits_first=True)
         return TracedJob(
-            DataParallelJob(self.workers, self.exchange, [self.staleness] * self.workers, [1] * self.workers, steps),
+            job,
             [Sizes(functools.partial(size, node)) for node in range(self.nodes)],
             cost,
             LABELS,
