@@ -7,11 +7,9 @@ when they change.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -197,26 +195,6 @@ class Worker:
         if weights is not None:
             _fill(self.parameters, weights)
         self.applied = step
-
-    @contextmanager
-    def looking_ahead(self) -> Iterator[None]:
-        """Have all aggregates applied that are under way, and as it was before afterwards."""
-        if not self._under_way:
-            yield
-            return
-        applied, under_way = self.applied, [[value.clone() for value in each] for each in self._under_way]
-        kept = [(values, _copies(values)) for values in (self.parameters, self.shared)]
-        holders: Sequence[Optimiser | Outer] = self._outers or [self._optimiser]
-        states = [copy.deepcopy(holder.state()) for holder in holders]
-        try:
-            self.apply_until(applied + len(under_way))
-            yield
-        finally:
-            for values, before in kept:
-                _fill(values, before)
-            for holder, state in zip(holders, states, strict=True):
-                holder.restore(state)
-            self.applied, self._under_way = applied, deque(under_way)
 
     def evaluate(self) -> Evaluated:
         """Return how well the shared weights do on the validation data."""

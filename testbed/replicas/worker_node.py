@@ -113,8 +113,7 @@ class ExchangeNode:
         self.recipe, self.data, self.place = recipe, recipe.data, place
         self.decisions = Decisions(as_stated(recipe))
         self._messages = [self._of_fragment(part) for part in fragment_shapes(shapes, self.data.fragments)]
-        self.raw_bytes = 4 * sum(map(math.prod, shapes))
-        """All tensors as fp32."""
+        self.shapes = shapes
 
     def _of_fragment(self, shapes: Sequence[Sequence[int]]) -> _Messages:
         data, codecs, seed = self.data, self.decisions.at(0).codecs, self.recipe.training.seed
@@ -150,6 +149,7 @@ class ExchangeNode:
         for message in messages:
             of = in_turn(self._messages, message.key.step)
             of.change(self.decisions.at(message.key.step).codecs, own=False)
+            assert isinstance(message.payload, bytes | memoryview)
             values.append(of.decode(message.key, message.payload))
         return values
 
@@ -192,9 +192,9 @@ class WorkerNode(ExchangeNode):
     def work(self, what: str, key: Key, value: Any) -> Any:
         """Compute; StageError for a loss or gradient that is NaN or infinite.
 
-        local step: the last one of a step returns what is to be sent. cut: returns the part of it that goes first round a
-        ring. add: what is the worker's own to a part. update: apply what the messages of a step come to. evaluate:
-        returns what was `Evaluated`.
+        local step: the last one of a step returns what is to be sent. cut: returns the part of it that goes first
+        round a ring. add: what is the worker's own to a part. update: apply what the messages of a step come to.
+        evaluate: returns what was `Evaluated`.
         """
         match what:
             case "local step":

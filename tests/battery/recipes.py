@@ -18,11 +18,11 @@ from testbed.diffusion import experts, programs
 from testbed.diffusion.dit import DitSize, build_dit, start
 from testbed.diffusion.workers import Workers
 from testbed.errors import TestbedError, UserError
+from testbed.jobs.decision import Decision
 from testbed.pipeline import alone
 from testbed.records import TrainingRecord
 from testbed.replicas import alone as replicas_alone
 from testbed.replicas import arrivals, events, federated, learners, stacked, stacked_text
-from testbed.replicas.decision import Decision
 from testbed.spec import (
     DataParallelSpec,
     ImagesSpec,
@@ -296,19 +296,19 @@ def _chosen(exchange: str) -> Record:
     recipe = _replicas(
         exchange=exchange, workers=2, images="digits-mlp", staleness=1, training={"steps": 12, "evaluate_every": 5}
     )
-    decisions = {
-        step: Decision(step, (first, second), (1, 1), (noted(codec),) * 2)
+    decisions = [
+        Decision(step, (first, second), (1, 1), (noted(codec),) * 2)
         for step, (first, second, codec) in CHOICES[exchange].items()
-    }
+    ]
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"steps-{node}.jsonl" for node in range(recipe.nodes)]
         outputs = [path.open("w", encoding="utf8") for path in paths]
-        replicas_alone.Replicas(
+        replicas_alone.train_replicas(
             recipe,
             lambda number: learners.learner_of(recipe, number, vocabulary=10, tokens=""),
             outputs,
-            policy=decisions.get,
-        ).train()
+            decisions=decisions,
+        )
         for output in outputs:
             output.close()
         return numbers_of(steps_of(Path(folder)))

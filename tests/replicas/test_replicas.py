@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from testbed.errors import CodecError, SpecError, StageError
+from testbed.jobs.decision import Decision
 from testbed.message_key import MessageKey
 from testbed.pipeline.alone import train_stages, works_of
 from testbed.pipeline.node import make_node
 from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.decision import Decision
 from testbed.replicas.fragments import divide_tensors
 from testbed.replicas.learners import ImagesLearner, learner_of
 from testbed.replicas.worker import Worker
@@ -361,20 +361,14 @@ def frozen_by_hand(spec: OptimiserSpec, steps: int) -> list[Tensor]:
     return [parameter.detach() for parameter in parameters]
 
 
-def test_a_policy_changes_ratio_and_staleness_while_training_lasts() -> None:
+def test_decisions_change_ratio_and_staleness_while_training_lasts() -> None:
     recipe = a_recipe("all-to-all", "ef(topk(0.5))", workers=2, steps=8, staleness=1)
 
-    def policy(step: int) -> Decision | None:
-        changes = {3: (3, "ef(topk(0.05))"), 6: (0, "ef(topk(0.2))")}
-        if step not in changes:
-            return None
-        stale, codec = changes[step]
-        return Decision(step, (stale, stale), (1, 1), (codec, "ef(topk(0.5))"))
-
-    ahead = []
-    found = trained(
-        recipe, policy, lambda workers: ahead.extend([len(ahead) + 1 - workers[0].applied] if workers else [])
-    )
+    decisions = [
+        Decision(step, (stale, stale), (1, 1), (codec, "ef(topk(0.5))"))
+        for step, stale, codec in ((3, 3, "ef(topk(0.05))"), (6, 0, "ef(topk(0.2))"))
+    ]
+    found = trained(recipe, decisions)
     assert same(found.weights(0), found.weights(1))
     sizes = [record.sent[0].payload_bytes for record in found.records[0] if record.phase == "train"]
     assert sizes[2] > sizes[6] > sizes[3] == sizes[5]
