@@ -270,23 +270,19 @@ def _asynchronous(asked: Mapping[str, Any]) -> Record:
         optimiser={"algorithm": "sgd", "beta1": 0.0, "beta2": 0.0, "clip_norm": 1e9},
         **data,
     )
-    assert recipe.data is not None
-    assert recipe.data.arrivals is not None
     told = arrivals.training_of(recipe)
     made = [learners.learner_of(recipe, number, vocabulary=10, tokens="") for number in (0, 0, 1, 2)]
     workers = [arrivals.Rounds(told, number, made[1 + number], recipe.codec) for number in range(3)]
     server = arrivals.Server(told, made[0], [recipe.codec] * 3)
-    training = events.Events(
-        server,
-        workers,
-        recipe.data.arrivals,
-        lambda sender, receiver, size, now_ns: now_ns + 10 + (size >> 10),
-        local_ns=asked.get("pace_ns", (1000, 2000, 5000)),
-    )
-    steps = [
-        (step.at_ns, step.applied.used, step.applied.refused, step.received_bytes, step.answered_bytes)
-        for step in training.steps(20)
-    ]
+    steps: list[Any] = []
+
+    def watch(step: events.Step) -> bool:
+        steps.append((step.at_ns, step.applied.used, step.applied.refused, step.received_bytes, step.answered_bytes))
+        return len(steps) < 20
+
+    links = events.Formula(lambda sender, receiver, size, now_ns: now_ns + 10 + (size >> 10))
+    local_ns = asked.get("pace_ns", (1000, 2000, 5000))
+    events.run_rounds(told.job(), server, workers, links, watch, local_ns=local_ns)
     refused = sum(len(step[2]) for step in steps)
     return {"steps": digest(steps), "evaluated": list(made[0].evaluate()), "refused": refused}
 
