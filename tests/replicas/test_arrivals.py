@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from testbed.errors import CodecError
-from testbed.jobs.actions import Action
-from testbed.jobs.asynchronous import read_step
+from testbed.errors import CodecError, TransportError
+from testbed.jobs.actions import Action, Begin, Collect, Decode, Encode, Key, Message, Send, Work
+from testbed.jobs.asynchronous import AsynchronousJob, read_step
 from testbed.jobs.loop import Loop
 from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.replicas.arrivals import Rounds, Server, training_of
@@ -84,6 +84,27 @@ def test_each_by_itself_sees_the_steps_of_the_others() -> None:
 def test_an_answer_without_a_number_is_refused() -> None:
     with pytest.raises(CodecError, match="has 2 bytes"):
         read_step(b"ab")
+
+
+def test_the_server_goes_on_without_a_worker_that_is_lost() -> None:
+    def lost(worker: int) -> TransportError:
+        error = TransportError("it is gone")
+        error.peer = worker
+        return error
+
+    server = AsynchronousJob([1, 1], steps=2, buffer=2).program(2)
+    assert server.send(None) == Begin("A", 0)
+    assert server.send(None) == Collect((0, 1), at_least=2)
+    assert server.throw(lost(0)) == Collect((1,), at_least=1)
+    message = Message(Key("gradient", 0, origin=1), b"", source=1)
+    assert server.send([message]) == Decode((message,))
+    assert server.send(["decoded"]) == Work("apply", Key("apply", 0), ["decoded"])
+    assert isinstance(server.send(None), Encode)
+    answer = server.send(message)
+    assert isinstance(answer, Send)
+    assert answer.peer == 1
+    with pytest.raises(TransportError, match="all workers are lost; the last one: it is gone"):
+        server.throw(lost(1))
 
 
 def test_a_goodbye_ends_the_round_under_way_and_those_that_were_skipped_are_recorded_as_empty() -> None:
