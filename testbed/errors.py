@@ -71,6 +71,9 @@ class CodecError(TestbedError):
 class TransportError(TestbedError):
     """A peer was lost, or sent something that is not a frame of this run."""
 
+    peer: int | None = None
+    """The place at the other end, where a program is to know it."""
+
 
 class StageError(TestbedError):
     """A stage host or its job ended before its time."""

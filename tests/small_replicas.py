@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from testbed.jobs.actions import EndStep
+from testbed.jobs.decision import Decision
+from testbed.jobs.loop import Lane
 from testbed.pipeline.job import Endpoint, Limits, NodeJob
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
 from testbed.replicas import worker
-from testbed.replicas.alone import Replicas
-from testbed.replicas.decision import Decision, Policy
+from testbed.replicas.alone import train_replicas
 from testbed.replicas.learners import learner_of
 from testbed.replicas.worker import Evaluated, Worker
+from testbed.replicas.worker_node import WorkerNode
 from testbed.spec import (
     Cell,
     DataParallelSpec,
@@ -210,20 +213,30 @@ class Trained(NamedTuple):
         return [parameter.detach() for parameter in self.workers[worker].parameters]
 
 
+class Watching:
+    """Calls something with all workers whenever one of them has ended a step; observes a run."""
+
+    def __init__(self, workers: Sequence[WorkerNode], watch: Callable[[list[Worker]], None]) -> None:
+        self.workers, self._watch = [worker.replica for worker in workers], watch
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        if isinstance(action, EndStep):
+            self._watch(self.workers)
+
+
 def trained(
-    recipe: Recipe, policy: Policy = lambda step: None, watch: Callable[[list[Worker]], None] = lambda workers: None
+    recipe: Recipe, decisions: Sequence[Decision] = (), watch: Callable[[list[Worker]], None] = lambda workers: None
 ) -> Trained:
-    assert recipe.data is not None
     outputs = [io.StringIO() for _ in range(recipe.nodes)]
+    watching: list[Watching] = []
 
-    def asked(step: int) -> Decision | None:
-        watch(replicas.workers if step else [])
-        return policy(step)
+    def observers(workers: Sequence[WorkerNode]) -> list[Watching]:
+        watching.append(Watching(workers, watch))
+        return watching
 
-    replicas = Replicas(recipe, lambda number: learner_for(recipe, number), outputs, policy=asked)
-    replicas.train()
+    train_replicas(recipe, lambda number: learner_for(recipe, number), outputs, decisions=decisions, watch=observers)
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    return Trained(replicas.workers, records)
+    return Trained(watching[0].workers, records)
 
 
 def same(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:

@@ -19,6 +19,8 @@ import torch
 from testbed.codecs.contract import Context
 from testbed.codecs.make import make
 from testbed.errors import LabError, UserError
+from testbed.jobs.actions import Key, Message
+from testbed.jobs.decision import Decision, Decisions
 from testbed.message_key import MessageKey
 from testbed.metrics.wires import wire_bytes
 from testbed.net.lab import LabSpec
@@ -33,9 +35,8 @@ from testbed.policies.deco import DecoChoice
 from testbed.policies.links import LinkEstimate
 from testbed.profiles import LinkProfile, load_profile
 from testbed.profiles.timeline import Timeline, timeline
-from testbed.replicas.decision import Decision
 from testbed.replicas.fragments import SMALL
-from testbed.replicas.leader import Decisions, Leader, ratio_of
+from testbed.replicas.leader import Leader, ratio_of
 from testbed.spec import DecoSpec
 from testbed.vm import find_clock_kernel
 
@@ -240,21 +241,22 @@ class Choosing:
         """Worker 0 begins a step: choose, by what it has waited for before. The columns are of its receiving lane."""
         due = step - self.decisions.at(step).staleness[0]
         for number in range(self._heard, due):
-            ratio = ratio_of(self.decisions.at(number).codecs[1])
-            self.leader.heard(
-                1,
-                self.arm.network.message_bytes(ratio),
-                first_ns=first_ns[_RECEIVED * number],
-                last_ns=last_ns[_RECEIVED * number],
+            decision = self.decisions.at(number)
+            message = Message(
+                Key("gradient", number, origin=1),
+                range(self.arm.network.message_bytes(ratio_of(decision.codecs[1]))),
+                first_byte_ns=first_ns[_RECEIVED * number],
+                last_byte_ns=last_ns[_RECEIVED * number],
                 round_trip_ns=2 * self.arm.network.delay_ns,
-                ratio=ratio,
             )
+            self.leader.heard(1, message, decision)
         self._heard = max(self._heard, due)
         if isinstance(self.leader, Informed):
             self.leader.now_ns = now_ns + COMPUTE_NS
-        decision = self.leader.decide(step)
-        self.decisions.add(decision)
-        return decision
+        chosen = self.leader.decide(step)
+        if chosen is not None:
+            self.decisions.add(chosen)
+        return chosen
 
     def step_ended(self, lane: LaneState, lanes: Sequence[LaneState]) -> None:
         """Choose when worker 0 begins a step; an oracle, which hears nothing, when the first of both does."""

@@ -10,6 +10,7 @@ on where it was.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
@@ -29,7 +30,7 @@ from testbed.policies.fedluck import DeviceChoice
 from testbed.profiles import load_profile
 from testbed.replicas.arrivals import Rounds, Server, Training
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.events import Events
+from testbed.replicas.events import Formula, Step, run_rounds
 from testbed.replicas.learners import ImagesLearner
 from testbed.spec import ArrivalsSpec, DataParallelSpec, OptimiserSpec, OuterSpec
 from testbed.workloads.images import build_network, images, score
@@ -242,27 +243,29 @@ def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) 
     server_learner = learner(0)
     server = Server(training, server_learner, codecs)
     workers = [Rounds(training, device, learner(device), codec) for device, codec in enumerate(codecs)]
-    arrivals, test = training.data.arrivals, images("digits").test
-    assert arrivals is not None
+    test = images("digits").test
     pipes = Pipes("star", [load_profile(link) for link in links(case.straggler)], DEVICES + 1)
-    events = Events(server, workers, arrivals, pipes.sent, local_ns=[round(step_s * 1e9) for step_s in STEP_S])
     best, stale, seconds, sent, answered = 0.0, list[int](), math.nan, math.nan, math.nan
-    try:
-        for step in events.steps(1 << 30):
-            stale += [update.staleness for update in step.applied.used]
-            if step.applied.used:
-                best = max(best, score(server_learner.model, test).accuracy)
-            if best >= TARGET:
-                seconds, sent, answered = step.at_ns / 1e9, step.received_bytes / 1e6, step.answered_bytes / 1e6
-                break
-            taken = sum(worker.made * worker.local_steps for worker in workers)
-            if step.at_ns > most_s * 1e9 or taken > MOST_LOCAL_STEPS:
-                break
-    except StageError:  # it diverged
-        pass
-    taken = sum(worker.made * worker.local_steps for worker in workers)
+
+    def taken() -> int:
+        return sum(worker.made * worker.local_steps for worker in workers)
+
+    def watch(step: Step) -> bool:
+        """Score a step; returns whether there is to be another."""
+        nonlocal best, seconds, sent, answered
+        stale.extend(update.staleness for update in step.applied.used)
+        if step.applied.used:
+            best = max(best, score(server_learner.model, test).accuracy)
+        if best >= TARGET:
+            seconds, sent, answered = step.at_ns / 1e9, step.received_bytes / 1e6, step.answered_bytes / 1e6
+            return False
+        return step.at_ns <= most_s * 1e9 and taken() <= MOST_LOCAL_STEPS
+
+    local_ns = [round(step_s * 1e9) for step_s in STEP_S]
+    with contextlib.suppress(StageError):  # it diverged
+        run_rounds(training.job(), server, workers, Formula(pipes.sent), watch, local_ns=local_ns)
     return Row(
-        use, *case, rate, seed, seconds, sent, answered, server.step, taken, best,
+        use, *case, rate, seed, seconds, sent, answered, server.step, taken(), best,
         fmean(stale) if stale else math.nan, max(stale, default=0),
     )  # fmt: skip
 

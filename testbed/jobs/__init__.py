@@ -6,6 +6,8 @@ recorder       what each place did in a step: the actions and messages of its re
 
 pipeline       layers cut into stages; schedule says in which order a stage works
 data_parallel  workers that hold whole models and exchange what they computed
+decision       what may change meanwhile, and how one of them tells the others
+asynchronous   the same with a server that waits for nobody
 hybrid         pipelines within replicas, data parallel training across them; replicas come and go
 sampling       workers that sample images, each by a list of actions
 kind           other kinds: those of a table `job` in an experiment, ours and anybody's

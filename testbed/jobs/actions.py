@@ -165,6 +165,8 @@ class EndStep(NamedTuple):
 
     number: int
     phase: Phase = "train"
+    idle: bool = False
+    """Whether it did nothing in it: what it has done since the step before belongs to one that ends later."""
 
 
 Action = Begin | Work | Encode | Decode | Send | Receive | Collect | Fork | Wait | Meet | EndStep

@@ -7,6 +7,9 @@ star        every worker sends its message to the server, the last place, which 
 all-to-all  every worker sends its message to every other, and each adds up for itself
 all-reduce  a ring adds up parts of the messages and passes the sums on, beside computing, on a lane of its own
 all-gather  a ring passes every message on as it came, likewise
+
+The last worker evaluates its weights as they are, with what it has applied by then. Staleness, local steps and codecs
+may change: some decisions are known from the start, others are made by one place, which tells them with its messages.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from testbed.jobs.actions import (
     EndStep,
     Fork,
     Key,
+    Meet,
     Message,
     Program,
     Receive,
@@ -28,6 +32,7 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
+from testbed.jobs.decision import Chooser, Decision, Decisions, note_of, read_note
 from testbed.spec import RINGS, Exchange
 
 MESSAGES = ("gradient", "aggregate")
@@ -49,6 +54,16 @@ class DataParallelJob:
     """By worker and step: the steps whose aggregates it applied, where that is known; None: by `staleness`."""
     waits_first: bool = False
     """A step but the last ends before the worker waits for what is due: that belongs to the next."""
+    evaluate_every: int | None = None
+    """It evaluates after so many steps, and after the last; 0: only after the last; None: it only trains."""
+    target_loss: float | None = None
+    """Training ends with an evaluation that is not above it; then all places meet after each."""
+    decisions: Sequence[Decision] = ()
+    """What is known from the start to change, in order."""
+    leader: int | None = None
+    """The place that decides while training lasts; None: none does."""
+    chooser: Chooser | None = None
+    """What decides: needed where the leader runs."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -57,102 +72,173 @@ class DataParallelJob:
         return (*workers, "server") if self.exchange == "star" else workers
 
     def program(self, place: int, first_step: int = 0) -> Program:
-        """Return what a worker or the server does, from that step on."""
-        return self._serve(place, first_step) if place == self.workers else self._work(place, first_step)
+        """Return what a worker or the server does, from that step on. It returns why training ended: 'steps',
+        'target' or 'asked'.
+        """
+        return _Place(self, place).run(first_step)
 
-    def _work(self, me: int, first_step: int) -> Program:
-        applied, given = max(0, first_step - self.staleness[me]), dict[int, Message]()
-        for step in range(first_step, self.steps):
-            value = None
-            for number in range(self.local_steps[me]):
-                yield Begin("L", step)
-                value = yield Work("local step", Key("local step", step, number), value)
-            if self.exchange in RINGS:
-                yield Fork(RING, Key(RING, step), (yield from self._round(me, step, value)))
-            else:
-                given[step] = yield from self._give(me, step, value)
-            ends_early = self.waits_first and step + 1 < self.steps
-            if ends_early:
-                yield EndStep(step)
-            for due in self._due(me, step, applied):
-                yield Begin("A", due)
-                yield from self._apply(me, due, given)
-                applied = due + 1
-            if not ends_early:
-                yield EndStep(step)
 
-    def _due(self, me: int, step: int, applied: int) -> Sequence[int]:
-        """Return the steps whose aggregates a worker applies at the end of a step, `applied` of which it has."""
-        if self.applies is not None:
-            return self.applies(me, step)
-        last = step + 1 == self.steps
-        return range(applied, step + 1 if last else step + 1 - self.staleness[me])
+class _Place:
+    """One place of a job, while it runs."""
 
-    def _others(self, me: int) -> Sequence[int]:
+    def __init__(self, job: DataParallelJob, me: int) -> None:
+        self._job, self._me, self._workers, self._ring = job, me, job.workers, job.exchange in RINGS
+        first = Decision(0, tuple(job.staleness), tuple(job.local_steps), ())
+        self._decisions = Decisions(first, job.decisions)
+        self._applied = 0
+        """The steps before this one have been applied."""
+        self._given: dict[int, Message] = {}
+        """Its own messages, by step: those that have not been applied."""
+
+    def run(self, first_step: int) -> Program:
+        """Make all steps; returns why training ended."""
+        job, works = self._job, self._me < self._workers
+        self._applied = max(0, first_step - self._decisions.at(first_step).staleness[self._me]) if works else 0
+        for decision in job.decisions:
+            yield Work("decide", Key("decide", decision.effective_from), decision)
+        for step in range(first_step, job.steps):
+            yield from (self._step(step) if works else self._answer(step))
+            last = step + 1 == job.steps
+            ends_early = job.waits_first and not last
+            if works and not ends_early:
+                yield from self._apply_what_is_due(step)
+            goes_on = yield EndStep(step)
+            if works and ends_early:
+                yield from self._apply_what_is_due(step)
+            if goes_on is False and not last:
+                if works:  # what is under way is applied, so that all end with the same weights
+                    yield from self._apply_until(step + 1)
+                return "asked"
+            every = job.evaluate_every
+            if every is not None and (last or (every and (step + 1) % every == 0)) and (yield from self._reaches(step)):
+                return "target"
+        return "steps"
+
+    def _reaches(self, step: int) -> Program:
+        """Evaluate, where this is the place that does; returns whether the target is reached."""
+        found, key = None, Key("evaluate", step + 1, phase="evaluation")
+        if self._me == self._workers - 1:
+            found = yield Work("evaluate", key)
+        reached = False
+        if self._job.target_loss is not None:
+            met = yield Meet(None if found is None else found.loss)
+            reached = any(loss is not None and loss <= self._job.target_loss for loss in met)
+        yield EndStep(step + 1, "evaluation")
+        return reached
+
+    # ------------------------------------------------------------------ a worker's step
+    def _step(self, step: int) -> Program:
+        value = None
+        for number in range(self._decisions.at(step).local_steps[self._me]):
+            yield Begin("L", step)
+            value = yield Work("local step", Key("local step", step, number), value)
+        if self._ring:
+            yield Fork(RING, Key(RING, step), (yield from self._round(step, value)))
+        else:
+            yield from self._give(step, value)
+
+    def _apply_what_is_due(self, step: int) -> Program:
+        if self._job.applies is not None:
+            yield from self._apply(self._job.applies(self._me, step))
+        elif step + 1 == self._job.steps:
+            yield from self._apply_until(step + 1)
+        else:
+            yield from self._apply_until(step + 1 - self._decisions.at(step + 1).staleness[self._me])
+
+    def _apply_until(self, step: int) -> Program:
+        yield from self._apply(range(self._applied, step))
+
+    def _apply(self, steps: Sequence[int]) -> Program:
+        """Wait for the aggregates of steps, or for what they are the sums of, and update."""
+        for step in steps:
+            yield Begin("A", step)
+            values = yield Decode(tuple((yield from self._wait(step))))
+            yield Work("update", Key("update", step), values)
+            self._applied = step + 1
+
+    def _wait(self, step: int) -> Program:
+        if self._ring:
+            return (yield Wait(Key(RING, step)))
+        if self._job.exchange == "star":
+            return [(yield from self._receive(Key("aggregate", step, origin=self._workers), self._workers))]
+        by_worker = {self._me: self._given.pop(step)}
+        for peer in self._others():
+            by_worker[peer] = yield from self._receive(Key("gradient", step, origin=peer), peer)
+        return [by_worker[worker] for worker in range(self._workers)]
+
+    def _others(self) -> Sequence[int]:
         """Return the places that have a worker's message, whose messages it waits for, in order."""
-        if self.exchange == "star":
-            return (self.workers,)
-        return [(me + further) % self.workers for further in range(1, self.workers)]
+        if self._job.exchange == "star":
+            return (self._workers,)
+        return [(self._me + further) % self._workers for further in range(1, self._workers)]
 
-    def _give(self, me: int, step: int, value: object) -> Program:
+    def _give(self, step: int, value: object) -> Program:
         """Hand a step's message over."""
-        message = yield Encode(Key("gradient", step, origin=me), value)
-        for peer in self._others(me):
-            yield Send(message, peer)
+        message = yield Encode(Key("gradient", step, origin=self._me), value)
+        if self._job.exchange != "star":
+            self._given[step] = message
+        yield from self._send(message, self._others())
+
+    # ------------------------------------------------------------------ a server's step
+    def _answer(self, step: int) -> Program:
+        yield Begin("A", step)
+        came = []
+        for worker in range(self._workers):
+            came.append((yield from self._receive(Key("gradient", step, origin=worker), worker)))
+        values = yield Decode(tuple(came))
+        total = yield Work("sum", Key("sum", step), values)
+        message = yield Encode(Key("aggregate", step, origin=self._me), total)
+        yield from self._send(message, range(self._workers))
+
+    # ------------------------------------------------------------------ messages, which may tell of decisions
+    def _send(self, message: Message, peers: Sequence[int]) -> Program:
+        note = b""
+        if self._me == self._job.leader:
+            assert self._job.chooser is not None
+            decision = self._job.chooser.decide(message.key.step)
+            yield from self._learn(decision)
+            note = note_of(decision)
+        for peer in peers:
+            yield Send(message, peer, note)
+
+    def _receive(self, key: Key, peer: int) -> Program:
+        message: Message = yield Receive(key, peer)
+        if peer == self._job.leader:
+            yield from self._learn(read_note(message.note))
+        elif self._me == self._job.leader:
+            assert self._job.chooser is not None
+            self._job.chooser.heard(peer, message, self._decisions.at(key.step))
         return message
 
-    def _apply(self, me: int, step: int, given: dict[int, Message]) -> Program:
-        """Wait for a step's aggregate, or for what it is the sum of, and update."""
-        if self.exchange in RINGS:
-            came = yield Wait(Key(RING, step))
-        elif self.exchange == "star":
-            came = [(yield Receive(Key("aggregate", step, origin=self.workers), self.workers))]
-        else:
-            by_worker = {me: given.pop(step)}
-            for peer in self._others(me):
-                by_worker[peer] = yield Receive(Key("gradient", step, origin=peer), peer)
-            came = [by_worker[worker] for worker in range(self.workers)]
-        given.pop(step, None)
-        values = yield Decode(tuple(came))
-        yield Work("update", Key("update", step), values)
-
-    def _serve(self, me: int, first_step: int) -> Program:
-        for step in range(first_step, self.steps):
-            yield Begin("A", step)
-            came = []
-            for worker in range(self.workers):
-                came.append((yield Receive(Key("gradient", step, origin=worker), worker)))
-            values = yield Decode(tuple(came))
-            total = yield Work("sum", Key("sum", step), values)
-            message = yield Encode(Key("aggregate", step, origin=me), total)
-            for worker in range(self.workers):
-                yield Send(message, worker)
-            yield EndStep(step)
+    def _learn(self, decision: Decision | None) -> Program:
+        if decision is not None:
+            self._decisions.add(decision)
+            yield Work("decide", Key("decide", decision.effective_from), decision)
 
     # ------------------------------------------------------------------ rings
-    def _round(self, me: int, step: int, value: object) -> Program:
+    def _round(self, step: int, value: object) -> Program:
         """Return the program that takes a step's messages round; a message that goes round whole is made first."""
-        if self.exchange == "all-reduce":
-            return self._reduce(me, step, value)
-        message = yield Encode(Key("gradient", step, origin=me), value)
-        return self._gather(me, step, message)
+        if self._job.exchange == "all-reduce":
+            return self._reduce(step, (yield Work("cut", Key("cut", step, self._me), value)))
+        return self._gather(step, (yield Encode(Key("gradient", step, origin=self._me), value)))
 
-    def _gather(self, me: int, step: int, message: Message) -> Program:
+    def _gather(self, step: int, message: Message) -> Program:
         """Pass every worker's message on as it came; returns all of them, by worker."""
-        after, before = (me + 1) % self.workers, (me - 1) % self.workers
+        me, n = self._me, self._workers
+        after, before = (me + 1) % n, (me - 1) % n
         came = {me: message}
-        for hop in range(self.workers - 1):
-            origin = (me - hop - 1) % self.workers
+        for hop in range(n - 1):
+            origin = (me - hop - 1) % n
             yield Send(message, after)
             message = came[origin] = yield Receive(Key("gradient", step, origin=origin), before)
-        return [came[worker] for worker in range(self.workers)]
+        return [came[worker] for worker in range(n)]
 
-    def _reduce(self, me: int, step: int, value: object) -> Program:
+    def _reduce(self, step: int, total: object) -> Program:
         """Sum the parts on their way round, part p from worker p on (Patarasuk and Yuan, 2009), and pass the sums on as
         they came; returns the messages of all sums, by part.
         """
-        after, before, n = (me + 1) % self.workers, (me - 1) % self.workers, self.workers
-        total = yield Work("cut", Key("cut", step, me), value)
+        me, n = self._me, self._workers
+        after, before = (me + 1) % n, (me - 1) % n
         for hop in range(n - 1):
             goes, comes = (me - hop) % n, (me - hop - 1) % n
             yield Send((yield Encode(Key("gradient", step, goes, origin=me), total)), after)

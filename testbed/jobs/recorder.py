@@ -149,6 +149,10 @@ class Recorder:
                 place.current.received += place.forks.pop(key).received
             case Meet():
                 place.current.synchronised_ns = end_ns
+            case EndStep(number, phase, True):
+                now = place.current.start_ns
+                place.complete.append(Recorded(number, phase, now, now))
+                self._hand_on(lane.node, place)
             case EndStep(number, phase):
                 self._end_action(place)
                 place.current.step, place.current.phase, place.current.end_ns = number, phase, end_ns

@@ -1,8 +1,6 @@
 """Data parallel training as a job that is played: the bytes that a training counted, and how long nodes work.
 
-Codecs work where `replica_times` says. Evaluations are not played: they keep their losses and take no time. One sees
-the weights with all applied that is under way, so where workers are ahead it is early by what of one exchange they do
-not wait for.
+Codecs work where `replica_times` says. Evaluations are not played: they keep their losses and take no time.
 """
 
 from __future__ import annotations

@@ -9,9 +9,10 @@ Asynchronous rounds are otherwise: a server has the weights, applies what has ar
 bucket    all tensors of a worker as one message: codecs for the large ones, the small ones dense
 fragments how a model's tensors are divided: what is exchanged in turn, round a ring, coded or dense
 exchange  how messages become aggregates: a server, every worker for itself, a ring
-decision  what may change while training lasts: staleness, local steps, codecs
+decision  what a recipe begins with
 learners  what workers learn: a language model on a text, or a small network on images
 worker    one replica: what it computes, and what it does with an aggregate
+worker_node  what workers and servers have: a replica, and the codecs of their messages
 calibrate times what workers compute, and what codecs do with their messages, alone on one core
 pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry
@@ -20,7 +21,7 @@ ending    after which step all of them end
 ring      a worker's place in a ring
 live      one node over links, as a pipeline's stage
 alone     all workers of a recipe in one process, without a network
-arrivals  asynchronous rounds: what a server applies of what has arrived, and what a worker does in a round
+arrivals  what they have in asynchronous rounds: a server applies what has arrived, a worker makes round after round
 asynchronous  their nodes over links
 events    the same in one process, with formulas for links
 federated federated averaging of digits in one process, round by round

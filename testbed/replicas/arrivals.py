@@ -6,7 +6,8 @@ them with the new weights. A step is one application; steps in which nothing arr
 how many steps the server made since the weights that it began with. One beyond its worker's bound is refused: its
 sender gets new weights like the others, and what it sent is lost.
 
-Who calls these, in which order, decides the maths: a network (`asynchronous`), or formulas for one (`events`).
+`jobs.asynchronous` says who does what when. The links decide in which order, so they take part in the maths: a network,
+or formulas for one (`events`).
 
 Sources: FedLuck, arXiv 2407.05125, github.com/Aegsteh-T/FedLuck_Euro_Par, AsyncServer.py (periods; the mean over the
 arrivals is weighted by data shares); FedBuff, arXiv 2106.06639 (a buffer); FedAsync, arXiv 1903.03934 (each by itself).
@@ -15,16 +16,23 @@ arrivals is weighted by data shares); FedBuff, arXiv 2106.06639 (a buffer); FedA
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from testbed.codecs.contract import Payload
 from testbed.errors import CodecError
+from testbed.jobs.actions import Encoded, Key, Message
+from testbed.jobs.asynchronous import AsynchronousJob
+from testbed.jobs.recorder import Said
+from testbed.message_key import Phase
+from testbed.pipeline.optimise import learning_rate
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.worker import Computed, Learner, Worker
+from testbed.replicas.exchange import weighted_sum
+from testbed.replicas.worker import Computed, Evaluated, Learner, Worker
 from testbed.spec import DataParallelSpec, OptimiserSpec, Recipe
+from testbed.workloads.models import validation_tokens
 
 _HEAD = struct.Struct("<I")
 
@@ -39,12 +47,38 @@ class Training(NamedTuple):
     steps: int
     """Of the server: the learning rate follows from it."""
     seed: int
+    evaluate_every: int = 0
+    """As in `spec.TrainingSpec`."""
+    batch_tokens: int = 0
+    """Tokens, or images, of a batch of all workers."""
+    validation_tokens: int = 0
+
+    def job(self, dilation: int = 1) -> AsynchronousJob:
+        """Return the job; its period is so many times as long."""
+        arrivals, workers = self.data.arrivals, range(self.data.workers)
+        assert arrivals is not None
+        return AsynchronousJob(
+            [self.data.local_steps_of(worker) for worker in workers],
+            self.steps,
+            period_ns=None if arrivals.period_ns is None else arrivals.period_ns * dilation,
+            buffer=arrivals.buffer,
+            evaluate_every=self.evaluate_every,
+        )
 
 
 def training_of(recipe: Recipe) -> Training:
     """Return what a recipe says of it."""
     assert recipe.data is not None
-    return Training(recipe.data, recipe.optimiser, recipe.training.steps, recipe.training.seed)
+    training, workload = recipe.training, recipe.workload
+    return Training(
+        recipe.data,
+        recipe.optimiser,
+        training.steps,
+        training.seed,
+        training.evaluate_every,
+        workload.batch_tokens,
+        validation_tokens(workload),
+    )
 
 
 class Update(NamedTuple):
@@ -70,15 +104,22 @@ class Applied(NamedTuple):
         return tuple(sorted(update.worker for update in (*self.used, *self.refused)))
 
 
+class Arrived(NamedTuple):
+    """What a worker has sent."""
+
+    worker: int
+    tensors: list[Tensor]
+
+
 class Server:
-    """The server's weights, and what has arrived since it last changed them."""
+    """What the server has, a `jobs.actions.Node`: the weights, and a codec for each worker's messages."""
 
     def __init__(self, training: Training, learner: Learner, codecs: Sequence[str]) -> None:
         """`learner` has the model, which begins as all workers' do, and the validation data; `codecs` by worker."""
         data, seed = training.data, training.seed
         assert data.answer is not None
+        self._training = training
         self._bounds = [data.staleness_of(worker) for worker in range(data.workers)]
-        self._parts = data.parts
         self.replica = Worker(
             data.workers, learner, optimiser=training.optimiser, outer=data.outer, steps=training.steps
         )
@@ -87,49 +128,81 @@ class Server:
         self._answer = Bucket(shapes, data.answer, seed=seed, sender=data.workers)
         self._began = [0] * data.workers
         """The step whose weights each worker's round began with."""
-        self._arrived: dict[int, list[Tensor]] = {}
+        self._arrived: list[Arrived] = []
         self._weights: bytes | None = None
+        self._applied: Applied | None = None
+        self._evaluated: Evaluated | None = None
 
     @property
     def step(self) -> int:
         """Steps made so far."""
         return self.replica.applied
 
-    @property
-    def waiting(self) -> Collection[int]:
-        """The workers whose messages have arrived and wait to be applied."""
-        return self._arrived.keys()
+    def work(self, what: str, key: Key, value: Any) -> Any:
+        """Apply: make a step with what was decoded, and return what was `Applied`. Evaluate: return what was
+        `Evaluated`.
+        """
+        if what == "evaluate":
+            self._evaluated = self.replica.evaluate()
+            return self._evaluated
+        assert what == "apply", what
+        self._arrived = value
+        return self.apply()
 
-    @property
-    def raw_bytes(self) -> int:
-        """All weights as fp32."""
-        return self._answer.raw_bytes
+    def encode(self, key: Key, value: Any) -> Encoded:
+        """Return the message with the weights as they are. CodecError as from the codec."""
+        weights = [parameter.detach() for parameter in self.replica.parameters]
+        return Encoded(self._answer.encode(weights, key.step), self._answer.raw_bytes)
 
-    def arrived(self, worker: int, number: int, payload: Payload) -> None:
-        """Take a worker's message of its round of that number. CodecError as from its codec."""
-        assert worker not in self._arrived, "a worker waits for its answer before it goes on"
-        self._arrived[worker] = self._senders[worker].decode(payload, number)
+    def decode(self, messages: Sequence[Message]) -> list[Arrived]:
+        """Return what workers sent, refused or not. CodecError as from their codecs."""
+        return [
+            Arrived(worker, self._senders[worker].decode(_payload(message), message.key.step))
+            for message in messages
+            for worker in [message.key.origin]
+        ]
+
+    def said(self, step: int, phase: Phase) -> Said:
+        """Return what the record of the step or the evaluation that has just ended says."""
+        training, data, learned = self._training, self._training.data, 0
+        if phase != "train":
+            found = self._evaluated
+            assert found is not None
+            return Said(found.loss, found.accuracy, training.validation_tokens)
+        assert self._applied is not None
+        for worker, _ in self._applied.used:
+            learned += data.local_steps_of(worker) * (data.parts[worker] * training.batch_tokens) // sum(data.parts)
+        return Said(tokens=learned, learning_rate=learning_rate(training.optimiser, step, training.steps))
 
     def apply(self) -> Applied:
         """Make a step: subtract the mean of what arrived, weighted by the workers' shares of the data."""
-        step = self.step
-        updates = [Update(worker, step - self._began[worker]) for worker in sorted(self._arrived)]
+        step, parts = self.step, self._training.data.parts
+        updates = [Update(worker, step - self._began[worker]) for worker, _ in self._arrived]
         used = tuple(update for update in updates if update.staleness <= self._bounds[update.worker])
-        total: list[Tensor] = []
-        parts = sum(self._parts[update.worker] for update in used)
-        for worker, _ in used:
-            weighed = [value.mul_(self._parts[worker] / parts) for value in self._arrived[worker]]
-            total = [before.add_(value) for before, value in zip(total, weighed, strict=True)] if total else weighed
         if used:
-            self.replica.receive(total)
+            workers = [update.worker for update in used]
+            all_parts = sum(parts[worker] for worker in workers)
+            tensors = [tensors for worker, tensors in self._arrived if worker in workers]
+            self.replica.receive(weighted_sum(tensors, [parts[worker] / all_parts for worker in workers]))
             self.replica.apply_until(step + 1)
         else:
             self.replica.resume(step + 1)
         self._weights = None
         for update in updates:
             self._began[update.worker] = self.step
-        self._arrived.clear()
-        return Applied(step, used, tuple(update for update in updates if update not in used))
+        self._arrived = []
+        self._applied = Applied(step, used, tuple(update for update in updates if update not in used))
+        return self._applied
+
+    # ------------------------------------------------------------------ for `asynchronous`
+    @property
+    def raw_bytes(self) -> int:
+        """All weights as fp32."""
+        return self._answer.raw_bytes
+
+    def arrived(self, worker: int, number: int, payload: Payload) -> None:
+        """Take a worker's message of its round of that number; to be called by worker. CodecError as from its codec."""
+        self._arrived.append(Arrived(worker, self._senders[worker].decode(payload, number)))
 
     def answer(self) -> bytes:
         """Return the message with the weights as they are, for whoever has been heard in the last step."""
@@ -144,11 +217,12 @@ class Server:
 
 
 class Rounds:
-    """One worker's rounds."""
+    """What a worker has, a `jobs.actions.Node`."""
 
     def __init__(self, training: Training, number: int, learner: Learner, codec: str) -> None:
         data, seed = training.data, training.seed
         assert data.answer is not None
+        self._training = training
         self.replica = Worker(number, learner, optimiser=training.optimiser, outer=data.outer, steps=training.steps)
         self.local_steps = data.local_steps_of(number)
         shapes = [tuple(parameter.shape) for parameter in self.replica.parameters]
@@ -156,16 +230,56 @@ class Rounds:
         self._answer = Bucket(shapes, data.answer, seed=seed, sender=data.workers)
         self.made = 0
         """Rounds so far."""
+        self._computed: Computed | None = None
+        self._learned: dict[int, Computed] = {}
+        """By the server's step: what was applied, or refused, in it."""
 
-    @property
-    def raw_bytes(self) -> int:
-        """All tensors as fp32."""
-        return self._bucket.raw_bytes
+    def work(self, what: str, key: Key, value: Any) -> Any:
+        """local step: the last one of a round returns what is to be sent. resume: go on from the server's weights.
+        StageError for a loss or gradient that is NaN or infinite.
+        """
+        if what == "resume":
+            assert self._computed is not None
+            self._learned[key.step - 1] = self._computed
+            return self.replica.resume(key.step, value[0])
+        assert what == "local step", what
+        if not key.part:
+            self.replica.begin()
+        self.replica.local_step(self.begins_with)
+        if key.part + 1 < self.local_steps:
+            return None
+        self._computed = self.replica.close(self.begins_with)
+        return self._computed.tensors
+
+    def encode(self, key: Key, value: Any) -> Encoded:
+        """Return the payload of a round's message. CodecError as from the codec."""
+        self.made += 1
+        return Encoded(self._bucket.encode(value, key.step), self._bucket.raw_bytes)
+
+    def decode(self, messages: Sequence[Message]) -> list[list[Tensor]]:
+        """Return the server's weights. CodecError as from the codec."""
+        return [self._answer.decode(_payload(message), message.key.step) for message in messages]
+
+    def said(self, step: int, phase: Phase) -> Said:
+        """Return what the record of one of the server's steps, or of an evaluation, says."""
+        training = self._training
+        if phase != "train":
+            return Said(tokens=training.validation_tokens)
+        tokens, rate = max(training.data.local_steps) * training.batch_tokens, training.optimiser
+        said = Said(tokens=tokens, learning_rate=learning_rate(rate, step, training.steps))
+        learned = self._learned.pop(step, None)
+        return said if learned is None else said._replace(loss=learned.loss, gradient_norm=learned.norm)
 
     @property
     def begins_with(self) -> int:
         """The server's step whose weights it has."""
         return self.replica.applied
+
+    # ------------------------------------------------------------------ for `asynchronous`
+    @property
+    def raw_bytes(self) -> int:
+        """All tensors as fp32."""
+        return self._bucket.raw_bytes
 
     def make(self) -> tuple[Computed, bytes]:
         """Take the local steps; returns what they computed, and the round's message. StageError, CodecError as they
@@ -187,3 +301,8 @@ class Rounds:
             return False
         self.replica.resume(step, self._answer.decode(view[_HEAD.size :], step))
         return True
+
+
+def _payload(message: Message) -> Payload:
+    assert isinstance(message.payload, bytes | memoryview)
+    return message.payload

@@ -1,27 +1,11 @@
-"""What a policy may change while data parallel training lasts."""
+"""What a recipe of data parallel training begins with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from testbed.codecs.catalogue.placement import parse_placement
+from testbed.jobs.data_parallel import DataParallelJob
+from testbed.jobs.decision import Decision
 from testbed.spec import Recipe
-
-
-class Decision(NamedTuple):
-    """Numbers that all workers go by from one step on. Tuples have one entry per worker."""
-
-    effective_from: int
-    """The first step for which it holds."""
-    staleness: tuple[int, ...]
-    local_steps: tuple[int, ...]
-    codecs: tuple[str, ...]
-    """Of each worker's messages, as a cell's `codec` writes one."""
-
-
-Policy = Callable[[int], Decision | None]
-"""Asked before each step, by its number, what changes from that step on; None: nothing."""
 
 
 def as_stated(recipe: Recipe) -> Decision:
@@ -34,4 +18,19 @@ def as_stated(recipe: Recipe) -> Decision:
         staleness=tuple(map(data.staleness_of, workers)),
         local_steps=tuple(map(data.local_steps_of, workers)),
         codecs=tuple(placement.at(worker, "backward").text for worker in workers),
+    )
+
+
+def training_job(recipe: Recipe) -> DataParallelJob:
+    """Return the job that trains and evaluates as a recipe says."""
+    assert recipe.data is not None
+    first, training = as_stated(recipe), recipe.training
+    return DataParallelJob(
+        recipe.data.workers,
+        recipe.data.exchange,
+        first.staleness,
+        first.local_steps,
+        training.steps,
+        evaluate_every=training.evaluate_every,
+        target_loss=training.target_loss,
     )

@@ -1,25 +1,22 @@
 """Asynchronous federated rounds in one process, an event at a time: messages take as long as formulas for links say.
 
-What `asynchronous` does over a network, in the order that these times give. Where no two events lie so close together
+What a network does with the same program, in the order that these times give. Where no two events lie so close together
 that headers and acknowledgements decide between them, that is the network's order, and the numbers are the same.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+from testbed.jobs.actions import Action, Collect, Send, Work
+from testbed.jobs.asynchronous import AsynchronousJob
+from testbed.jobs.loop import Clock, Lane, Links, Loop, NoLinks
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.replicas.arrivals import Applied, Rounds, Server
-from testbed.spec import ArrivalsSpec
 
-Sent: TypeAlias = Callable[[int, int, int, int], int]
-"""Of a sender, a receiver, a frame's bytes and the moment (ns) at which it is handed over: when its last byte is there.
-Called in the order of the moments."""
-_Kind = Literal["made", "arrived", "due", "answered"]
-_ORDER: dict[_Kind, int] = {"made": 0, "arrived": 1, "due": 2, "answered": 3}
-"""Of what happens in one nanosecond: what arrives then is applied then."""
+_FOR_EVER = 1 << 30
 
 
 class Step(NamedTuple):
@@ -34,65 +31,91 @@ class Step(NamedTuple):
     """Payloads of all answers before this step's."""
 
 
-class Events:
-    """A training; `steps` makes it."""
+class _Stop(Exception):
+    """Nobody wants more steps."""
 
-    def __init__(
-        self,
-        server: Server,
-        workers: Sequence[Rounds],
-        arrivals: ArrivalsSpec,
-        sent: Sent,
-        *,
-        local_ns: Sequence[int],
-        update_ns: int = 0,
-    ) -> None:
-        """`local_ns`: how long a local step takes, by worker; `update_ns`: a step of the server."""
-        self.server, self.workers = server, workers
-        self._arrivals, self._sent, self._local_ns, self._update_ns = arrivals, sent, local_ns, update_ns
-        self._queue: list[tuple[int, int, int, _Kind]] = []
-        self._payloads: dict[int, bytes] = {}
-        self._idle_ns = 0
-        """From when on the server can make its next step."""
 
-    def steps(self, count: int) -> Iterator[Step]:
-        """Make so many steps; yields each. StageError, CodecError as they come."""
-        received = answered = 0
-        for worker in range(len(self.workers)):
-            self._begin(worker, 0)
-        if self._arrivals.period_ns is not None:
-            self._push(self._arrivals.period_ns, "due")
-        while self.server.step < count:
-            now_ns, _, worker, kind = heapq.heappop(self._queue)
-            if kind == "made":
-                _, payload = self.workers[worker].make()
-                self._payloads[worker] = payload
-                self._cross(now_ns, worker, len(self.workers), len(payload), "arrived", worker)
-            elif kind == "arrived":
-                payload = self._payloads.pop(worker)
-                self.server.arrived(worker, self.workers[worker].made - 1, payload)
-                received += len(payload)
-                if len(self.server.waiting) == self._arrivals.buffer:
-                    self._push(max(now_ns, self._idle_ns), "due")
-            elif kind == "answered":
-                self.workers[worker].answered(self._payloads.pop(worker))
-                self._begin(worker, now_ns)
-            else:
-                applied = self.server.apply()
-                done_ns = self._idle_ns = max(now_ns, self._idle_ns) + self._update_ns
-                yield Step(done_ns, applied, received, answered)
-                if self._arrivals.period_ns is not None:
-                    self._push((self.server.step + 1) * self._arrivals.period_ns, "due")
-                for each in applied.answered:
-                    answer = self._payloads[each] = self.server.answer()
-                    answered += len(answer)
-                    self._cross(done_ns, len(self.workers), each, len(answer), "answered", each)
+class Formula(NoLinks):
+    """Links on which a message takes as long as a function says."""
 
-    def _begin(self, worker: int, now_ns: int) -> None:
-        self._push(now_ns + self._local_ns[worker] * self.workers[worker].local_steps, "made", worker)
+    def __init__(self, sent: Callable[[int, int, int, int], int]) -> None:
+        """`sent`: of a sender, a receiver, a frame's bytes and when (ns) it is handed over: when its last byte is
+        there. It is called in the order of these times.
+        """
+        self._sent = sent
 
-    def _cross(self, now_ns: int, sender: int, receiver: int, payload_bytes: int, kind: _Kind, worker: int) -> None:
-        self._push(self._sent(sender, receiver, payload_bytes + HEADER_BYTES, now_ns), kind, worker)
+    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
+        """Deliver a message then."""
+        clock.at(self._sent(source, target, size, clock.now_ns), deliver)
 
-    def _push(self, at_ns: int, kind: _Kind, worker: int = 0) -> None:
-        heapq.heappush(self._queue, (at_ns, _ORDER[kind], worker, kind))
+
+class _Framed(NoLinks):
+    """Links that carry a frame's header, too."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Callable[[], None]) -> None:
+        self._links.carry(clock, source, target, size + HEADER_BYTES, deliver)
+
+
+class _Steps:
+    """Observes the server."""
+
+    def __init__(self, server: int, watch: Callable[[Step], bool]) -> None:
+        self._server, self._watch = server, watch
+        self._received = self._answered = 0
+        self._last: Step | None = None
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        if lane.node != self._server:
+            return
+        match action:
+            case Collect():
+                self._received += sum(len(message.payload) for message in value)
+            case Work("apply"):
+                self._last = Step(end_ns, value, self._received, self._answered)
+            case Send(message, _, note):
+                self._answered += len(message.payload) + len(note)
+
+    def goes_on(self, place: int, step: int) -> bool:
+        if place == self._server:
+            assert self._last is not None
+            if not self._watch(self._last):
+                raise _Stop
+        return True
+
+
+def run_rounds(
+    job: AsynchronousJob,
+    server: Server,
+    workers: Sequence[Rounds],
+    links: Links,
+    watch: Callable[[Step], bool],
+    *,
+    local_ns: Sequence[int],
+    update_ns: int = 0,
+) -> None:
+    """Train until `watch`, which is told of each step when its answers have been sent, wants no more. StageError,
+    CodecError as they come.
+
+    `local_ns`: how long a local step takes, by worker; `update_ns`: a step of the server.
+    """
+    steps = _Steps(len(workers), watch)
+
+    def cost(node: int, action: Action) -> int | None:
+        match action:
+            case Work("local step"):
+                return local_ns[node]
+            case Work("apply"):
+                return update_ns
+        return None
+
+    # Steps are as many as are wanted, so the last one is answered as all are.
+    endless = replace(job, steps=_FOR_EVER, evaluate_every=None)
+    programs = [endless.program(place) for place in range(len(workers) + 1)]
+    loop = Loop(programs, [*workers, server], cost=cost, links=_Framed(links), observers=[steps], goes_on=steps.goes_on)
+    try:
+        loop.run()
+    except _Stop:
+        return

@@ -7,18 +7,19 @@ holds from a step on that nobody can have begun when it is told.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable
 
 from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.codecs.contract import Payload
-from testbed.errors import CodecError, SpecError
+from testbed.errors import SpecError
+from testbed.jobs.actions import Message
+from testbed.jobs.decision import Decision, note_of, read_note
 from testbed.pipeline.job import NodeJob
 from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import NOISE_FACTORS, DecoChoice, approach, choose
 from testbed.policies.links import LinkEstimate, PassiveEstimator
-from testbed.replicas.decision import Decision, as_stated
+from testbed.replicas.decision import as_stated
 from testbed.replicas.pace import worker_times
 from testbed.spec import DecoSpec, Paced
 
@@ -27,41 +28,16 @@ _RATIO = "share"
 """What sparsifiers call the share of the values that they keep."""
 
 
-class Decisions:
-    """What has been told so far, and what holds when."""
-
-    def __init__(self, first: Decision) -> None:
-        self._known = [first]
-
-    def add(self, decision: Decision | None) -> None:
-        """Learn of one more."""
-        if decision is not None:
-            self._known.append(decision)
-
-    def at(self, step: int) -> Decision:
-        """Return what holds in a step."""
-        return [decision for decision in self._known if decision.effective_from <= step][-1]
-
-
 def with_head(decision: Decision | None, payload: bytes) -> bytes:
     """Put a decision, or that there is none, before a message."""
-    text = b"" if decision is None else json.dumps(decision, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(text)) + text + payload
+    return note_of(decision) + payload
 
 
 def without_head(message: Payload) -> tuple[Decision | None, memoryview]:
     """Return what `with_head` put together. CodecError for anything else."""
     view = memoryview(message)
-    try:
-        end = _LENGTH.size + _LENGTH.unpack(view[: _LENGTH.size])[0]
-        text = bytes(view[_LENGTH.size : end])
-        if not text:
-            return None, view[end:]
-        effective_from, *others = json.loads(text)
-        staleness, local_steps, codecs = map(tuple, others)
-        return Decision(int(effective_from), staleness, local_steps, codecs), view[end:]
-    except (struct.error, ValueError, TypeError) as error:
-        raise CodecError(f"a leader's message does not begin with a decision: {error}") from None
+    end = _LENGTH.size + int.from_bytes(view[: _LENGTH.size], "little")
+    return read_note(bytes(view[:end])), view[end:]
 
 
 def ratio_of(codec: str) -> float:
@@ -124,14 +100,12 @@ class Leader:
             raw_bytes=raw_bytes,
         )
 
-    def heard(
-        self, worker: int, payload_bytes: int, *, first_ns: int, last_ns: int, round_trip_ns: int, ratio: float
-    ) -> None:
-        """Learn of a worker's message of a step in which that ratio held: when its first byte was handed over, and when
-        the last was there. `round_trip_ns` is the least that TCP has seen on its connection.
-        """
-        self._links[worker].heard(payload_bytes, first_ns, last_ns, round_trip_ns)
-        self._expansion = payload_bytes / (ratio * self._raw_bytes)
+    def heard(self, worker: int, message: Message, decision: Decision) -> None:
+        """Learn of a worker's message of a step in which that decision held."""
+        assert message.round_trip_ns is not None
+        size = len(message.payload)
+        self._links[worker].heard(size, message.first_byte_ns, message.last_byte_ns, message.round_trip_ns)
+        self._expansion = size / (ratio_of(decision.codecs[worker]) * self._raw_bytes)
 
     def slowest(self) -> LinkEstimate | None:
         """Return the least rate and the longest delay of the links; None where one of them is not known yet."""

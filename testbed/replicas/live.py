@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from testbed.counters import DeviceCounters
+from testbed.jobs.actions import Key, Message
+from testbed.jobs.decision import Decisions
 from testbed.pipeline.carried import least_round_trip_ns
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.job import NodeJob
@@ -24,7 +26,7 @@ from testbed.replicas.decision import as_stated
 from testbed.replicas.ending import Ending
 from testbed.replicas.exchange import Sums, Tensors
 from testbed.replicas.fragments import fragment_shapes, in_turn
-from testbed.replicas.leader import Decisions, Leader, ratio_of, with_head, without_head
+from testbed.replicas.leader import Leader, with_head, without_head
 from testbed.replicas.learners import learner_of
 from testbed.replicas.node import PeerLinks, ReplicaNode, peers_of
 from testbed.replicas.pace import worker_times
@@ -57,17 +59,19 @@ class Lockstep(ReplicaNode):
         arrival = super().take(peer, number)
         if peer == self.leader_is:
             decision, payload = without_head(arrival.payload)
-            self.decisions.add(decision)
+            if decision is not None:
+                self.decisions.add(decision)
             return arrival._replace(payload=payload)
         if self._leader is not None:
-            self._leader.heard(
+            message = Message(
+                Key("gradient", number, origin=peer),
+                arrival.payload,
                 peer,
-                arrival.payload.nbytes,
-                first_ns=arrival.first_byte_ns,
-                last_ns=arrival.last_byte_ns,
+                first_byte_ns=arrival.first_byte_ns,
+                last_byte_ns=arrival.last_byte_ns,
                 round_trip_ns=least_round_trip_ns(self.connections[peer].socket),
-                ratio=ratio_of(self.decisions.at(number).codecs[peer]),
             )
+            self._leader.heard(peer, message, self.decisions.at(number))
         return arrival
 
     def lead(self, raw_bytes: int) -> None:
@@ -80,7 +84,8 @@ class Lockstep(ReplicaNode):
         if self._leader is None:
             return payload
         decision = self._leader.decide(step)
-        self.decisions.add(decision)
+        if decision is not None:
+            self.decisions.add(decision)
         return with_head(decision, payload)
 
     def steps(self) -> Iterator[int]:

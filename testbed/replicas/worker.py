@@ -7,11 +7,9 @@ when they change.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -103,23 +101,39 @@ class Worker:
         self.applied = 0
         """Steps whose aggregate it has applied: the first so many."""
         self._batches = 0
+        self._losses: list[float] = []
+        """Of the step's local steps so far."""
+        self._before: Sequence[Tensor] = ()
 
     # ------------------------------------------------------------------ computing
     def compute(self, step: int, *, staleness: int, local_steps: int) -> Computed:
-        """Learn from its part of the next batches. StageError where a loss or gradient is NaN or infinite."""
+        """Make all local steps of a step. StageError where a loss or gradient is NaN or infinite."""
         assert step - self.applied <= staleness, "a program applies what is due before it lets a worker go on"
+        self.begin()
+        for _ in range(local_steps):
+            self.local_step(step)
+        return self.close(step)
+
+    def begin(self) -> None:
+        """Keep what the local steps of a step begin with."""
+        self._losses.clear()
+        if self._outers:
+            self._before = self.shared if self._mixing is not None else _copies(self.parameters)
+
+    def close(self, step: int) -> Computed:
+        """Return what came of a step's local steps, which do not change the shared weights. StageError where it is NaN
+        or infinite.
+        """
+        loss = math.fsum(self._losses) / len(self._losses)
         if not self._outers:
-            assert local_steps == 1, "gradients are of one batch"
-            loss = self.local_step(step)
+            assert len(self._losses) == 1, "gradients are of one batch"
             tensors = self._optimiser.message()
             return Computed(tensors, loss, self._norm(tensors, step))
-        before = self.shared if self._mixing is not None else _copies(self.parameters)
-        losses = [self.local_step(step) for _ in range(local_steps)]
         with torch.no_grad():
-            changed = [before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
+            changed = [self._before[tensor] - self.parameters[tensor] for tensor in in_turn(self._fragments, step)]
         if self._mixing is None:
-            _fill(self.parameters, before)
-        return Computed(changed, math.fsum(losses) / len(losses), self._norm(changed, step))
+            _fill(self.parameters, self._before)
+        return Computed(changed, loss, self._norm(changed, step))
 
     def local_step(self, step: int) -> float:
         """Compute the gradient of its part of the next batch, and update with it where what that changes is sent;
@@ -129,6 +143,7 @@ class Worker:
         if self._outers:
             rate = learning_rate(self._spec, step, self._steps)
             self._optimiser.update(global_norm(self._optimiser.squares()), rate)
+        self._losses.append(loss)
         return loss
 
     def _backward(self, step: int) -> float:
@@ -180,26 +195,6 @@ class Worker:
         if weights is not None:
             _fill(self.parameters, weights)
         self.applied = step
-
-    @contextmanager
-    def looking_ahead(self) -> Iterator[None]:
-        """Have all aggregates applied that are under way, and as it was before afterwards."""
-        if not self._under_way:
-            yield
-            return
-        applied, under_way = self.applied, [[value.clone() for value in each] for each in self._under_way]
-        kept = [(values, _copies(values)) for values in (self.parameters, self.shared)]
-        holders: Sequence[Optimiser | Outer] = self._outers or [self._optimiser]
-        states = [copy.deepcopy(holder.state()) for holder in holders]
-        try:
-            self.apply_until(applied + len(under_way))
-            yield
-        finally:
-            for values, before in kept:
-                _fill(values, before)
-            for holder, state in zip(holders, states, strict=True):
-                holder.restore(state)
-            self.applied, self._under_way = applied, deque(under_way)
 
     def evaluate(self) -> Evaluated:
         """Return how well the shared weights do on the validation data."""

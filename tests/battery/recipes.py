@@ -18,11 +18,11 @@ from testbed.diffusion import experts, programs
 from testbed.diffusion.dit import DitSize, build_dit, start
 from testbed.diffusion.workers import Workers
 from testbed.errors import TestbedError, UserError
+from testbed.jobs.decision import Decision
 from testbed.pipeline import alone
 from testbed.records import TrainingRecord
 from testbed.replicas import alone as replicas_alone
 from testbed.replicas import arrivals, events, federated, learners, stacked, stacked_text
-from testbed.replicas.decision import Decision
 from testbed.spec import (
     DataParallelSpec,
     ImagesSpec,
@@ -270,23 +270,19 @@ def _asynchronous(asked: Mapping[str, Any]) -> Record:
         optimiser={"algorithm": "sgd", "beta1": 0.0, "beta2": 0.0, "clip_norm": 1e9},
         **data,
     )
-    assert recipe.data is not None
-    assert recipe.data.arrivals is not None
     told = arrivals.training_of(recipe)
     made = [learners.learner_of(recipe, number, vocabulary=10, tokens="") for number in (0, 0, 1, 2)]
     workers = [arrivals.Rounds(told, number, made[1 + number], recipe.codec) for number in range(3)]
     server = arrivals.Server(told, made[0], [recipe.codec] * 3)
-    training = events.Events(
-        server,
-        workers,
-        recipe.data.arrivals,
-        lambda sender, receiver, size, now_ns: now_ns + 10 + (size >> 10),
-        local_ns=asked.get("pace_ns", (1000, 2000, 5000)),
-    )
-    steps = [
-        (step.at_ns, step.applied.used, step.applied.refused, step.received_bytes, step.answered_bytes)
-        for step in training.steps(20)
-    ]
+    steps: list[Any] = []
+
+    def watch(step: events.Step) -> bool:
+        steps.append((step.at_ns, step.applied.used, step.applied.refused, step.received_bytes, step.answered_bytes))
+        return len(steps) < 20
+
+    links = events.Formula(lambda sender, receiver, size, now_ns: now_ns + 10 + (size >> 10))
+    local_ns = asked.get("pace_ns", (1000, 2000, 5000))
+    events.run_rounds(told.job(), server, workers, links, watch, local_ns=local_ns)
     refused = sum(len(step[2]) for step in steps)
     return {"steps": digest(steps), "evaluated": list(made[0].evaluate()), "refused": refused}
 
@@ -296,19 +292,19 @@ def _chosen(exchange: str) -> Record:
     recipe = _replicas(
         exchange=exchange, workers=2, images="digits-mlp", staleness=1, training={"steps": 12, "evaluate_every": 5}
     )
-    decisions = {
-        step: Decision(step, (first, second), (1, 1), (noted(codec),) * 2)
+    decisions = [
+        Decision(step, (first, second), (1, 1), (noted(codec),) * 2)
         for step, (first, second, codec) in CHOICES[exchange].items()
-    }
+    ]
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"steps-{node}.jsonl" for node in range(recipe.nodes)]
         outputs = [path.open("w", encoding="utf8") for path in paths]
-        replicas_alone.Replicas(
+        replicas_alone.train_replicas(
             recipe,
             lambda number: learners.learner_of(recipe, number, vocabulary=10, tokens=""),
             outputs,
-            policy=decisions.get,
-        ).train()
+            decisions=decisions,
+        )
         for output in outputs:
             output.close()
         return numbers_of(steps_of(Path(folder)))

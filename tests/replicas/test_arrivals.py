@@ -3,34 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from testbed.errors import CodecError
+from testbed.errors import CodecError, TransportError
+from testbed.jobs.actions import Action, Begin, Collect, Decode, Encode, Key, Message, Send, Work
+from testbed.jobs.asynchronous import AsynchronousJob, read_step
+from testbed.jobs.loop import Loop
+from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.replicas.arrivals import Rounds, Server, training_of
-from testbed.replicas.events import Events, Step
+from testbed.replicas.events import Formula, Step, run_rounds
 from tests.small_replicas import SPARSE, Learner, a_recipe, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
 BYTES = 14_784
 """Of all parameters, fp32."""
 PACE_NS = (1000, 2000, 5000)
+LINKS = Formula(lambda sender, receiver, size, at_ns: at_ns + 10)
+
+
+class Training(NamedTuple):
+    server: Server
+    workers: list[Rounds]
 
 
 def events(
     steps: int, codec: str = "fp32", *, pace_ns: Sequence[int] = PACE_NS, **data: Any
-) -> tuple[Events, list[Step]]:
+) -> tuple[Training, list[Step]]:
     recipe = a_recipe(
         "star", codec, workers=3, steps=steps, sgd=True, local_steps=2, outer=OUTER, shares=(2, 1, 1), **data
     )
     assert recipe.data is not None
-    assert recipe.data.arrivals is not None
-    parts = recipe.data.parts
-    workers = [Rounds(training_of(recipe), number, Learner(parts, number), codec) for number in range(3)]
-    server = Server(training_of(recipe), Learner(parts, 0), [codec] * 3)
-    training = Events(server, workers, recipe.data.arrivals, lambda a, b, size, at_ns: at_ns + 10, local_ns=pace_ns)
-    return training, list(training.steps(steps))
+    parts, told = recipe.data.parts, training_of(recipe)
+    workers = [Rounds(told, number, Learner(parts, number), codec) for number in range(3)]
+    server, made = Server(told, Learner(parts, 0), [codec] * 3), list[Step]()
+
+    def watch(step: Step) -> bool:
+        made.append(step)
+        return len(made) < steps
+
+    run_rounds(told.job(), server, workers, LINKS, watch, local_ns=pace_ns)
+    return Training(server, workers), made
 
 
 @pytest.mark.parametrize("codec", ["fp32", SPARSE])
@@ -68,8 +82,50 @@ def test_each_by_itself_sees_the_steps_of_the_others() -> None:
 
 
 def test_an_answer_without_a_number_is_refused() -> None:
-    training, _ = events(2, staleness=1, arrivals={"buffer": 3})
-    with pytest.raises(CodecError, match="begins with a number"):
-        training.workers[0].answered(b"ab")
-    assert not training.workers[0].answered(training.server.goodbye())
-    assert training.workers[0].begins_with == 2
+    with pytest.raises(CodecError, match="has 2 bytes"):
+        read_step(b"ab")
+
+
+def test_the_server_goes_on_without_a_worker_that_is_lost() -> None:
+    def lost(worker: int) -> TransportError:
+        error = TransportError("it is gone")
+        error.peer = worker
+        return error
+
+    server = AsynchronousJob([1, 1], steps=2, buffer=2).program(2)
+    assert server.send(None) == Begin("A", 0)
+    assert server.send(None) == Collect((0, 1), at_least=2)
+    assert server.throw(lost(0)) == Collect((1,), at_least=1)
+    message = Message(Key("gradient", 0, origin=1), b"", source=1)
+    assert server.send([message]) == Decode((message,))
+    assert server.send(["decoded"]) == Work("apply", Key("apply", 0), ["decoded"])
+    assert isinstance(server.send(None), Encode)
+    answer = server.send(message)
+    assert isinstance(answer, Send)
+    assert answer.peer == 1
+    with pytest.raises(TransportError, match="all workers are lost; the last one: it is gone"):
+        server.throw(lost(1))
+
+
+def test_a_goodbye_ends_the_round_under_way_and_those_that_were_skipped_are_recorded_as_empty() -> None:
+    recipe = a_recipe("star", workers=3, steps=4, sgd=True, local_steps=2, outer=OUTER, staleness=9,
+                      arrivals={"buffer": 1}, evaluate_every=2)  # fmt: skip
+    told, recorded = training_of(recipe), [list[Recorded]() for _ in range(4)]
+    recorder = Recorder(lambda place, step: recorded[place].append(step), lambda key: Named("backward", key.step))
+    nodes = [*(Rounds(told, number, Learner((1,) * 3, number), "fp32") for number in range(3)),
+             Server(told, Learner((1,) * 3, 0), ["fp32"] * 3)]  # fmt: skip
+    job = told.job()
+
+    def cost(node: int, action: Action) -> int | None:
+        return PACE_NS[node] if action[0] == "local step" else None
+
+    loop = Loop([job.program(place) for place in range(4)], nodes, cost=cost, links=LINKS, observers=[recorder])
+    assert loop.run() == ["steps"] * 4
+    for steps in recorded:
+        assert [(step.step, step.phase) for step in steps] == [
+            (0, "train"), (1, "train"), (2, "evaluation"), (2, "train"), (3, "train"), (4, "evaluation")
+        ]  # fmt: skip
+    assert [len(step.received) for step in recorded[3]] == [1, 1, 0, 1, 1, 0]
+    # Worker 0 is applied in the steps 0, 2 and 3, and worker 1 in step 1; worker 2 is too slow for any.
+    rounds = [[(step.step, len(step.actions), len(step.sent)) for step in steps if step.actions] for steps in recorded]
+    assert rounds[:3] == [[(0, 2, 1), (2, 2, 1)], [(1, 2, 1)], []]

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from testbed.errors import CodecError, SpecError, TestbedError
+from testbed.jobs.actions import Key, Message
+from testbed.jobs.decision import Decision
 from testbed.pipeline.gather import make_sockets
 from testbed.pipeline.job import Endpoint, NodeJob
 from testbed.policies.cycle import MessageSize
 from testbed.policies.deco import choose
 from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
-from testbed.replicas.decision import Decision
+from testbed.replicas.decision import as_stated
 from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
 from testbed.replicas.live import take_part
 from testbed.replicas.node import PeerLinks, peers_of
@@ -166,7 +168,7 @@ def test_what_a_leader_chooses_holds_everywhere_from_the_same_step_on(
     recipe = a_recipe(exchange, SPARSE, workers=2, staleness=1, steps=14, deco=deco)
     live = over_loopback(recipe, tmp_path)
     by_step = {decision.effective_from: decision for decision in chosen.values()}
-    alone = trained(recipe, by_step.get)
+    alone = trained(recipe, [by_step[step] for step in sorted(by_step)])
     assert live.errors == [None] * recipe.nodes
     assert same(live.weights[0], alone.weights(0))
     assert same(live.weights[1], alone.weights(1))
@@ -214,7 +216,8 @@ def test_a_leader_goes_by_what_it_hears(tmp_path: Path) -> None:
 
     def hear(worker: int, rate_bps: float) -> None:
         took_ns = 20_000_000 + round(300_000 * 8e9 / rate_bps)
-        leader.heard(worker, 300_000, first_ns=1000, last_ns=1000 + took_ns, round_trip_ns=40_000_000, ratio=0.5)
+        times = {"first_byte_ns": 1000, "last_byte_ns": 1000 + took_ns, "round_trip_ns": 40_000_000}
+        leader.heard(worker, Message(Key("gradient", 0, origin=worker), range(300_000), **times), as_stated(recipe))
 
     hear(0, 80e6)
     hear(1, 40e6)
@@ -241,7 +244,7 @@ def test_a_decision_crosses_at_the_head_of_a_message() -> None:
         assert found == told
         assert bytes(payload) == b"payload"
     for wrong in (b"", b"\x05\0\0\0{}", b"\x02\0\0\0[]", b"\xff" * 9):
-        with pytest.raises(CodecError, match="does not begin with a decision"):
+        with pytest.raises(CodecError, match="is no decision"):
             without_head(wrong)
     assert with_ratio("ef(topk(0.1, values=fp32))", 0.25) == "ef(topk(0.25, fp32))"
     with pytest.raises(SpecError, match="keeps no stated share"):

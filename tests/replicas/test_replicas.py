@@ -5,25 +5,45 @@ from __future__ import annotations
 import io
 import itertools
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from testbed.errors import CodecError, SpecError, StageError
+from testbed.jobs.actions import Message
+from testbed.jobs.decision import Decision, note_of, read_note
+from testbed.jobs.loop import Loop, MayGoOn
 from testbed.message_key import MessageKey
 from testbed.pipeline.alone import train_stages, works_of
 from testbed.pipeline.node import make_node
 from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.decision import Decision
+from testbed.replicas.decision import training_job
 from testbed.replicas.fragments import divide_tensors
 from testbed.replicas.learners import ImagesLearner, learner_of
 from testbed.replicas.worker import Worker
-from testbed.spec import Exchange, ImagesSpec, OptimiserSpec, OuterSpec, PipelineSpec, StreamingSpec, TextSpec
+from testbed.replicas.worker_node import ExchangeNode, WorkerNode
+from testbed.spec import Exchange, ImagesSpec, OptimiserSpec, OuterSpec, PipelineSpec, Recipe, StreamingSpec, TextSpec
 from testbed.workloads.images import build_network, images, score
 from testbed.workloads.shards import ShardBatches, divide
-from tests.small_replicas import DIGITS, EXCHANGES, SPARSE, TEXT, Data, Examples, Learner, Net, a_recipe, same, trained
+from tests.small_replicas import (
+    DIGITS,
+    EXCHANGES,
+    SPARSE,
+    TEXT,
+    Data,
+    Examples,
+    Learner,
+    Net,
+    Trained,
+    a_recipe,
+    learner_for,
+    same,
+    trained,
+)
 
 CODECS = ["fp32", "bf16", "int8", SPARSE, "ef(powersgd(2))", "ef(int1)", "delta-int8"]
 
@@ -361,20 +381,14 @@ def frozen_by_hand(spec: OptimiserSpec, steps: int) -> list[Tensor]:
     return [parameter.detach() for parameter in parameters]
 
 
-def test_a_policy_changes_ratio_and_staleness_while_training_lasts() -> None:
+def test_decisions_change_ratio_and_staleness_while_training_lasts() -> None:
     recipe = a_recipe("all-to-all", "ef(topk(0.5))", workers=2, steps=8, staleness=1)
 
-    def policy(step: int) -> Decision | None:
-        changes = {3: (3, "ef(topk(0.05))"), 6: (0, "ef(topk(0.2))")}
-        if step not in changes:
-            return None
-        stale, codec = changes[step]
-        return Decision(step, (stale, stale), (1, 1), (codec, "ef(topk(0.5))"))
-
-    ahead = []
-    found = trained(
-        recipe, policy, lambda workers: ahead.extend([len(ahead) + 1 - workers[0].applied] if workers else [])
-    )
+    decisions = [
+        Decision(step, (stale, stale), (1, 1), (codec, "ef(topk(0.5))"))
+        for step, stale, codec in ((3, 3, "ef(topk(0.05))"), (6, 0, "ef(topk(0.2))"))
+    ]
+    found = trained(recipe, decisions)
     assert same(found.weights(0), found.weights(1))
     sizes = [record.sent[0].payload_bytes for record in found.records[0] if record.phase == "train"]
     assert sizes[2] > sizes[6] > sizes[3] == sizes[5]
@@ -383,6 +397,92 @@ def test_a_policy_changes_ratio_and_staleness_while_training_lasts() -> None:
     train = [record for record in found.records[0] if record.phase == "train"]
     had = [[action.microbatch for action in record.actions if action.kind == "A"] for record in train]
     assert had == [[], [0], [], [], [1], [2, 3, 4, 5], [6], [7]]
+
+
+class Told:
+    """Decides what it is given, and keeps whom it has heard."""
+
+    def __init__(self, decisions: dict[int, Decision]) -> None:
+        self._decisions, self.messages = decisions, list[tuple[int, int, str]]()
+
+    def heard(self, worker: int, message: Message, decision: Decision) -> None:
+        self.messages.append((worker, message.key.step, decision.codecs[worker] if decision.codecs else ""))
+
+    def decide(self, step: int) -> Decision | None:
+        return self._decisions.get(step)
+
+
+def run_job(recipe: Recipe, goes_on: MayGoOn = lambda place, step: True, **changes: Any) -> tuple[list[Any], Trained]:
+    workers = [WorkerNode(recipe, number, learner_for(recipe, number)) for number in range(recipe.data.workers)]
+    servers = range(len(workers), recipe.nodes)
+    nodes = [*workers, *(ExchangeNode(recipe, place, workers[0].shapes) for place in servers)]
+    job = replace(training_job(recipe), **changes)
+    programs = [job.program(place) for place in range(recipe.nodes)]
+    ended = Loop(programs, nodes, goes_on=goes_on).run()
+    return ended, Trained([worker.replica for worker in workers], [])
+
+
+@pytest.mark.parametrize(("exchange", "leader"), [("star", 2), ("all-to-all", 0)])
+def test_what_a_leader_decides_crosses_with_its_messages_and_holds_as_if_it_had_been_known(
+    exchange: Exchange, leader: int
+) -> None:
+    recipe = a_recipe(exchange, "ef(topk(0.1))", workers=2, steps=9, staleness=1)
+    told = {
+        1: Decision(4, (2, 2), (1, 1), ("ef(topk(0.05))",) * 2),
+        4: Decision(8, (0, 0), (1, 1), ("ef(topk(0.2))",) * 2),
+    }
+    chooser = Told(told)
+    _, found = run_job(recipe, leader=leader, chooser=chooser)
+    known = trained(recipe, list(told.values()))
+    assert same(found.weights(0), known.weights(0))
+    assert same(found.weights(1), known.weights(1))
+    assert not same(found.weights(0), trained(recipe).weights(0))
+    heard = {worker for worker in range(2) if worker != leader}
+    assert {worker for worker, *_ in chooser.messages} == heard
+    assert {codec for _, step, codec in chooser.messages if step >= 8} == {"ef(topk(0.2))"}
+
+
+def test_what_is_no_decision_is_refused() -> None:
+    decision = Decision(7, (1, 2), (1, 1), ("ef(topk(0.1))", "fp32"))
+    assert [read_note(note_of(each)) for each in (decision, None)] == [decision, None]
+    for wrong in (b"", b"\x05\0\0\0{}", b"\x02\0\0\0[]", b"\xff" * 9):
+        with pytest.raises(CodecError, match="is no decision"):
+            read_note(wrong)
+
+
+# ---------------------------------------------------------------------- evaluations, and the end
+def test_an_evaluation_sees_what_its_worker_has_applied_by_then() -> None:
+    stale, prompt = (
+        trained(a_recipe("star", staleness=staleness, evaluate_every=every)) for staleness, every in ((2, 3), (0, 1))
+    )
+    losses = [
+        {record.step: record.loss for record in found.records[-1] if record.phase == "evaluation"}
+        for found in (stale, prompt)
+    ]
+    assert losses[0][3] == losses[1][1]  # of three steps it has applied one
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_training_ends_everywhere_when_the_target_is_reached(exchange: Exchange) -> None:
+    recipe = a_recipe(exchange, workers=3, shares=(2, 1, 1), steps=6, evaluate_every=1, workload=DIGITS)
+    losses = [record.loss or 0.0 for record in trained(recipe).records[-1] if record.phase == "evaluation"]
+    steps = 1 + next(number for number in range(1, 6) if losses[number] < min(losses[:number]))
+    training = recipe.training.model_copy(update={"target_loss": losses[steps - 1]})
+    sooner = recipe.model_copy(update={"training": training})
+    assert run_job(sooner)[0] == ["target"] * recipe.nodes
+    found = trained(sooner)
+    assert [len(records) for records in found.records] == [2 * steps] * recipe.nodes
+    assert found.losses[-1] == losses[steps - 1]
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_who_is_asked_to_end_applies_what_is_under_way(exchange: Exchange) -> None:
+    recipe = a_recipe(exchange, workers=3, shares=(2, 1, 1), steps=9, staleness=(0, 2, 1))
+    ended, found = run_job(recipe, lambda place, step: step < 3)
+    assert ended == ["asked"] * recipe.nodes
+    shorter = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 4})})
+    for worker in range(3):
+        assert same(found.weights(worker), trained(shorter).weights(worker))
 
 
 def test_a_training_that_diverges_names_the_worker() -> None:

@@ -31,7 +31,7 @@ from testbed.profiles.link_profile import Change, Pipe, Schedule
 from testbed.profiles.loss import Bernoulli
 from testbed.records import StepRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
-from testbed.replicas.events import Events
+from testbed.replicas.events import Formula, Step, run_rounds
 from testbed.replicas.live import take_part
 from testbed.replicas.node import PeerLinks, peers_of
 from testbed.spec import Exchange, Paced, Recipe
@@ -178,7 +178,6 @@ def _be_node(job: NodeJob, own: Any, sockets: Any, space: int, began_ns: int, *,
 def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, int]], list[Tensor]]:
     """The same in one process: arrivals, and the server's weights."""
     assert recipe.data is not None
-    assert recipe.data.arrivals is not None
     parts, link = recipe.data.parts, a_link()
     workers = [Rounds(training_of(recipe), number, Learner(parts, number), SPARSE) for number in range(WORKERS)]
     server = Server(training_of(recipe), Learner(parts, 0), [SPARSE] * WORKERS)
@@ -191,12 +190,15 @@ def by_formula(recipe: Recipe, slower: int = 1) -> tuple[list[tuple[int, int, in
         part * (forward + backward)
         for part, forward, backward in zip(parts, pace.forward_ns, pace.backward_ns, strict=True)
     ]
-    training = Events(server, workers, recipe.data.arrivals, sent, local_ns=local_ns)
     found, counts = [], [0] * WORKERS
-    for step in training.steps(recipe.training.steps):
+
+    def watch(step: Step) -> bool:
         for worker in step.applied.answered:
             found.append((step.applied.step, worker, counts[worker]))
             counts[worker] += 1
+        return step.applied.step + 1 < recipe.training.steps
+
+    run_rounds(training_of(recipe).job(), server, workers, Formula(sent), watch, local_ns=local_ns)
     return found, [parameter.detach() for parameter in server.replica.parameters]
 
 

@@ -1,0 +1,132 @@
+"""Asynchronous rounds: a server has the weights, applies what has arrived, and waits for nobody.
+
+A worker goes on at its own pace: it makes its local steps, sends what these changed, and begins its next round with the
+server's answer. A step is one application by the server: every so often, or as soon as so many messages have arrived.
+Whoever had sent one of them is answered with the new weights. The note of an answer is the number of the server's
+steps; where the payload is empty, training has ended.
+
+The server goes on without a worker that is lost; with a buffer, as soon as all that are left have been heard.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.errors import CodecError, TransportError
+from testbed.jobs.actions import Begin, Collect, Decode, Encode, EndStep, Key, Message, Program, Send, Work
+
+_STEP = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class AsynchronousJob:
+    """Workers, and a server, the last place."""
+
+    local_steps: Sequence[int]
+    """By worker."""
+    steps: int
+    """Of the server."""
+    period_ns: int | None = None
+    """It applies what has arrived every so often."""
+    buffer: int | None = None
+    """As soon as so many messages have arrived; one of the two is None."""
+    evaluate_every: int | None = None
+    """The server evaluates after so many steps, and after the last; 0: only after the last; None: never."""
+
+    @property
+    def places(self) -> Sequence[str]:
+        """The workers' names, and the server's."""
+        return (*(f"worker {worker}" for worker in range(len(self.local_steps))), "server")
+
+    def program(self, place: int, first_step: int = 0) -> Program:
+        """Return what a worker or the server does. It cannot begin later: what is under way has no step."""
+        assert not first_step
+        return self._serve(place) if place == len(self.local_steps) else self._work(place)
+
+    # ------------------------------------------------------------------ a worker
+    def _work(self, me: int) -> Program:
+        server, number, began_with = len(self.local_steps), 0, 0
+        while True:
+            value = None
+            for part in range(self.local_steps[me]):
+                yield Begin("L", number)
+                value = yield Work("local step", Key("local step", number, part), value)
+            yield Send((yield Encode(Key("gradient", number, origin=me), value)), server)
+            answer: Message = (yield Collect((server,), at_least=1))[-1]
+            applied, goes_on = read_step(answer.note), bool(len(answer.payload))
+            for step in range(began_with, applied - goes_on):
+                yield from self._end_step(step, applied, idle=True)
+            if not goes_on:
+                return "steps" if applied == self.steps else "asked"
+            weights = yield Decode((answer,))
+            yield Work("resume", Key("resume", applied), weights)
+            yield from self._end_step(applied - 1, applied)
+            number, began_with = number + 1, applied
+
+    def _end_step(self, step: int, applied: int, *, idle: bool = False) -> Program:
+        """End one of the server's steps: the round under way belongs to the one in which it was applied or refused."""
+        yield EndStep(step, idle=idle)
+        if self._evaluates_after(step):
+            yield EndStep(step + 1, "evaluation", idle=idle)
+
+    def _evaluates_after(self, step: int) -> bool:
+        every = self.evaluate_every
+        return every is not None and (step + 1 == self.steps or (every > 0 and (step + 1) % every == 0))
+
+    # ------------------------------------------------------------------ the server
+    def _serve(self, me: int) -> Program:
+        left = list(range(me))
+        """The workers that are not lost."""
+        step, goes_on = 0, True
+        while goes_on:
+            yield Begin("A", step)
+            came = sorted((yield from self._collect(step, left)), key=lambda message: message.source)
+            values = yield Decode(tuple(came))
+            yield Work("apply", Key("apply", step), values)
+            if came and step + 1 < self.steps:
+                message = yield Encode(Key("aggregate", step + 1, origin=me))
+                for each in came:
+                    yield from _send(message, each.source, step + 1, left)
+            goes_on = (yield EndStep(step)) is not False and step + 1 < self.steps
+            if self._evaluates_after(step) and (goes_on or step + 1 == self.steps):
+                yield Work("evaluate", Key("evaluate", step + 1, phase="evaluation"))
+                yield EndStep(step + 1, "evaluation")
+            step += 1
+        for worker in tuple(left):
+            yield from _send(Message(Key("goodbye", step, origin=me), b""), worker, step, left)
+        return "steps" if step == self.steps else "asked"
+
+    def _collect(self, step: int, left: list[int]) -> Program:
+        until_ns = 0 if self.period_ns is None else (step + 1) * self.period_ns
+        while True:
+            try:
+                return (yield Collect(tuple(left), min(self.buffer or 0, len(left)), until_ns))
+            except TransportError as error:
+                _lose(error, left)
+
+
+def _send(message: Message, worker: int, step: int, left: list[int]) -> Program:
+    if worker in left:
+        try:
+            yield Send(message, worker, _STEP.pack(step))
+        except TransportError as error:
+            _lose(error, left)
+
+
+def _lose(error: TransportError, left: list[int]) -> None:
+    """Go on without a worker. TransportError when none is left, or when it is not one that is lost."""
+    if error.peer not in left:
+        raise error
+    left.remove(error.peer)
+    if not left:
+        raise TransportError(f"all workers are lost; the last one: {error}") from error
+
+
+def read_step(note: bytes) -> int:
+    """Return how many steps the server had made. CodecError for a note that does not say it."""
+    if len(note) != _STEP.size:
+        raise CodecError(f"the note of a server's answer has {len(note)} bytes, and {_STEP.size} were to come")
+    step: int = _STEP.unpack(note)[0]
+    return step
