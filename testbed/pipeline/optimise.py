@@ -184,14 +184,6 @@ class Outer:
             parameters, lr=spec.learning_rate, momentum=spec.momentum, nesterov=spec.nesterov, foreach=False
         )
 
-    def state(self) -> dict[str, Any]:
-        """Return its momenta, to be kept and given to `restore`."""
-        return self._sgd.state_dict()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state` of one of the same parameters."""
-        self._sgd.load_state_dict(dict(state))
-
     def update(self) -> None:
         """Take a step along the parameters' gradients, and forget these."""
         self._sgd.step()
