@@ -191,6 +191,7 @@ def node_jobs(
             tokens="",
             endpoints=tuple(endpoints),
             token="0" * 32,
+            codec_cost="zero",
             devices=(),
             overhead_bytes=0,
             folder=str(folder),

@@ -33,8 +33,8 @@ from testbed.diffusion.programs import Message, Program
 from testbed.diffusion.workers import Codecs, Conditions, TokenWorker
 from testbed.errors import StageError
 from testbed.frozen import Frozen
+from testbed.jobs.actions import Key
 from testbed.jobs.sampling import Action, Actions, Compute, numbers_of
-from testbed.message_key import MessageKey
 from testbed.net.kernel.namespace import enter
 from testbed.net.lab import Lab, LabSpec
 from testbed.pipeline.pacing import be_prompt, wait_until
@@ -53,6 +53,7 @@ _MOST = 16
 """How many times as long as all tokens' hidden states in fp32 a payload may be."""
 _TOKEN = b"diffusion live 1"
 _DONE = b""
+_PART = "part"
 
 
 class LiveSampling(Frozen):
@@ -96,7 +97,7 @@ class _Links:
 
     def send(self, part: Message, peer: int, payload: bytes) -> None:
         key = self._key(part)
-        self._connections[peer].send(key, payload, raw_bytes=len(payload), not_before_ns=self._line.at_ns)
+        self._connections[peer].send(key, payload, not_before_ns=self._line.at_ns)
         self.moments_ns.append(time.monotonic_ns())
 
     def take(self, part: Message, peer: int) -> memoryview:
@@ -105,8 +106,8 @@ class _Links:
         self.moments_ns.append(time.monotonic_ns())
         return arrival.payload
 
-    def _key(self, part: Message) -> MessageKey:
-        return MessageKey("evaluation", self._numbers[part], 0, ())
+    def _key(self, part: Message) -> Key:
+        return Key(_PART, self._numbers[part])
 
 
 # ---------------------------------------------------------------------- a worker
@@ -151,7 +152,7 @@ def _sample(
                     sock,
                     name=f"worker {number} <-> worker {peer}",
                     token=_TOKEN,
-                    side="downstream" if peer > number else "upstream",
+                    names=(_PART,),
                     max_payload_bytes=most,
                     max_frames=len(every[number]),
                 )

@@ -55,6 +55,14 @@ class Said(NamedTuple):
     learning_rate: float | None = None
 
 
+class PacedWork(NamedTuple):
+    """Told right after work of an action that is held to a duration: see `ActionRecord`."""
+
+    began_ns: int
+    maths_ns: int
+    due_ns: int
+
+
 @dataclass
 class Recorded:
     """A step, or an evaluation, of one place."""
@@ -69,6 +77,8 @@ class Recorded:
     """When the places had met."""
     actions: list[ActionRecord] = field(default_factory=list)
     sent: list[SentRecord] = field(default_factory=list)
+    messages: list[tuple[int, Key]] = field(default_factory=list)
+    """Of what was sent: to whom, and what."""
     received: list[ReceivedRecord] = field(default_factory=list)
 
 
@@ -78,6 +88,7 @@ class _Forked:
 
     step: Recorded
     sent: list[SentRecord] = field(default_factory=list)
+    messages: list[tuple[int, Key]] = field(default_factory=list)
     received: list[ReceivedRecord] = field(default_factory=list)
 
 
@@ -135,6 +146,7 @@ class Recorder:
                 _reached(place, "decoded_ns", end_ns)
             case Send():
                 place.current.sent.append(self._sent(action, value, begin_ns))
+                place.current.messages.append((action.peer, action.message.key))
             case Receive():
                 _reached(place, "input_ns", end_ns)
                 place.current.received.append(self._received(value))
@@ -147,6 +159,9 @@ class Recorder:
             case Wait(key, None):
                 _reached(place, "input_ns", end_ns)
                 place.current.received += place.forks.pop(key).received
+            case PacedWork():
+                if place.action is not None:
+                    place.action |= action._asdict()
             case Meet():
                 place.current.synchronised_ns = end_ns
             case EndStep(number, phase, True):
@@ -166,11 +181,13 @@ class Recorder:
                 place.running[name] = place.forks[key]
             case Send():
                 place.running[name].sent.append(self._sent(action, value, begin_ns))
+                place.running[name].messages.append((action.peer, action.message.key))
             case Receive():
                 place.running[name].received.append(self._received(value))
             case Ended():
                 forked = place.running.pop(name)
                 forked.step.sent += forked.sent
+                forked.step.messages += forked.messages
                 place.unfinished[id(forked.step)] -= 1
                 self._hand_on(next(node for node, each in self._places.items() if each is place), place)
 

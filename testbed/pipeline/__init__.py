@@ -4,7 +4,8 @@
 |---|---|---|
 | `node` | what a stage has, and does as its program says (`jobs.pipeline`): maths, codecs, optimiser | yes |
 | `boundary` | codecs at a boundary: a tensor becomes a payload, and a tensor again | yes |
-| `train` | a stage over its links | yes |
+| `train` | a stage over links, from end to end | yes |
+| `live` | runs any job's program at one place, over sockets | no |
 | `alone` | all stages in one process, without a network | yes |
 | `pretrain` | trains a model of ours that workloads can begin with, once a machine | yes |
 | `at_boundaries` | what codecs make of the tensors at a model's boundaries, for experiments | yes |
@@ -12,11 +13,11 @@
 | `calibration` | what a calibration is asked and answers, and its stopwatch | no |
 | `optimise` | AdamW, clipped, the same however the model is cut | yes |
 | `transport`, `frame` | frames over TCP, and their header | no |
-| `pacing` | when actions begin and end: this machine's time, or an emulated device's | no |
-| `gather` | the stages meet after each step, and decide alike when training ends | no |
+| `pacing` | when things begin and end: this machine's time, or an emulated device's | no |
+| `gather` | the places meet, and decide alike when a job ends | no |
 | `step_log` | writes the records of steps, and tells the controller | no |
 | `carried` | measures how long a link was at work | no |
 | `memory` | how much a training needs, and how much there is | no |
-| `job`, `wiring`, `faults` | what a stage is told; its connections; what went wrong, in words | no |
+| `job`, `wiring`, `faults` | what a place is told; its connections; what went wrong, in words | no |
 | `control`, `host` | the controller's end of the control plane, and the stage's | no |
 """

@@ -1,24 +1,22 @@
-"""Meet the other stages at the end of a step, and decide alike when training ends. No torch.
+"""Meet the other places at the end of a step, and decide alike when training ends. No torch.
 
-`Gather` is an all-gather of a few numbers over Unix sockets, which uses no shaped link; stage 0 is the hub. It also
-ends a step: nobody leaves `exchange` before everybody has entered it. `Stops` decides from what all stages then know
+`Gather` is an all-gather of a few numbers over Unix sockets, which uses no shaped link; place 0 is the hub. It also
+ends a step: nobody leaves `exchange` before everybody has entered it. `Stops` decides from what all places then know
 alike, so all of them end after the same step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 import math
 import select
 import socket
-import struct
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from testbed.errors import TransportError
-from testbed.pipeline.control import Ended
-from testbed.spec import TrainingSpec
+from testbed.message_key import Phase
 
 _LARGEST_BYTES = 128 * 1024  # fits a Unix socket's default buffer (208 KiB)
 
@@ -31,92 +29,58 @@ def make_sockets(stages: int) -> tuple[tuple[socket.socket, ...], ...]:
     return (tuple(hub for hub, _ in pairs), *((rim,) for _, rim in pairs))
 
 
-class Met(NamedTuple):
-    """What all stages know alike after they have met, so that all decide alike."""
-
-    line_ns: int
-    """When the last action of all ended."""
-    left_ns: int
-    """When what came before was over at all stages."""
-    asked: bool
-    """Whether a stage was asked to finish."""
-    loss: float
-    """The last stage's; NaN where it had none to tell."""
-    squares: tuple[float, ...]
-    """The squared norms of all gradients."""
-
-
 class Gather:
     """One stage's end. Owns its sockets."""
 
     def __init__(self, stage: int, sockets: Sequence[socket.socket], timeout_s: float) -> None:
         self._stage, self._sockets, self._timeout_s = stage, tuple(sockets), timeout_s
+        self._announced: int | None = None
         for sock in self._sockets:
             sock.settimeout(timeout_s)
 
-    def exchange(self, values: Sequence[float]) -> list[float]:
-        """Exchange values; returns those of all stages, by stage. TransportError when a stage is lost or does not come
-        in time.
+    def exchange(self, value: Any) -> list[Any]:
+        """Exchange what JSON can say, numbers to the last bit; returns what all places said, by place. TransportError
+        when one is lost or does not come in time.
         """
-        mine = struct.pack(f"{len(values)}d", *values)
+        mine = json.dumps(value, separators=(",", ":")).encode()
         if self._stage == 0:
             parts = [mine, *(self._receive(peer + 1, sock) for peer, sock in enumerate(self._sockets))]
-            merged = b"".join(parts)
+            merged = b"[" + b",".join(parts) + b"]"
             for peer, sock in enumerate(self._sockets):
                 self._send(peer + 1, sock, merged)
         else:
             self._send(0, self._sockets[0], mine)
-            merged = self._receive(0, self._sockets[0])
-        return [value for (value,) in struct.iter_unpack("d", merged)]
+            while self._note(merged := self._receive(0, self._sockets[0])):
+                pass
+        return list(json.loads(merged))
 
-    def meet(
-        self,
-        line_ns: int,
-        *,
-        left_ns: int,
-        asked: bool = False,
-        loss: float | None = None,
-        squares: Sequence[float] = (),
-    ) -> Met:
-        """End a step or evaluation: tell the others and hear what all of them tell.
-
-        `line_ns` is when this stage's last action ended, `left_ns` when what came before was over, `asked` whether it
-        was asked to finish, `loss` the last stage's loss, `squares` the squared norms of its gradients.
-        """
-        mine = [line_ns, left_ns, asked, math.nan if loss is None else loss, len(squares), *squares]
-        rest = iter(self.exchange(mine))
-        lines, lefts, asks, losses = [], [], [], []
-        everybody: list[float] = []
-        for line in rest:
-            left, ask, stage_loss, count = itertools.islice(rest, 4)
-            lines.append(line)
-            lefts.append(left)
-            asks.append(ask)
-            losses.append(stage_loss)
-            everybody.extend(itertools.islice(rest, int(count)))
-        return Met(int(max(lines)), int(max(lefts)), any(asks), losses[-1], tuple(everybody))
-
-    def announce(self, value: float) -> None:
+    def announce(self, value: int) -> None:
         """Have the hub tell all others a number, and wait for nobody: they find it when they look. Others say nothing.
 
         Who has what the hub did afterwards, over whichever way, finds the number there.
         """
         for sock in self._sockets if self._stage == 0 else ():
             with contextlib.suppress(OSError):  # who is gone needs no telling
-                sock.send(struct.pack("d", value))
+                sock.send(json.dumps(value).encode())
 
-    def announced(self) -> float | None:
+    def announced(self) -> int | None:
         """Return what the hub has announced; None where that is nothing yet. At the hub itself always None."""
-        data = b""
-        if self._stage != 0 and select.select([self._sockets[0]], [], [], 0)[0]:
-            with contextlib.suppress(OSError):  # that the hub is gone is found where its messages are missed
-                data = self._sockets[0].recv(_LARGEST_BYTES)
-        return float(struct.unpack("d", data)[0]) if data else None
+        if self._announced is None and self._stage != 0 and select.select([self._sockets[0]], [], [], 0)[0]:
+            with contextlib.suppress(TransportError):  # that the hub is gone is found where its messages are missed
+                self._note(self._receive(0, self._sockets[0]))
+        return self._announced
+
+    def _note(self, data: bytes) -> bool:
+        """Keep what was announced, if it is that."""
+        said = json.loads(data)
+        if isinstance(said, int):
+            self._announced = said
+        return isinstance(said, int)
 
     def _send(self, peer: int, sock: socket.socket, data: bytes) -> None:
         assert len(data) < _LARGEST_BYTES
         try:
-            sock.send(b"\0" + data)  # never empty: an empty packet reads like a closed socket
+            sock.send(data)
         except OSError as error:
             raise self._lost(peer, error) from None
 
@@ -127,7 +91,7 @@ class Gather:
             raise self._lost(peer, error) from None
         if not data:
             raise TransportError(f"stage {self._stage}: stage {peer} ended before the end of the step")
-        return data[1:]
+        return data
 
     def _lost(self, peer: int, error: OSError) -> TransportError:
         if isinstance(error, TimeoutError):
@@ -149,35 +113,39 @@ def global_norm(squares: Sequence[float]) -> float:
 
 
 class Stops:
-    """Decides when training ends. To be told of every step and evaluation, in order."""
+    """Decides when a job ends whose places meet: a `live.Ending`."""
 
-    def __init__(self, training: TrainingSpec, *, dilation: int, start_ns: int) -> None:
-        """Training begins at `start_ns`; the lab takes `dilation` times as long as the world that the budget is for."""
-        self._training = training
-        self._budget_ns = None if training.budget_s is None else training.budget_s * 1e9 * dilation
+    def __init__(self, budget_s: float | None, dilation: int, asked: Callable[[], bool]) -> None:
+        """The lab takes `dilation` times as long as the world that the budget is for; `asked` says whether somebody
+        wants the job to end before its time.
+        """
+        self._budget_ns = math.inf if budget_s is None else budget_s * 1e9 * dilation
+        self._asked = asked
         self._spent_ns = 0
-        self._counted_ns = start_ns
-        self._updating = False
+        self._line_ns = self._left_ns = self._everybody_left_ns = 0
+        self._counted_ns: int | None = None
+        self._to_end = self._updating = False
 
-    def after_step(self, done: int, met: Met) -> Ended | None:
-        """Say why training ends with the step that is number `done`, counted from 1; None: it goes on."""
-        self._spent_ns += met.line_ns - self._counted_ns
-        self._counted_ns, self._updating = met.line_ns, True
-        if met.asked:
-            return "asked"
-        if done == self._training.steps:
-            return "steps"
-        return "budget" if self._budget_ns is not None and self._spent_ns >= self._budget_ns else None
+    def tell(self) -> Any:
+        """Return when what came before was over here, and whether somebody wants the job to end."""
+        return [self._left_ns, self._counted_ns is not None and self._asked()]
 
-    def evaluation_due(self, done: int) -> bool:
-        """Say whether an evaluation follows that step, though training goes on."""
-        return self._training.evaluate_every > 0 and done % self._training.evaluate_every == 0
+    def met(self, line_ns: int, told: Sequence[Any]) -> None:
+        """Hear when the last place was there, and what each has told. The first meeting begins the job."""
+        self._line_ns, self._everybody_left_ns = line_ns, max(left_ns for left_ns, _ in told)
+        self._to_end = any(asked for _, asked in told)
+        if self._counted_ns is None:
+            self._counted_ns = self._left_ns = line_ns
 
-    def after_evaluation(self, met: Met) -> Ended | None:
-        """Say why training ends with an evaluation; None: it goes on."""
-        if self._updating:  # which `after_step` could not count
-            self._spent_ns += max(0, met.left_ns - self._counted_ns)
-        self._counted_ns, self._updating = met.line_ns, False
-        if self._training.target_loss is not None and met.loss <= self._training.target_loss:
-            return "target"
-        return "asked" if met.asked else None
+    def goes_on(self, number: int, phase: Phase, end_ns: int) -> bool | None:
+        """Return what an `EndStep` returns. Evaluations are not paid for."""
+        assert self._counted_ns is not None
+        self._left_ns = end_ns
+        if phase == "train":
+            self._spent_ns += self._line_ns - self._counted_ns
+        elif self._updating:  # which the step before it could not count
+            self._spent_ns += max(0, self._everybody_left_ns - self._counted_ns)
+        self._counted_ns, self._updating = self._line_ns, phase == "train"
+        if self._to_end:
+            return False
+        return None if phase == "train" and self._spent_ns >= self._budget_ns else True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from testbed.frozen import Frozen
 from testbed.message_key import Phase
 from testbed.spec import (
     Cell,
+    CodecCost,
     DataParallelSpec,
     Measured,
     OptimiserSpec,
@@ -23,7 +25,7 @@ from testbed.spec import (
 
 
 class Endpoint(Frozen):
-    """Where a stage listens for the stage before it."""
+    """Where a place listens for those before it."""
 
     address: str
     """IPv4 address."""
@@ -60,6 +62,11 @@ class NodeWork(Frozen):
     """The run's folder: steps-<stage>.jsonl and stage-<stage>.log go there."""
     limits: Limits
 
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What messages call it."""
+
 
 class StageWork(NodeWork):
     """What one stage trains, wherever its neighbours are."""
@@ -94,6 +101,10 @@ class LinkedWork(NodeWork):
 
     token: str = Field(pattern=r"^[0-9a-f]{32}$")
     """The run's token, in every frame: a frame of another run is an error, not data."""
+    endpoints: tuple[Endpoint, ...]
+    """Where each place listens for those before it that it exchanges messages with."""
+    codec_cost: CodecCost
+    """What encoding and decoding cost where work is paced: host, what they cost here; zero, nothing."""
     devices: tuple[str, ...]
     """Network devices of the node's links, one in a star and up to two in a line: their counters go into every step.
     Empty without a lab."""
@@ -111,21 +122,6 @@ class StageJob(LinkedWork, StageWork):
 
     program: Literal["testbed.pipeline.train:train_job"] = "testbed.pipeline.train:train_job"
     """What a host calls with the job."""
-    listen: Endpoint | None
-    """Where the stage before this one will connect; None for the first stage."""
-    downstream: Endpoint | None
-    """Where the stage after this one listens; None for the last."""
-
-    @model_validator(mode="after")
-    def _ends_fit(self) -> StageJob:
-        last = self.pipeline.stages - 1
-        if self.stage > last:
-            raise ValueError(f"stage {self.stage} of a pipeline of {last + 1} stages")
-        if (self.listen is None) != (self.stage == 0) or (self.downstream is None) != (self.stage == last):
-            raise ValueError(
-                f"stage {self.stage} of {last + 1}: the first stage does not listen, the last has no stage after it"
-            )
-        return self
 
 
 class NodeJob(LinkedWork):
@@ -134,8 +130,6 @@ class NodeJob(LinkedWork):
     program: Literal["testbed.replicas.live:train_node"] = "testbed.replicas.live:train_node"
     workload: Workload
     data: DataParallelSpec
-    endpoints: tuple[Endpoint, ...]
-    """Where each node listens for those before it."""
 
     @property
     def name(self) -> str:
@@ -185,6 +179,8 @@ def jobs(
             "vocabulary": vocabulary,
             "tokens": tokens,
             "token": token,
+            "endpoints": tuple(Endpoint(address=address, port=port) for address in addresses),
+            "codec_cost": cell.codec_cost,
             "devices": devices[node],
             "overhead_bytes": overhead_bytes,
             "folder": folder,
@@ -192,8 +188,6 @@ def jobs(
         }
         for node in range(cell.nodes)
     ]
-    endpoints = tuple(Endpoint(address=address, port=port) for address in addresses)
     if cell.data is not None:
-        return tuple(NodeJob(data=cell.data, endpoints=endpoints, **each) for each in common)
-    ends = (None, *endpoints[1:], None)
-    return tuple(StageJob(listen=ends[i], downstream=ends[i + 1], **each) for i, each in enumerate(common))
+        return tuple(NodeJob(data=cell.data, **each) for each in common)
+    return tuple(StageJob(**each) for each in common)

@@ -1,10 +1,9 @@
-"""When a stage's actions begin and end: as long as this machine takes (`Stopwatch`), or as long as the emulated device
-does (`Pacer`).
+"""When what a place does begins and ends: as long as this machine takes, or as long as the emulated device does.
 
-A paced action is real maths, and then nothing until it is due. Due times come from a line of the emulated device's
-time, not from when a process woke up, so that lateness is made up for by the next action and does not add up. What the
-line does know is when frames arrived: they crossed the real link. They leave on time as well: it is the connection's
-send thread that keeps a frame back until it is due, with a higher priority than the maths of any stage. No torch.
+Paced work is real maths, and then nothing until it is due. Due times come from a line of the emulated device's time,
+not from when a process woke up, so that lateness is made up for by the next action and does not add up. What the line
+does know is when frames arrived: they crossed the real link. They leave on time as well: it is the connection's send
+thread that keeps a frame back until it is due, with a higher priority than the maths of any place. No torch.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import contextlib
 import ctypes
 import os
 import time
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from testbed.records import ActionKind, ActionRecord
-from testbed.spec import Measured, Paced
+from testbed.jobs.actions import Action, Decode, Work
+from testbed.jobs.recorder import PacedWork
+from testbed.spec import CodecCost, Measured, Paced
 
 PRIORITY = 2
 """Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after
@@ -96,152 +97,84 @@ class SystemClock:
         return wait_until(moment_ns)
 
 
-class Stopwatch:
-    """Takes the times of a stage's steps and actions as they are.
+Takes = Callable[[Action], int | None]
+"""How long Work, Encode and Decode take on the emulated device, in the lab's nanoseconds; None: as long as they take
+here, dilated."""
 
-    A step or evaluation is `start`, then its actions, then `end`, `synchronised`, `leave`. An action is `ask`,
-    `received` where its input crossed a link, `begin`, `done`, `encoded` and `queued` where its output will cross one,
-    `record`.
+
+class Line:
+    """The time of one lane.
+
+    Where nothing is paced it is this machine's. Else it is the emulated device's: what it does begins where the last
+    ended, or when its input has come. Encoding and decoding that cost what they cost here are dilated as well: they are
+    this machine's own work, and shall seem as long as they really were when times are divided by the dilation.
+
+    Work whose maths ends later than due is an overrun. What it made is sent late, but the line goes on from where it
+    was due. Records bear the line's times, but never earlier ones than were recorded before, which only an overrun
+    makes the later of the two.
     """
 
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
-        self._kind: ActionKind = "F"
-        self._microbatch = 0
-        self._asked_ns = self._input_ns = self._decoded_ns = self._computed_ns = self._encoded_ns = 0
+    def __init__(self, takes: Takes | None, dilation: int = 1, clock: Clock | None = None) -> None:
+        """`takes`: None, where nothing is paced."""
+        self._takes, self._dilation, self._clock = takes, dilation, clock or SystemClock()
+        self._in_action = False
+        self.at_ns = self.recorded_ns = self._clock.now()
 
-    def start(self) -> int:
-        """Begin a step or evaluation. Returns when it began."""
-        return self._clock.now()
+    @property
+    def free_ns(self) -> int:
+        """When what was made so far may leave at the earliest; 0: at once."""
+        return 0 if self._takes is None else self.at_ns
 
-    def ask(self, kind: ActionKind, microbatch: int) -> None:
-        """Begin an action, by waiting for its input. `microbatch` is its number in the record."""
-        self._kind, self._microbatch = kind, microbatch
-        self._asked_ns = self._input_ns = self._decoded_ns = self._clock.now()
-
-    def received(self, arrived_ns: int, input_ns: int, decoded_ns: int) -> None:
-        """Note when the input's last byte was there, when the stage had it, and when it was a tensor again."""
-        self._input_ns, self._decoded_ns = input_ns, decoded_ns
-
-    def begin(self) -> None:
-        """Begin the maths."""
-
-    def done(self) -> None:
-        """Note that the maths is done."""
-        self._computed_ns = self._encoded_ns = self._clock.now()
-
-    def encoded(self) -> int:
-        """Note that the output is a payload. Returns when it may be sent at the earliest."""
-        return 0
-
-    def queued(self, encoded_ns: int) -> None:
-        """Note when the payload was handed over and free to go."""
-        self._encoded_ns = encoded_ns
-
-    def record(self) -> ActionRecord:
-        """Return the action's times."""
-        return ActionRecord(
-            kind=self._kind,
-            microbatch=self._microbatch,
-            asked_ns=self._asked_ns,
-            input_ns=self._input_ns,
-            decoded_ns=self._decoded_ns,
-            computed_ns=self._computed_ns,
-            encoded_ns=self._encoded_ns,
-        )
-
-    def end(self) -> tuple[int, int]:
-        """End the last action. Returns when it ended, and the moment that the other stages build on."""
-        now = self._clock.now()
-        return now, now
-
-    def synchronised(self, line_ns: int) -> int:
-        """Note that all stages have done their last action, the last of them at `line_ns`. Returns when this stage
-        knew.
+    def begin(self, in_action: bool) -> None:
+        """Begin an action of the records, or what belongs to none; an action begins when the line is there: maths done
+        ahead of time would take the processor from another place's.
         """
+        self._in_action = in_action
+        if in_action:
+            self.wait()
+        self.came(self.at_ns)
+
+    def wait(self) -> None:
+        """Return when the line is there."""
+        if self._takes is not None:
+            self._clock.wait_until(self.at_ns)
+
+    def came(self, moment_ns: int) -> None:
+        """Go on when something has come."""
+        self.at_ns = max(self.at_ns, moment_ns) if self._takes is not None else self._clock.now()
+        self.recorded_ns = max(self.recorded_ns, self.at_ns)
+
+    def met(self, line_ns: int) -> None:
+        """Go on from where all places are."""
+        self.at_ns = line_ns if self._takes is not None else self._clock.now()
+        self.recorded_ns = max(self.recorded_ns, self.at_ns)
+
+    def now(self) -> int:
+        """Return when something begins here."""
         return self._clock.now()
 
-    def leave(self, update: bool) -> int:
-        """End the step, or (`update` is false) the evaluation. Returns when it ended."""
-        return self._clock.now()
+    def spent(self, action: Action, began_ns: int) -> PacedWork | None:
+        """Note that something that began then is done; returns what the records say of paced work."""
+        ended_ns = self._clock.now()
+        if self._takes is None:
+            self.at_ns = self.recorded_ns = ended_ns
+            return None
+        took_ns, works = self._takes(action), isinstance(action, Work)
+        self.at_ns += (ended_ns - began_ns) * self._dilation if took_ns is None else took_ns
+        self.recorded_ns = max(self.recorded_ns, self.at_ns)
+        if not self._in_action:
+            return None
+        if not isinstance(action, Decode):
+            self.recorded_ns = max(self.recorded_ns, ended_ns)
+        return PacedWork(began_ns, ended_ns, self.at_ns) if works and took_ns else None
 
 
-class Pacer(Stopwatch):
-    """Holds actions to the emulated device's durations.
-
-    An action is due at `max(line, arrival) + decode + duration`, and its output encoded that much later; there the line
-    goes on. All of it is multiplied by the dilation, decoding and encoding too: the codec is this machine's own work,
-    and shall seem as long as it really was when times are divided by the dilation. An action whose maths ends later
-    than due is an overrun. It sends late, but its line goes on from where it was due. At the end of a step the line of
-    all stages is the latest of them plus the duration of the update; the real update takes place while the next actions
-    still have time.
-
-    Records bear the emulated device's times, on the lab's clock: from the line, but never from before the end of what
-    was recorded before, which only an overrun makes the later of the two.
+def takes(compute: Measured | Paced, durations_ns: Mapping[str, int], codec_cost: CodecCost) -> Takes | None:
+    """Return how long a place takes for what, as a `Line` has it. `durations_ns`: of work, by name, undilated; other
+    work takes no time.
     """
-
-    def __init__(self, compute: Paced, stage: int, clock: Clock | None = None) -> None:
-        super().__init__(clock)
-        self._dilation = compute.dilation
-        forward, backward = ((ns * (stage + 1))[stage] for ns in (compute.forward_ns, compute.backward_ns))
-        self._durations_ns: dict[ActionKind, int] = {"F": forward * compute.dilation, "B": backward * compute.dilation}
-        self._update_ns = compute.update_ns * compute.dilation
-        self._line_ns = self._recorded_ns = self._clock.now()
-        self._arrived_ns = self._due_ns = self._began_ns = self._maths_ns = 0
-
-    def start(self) -> int:
-        return self._recorded_ns
-
-    def ask(self, kind: ActionKind, microbatch: int) -> None:
-        self._clock.wait_until(self._line_ns)  # maths done ahead of time would take the processor from another stage's
-        super().ask(kind, microbatch)
-        self._arrived_ns = self._line_ns
-
-    def received(self, arrived_ns: int, input_ns: int, decoded_ns: int) -> None:
-        super().received(arrived_ns, input_ns, decoded_ns)
-        self._arrived_ns = arrived_ns
-
-    def begin(self) -> None:
-        decode_ns = (self._decoded_ns - self._input_ns) * self._dilation
-        self._asked_ns = max(self._line_ns, self._recorded_ns)
-        self._input_ns = max(self._asked_ns, self._arrived_ns)
-        self._decoded_ns = self._input_ns + decode_ns
-        self._due_ns = max(self._line_ns, self._arrived_ns) + decode_ns + self._durations_ns[self._kind]
-        self._began_ns = self._clock.now()
-
-    def done(self) -> None:
-        self._maths_ns = self._clock.now()
-        self._computed_ns = self._encoded_ns = max(self._maths_ns, self._due_ns)
-        self._line_ns = self._due_ns
-
-    def encoded(self) -> int:
-        self._line_ns += (self._clock.now() - self._maths_ns) * self._dilation
-        return self._line_ns
-
-    def record(self) -> ActionRecord:
-        # An action that began late because of an overrun before it may have made up for more than its decoding took.
-        self._decoded_ns = min(self._decoded_ns, self._computed_ns)
-        self._input_ns = min(self._input_ns, self._decoded_ns)
-        record = super().record()
-        self._recorded_ns = record.encoded_ns
-        times = {"began_ns": self._began_ns, "maths_ns": self._maths_ns, "due_ns": self._due_ns}
-        return record.model_copy(update=times)
-
-    def end(self) -> tuple[int, int]:
-        return self._recorded_ns, self._line_ns
-
-    def synchronised(self, line_ns: int) -> int:
-        self._line_ns = line_ns
-        self._recorded_ns = max(line_ns, self._recorded_ns)
-        return self._recorded_ns
-
-    def leave(self, update: bool) -> int:
-        if update:
-            self._line_ns += self._update_ns
-        self._recorded_ns = max(self._line_ns, self._recorded_ns)
-        return self._recorded_ns
-
-
-def stopwatch_for(compute: Measured | Paced, stage: int) -> Stopwatch:
-    """Return what takes a stage's times."""
-    return Pacer(compute, stage) if isinstance(compute, Paced) else Stopwatch()
+    if not isinstance(compute, Paced):
+        return None
+    dilated = {what: ns * compute.dilation for what, ns in durations_ns.items()}
+    codec_ns = None if codec_cost == "host" else 0
+    return lambda action: dilated.get(action.what, 0) if isinstance(action, Work) else codec_ns

@@ -1,30 +1,37 @@
-"""Write down what a stage did: one JSON line per step or evaluation in steps-<stage>.jsonl, and a message to the
+"""Write down what a place did: one JSON line per step or evaluation in steps-<place>.jsonl, and a message to the
 controller.
 
-It runs between steps. While a step lasts, `pacing` takes the times of actions and `transport` those of frames. No
-torch.
+An observer of the place's program: `jobs.recorder` makes actions and messages of what it did, `transport` has noted
+when frames left. A record is written when all its frames have. No torch.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
-from typing import IO, Any
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple, cast
 
 from testbed import tcp_info
 from testbed.counters import DeviceCounters
-from testbed.jobs.actions import Node
-from testbed.jobs.loop import Lane, Observer
-from testbed.jobs.recorder import Recorded, Said
-from testbed.message_key import Direction, Phase, Side, incoming, outgoing
+from testbed.jobs.actions import EndStep, Key, Meet, Node
+from testbed.jobs.loop import MAIN, Lane, Observer
+from testbed.jobs.recorder import Named, Recorded, Recorder, Said
+from testbed.message_key import Direction, Phase, Side
 from testbed.pipeline.control import EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
-from testbed.pipeline.job import StageWork
-from testbed.pipeline.transport import Connection, SentFrame, TakenFrame
-from testbed.records import ActionRecord, CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
+from testbed.pipeline.transport import Connection, SentFrame
+from testbed.records import CountersRecord, ReceivedRecord, SentRecord, SocketRecord, StepRecord
 
 Report = Callable[[StepDone | EvaluationDone], None]
+
+
+class _Crossed(NamedTuple):
+    """What had crossed the links at a moment."""
+
+    counters: CountersRecord | None
+    sockets: tuple[SocketRecord, ...]
 
 
 class OnHostClock:
@@ -50,28 +57,11 @@ class Records:
 
     def write(self, place: int, done: Recorded) -> None:
         """Write a line, whole, so that a crash can only cut off the last."""
-        say = getattr(self._nodes[place], "said", None)
-        said: Said = Said() if say is None else say(done.step, done.phase)
-        last, training = place == len(self._nodes) - 1, done.phase == "train"
-        record = StepRecord(
-            step=done.step,
-            phase=done.phase,
-            warmup=training and done.step < self._warmup_steps,
-            start_ns=done.start_ns,
-            end_ns=done.end_ns,
-            optimiser_start_ns=done.optimiser_start_ns if training else None,
-            synchronised_ns=done.synchronised_ns if training else None,
-            loss=said.loss if last else None,
-            accuracy=said.accuracy if last else None,
-            gradient_norm=said.gradient_norm,
-            learning_rate=said.learning_rate,
-            tokens=said.tokens,
-            actions=tuple(done.actions),
-            sent=tuple(sorted(done.sent, key=lambda frame: _is_downstream(frame, "forward"))),
-            received=tuple(sorted(done.received, key=lambda frame: _is_downstream(frame, "backward"))),
-            counters=None,
-            sockets=(),
-        )
+        said = _said(self._nodes[place], done.step, done.phase)
+        if place != len(self._nodes) - 1:
+            said = said._replace(loss=None, accuracy=None)
+        done.sent.sort(key=lambda frame: _is_downstream(frame, "forward"))
+        record = _record(done, said, self._warmup_steps, _Crossed(None, ()))
         self._outputs[place].write(record.model_dump_json() + "\n")
         self._outputs[place].flush()
         if record.loss is not None:
@@ -93,112 +83,121 @@ def step_message(record: StepRecord) -> StepDone | EvaluationDone:
 
 
 class StepLog:
-    """The stage's records, in the order of its steps. Owns nothing that must be closed."""
+    """The records of one place, in the order of its steps. Owns nothing that must be closed."""
 
     def __init__(
         self,
-        job: StageWork,
+        node: Node,
         steps: IO[str],
         *,
-        connections: Sequence[Connection],
+        named: Callable[[Key], Named],
+        warmup_steps: int,
+        connections: Mapping[int, Connection],
+        sides: Mapping[int, Side | int],
         counters: DeviceCounters | None,
         report: Report,
     ) -> None:
-        """`report` is told of what has a loss, which is the last stage's."""
-        self._job, self._steps, self._connections = job, steps, connections
-        self._counters, self._report = counters, report
-        self._actions_end_ns = self._synchronised_ns = 0
-        self._crossed: tuple[CountersRecord | None, tuple[SocketRecord, ...]] = None, ()
-
-    def met(self, actions_end_ns: int, synchronised_ns: int) -> None:
-        """Note that the stages have met, and count what has crossed the links until now.
-
-        To be called at once: the other stages' next step will be on the links soon. `actions_end_ns` is when this
-        stage's last action ended, `synchronised_ns` when it knew that all had.
+        """`node` may have a method `said(step, phase) -> Said`. `connections` and `sides`, which is what records call
+        them, by peer. `report` is told of what has a loss.
         """
-        self._actions_end_ns, self._synchronised_ns = actions_end_ns, synchronised_ns
-        counters = self._counters.read() if self._counters is not None else None
-        self._crossed = (
-            counters,
-            tuple(socket_record(connection.socket, connection.side) for connection in self._connections),
+        self._node, self._steps, self._warmup_steps, self._report = node, steps, warmup_steps, report
+        self._connections, self._sides, self._counters = connections, sides, counters
+        self._recorder = Recorder(self._write, named, HEADER_BYTES)
+        self._crossed: _Crossed | None = None
+        self._ended: deque[tuple[Said, _Crossed]] = deque()
+        self._left: dict[tuple[int, Key], SentFrame] = {}
+        """What has been sent and stands in no record yet, by peer."""
+        self._unwritten: deque[tuple[StepRecord, list[tuple[int, Key]]]] = deque()
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note what has ended. What has crossed the links is counted when the places meet (the others' next step will
+        be on the links soon), and where they do not, at the end of the step.
+        """
+        if lane.name == MAIN and isinstance(action, Meet):
+            self._crossed = self._read()
+        elif isinstance(action, EndStep):
+            crossed, self._crossed = self._crossed or self._read(), None
+            self._ended.append((_said(self._node, action.number, action.phase), crossed))
+        self._recorder.did(lane, action, value, begin_ns, end_ns)
+
+    def finish(self, timeout_s: float) -> None:
+        """Write the last records, when all messages have left. TransportError after `timeout_s`."""
+        for peer, connection in self._connections.items():
+            if not connection.lost:
+                self._note(peer, connection.sent_frames(timeout_s))
+        self._write_out()
+
+    def _read(self) -> _Crossed:
+        return _Crossed(
+            None if self._counters is None else self._counters.read(),
+            tuple(
+                socket_record(connection.socket, self._sides[peer])
+                for peer, connection in self._connections.items()
+                if not connection.lost
+            ),
         )
 
-    def write(
-        self,
-        step: int,
-        phase: Phase,
-        *,
-        start_ns: int,
-        end_ns: int,
-        actions: Sequence[ActionRecord],
-        said: Said,
-    ) -> None:
-        """Record a step or evaluation, a whole line at a time, so that a crash can only cut off the last."""
-        training = phase == "train"
-        counters, sockets = self._crossed
-        record = StepRecord(
-            step=step,
-            phase=phase,
-            warmup=training and step < self._job.training.warmup_steps,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            optimiser_start_ns=self._actions_end_ns if training else None,
-            synchronised_ns=self._synchronised_ns if training else None,
-            loss=said.loss,
-            gradient_norm=said.gradient_norm,
-            learning_rate=said.learning_rate,
-            tokens=said.tokens,
-            actions=tuple(actions),
-            sent=tuple(record for connection in self._connections for record in self._sent(connection)),
-            received=tuple(record for connection in self._connections for record in self._received(connection)),
-            counters=counters,
-            sockets=sockets,
-        )
-        self._steps.write(record.model_dump_json() + "\n")
-        self._steps.flush()
+    def _write(self, place: int, step: Recorded) -> None:
+        """Write a step or evaluation, now or when all its messages have left."""
+        said, crossed = self._ended.popleft()
+        record = _record(step, said, self._warmup_steps, crossed)
+        self._unwritten.append((record, step.messages))
+        self._write_out()
         if record.loss is not None:
             self._report(step_message(record))
 
-    def _sent(self, connection: Connection) -> list[SentRecord]:
-        return [
-            sent_record(frame, outgoing(connection.side), self._job.number_in_record(*frame.key[:3]))
-            for frame in connection.sent_frames(self._job.limits.message_s)
-        ]
+    def _write_out(self) -> None:
+        """Write the records whose messages have left, a whole line at a time, so that a crash can only cut off the
+        last.
+        """
+        for peer, connection in self._connections.items():
+            self._note(peer, connection.sent_so_far())
+        while self._unwritten:
+            record, messages = self._unwritten[0]
+            if not all(message in self._left or self._connections[message[0]].lost for message in messages):
+                break
+            # What was for a peer that is gone has not left, and will not.
+            frames = [self._left.pop(message, None) for message in messages]
+            sent = [
+                each.model_copy(
+                    update={
+                        "queued_ns": frame.queued_ns,
+                        "first_byte_ns": frame.first_byte_ns,
+                        "last_byte_ns": frame.last_byte_ns,
+                    }
+                )
+                for each, frame in zip(record.sent, frames, strict=True)
+                if frame is not None
+            ]
+            sent.sort(key=lambda frame: _is_downstream(frame, "forward"))
+            self._steps.write(record.model_copy(update={"sent": tuple(sent)}).model_dump_json() + "\n")
+            self._steps.flush()
+            self._unwritten.popleft()
 
-    def _received(self, connection: Connection) -> list[ReceivedRecord]:
-        return [
-            received_record(frame, incoming(connection.side), self._job.number_in_record(*frame.key[:3]))
-            for frame in connection.taken_frames()
-        ]
+    def _note(self, peer: int, frames: list[SentFrame]) -> None:
+        self._left |= {(peer, frame.key): frame for frame in frames}
 
 
-def sent_record(frame: SentFrame, direction: Direction, microbatch: int, peer: int | None = None) -> SentRecord:
-    """Return the record of a frame that has left; `microbatch` and `peer` as in the record."""
-    return SentRecord(
-        direction=direction,
-        microbatch=microbatch,
-        peer=peer,
-        raw_bytes=frame.raw_bytes,
-        payload_bytes=frame.payload_bytes,
-        frame_bytes=frame.payload_bytes + HEADER_BYTES,
-        queued_ns=frame.queued_ns,
-        first_byte_ns=frame.first_byte_ns,
-        last_byte_ns=frame.last_byte_ns,
-        choice=frame.choice,
-    )
+def _said(node: Node, step: int, phase: Phase) -> Said:
+    say = getattr(node, "said", None)
+    return Said() if say is None else cast(Said, say(step, phase))
 
 
-def received_record(
-    frame: TakenFrame, direction: Direction, microbatch: int, peer: int | None = None
-) -> ReceivedRecord:
-    """Return the record of a frame that has come; `microbatch` and `peer` as in the record."""
-    return ReceivedRecord(
-        direction=direction,
-        microbatch=microbatch,
-        peer=peer,
-        payload_bytes=frame.payload_bytes,
-        first_byte_ns=frame.first_byte_ns,
-        last_byte_ns=frame.last_byte_ns,
+def _record(done: Recorded, said: Said, warmup_steps: int, crossed: _Crossed) -> StepRecord:
+    training = done.phase == "train"
+    return StepRecord(
+        step=done.step,
+        phase=done.phase,
+        warmup=training and done.step < warmup_steps,
+        start_ns=done.start_ns,
+        end_ns=done.end_ns,
+        optimiser_start_ns=done.optimiser_start_ns if training else None,
+        synchronised_ns=done.synchronised_ns if training else None,
+        **said._asdict(),
+        actions=tuple(done.actions),
+        sent=tuple(done.sent),
+        received=tuple(sorted(done.received, key=lambda frame: _is_downstream(frame, "backward"))),
+        **crossed._asdict(),
     )
 
 

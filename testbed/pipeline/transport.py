@@ -1,4 +1,4 @@
-"""Framed TCP between two neighbouring stages: one duplex connection, a thread that sends and a thread that receives.
+"""Framed TCP between two places of a job: one duplex connection, a thread that sends and a thread that receives.
 
 The receiving thread takes what arrives at once, so the link never waits for the maths; it blocks inside the kernel
 (MSG_WAITALL), where it needs no interpreter lock. A connection that fails stays failed: whoever waits on it gets a
@@ -15,15 +15,22 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple
 
 from testbed.errors import TransportError
-from testbed.message_key import MessageKey, Side, incoming, outgoing
+from testbed.jobs.actions import Key
 from testbed.pipeline.carried import Carried
-from testbed.pipeline.frame import HEADER_BYTES, FrameHeader, pack_frame_header, parse_frame_header
+from testbed.pipeline.frame import (
+    HEADER_BYTES,
+    LARGEST_NOTE_BYTES,
+    FrameHeader,
+    pack_frame_header,
+    parse_frame_header,
+    say,
+)
 from testbed.pipeline.pacing import wait_until
 
 Payload = bytes | bytearray | memoryview
@@ -35,16 +42,9 @@ condition."""
 class Arrival(NamedTuple):
     """A frame received."""
 
+    key: Key
     payload: memoryview
-    first_byte_ns: int
-    last_byte_ns: int
-
-
-class TakenFrame(NamedTuple):
-    """What is noted of a frame that was taken."""
-
-    key: MessageKey
-    payload_bytes: int
+    note: bytes
     first_byte_ns: int
     last_byte_ns: int
 
@@ -52,10 +52,9 @@ class TakenFrame(NamedTuple):
 class SentFrame(NamedTuple):
     """What is noted of a frame that was sent."""
 
-    key: MessageKey
-    raw_bytes: int
-    choice: str | None
+    key: Key
     payload_bytes: int
+    """With its note."""
     queued_ns: int
     first_byte_ns: int
     last_byte_ns: int
@@ -64,19 +63,14 @@ class SentFrame(NamedTuple):
 class _Queued(NamedTuple):
     """A frame that waits for the send thread."""
 
-    key: MessageKey
+    key: Key
     payload: memoryview
-    raw_bytes: int
-    choice: str | None
+    note: bytes
     queued_ns: int
 
 
 class Connection:
-    """Frames to and from one neighbour. Leave it with `close` when all is well, with `abort` when it is not.
-
-    Keys are compared without their sample ids, which cross no link. Outgoing and incoming frames have opposite
-    directions, so one key may name a frame of each.
-    """
+    """Frames to and from one peer. Leave it with `close` when all is well, with `abort` when it is not."""
 
     def __init__(
         self,
@@ -84,27 +78,28 @@ class Connection:
         *,
         name: str,
         token: bytes,
-        side: Side,
+        names: Sequence[str],
         max_payload_bytes: int,
         max_frames: int,
     ) -> None:
-        """Own a connected blocking socket. `name` is for messages: who talks to whom. `side` is where the neighbour is.
+        """Own a connected blocking socket. `name` is for messages: who talks to whom. `names` are what the job's
+        messages are called, the same at both ends.
 
         `max_frames` bounds what waits unsent and what waits untaken: past it `send` blocks, and the receiving thread
         leaves the rest to the kernel, so that TCP holds the sender back. A step must fit: its micro-batches, or more.
         """
         sock.setblocking(True)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.socket, self.side = sock, side
-        self._name, self._token = name, token
-        self._outgoing, self._incoming = outgoing(side), incoming(side)
+        self.socket = sock
+        self.heard: Callable[[], None] = lambda: None
+        """Called when something has arrived, and when nothing will any more: from another thread."""
+        self._name, self._token, self._names = name, token, tuple(names)
         self._max_payload_bytes, self._max_frames = max_payload_bytes, max_frames
         self._changed = threading.Condition()
         self._outbox: SimpleQueue[_Queued | None] = SimpleQueue()
         self._unsent = 0
         self._sent: list[SentFrame] = []
-        self._inbox: dict[MessageKey, Arrival] = {}
-        self._taken: list[TakenFrame] = []
+        self._inbox: dict[Key, Arrival] = {}
         self._carried: Carried | None = None
         self._failure: TransportError | None = None
         self._ended = False
@@ -115,33 +110,37 @@ class Connection:
         for thread in self._threads:
             thread.start()
 
-    # -------------------------------------------------------------- for the stage
-    def send(
-        self, key: MessageKey, payload: Payload, *, raw_bytes: int, choice: str | None = None, not_before_ns: int = 0
-    ) -> int:
-        """Queue a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of queueing, or
-        `not_before_ns` where that is later: the moment until which the payload, and all behind it, is then kept back.
+    # -------------------------------------------------------------- for the place
+    @property
+    def lost(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._failure is not None
 
-        `raw_bytes` and `choice` are noted for the records: see `SentRecord`.
+    def send(self, key: Key, payload: Payload, *, note: bytes = b"", not_before_ns: int = 0) -> int:
+        """Queue a note and a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of
+        queueing, or `not_before_ns` where that is later: the moment until which they, and all behind them, are then
+        kept back.
         """
         view = memoryview(payload)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        if view.nbytes > self._max_payload_bytes:
-            raise TransportError(
-                f"{self._name}: the {self._outgoing} tensor of {key} has {view.nbytes} bytes; "
-                f"this job takes {self._max_payload_bytes} at most"
-            )
+        for what, size, most in (
+            ("", view.nbytes, self._max_payload_bytes),
+            ("note of the ", len(note), LARGEST_NOTE_BYTES),
+        ):
+            if size > most:
+                raise TransportError(
+                    f"{self._name}: the {what}{say(key)} has {size} bytes; this job takes {most} at most"
+                )
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._unsent < self._max_frames)
-            self._raise_failure(f"cannot send the {self._outgoing} tensor of {key}")
+            self._raise_failure(f"cannot send the {say(key)}")
             self._unsent += 1
         queued_ns = max(time.monotonic_ns(), not_before_ns)
-        self._outbox.put(_Queued(_bare(key), view, raw_bytes, choice, queued_ns))
+        self._outbox.put(_Queued(key, view, note, queued_ns))
         return queued_ns
 
-    def take(self, key: MessageKey, timeout_s: float) -> Arrival:
+    def take(self, key: Key, timeout_s: float) -> Arrival:
         """Wait for one frame. TransportError when the peer is lost, sends something else, or `timeout_s` pass."""
-        key = _bare(key)
         with self._changed:
             self._changed.wait_for(
                 lambda: key in self._inbox or self._failure or self._ended or len(self._inbox) >= self._max_frames,
@@ -149,19 +148,28 @@ class Connection:
             )
             if key in self._inbox:
                 arrival = self._inbox.pop(key)
-                self._taken.append(TakenFrame(key, arrival.payload.nbytes, arrival.first_byte_ns, arrival.last_byte_ns))
                 self._changed.notify_all()
                 return arrival
-            wanted = f"the {self._incoming} tensor of {key}"
+            wanted = f"the {say(key)}"
             self._raise_failure(f"waiting for {wanted}")
             if self._ended:
                 raise TransportError(f"{self._name}: the peer closed the connection before it sent {wanted}")
             if self._inbox:
                 raise TransportError(
-                    f"{self._name}: waited for {wanted}, but the peer sent the {self._incoming} tensor of "
-                    f"{next(iter(self._inbox))}"
+                    f"{self._name}: waited for {wanted}, but the peer sent the {say(next(iter(self._inbox)))}"
                 )
             raise TransportError(f"{self._name}: waited {timeout_s:g} s for {wanted} and nothing came")
+
+    def arrived(self) -> dict[Key, int]:
+        """Return what has arrived and waits to be taken, and when it had; in the order of arrival. TransportError where
+        there is nothing, and nothing will come any more.
+        """
+        with self._changed:
+            if not self._inbox:
+                self._raise_failure("waiting for whatever comes")
+                if self._ended:
+                    raise TransportError(f"{self._name}: the peer closed the connection")
+            return {key: arrival.last_byte_ns for key, arrival in self._inbox.items()}
 
     def sent_frames(self, timeout_s: float) -> list[SentFrame]:
         """Return all frames sent since the last call, in order, once nothing waits unsent. TransportError after
@@ -180,12 +188,6 @@ class Connection:
         with self._changed:
             sent, self._sent = self._sent, []
         return sent
-
-    def taken_frames(self) -> list[TakenFrame]:
-        """Return all frames taken since the last call, in order."""
-        with self._changed:  # another thread may take
-            taken, self._taken = self._taken, []
-        return taken
 
     def measure(self) -> Carried:
         """Measure from now on how long the link takes for frames. CapabilityError where the kernel cannot tell."""
@@ -212,7 +214,7 @@ class Connection:
     def abort(self) -> None:
         """Drop the connection, whatever is on its way, and end both threads. Safe to call twice."""
         # First, before the threads find out.
-        self._fail(TransportError(f"{self._name}: the connection was dropped by this stage"))
+        self._fail(TransportError(f"{self._name}: the connection was dropped at this end"))
         with contextlib.suppress(OSError):  # not connected any more: the threads are awake already
             self.socket.shutdown(socket.SHUT_RDWR)
         self._outbox.put(None)
@@ -244,6 +246,7 @@ class Connection:
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
+        self.heard()
 
     def _raise_failure(self, doing: str) -> None:
         if self._failure is not None:
@@ -251,28 +254,18 @@ class Connection:
 
     def _send_all(self) -> None:
         while (item := self._outbox.get()) is not None:
-            payload = item.payload
-            crc = zlib.crc32(payload)
-            first_byte_ns = self._hold(item.queued_ns)
-            header = pack_frame_header(
-                FrameHeader(self._outgoing, item.key, payload.nbytes, first_byte_ns, crc), self._token
-            )
-            frame = [memoryview(header), payload]
-            first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + payload.nbytes, first_byte_ns)
-            if first > HEADER_BYTES:
+            key, payload, note, queued_ns = item
+            crc = zlib.crc32(payload, zlib.crc32(note))
+            first_byte_ns = self._hold(queued_ns)
+            header = FrameHeader(key, len(note), payload.nbytes, first_byte_ns, crc)
+            frame = [memoryview(pack_frame_header(header, self._token, self._names) + note), payload]
+            first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + header.size, first_byte_ns)
+            if (ahead := first - frame[0].nbytes) > 0:
                 # MSG_EOR: nothing is added to its last packet.
-                self._write([frame[0], payload[: first - HEADER_BYTES]], socket.MSG_EOR)
-                frame = [payload[first - HEADER_BYTES :]]
+                self._write([frame[0], payload[:ahead]], socket.MSG_EOR)
+                frame = [payload[ahead:]]
             self._write(frame)
-            sent = SentFrame(
-                key=item.key,
-                raw_bytes=item.raw_bytes,
-                choice=item.choice,
-                payload_bytes=payload.nbytes,
-                queued_ns=item.queued_ns,
-                first_byte_ns=first_byte_ns,
-                last_byte_ns=time.monotonic_ns(),
-            )
+            sent = SentFrame(key, header.size, queued_ns, first_byte_ns, time.monotonic_ns())
             with self._changed:
                 self._sent.append(sent)
                 self._unsent -= 1
@@ -299,26 +292,29 @@ class Connection:
     def _receive_all(self) -> None:
         data = bytearray(HEADER_BYTES)
         while self._fill(memoryview(data), may_end=True):
-            header = parse_frame_header(data, token=self._token, max_payload_bytes=self._max_payload_bytes)
-            if header.direction != self._incoming:
-                raise TransportError(f"the peer sent the {header}; from there come {self._incoming} tensors only")
+            header = parse_frame_header(
+                data, token=self._token, names=self._names, max_payload_bytes=self._max_payload_bytes
+            )
             # fresh each time: it costs less than the copy out of a shared buffer would
-            payload = memoryview(bytearray(header.payload_bytes))
+            note, payload = bytearray(header.note_bytes), memoryview(bytearray(header.payload_bytes))
+            self._fill(memoryview(note), may_end=False)
             self._fill(payload, may_end=False)
             last_byte_ns = time.monotonic_ns()
-            if zlib.crc32(payload) != header.payload_crc:
-                raise TransportError(f"the payload of the {header} is damaged: its CRC does not match")
+            if zlib.crc32(payload, zlib.crc32(note)) != header.crc:
+                raise TransportError(f"the payload of the {say(header.key)} is damaged: its CRC does not match")
             with self._changed:
                 self._changed.wait_for(lambda: self._failure or len(self._inbox) < self._max_frames)
                 if self._failure:
                     return
                 if header.key in self._inbox:
-                    raise TransportError(f"the peer sent the {header} twice")
-                self._inbox[header.key] = Arrival(payload, header.first_byte_ns, last_byte_ns)
+                    raise TransportError(f"the peer sent the {say(header.key)} twice")
+                self._inbox[header.key] = Arrival(header.key, payload, bytes(note), header.first_byte_ns, last_byte_ns)
                 self._changed.notify_all()
+            self.heard()
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        self.heard()
 
     def _fill(self, buffer: memoryview, *, may_end: bool) -> bool:
         """Receive exactly `buffer`. False when the peer closed before its first byte, which only `may_end` allows."""
@@ -331,8 +327,3 @@ class Connection:
                 raise TransportError(f"the peer closed the connection after {done} of {buffer.nbytes} bytes")
             done += count
         return True
-
-
-def _bare(key: MessageKey) -> MessageKey:
-    """Return the key as a frame bears it."""
-    return key._replace(samples=())

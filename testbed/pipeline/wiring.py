@@ -1,31 +1,28 @@
-"""Connect a stage: Unix sockets to the other stages, links to its neighbours, and its devices' counters. No torch.
+"""Connect a place: Unix sockets to all others, links to its peers, and its devices' counters. No torch.
 
-Of two neighbours the later stage listens, and the earlier one connects.
+Of two peers the later listens, and the earlier one connects; it says which it is where it is not the only one.
 """
 
 from __future__ import annotations
 
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from testbed.counters import DeviceCounters
 from testbed.errors import StageError, TransportError
-from testbed.message_key import Side
 from testbed.pipeline.gather import Gather
-from testbed.pipeline.job import Endpoint, StageJob
+from testbed.pipeline.job import Endpoint, LinkedWork
 from testbed.pipeline.pacing import be_prompt, step_back
 from testbed.pipeline.transport import Connection
-from testbed.workloads import models as workloads
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the maths may keep the interpreter lock from a transport thread: Python's 5 ms would show in every message.
 """
-_FRAMES = 2
-"""Steps' worth of frames that may wait unsent or untaken."""
+_NUMBER = struct.Struct("=I")
 _RETRY_S = 0.02
 
 
@@ -40,78 +37,94 @@ def largest_payload(tokens: int, width: int) -> int:
 
 
 class Wiring:
-    """A stage's connections, while they last; a context manager. It listens from the start, so that others can connect
-    while this stage still builds its model.
+    """A place's connections, while they last; a context manager. It listens from the start, so that others can connect
+    while this place still builds its model.
     """
 
-    def __init__(self, job: StageJob, sockets: Sequence[socket.socket]) -> None:
-        """`sockets` are those of the job's `Gather`; both they and what is opened here are closed at the end."""
+    def __init__(
+        self,
+        job: LinkedWork,
+        sockets: Sequence[socket.socket],
+        *,
+        places: Sequence[str],
+        peers: Sequence[Sequence[int]],
+        names: Sequence[str],
+        max_payload_bytes: int,
+        max_frames: int,
+    ) -> None:
+        """`sockets` are those of the job's `Gather`; both they and what is opened here are closed at the end. `places`
+        are all places' names, `peers` whom each exchanges messages with. The rest as a `Connection` has it.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._job, self._name = job, f"stage {job.stage}"
-        self.upstream: Connection | None = None
-        self.downstream: Connection | None = None
+        self._job, self._place, self._places, self._peers = job, job.stage, places, peers
+        self._names, self._max_payload_bytes, self._max_frames = names, max_payload_bytes, max_frames
+        self.connections: dict[int, Connection] = {}
+        """By peer."""
         self.counters: DeviceCounters | None = None
+        self._listener: socket.socket | None = None
         with ExitStack() as stack:
-            self.gather = Gather(job.stage, sockets, job.limits.message_s)
+            self.gather = Gather(self._place, sockets, job.limits.message_s)
             stack.callback(self.gather.close)
             if job.devices:
                 self.counters = stack.enter_context(DeviceCounters(job.devices, job.overhead_bytes))
-            self._listener = stack.enter_context(listen(job.listen, self._name)) if job.listen is not None else None
+            if earlier := self._earlier(self._place):
+                self._listener = stack.enter_context(listen(job.endpoints[self._place], job.name, len(earlier)))
             self._stack = stack.pop_all()
 
     def connect(self) -> None:
-        """Reach both neighbours, and wait until every stage has reached its own. TransportError where one cannot be.
+        """Reach all peers. TransportError where one cannot be reached.
 
-        Where the job is prompt, its connections' threads go before what the calling thread does; the stage's log says
-        how.
+        Where the job is prompt, its connections' threads go before what the calling thread does; its log says how.
         """
-        job = self._job
+        job, place, sockets = self._job, self._place, {}
         if job.prompt:
             be_prompt()
-        if job.downstream is not None:
-            peer = f"{self._name} <-> stage {job.stage + 1} ({job.downstream})"
-            self.downstream = self._connection(
-                "downstream", connect_to_later(job.downstream, peer, job.limits.connect_s), peer
-            )
+        for peer in self._peers[place]:
+            if peer > place:
+                where = f"{job.name} <-> {self._places[peer]} ({job.endpoints[peer]})"
+                sockets[peer] = connect_to_later(job.endpoints[peer], where, job.limits.connect_s)
+                if len(self._earlier(peer)) > 1:
+                    sockets[peer].sendall(_NUMBER.pack(place))
         if self._listener is not None:
-            peer = f"{self._name} <-> stage {job.stage - 1}"
-            self.upstream = self._connection(
-                "upstream", accept_earlier(self._listener, peer, job.limits.connect_s), peer
+            with self._listener:
+                sockets |= dict(self._accept(self._listener) for _ in self._earlier(place))
+        for peer in self._peers[place]:
+            connection = Connection(
+                sockets[peer],
+                name=f"{job.name} <-> {self._places[peer]}",
+                token=bytes.fromhex(job.token),
+                names=self._names,
+                max_payload_bytes=self._max_payload_bytes,
+                max_frames=self._max_frames,
             )
+            self.connections[peer] = self._stack.enter_context(connection)
         if job.prompt:
-            sys.stdout.write(f"{self._name} works with {step_back()}\n")
-        self.gather.exchange([])  # the first step starts when every stage is there
-
-    @property
-    def connections(self) -> list[Connection]:
-        """The connections to the neighbours that there are, upstream first."""
-        return [connection for connection in (self.upstream, self.downstream) if connection is not None]
+            sys.stdout.write(f"{job.name} works with {step_back()}\n")
 
     def leave(self) -> None:
-        """Say the end to both neighbours and wait for theirs."""
-        for connection in self.connections:
-            connection.close(self._job.limits.message_s)
+        """Say the end to all peers and wait for theirs: pair by pair in an order that all places keep."""
+        for peer in sorted(self.connections, key=lambda peer: sorted((peer, self._place))):
+            self.connections[peer].close(self._job.limits.message_s)
 
-    def _connection(self, side: Side, sock: socket.socket, name: str) -> Connection:
-        workload, frames = self._job.workload, self._job.microbatches
-        tokens = workload.batch_size // frames * workload.sequence_length
-        connection = Connection(
-            sock,
-            name=name,
-            token=bytes.fromhex(self._job.token),
-            side=side,
-            max_payload_bytes=largest_payload(tokens, workloads.hidden_width(workload)),
-            max_frames=_FRAMES * frames,
-        )
-        return self._stack.enter_context(connection)
+    def _earlier(self, place: int) -> list[int]:
+        return [peer for peer in self._peers[place] if peer < place]
+
+    def _accept(self, listener: socket.socket) -> tuple[int, socket.socket]:
+        sock = accept_earlier(listener, self._job.name, self._job.limits.connect_s)
+        earlier = self._earlier(self._place)
+        if len(earlier) == 1:
+            return earlier[0], sock
+        sock.settimeout(self._job.limits.connect_s)
+        try:
+            return _NUMBER.unpack(sock.recv(_NUMBER.size, socket.MSG_WAITALL))[0], sock
+        except (TimeoutError, struct.error):
+            raise TransportError(f"{self._job.name}: an earlier place connected, and did not say which it is") from None
 
     def __enter__(self) -> Wiring:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
 
 def listen(endpoint: Endpoint, name: str, backlog: int = 1) -> socket.socket:
@@ -124,13 +137,12 @@ def listen(endpoint: Endpoint, name: str, backlog: int = 1) -> socket.socket:
 
 
 def accept_earlier(listener: socket.socket, name: str, timeout_s: float) -> socket.socket:
-    """Accept the earlier stage's connection and close the listener. TransportError when none comes in time."""
-    with listener:
-        listener.settimeout(timeout_s)
-        try:
-            return listener.accept()[0]
-        except TimeoutError:
-            raise TransportError(f"{name}: the earlier stage did not connect within {timeout_s:g} s") from None
+    """Accept an earlier place's connection. TransportError when none comes in time."""
+    listener.settimeout(timeout_s)
+    try:
+        return listener.accept()[0]
+    except TimeoutError:
+        raise TransportError(f"{name}: not all earlier places connected within {timeout_s:g} s") from None
 
 
 def connect_to_later(endpoint: Endpoint, name: str, timeout_s: float) -> socket.socket:

@@ -16,10 +16,9 @@ worker_node  what workers and servers have: a replica, and the codecs of their m
 calibrate times what workers compute, and what codecs do with their messages, alone on one core
 pace      when a worker's emulated device is done with what
 leader    who chooses while training lasts, by what links carry
-node      what nodes over links share: connections, the emulated device's time, records
+node      what nodes of asynchronous rounds share: connections, the emulated device's time, records
 ending    after which step all of them end
-ring      a worker's place in a ring
-live      one node over links, as a pipeline's stage
+live      one place over links
 alone     all workers of a recipe in one process, without a network
 arrivals  what they have in asynchronous rounds: a server applies what has arrived, a worker makes round after round
 asynchronous  their nodes over links

@@ -120,8 +120,8 @@ class AsynchronousServer(ReplicaNode):
         for step in range(job.training.steps):
             due_ns = self._wait(step, began_ns)
             came = {worker: self._came[worker] for worker in sorted(self._came) if self._in_time(worker, due_ns)}
-            self.used += [(worker, self._numbers[worker]) for worker in came]
             for worker, arrival in came.items():
+                self.use(worker, self._numbers[worker], arrival)
                 server.arrived(worker, self._numbers[worker], arrival.payload)
                 del self._came[worker]
             applied, action = self.line.work("A", step, update_ns, server.apply, due_ns)

@@ -8,8 +8,10 @@ it, has heard of it: all nodes end after the same step, and hold the same weight
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from testbed.message_key import Phase
 from testbed.pipeline.control import Ended
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
@@ -30,13 +32,20 @@ class Ending:
         if job.data.deco is not None:
             self._furthest = max(self._furthest, DEFAULT_LIMITS.most_staleness)
 
-    def goes_on(self, step: int) -> bool:
-        """Say whether there is such a step: to be called by every node before it begins it."""
+    def tell(self) -> None:
+        """Tell nothing where places meet."""
+
+    def met(self, line_ns: int, told: Sequence[Any]) -> None:
+        """Learn nothing there."""
+
+    def goes_on(self, number: int, phase: Phase, end_ns: int) -> bool:
+        """Return what an `EndStep` returns: whether there is such a step as comes next."""
+        step = number + 1 if phase == "train" else number
         if not self.early:
             steps = self._asked_for(step) if self._decides else self._gather.announced()
             if steps is not None and steps < self.steps:
                 self.steps, self.early = int(steps), True
-        return step < self.steps
+        return step < self.steps or not self.early
 
     def _asked_for(self, step: int) -> int | None:
         """Decide, where a person has asked: the hub is about to begin `step`."""

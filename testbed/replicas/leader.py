@@ -101,11 +101,11 @@ class Leader:
         )
 
     def heard(self, worker: int, message: Message, decision: Decision) -> None:
-        """Learn of a worker's message of a step in which that decision held."""
+        """Learn of a worker's message of a step in which that decision held; without codecs, those of the beginning."""
         assert message.round_trip_ns is not None
         size = len(message.payload)
         self._links[worker].heard(size, message.first_byte_ns, message.last_byte_ns, message.round_trip_ns)
-        self._expansion = size / (ratio_of(decision.codecs[worker]) * self._raw_bytes)
+        self._expansion = size / (ratio_of((decision.codecs or self._first.codecs)[worker]) * self._raw_bytes)
 
     def slowest(self) -> LinkEstimate | None:
         """Return the least rate and the longest delay of the links; None where one of them is not known yet."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import CapabilityError
-from testbed.message_key import MessageKey, Side
+from testbed.jobs.actions import Key
 from testbed.net.lab import Lab
 from testbed.pipeline import carried
 from testbed.pipeline.carried import Carried
@@ -24,15 +24,15 @@ MS = 10**6
 PACKET = 1448
 
 
-def key(microbatch: int) -> MessageKey:
-    return MessageKey("train", 0, microbatch, ())
+def key(microbatch: int) -> Key:
+    return Key("tensor", 0, microbatch)
 
 
 def connections(stack: ExitStack, early: socket.socket, late: socket.socket) -> tuple[Connection, Connection]:
-    ends: list[tuple[socket.socket, str, Side]] = [(early, "0 <-> 1", "downstream"), (late, "1 <-> 0", "upstream")]
+    ends = [(early, "0 <-> 1"), (late, "1 <-> 0")]
     made = [
-        Connection(sock, name=name, token=TOKEN, side=side, max_payload_bytes=1 << 22, max_frames=64)
-        for sock, name, side in ends
+        Connection(sock, name=name, token=TOKEN, names=("tensor",), max_payload_bytes=1 << 22, max_frames=64)
+        for sock, name in ends
     ]
     return stack.enter_context(made[0]), stack.enter_context(made[1])
 
@@ -146,7 +146,7 @@ def test_a_real_connection_carries_frames_whole_and_tells_of_them(unread: int) -
             bytes([n]) * size for n, size in enumerate((0, 100, 3 * packet, 10 * packet + 7, 2 * packet, 6 * packet))
         ]
         for number, payload in enumerate(payloads):
-            sender.send(key(number), payload, raw_bytes=0)
+            sender.send(key(number), payload)
         assert [bytes(receiver.take(key(number), 20).payload) for number in range(len(payloads))] == payloads
         found, seconds = read_until(measure, sum(first))
         assert found == sum(first) > 0
@@ -173,7 +173,7 @@ def test_a_links_rate_is_found_though_frames_come_seldom() -> None:
         sender, receiver = connections(stack, early, listener.accept()[0])
         measure, rates = sender.measure(), []
         for number in range(40):
-            sender.send(key(number), bytes(40_000), raw_bytes=0)
+            sender.send(key(number), bytes(40_000))
             time.sleep(0.015)
             carried_bytes, seconds = measure.read()
             if seconds:

@@ -9,44 +9,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.errors import TransportError
-from testbed.message_key import Direction, MessageKey, Phase
-from testbed.pipeline.frame import HEADER_BYTES, FrameHeader, pack_frame_header, parse_frame_header
+from testbed.jobs.actions import Key
+from testbed.message_key import Phase
+from testbed.pipeline.frame import (
+    HEADER_BYTES,
+    LARGEST_NOTE_BYTES,
+    FrameHeader,
+    pack_frame_header,
+    parse_frame_header,
+)
 
 TOKEN = bytes(range(16))
 words = st.integers(0, 2**32 - 1)
-keys = st.builds(MessageKey, st.sampled_from(get_args(Phase)), words, words, st.just(()))
-directions = st.sampled_from(get_args(Direction))
-headers = st.builds(FrameHeader, directions, keys, st.integers(0, 10**6), st.integers(0, 2**63), words)
+NAMES = ("activation", "gradient", "aggregate")
+keys = st.builds(Key, st.sampled_from(NAMES), words, words, st.integers(0, 255), st.sampled_from(get_args(Phase)))
+headers = st.builds(
+    FrameHeader, keys, st.integers(0, LARGEST_NOTE_BYTES), st.integers(0, 10**6), st.integers(0, 2**63), words
+)
 
 
 @given(headers)
 def test_what_is_packed_is_parsed(header: FrameHeader) -> None:
-    data = pack_frame_header(header, TOKEN)
+    data = pack_frame_header(header, TOKEN, NAMES)
     assert len(data) == HEADER_BYTES
-    assert parse_frame_header(data, token=TOKEN, max_payload_bytes=10**6) == header
+    assert parse_frame_header(data, token=TOKEN, names=NAMES, max_payload_bytes=10**6) == header
 
 
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(TransportError):
-        parse_frame_header(data, token=TOKEN, max_payload_bytes=10**6)
+        parse_frame_header(data, token=TOKEN, names=NAMES, max_payload_bytes=10**6)
 
 
 @given(headers, st.integers(0, HEADER_BYTES * 8 - 1))
 def test_one_wrong_bit_is_found(header: FrameHeader, bit: int) -> None:
-    data = bytearray(pack_frame_header(header, TOKEN))
+    data = bytearray(pack_frame_header(header, TOKEN, NAMES))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(TransportError):
-        parse_frame_header(data, token=TOKEN, max_payload_bytes=10**6)
+        parse_frame_header(data, token=TOKEN, names=NAMES, max_payload_bytes=10**6)
 
 
 @given(headers)
 def test_another_run_is_refused(header: FrameHeader) -> None:
     with pytest.raises(TransportError, match="another run"):
-        parse_frame_header(pack_frame_header(header, bytes(16)), token=TOKEN, max_payload_bytes=10**6)
+        parse_frame_header(
+            pack_frame_header(header, bytes(16), NAMES), token=TOKEN, names=NAMES, max_payload_bytes=10**6
+        )
 
 
 def test_a_length_past_the_limit_is_refused() -> None:
-    data = pack_frame_header(FrameHeader("forward", MessageKey("train", 0, 0, ()), 101, 0, 0), TOKEN)
+    data = pack_frame_header(FrameHeader(Key("activation", 0), 0, 101, 0, 0), TOKEN, NAMES)
     with pytest.raises(TransportError, match="announces 101 bytes; this job takes 100"):
-        parse_frame_header(data, token=TOKEN, max_payload_bytes=100)
+        parse_frame_header(data, token=TOKEN, names=NAMES, max_payload_bytes=100)
+
+
+def test_what_this_run_does_not_know_is_refused() -> None:
+    data = pack_frame_header(FrameHeader(Key("aggregate", 0), 0, 1, 0, 0), TOKEN, NAMES)
+    with pytest.raises(TransportError, match="of kind 2 and phase 0, which do not exist"):
+        parse_frame_header(data, token=TOKEN, names=NAMES[:2], max_payload_bytes=100)

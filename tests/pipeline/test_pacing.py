@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.jobs import actions as jobs
+from testbed.jobs.recorder import PacedWork
 from testbed.jobs.schedule import Action, actions
 from testbed.metrics.ideal import unshaped_step_s
-from testbed.pipeline.pacing import Pacer, be_prompt, wait_for_the_grid
+from testbed.pipeline.pacing import Line, be_prompt, takes, wait_for_the_grid
 from testbed.records import ActionKind, ActionRecord
 from testbed.spec import Paced, PipelineSpec
 
@@ -43,22 +45,45 @@ class FakeClock:
         return self.ns
 
 
+def a_line(clock: FakeClock, dilation: int = 1) -> Line:
+    durations = {**DURATIONS, "update": UPDATE_NS}
+    return Line(takes(paced(dilation), durations, "host"), dilation, clock)
+
+
+def spend(line: Line, clock: FakeClock, action: jobs.Action, ns: int) -> PacedWork | None:
+    began_ns = line.now()
+    clock.ns += ns
+    return line.spent(action, began_ns)
+
+
 def act(
-    pacer: Pacer, clock: FakeClock, action: Action, *, maths: int, codec: int = 0, frame: int | None = None
+    line: Line, clock: FakeClock, action: Action, *, maths: int, codec: int = 0, frame: int | None = None
 ) -> ActionRecord:
     """One action, with input that arrives at `frame` (None: it needs none) and an output."""
-    pacer.ask(action.kind, action.microbatch)
+    key = jobs.Key("tensor", 0)
+    line.begin(True)
+    asked_ns = input_ns = decoded_ns = line.recorded_ns
     if frame is not None:
-        got = clock.wait_until(frame)
-        clock.ns += codec
-        pacer.received(frame, got, clock.ns)
-    pacer.begin()
-    clock.ns += maths
-    pacer.done()
-    clock.ns += codec
-    free = pacer.encoded()
-    pacer.queued(max(free, clock.ns))
-    return pacer.record()
+        clock.wait_until(frame)
+        line.came(frame)
+        input_ns = line.recorded_ns
+        spend(line, clock, jobs.Decode(()), codec)
+        decoded_ns = line.recorded_ns
+    held = spend(line, clock, jobs.Work(action.kind, key), maths)
+    assert held is not None
+    computed_ns = line.recorded_ns
+    spend(line, clock, jobs.Encode(key), codec)
+    assert line.free_ns == line.at_ns
+    return ActionRecord(
+        kind=action.kind,
+        microbatch=action.microbatch,
+        asked_ns=asked_ns,
+        input_ns=input_ns,
+        decoded_ns=decoded_ns,
+        computed_ns=computed_ns,
+        encoded_ns=line.recorded_ns,
+        **held._asdict(),
+    )
 
 
 # ------------------------------------------------------------------ one stage
@@ -71,10 +96,10 @@ def act(
 )
 def test_lateness_never_adds_up(work: list[tuple[ActionKind, int, int]], dilation: int, codec: int) -> None:
     clock = FakeClock([late for _, _, late in work])
-    pacer, begin = Pacer(paced(dilation), 0, clock), clock.ns
+    of, begin = a_line(clock, dilation), clock.ns
     line = begin
     for number, (kind, maths, late) in enumerate(work):
-        record = act(pacer, clock, Action(kind, number), maths=maths, codec=codec)
+        record = act(of, clock, Action(kind, number), maths=maths, codec=codec)
         assert record.due_ns == record.computed_ns == line + DURATIONS[kind] * dilation
         line = record.due_ns + codec * dilation
         assert record.encoded_ns == line
@@ -85,11 +110,11 @@ def test_lateness_never_adds_up(work: list[tuple[ActionKind, int, int]], dilatio
 @given(st.integers(1, 200_000), st.integers(0, 5))
 def test_an_overrun_is_late_by_as_much_and_is_made_up_for(over: int, more: int) -> None:
     clock = FakeClock()
-    pacer, begin = Pacer(paced(), 0, clock), clock.ns
-    late = act(pacer, clock, Action("F", 0), maths=FORWARD_NS + over)
+    line, begin = a_line(clock), clock.ns
+    late = act(line, clock, Action("F", 0), maths=FORWARD_NS + over)
     assert late.due_ns is not None
     assert late.maths_ns == late.computed_ns == late.encoded_ns == late.due_ns + over
-    records = [act(pacer, clock, Action("F", 1 + n), maths=FORWARD_NS // 4) for n in range(more)]
+    records = [act(line, clock, Action("F", 1 + n), maths=FORWARD_NS // 4) for n in range(more)]
     assert [record.due_ns for record in records] == [begin + FORWARD_NS * (2 + n) for n in range(more)]
     for record in records:
         assert record.encoded_ns == max(record.due_ns or 0, record.maths_ns or 0)
@@ -103,13 +128,28 @@ def test_an_overrun_is_late_by_as_much_and_is_made_up_for(over: int, more: int) 
 @given(st.integers(-100_000, 100_000), lateness, st.integers(0, 5_000), st.integers(1, 4))
 def test_only_what_arrives_later_than_the_line_moves_it(after: int, late: int, codec: int, dilation: int) -> None:
     clock = FakeClock([late])
-    pacer = Pacer(paced(dilation), 0, clock)
-    first = act(pacer, clock, Action("F", 0), maths=0)
+    line = a_line(clock, dilation)
+    first = act(line, clock, Action("F", 0), maths=0)
     frame = first.encoded_ns + after
-    second = act(pacer, clock, Action("F", 1), maths=0, codec=codec, frame=frame)
+    second = act(line, clock, Action("F", 1), maths=0, codec=codec, frame=frame)
     assert second.input_ns == max(first.encoded_ns, frame)
     assert second.decoded_ns == second.input_ns + codec * dilation
     assert second.due_ns == second.decoded_ns + FORWARD_NS * dilation
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5_000), st.integers(0, 5_000)), max_size=10))
+def test_where_nothing_is_paced_the_line_is_the_clock(work: list[tuple[bool, int, int]]) -> None:
+    clock = FakeClock()
+    line, key = Line(None, 1, clock), jobs.Key("tensor", 0)
+    for in_action, maths, pause in work:
+        clock.ns += pause
+        line.begin(in_action)
+        assert (line.at_ns, line.recorded_ns, line.free_ns) == (clock.ns, clock.ns, 0)
+        assert spend(line, clock, jobs.Work("F", key), maths) is None
+        assert (line.at_ns, line.recorded_ns) == (clock.ns, clock.ns)
+        clock.ns += pause
+        line.came(clock.ns - pause)  # it is at hand when this place has it
+        assert line.at_ns == clock.ns
 
 
 # ------------------------------------------------------------------ a pipeline
@@ -117,7 +157,7 @@ def simulate(pipeline: PipelineSpec, steps: int, late: Sequence[int], maths: Seq
     """So many steps of stages that each have a clock; frames take `wire_ns` and are sent late. How long it took."""
     stages = range(pipeline.stages)
     clocks = [FakeClock(late[stage:] + late[:stage]) for stage in stages]
-    pacers = [Pacer(paced(), stage, clocks[stage]) for stage in stages]
+    lines = [a_line(clock) for clock in clocks]
     delays, takes = itertools.cycle(late), itertools.cycle(maths)
     begin = clocks[0].ns
     orders = [
@@ -141,14 +181,16 @@ def simulate(pipeline: PipelineSpec, steps: int, late: Sequence[int], maths: Seq
                     frame = frames.get((stage, *action)) if source in stages else None
                     if source in stages and frame is None:
                         break
-                    record = act(pacers[stage], clocks[stage], action, maths=next(takes), frame=frame)
+                    record = act(lines[stage], clocks[stage], action, maths=next(takes), frame=frame)
                     frames[target, action.kind, action.microbatch] = record.encoded_ns + next(delays) + wire_ns
                     position[stage] += 1
-        line = max(pacer.end()[1] for pacer in pacers)
-        for pacer in pacers:
-            pacer.synchronised(line)
-        ends = {pacer.leave(update=True) for pacer in pacers}
-        assert ends == {line + UPDATE_NS}
+        met_ns = max(line.at_ns for line in lines)
+        for line, clock in zip(lines, clocks, strict=True):
+            line.begin(False)
+            line.met(met_ns)
+            assert spend(line, clock, jobs.Work("update", jobs.Key("update", 0)), 0) is None
+        ends = {line.recorded_ns for line in lines}
+        assert ends == {met_ns + UPDATE_NS}
     return ends.pop() - begin
 
 

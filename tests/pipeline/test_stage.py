@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,21 +18,23 @@ from testbed.codecs.catalogue import table as codecs
 from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
-from testbed.errors import StageError, TestbedError, TransportError
-from testbed.message_key import Side
+from testbed.errors import StageError, TransportError
+from testbed.jobs.actions import Node
+from testbed.jobs.pipeline import MESSAGES, training_job
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
-from testbed.pipeline.gather import Gather, make_sockets
+from testbed.pipeline.gather import Stops
 from testbed.pipeline.job import Limits, StageJob, jobs
-from testbed.pipeline.node import make_node
+from testbed.pipeline.node import StageNode, make_node
 from testbed.pipeline.optimise import learning_rate
-from testbed.pipeline.pacing import stopwatch_for
+from testbed.pipeline.pacing import Takes
 from testbed.pipeline.step_log import StepLog
-from testbed.pipeline.train import StageTrainer
+from testbed.pipeline.train import named, sides_of, stage_takes
 from testbed.pipeline.transport import Connection
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
 from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec
+from tests.over_loopback import over_loopback
 
 TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 
@@ -132,12 +131,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        return one, listener.accept()[0]
-
-
 def train(
     cell: Cell,
     make: Callable[[Context], Codec] = Plain,
@@ -150,8 +143,6 @@ def train(
     told: list[StepDone | EvaluationDone] = []
     models = [model(stage, stages) for stage in range(stages)]
     outputs = [io.StringIO() for _ in range(stages)]
-    errors: list[BaseException | None] = [None] * stages
-    ended: list[Ended | None] = [None] * stages
     all_jobs = jobs(
         cell,
         addresses=("127.0.0.1",) * stages,
@@ -164,60 +155,48 @@ def train(
         overhead_bytes=0,
         limits=Limits(connect_s=20, message_s=20),
     )
-    links = [tcp_pair() for _ in range(stages - 1)]
-    gathers = make_sockets(stages)
 
-    def connect(stack: ExitStack, job: StageJob, side: Side, sock: socket.socket) -> Connection:
-        return stack.enter_context(
-            Connection(
-                sock,
-                name=f"stage {job.stage}",
-                token=bytes(16),
-                side=side,
-                max_payload_bytes=1 << 20,
-                max_frames=8,
-            )
-        )
-
-    def work(job: StageJob) -> None:
-        s = job.stage
+    def node(stage: int, peers: Mapping[int, Connection]) -> StageNode:
         torch.set_num_threads(1)  # the BLAS keeps a number for each thread, and starts with all cores
-        try:
-            with ExitStack() as stack:
-                gather = Gather(s, gathers[s], 20)
-                stack.callback(gather.close)
-                upstream = connect(stack, job, "upstream", links[s - 1][1]) if s > 0 else None
-                downstream = connect(stack, job, "downstream", links[s][0]) if s < stages - 1 else None
-                connections = [connection for connection in (upstream, downstream) if connection is not None]
-                node = make_node(
-                    job,
-                    measure={connection.side: connection.measure for connection in connections},
-                    model=models[s],
-                    data=data(s),
-                    codec=make,
-                )
-                ended[s] = StageTrainer(
-                    job,
-                    node=node,
-                    upstream=upstream,
-                    downstream=downstream,
-                    gather=gather,
-                    log=StepLog(job, outputs[s], connections=connections, counters=None, report=told.append),
-                    watch=stopwatch_for(job.compute, s),
-                    asked=lambda: asked(s),
-                ).train()
-                for connection in connections:
-                    connection.close(20)
-        except TestbedError as error:
-            errors[s] = error
+        job, sides = all_jobs[stage], sides_of(stage, stages)
+        assert isinstance(job, StageJob)
+        measure = {sides[peer]: connection.measure for peer, connection in peers.items()}
+        return make_node(job, measure=measure, model=models[stage], data=data(stage), codec=make)
 
-    threads = [threading.Thread(target=work, args=(job,)) for job in all_jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def log(stage: int, peers: Mapping[int, Connection], node: Node) -> list[StepLog]:
+        job = all_jobs[stage]
+        assert isinstance(job, StageJob)
+        return [
+            StepLog(
+                node,
+                outputs[stage],
+                named=lambda key: named(job, key),
+                warmup_steps=cell.training.warmup_steps,
+                connections=peers,
+                sides=sides_of(stage, stages),
+                counters=None,
+                report=told.append,
+            )
+        ]
+
+    def takes(stage: int) -> Takes | None:
+        job = all_jobs[stage]
+        assert isinstance(job, StageJob)
+        return stage_takes(job)
+
+    ran = over_loopback(
+        training_job(cell.pipeline, cell.training, cell.workload.validation_batches),
+        node,
+        names=tuple(MESSAGES.values()),
+        pairs=[(stage, stage + 1) for stage in range(stages - 1)],
+        observers=log,
+        ending=lambda stage, gather: Stops(cell.training.budget_s, cell.compute.dilation, lambda: asked(stage)),
+        takes=takes,
+        dilation=cell.compute.dilation,
+    )
     records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    return Result(records, told, [p for model in models for p in model.parameters()], errors, ended, models)
+    parameters = [p for model in models for p in model.parameters()]
+    return Result(records, told, parameters, ran.errors, ran.returned, models)
 
 
 def reference(cell: Cell) -> tuple[list[float], list[Tensor]]:

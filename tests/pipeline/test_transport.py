@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import TransportError
-from testbed.message_key import Direction, MessageKey
-from testbed.pipeline.frame import HEADER_BYTES, FrameHeader, pack_frame_header
+from testbed.jobs.actions import Key
+from testbed.pipeline.frame import HEADER_BYTES, LARGEST_NOTE_BYTES, FrameHeader, pack_frame_header
 from testbed.pipeline.job import Endpoint
 from testbed.pipeline.step_log import socket_record
 from testbed.pipeline.transport import Connection
@@ -24,10 +24,11 @@ from testbed.pipeline.wiring import accept_earlier, connect_to_later, listen
 TOKEN = b"t" * 16
 SOON_S = 60.0
 LIMIT = 1 << 22
+NAMES = ("tensor", "other")
 
 
-def key(microbatch: int, samples: tuple[int, ...] = ()) -> MessageKey:
-    return MessageKey("train", 0, microbatch, samples)
+def key(microbatch: int) -> Key:
+    return Key("tensor", 0, microbatch)
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -38,13 +39,13 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 def receiver(sock: socket.socket, frames: int = 64) -> Connection:
     return Connection(
-        sock, name="stage 1 <-> stage 0", token=TOKEN, side="upstream", max_payload_bytes=LIMIT, max_frames=frames
+        sock, name="stage 1 <-> stage 0", token=TOKEN, names=NAMES, max_payload_bytes=LIMIT, max_frames=frames
     )
 
 
 def sender(sock: socket.socket, frames: int = 64) -> Connection:
     return Connection(
-        sock, name="stage 0 <-> stage 1", token=TOKEN, side="downstream", max_payload_bytes=LIMIT, max_frames=frames
+        sock, name="stage 0 <-> stage 1", token=TOKEN, names=NAMES, max_payload_bytes=LIMIT, max_frames=frames
     )
 
 
@@ -67,9 +68,9 @@ def wire(stack: ExitStack) -> tuple[socket.socket, Connection]:
     return stack.enter_context(early), stack.enter_context(receiver(late))
 
 
-def frame(payload: bytes, microbatch: int = 0, *, direction: Direction = "forward", token: bytes = TOKEN) -> bytes:
-    header = FrameHeader(direction, key(microbatch), len(payload), 1, zlib.crc32(payload))
-    return pack_frame_header(header, token) + payload
+def frame(payload: bytes, microbatch: int = 0, *, token: bytes = TOKEN, names: tuple[str, ...] = NAMES) -> bytes:
+    header = FrameHeader(key(microbatch), 0, len(payload), 1, zlib.crc32(payload))
+    return pack_frame_header(header, token, names) + payload
 
 
 def close_both(one: Connection, other: Connection) -> None:
@@ -86,7 +87,7 @@ def test_payloads_arrive_whole_whatever_the_order_of_asking(payloads: list[bytes
     one, other = tcp_pair()
     with sender(one) as early, receiver(other) as late:
         for microbatch, payload in enumerate(payloads):
-            early.send(key(microbatch), payload, raw_bytes=0)
+            early.send(key(microbatch), payload)
         order = list(range(len(payloads)))
         random.shuffle(order)  # type: ignore[attr-defined]
         for microbatch in order:
@@ -98,8 +99,8 @@ def test_both_directions_at_once_past_the_kernel_s_buffers(pair: tuple[Connectio
     early, late = pair
     big = bytes(LIMIT)
     for microbatch in range(8):
-        early.send(key(microbatch), big, raw_bytes=0)
-        late.send(key(microbatch), big, raw_bytes=0)
+        early.send(key(microbatch), big)
+        late.send(key(microbatch), big)
     for microbatch in range(8):
         assert late.take(key(microbatch), SOON_S).payload == big
         assert early.take(key(microbatch), SOON_S).payload == big
@@ -110,35 +111,32 @@ def test_views_of_any_shape_are_sent_as_their_bytes(pair: tuple[Connection, Conn
     for microbatch, view in enumerate(
         [memoryview(b"abcdefgh").cast("i"), memoryview(bytearray(b"ab")), memoryview(b"").cast("B")]
     ):
-        early.send(key(microbatch), view, raw_bytes=0)
+        early.send(key(microbatch), view)
         assert late.take(key(microbatch), SOON_S).payload == view.tobytes()
 
 
 def test_times_and_sizes_are_recorded_in_order(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     before = time.monotonic_ns()
-    queued = early.send(key(3, (7, 8)), b"x" * 1000, raw_bytes=4000, choice="mild")
+    queued = early.send(key(3), b"x" * 1000, note=b"a note")
     arrival = late.take(key(3), SOON_S)
     (departure,) = early.sent_frames(SOON_S)
-    assert departure.key == key(3)
-    assert (departure.payload_bytes, departure.raw_bytes, departure.choice) == (1000, 4000, "mild")
+    assert (departure.key, departure.payload_bytes) == (key(3), 1006)
+    assert (arrival.key, arrival.note, arrival.payload) == (key(3), b"a note", b"x" * 1000)
     assert departure.queued_ns == queued
     assert arrival.first_byte_ns == departure.first_byte_ns
     assert before <= queued <= departure.first_byte_ns <= departure.last_byte_ns
     assert departure.first_byte_ns <= arrival.last_byte_ns <= time.monotonic_ns()
     assert early.sent_frames(SOON_S) == []
-    (taken,) = late.taken_frames()
-    assert taken == (key(3), 1000, arrival.first_byte_ns, arrival.last_byte_ns)
-    assert late.taken_frames() == []
 
 
 def test_the_kernel_s_count_of_bytes_agrees_with_ours(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     for microbatch in range(5):
-        early.send(key(microbatch), bytes(10_000), raw_bytes=0)
+        early.send(key(microbatch), bytes(10_000))
         late.take(key(microbatch), SOON_S)
     early.sent_frames(SOON_S)
-    record = socket_record(early.socket, early.side)
+    record = socket_record(early.socket, "downstream")
     assert record.bytes_sent - record.bytes_retransmitted == 5 * (10_000 + HEADER_BYTES)
     assert record.congestion_control.encode() in early.socket.getsockopt(6, socket.TCP_CONGESTION, 16)
     assert record.congestion_control
@@ -151,7 +149,7 @@ def test_the_kernel_s_count_of_bytes_agrees_with_ours(pair: tuple[Connection, Co
 def test_close_delivers_what_was_queued(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     for microbatch in range(4):
-        early.send(key(microbatch), bytes(LIMIT), raw_bytes=0)
+        early.send(key(microbatch), bytes(LIMIT))
     thread = threading.Thread(target=early.close, args=(SOON_S,))
     thread.start()
     for microbatch in range(4):
@@ -165,7 +163,7 @@ def test_send_blocks_when_too_much_waits_and_goes_on_when_it_is_taken(stack: Exi
     early, late = stack.enter_context(sender(one, frames=2)), stack.enter_context(receiver(other, frames=2))
     count, big = 12, bytes(LIMIT)
     sent: list[int] = []
-    thread = threading.Thread(target=lambda: sent.extend(early.send(key(m), big, raw_bytes=0) for m in range(count)))
+    thread = threading.Thread(target=lambda: sent.extend(early.send(key(m), big) for m in range(count)))
     thread.start()
     for microbatch in range(count):
         assert late.take(key(microbatch), SOON_S).payload.nbytes == LIMIT
@@ -180,10 +178,10 @@ def test_send_blocks_when_too_much_waits_and_goes_on_when_it_is_taken(stack: Exi
         pytest.param(b"GET / HTTP/1.1\r\n" * 8, "expected a frame", id="not a frame"),
         pytest.param(frame(b"abc", token=b"x" * 16), "another run", id="wrong token"),
         pytest.param(frame(b"abc")[:-1] + b"d", "payload .* damaged", id="wrong payload"),
-        pytest.param(frame(b"abc", direction="backward"), "forward tensors only", id="wrong direction"),
+        pytest.param(frame(b"abc", names=("", "", "tensor")), "which do not exist", id="no such message"),
         pytest.param(frame(b"abc", 1) * 2, "twice", id="same frame twice"),
         pytest.param(
-            pack_frame_header(FrameHeader("forward", key(0), 2**60, 1, 0), TOKEN), "announces", id="hostile length"
+            pack_frame_header(FrameHeader(key(0), 0, 2**47, 1, 0), TOKEN, NAMES), "announces", id="hostile length"
         ),
     ],
 )
@@ -191,7 +189,7 @@ def test_bytes_that_are_no_frame_of_this_run(wire: tuple[socket.socket, Connecti
     bare, late = wire
     bare.sendall(data)
     with pytest.raises(
-        TransportError, match=rf"stage 1 <-> stage 0: .*{message}.*\(waiting for the forward tensor of train step 0"
+        TransportError, match=rf"stage 1 <-> stage 0: .*{message}.*\(waiting for the tensor of train step 0"
     ):
         late.take(key(0), SOON_S)
 
@@ -199,8 +197,8 @@ def test_bytes_that_are_no_frame_of_this_run(wire: tuple[socket.socket, Connecti
 def test_a_frame_is_kept_back_until_its_moment_and_others_behind_it(pair: tuple[Connection, Connection]) -> None:
     one, other = pair
     moment_ns = time.monotonic_ns() + 50_000_000
-    assert one.send(key(0), b"early", raw_bytes=0, not_before_ns=moment_ns) == moment_ns
-    one.send(key(1), b"late", raw_bytes=0)
+    assert one.send(key(0), b"early", not_before_ns=moment_ns) == moment_ns
+    one.send(key(1), b"late")
     arrivals = [other.take(key(m), SOON_S) for m in (0, 1)]
     assert [bytes(arrival.payload) for arrival in arrivals] == [b"early", b"late"]
     assert moment_ns <= arrivals[0].first_byte_ns <= arrivals[0].last_byte_ns <= arrivals[1].last_byte_ns
@@ -210,7 +208,7 @@ def test_a_frame_is_kept_back_until_its_moment_and_others_behind_it(pair: tuple[
 
 def test_a_frame_that_is_kept_back_does_not_hold_up_the_end(pair: tuple[Connection, Connection]) -> None:
     one, _ = pair
-    one.send(key(0), b"in an hour", raw_bytes=0, not_before_ns=time.monotonic_ns() + 3600 * 10**9)
+    one.send(key(0), b"in an hour", not_before_ns=time.monotonic_ns() + 3600 * 10**9)
     began = time.monotonic()
     one.abort()
     assert time.monotonic() - began < SOON_S
@@ -230,7 +228,7 @@ def test_a_peer_that_ends_between_frames(wire: tuple[socket.socket, Connection])
     bare.sendall(frame(b"abc"))
     bare.close()
     assert late.take(key(0), SOON_S).payload == b"abc"
-    with pytest.raises(TransportError, match="closed the connection before it sent the forward tensor"):
+    with pytest.raises(TransportError, match="closed the connection before it sent the tensor"):
         late.take(key(1), SOON_S)
 
 
@@ -243,11 +241,11 @@ def test_a_peer_that_is_reset_wakes_a_waiting_taker(wire: tuple[socket.socket, C
         late.take(key(0), SOON_S)
     timer.join()
     with pytest.raises(TransportError, match="cannot send"):
-        late.send(key(0), b"x", raw_bytes=0)
+        late.send(key(0), b"x")
 
 
 def test_a_silent_peer(wire: tuple[socket.socket, Connection]) -> None:
-    with pytest.raises(TransportError, match=r"waited 0.05 s for the forward tensor of .* and nothing came"):
+    with pytest.raises(TransportError, match=r"waited 0.05 s for the tensor of .* and nothing came"):
         wire[1].take(key(0), 0.05)
 
 
@@ -255,14 +253,34 @@ def test_a_peer_that_sends_everything_but_what_is_asked(stack: ExitStack) -> Non
     one, other = tcp_pair()
     early, late = stack.enter_context(sender(one)), stack.enter_context(receiver(other, frames=3))
     for microbatch in range(1, 6):
-        early.send(key(microbatch), b"x", raw_bytes=0)
-    with pytest.raises(TransportError, match="but the peer sent the forward tensor"):
+        early.send(key(microbatch), b"x")
+    with pytest.raises(TransportError, match="but the peer sent the tensor"):
         late.take(key(0), SOON_S)
 
 
 def test_a_payload_past_the_limit_is_not_sent(pair: tuple[Connection, Connection]) -> None:
     with pytest.raises(TransportError, match="this job takes"):
-        pair[0].send(key(0), bytes(LIMIT + 1), raw_bytes=0)
+        pair[0].send(key(0), bytes(LIMIT + 1))
+
+
+def test_a_note_past_the_limit_is_not_sent(pair: tuple[Connection, Connection]) -> None:
+    with pytest.raises(TransportError, match=f"the note of the tensor .* takes {LARGEST_NOTE_BYTES} at most"):
+        pair[0].send(key(0), b"", note=bytes(LARGEST_NOTE_BYTES + 1))
+
+
+def test_what_has_arrived_is_known_with_its_times(wire: tuple[socket.socket, Connection]) -> None:
+    bare, late = wire
+    assert late.arrived() == {}
+    heard = threading.Semaphore(0)
+    late.heard = heard.release
+    bare.sendall(frame(b"a", 2) + frame(b"b", 1))
+    bare.close()
+    for _ in range(3):  # two frames and the end
+        assert heard.acquire(timeout=SOON_S)
+    assert list(late.arrived()) == [key(2), key(1)]
+    assert list(late.arrived().values()) == [late.take(key(number), SOON_S).last_byte_ns for number in (2, 1)]
+    with pytest.raises(TransportError, match="the peer closed the connection"):
+        late.arrived()
 
 
 def test_closing_on_a_peer_that_does_not_close(pair: tuple[Connection, Connection]) -> None:
@@ -273,10 +291,10 @@ def test_closing_on_a_peer_that_does_not_close(pair: tuple[Connection, Connectio
 def test_abort_ends_threads_that_are_blocked(pair: tuple[Connection, Connection]) -> None:
     early, _ = pair
     for microbatch in range(16):
-        early.send(key(microbatch), bytes(LIMIT), raw_bytes=0)
+        early.send(key(microbatch), bytes(LIMIT))
     early.abort()
     early.abort()
-    with pytest.raises(TransportError, match="dropped by this stage"):
+    with pytest.raises(TransportError, match="dropped at this end"):
         early.take(key(0), SOON_S)
 
 
@@ -293,7 +311,8 @@ def test_connecting_waits_for_the_listener() -> None:
     thread = threading.Thread(target=lambda: found.append(connect_to_later(endpoint, "stage 0", SOON_S)))
     thread.start()
     time.sleep(0.1)
-    found.append(accept_earlier(listen(endpoint, "stage 1"), "stage 1", SOON_S))
+    with listen(endpoint, "stage 1") as listener:
+        found.append(accept_earlier(listener, "stage 1", SOON_S))
     thread.join()
     assert found[0].getpeername() == found[1].getsockname()
     for sock in found:
@@ -304,5 +323,8 @@ def test_nobody_listens_nobody_connects() -> None:
     endpoint = Endpoint(address="127.0.0.1", port=free_port())
     with pytest.raises(TransportError, match=rf"stage 0: .*did not listen on 127.0.0.1:{endpoint.port}"):
         connect_to_later(endpoint, "stage 0", 0.1)
-    with pytest.raises(TransportError, match="did not connect within"):
-        accept_earlier(listen(endpoint, "stage 1"), "stage 1", 0.1)
+    with (
+        listen(endpoint, "stage 1") as listener,
+        pytest.raises(TransportError, match="not all earlier places connected within"),
+    ):
+        accept_earlier(listener, "stage 1", 0.1)

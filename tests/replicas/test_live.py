@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import threading
 from pathlib import Path
@@ -23,8 +22,7 @@ from testbed.policies.links import LinkEstimate
 from testbed.records import StepRecord
 from testbed.replicas.decision import as_stated
 from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
-from testbed.replicas.live import take_part
-from testbed.replicas.node import PeerLinks, peers_of
+from testbed.replicas.live import run_node, wire
 from testbed.spec import DecoSpec, Exchange, Paced, Recipe
 from tests.small_replicas import DIGITS, SPARSE, Learner, a_recipe, free_ports, learner_for, node_jobs, same, trained
 
@@ -53,7 +51,6 @@ def over_loopback(
     """
     asked = threading.Event()
     jobs, sockets = jobs_of(recipe, folder), make_sockets(recipe.nodes)
-    outputs = [io.StringIO() for _ in jobs]
     weights: list[list[Tensor]] = [[] for _ in jobs]
     errors: list[BaseException | None] = [None] * len(jobs)
 
@@ -75,18 +72,12 @@ def over_loopback(
     def run(node: int) -> None:
         job = jobs[node]
         try:
-            with PeerLinks(job, sockets[node]) as links:
-                links.connect()
-                ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
+            with wire(job, sockets[node]) as wiring:
+                wiring.connect()
                 learner = learners[min(node, job.data.workers - 1)]
-                goes_on = take_part(
-                    job, ordered, outputs[node], lambda message: None, links.ending(asked.is_set), None, learner
-                )
+                run_node(job, wiring, learner, lambda message: None, asked.is_set)
                 if node < job.data.workers:
                     weights[node] = [parameter.detach() for parameter in learner.parameters]
-                if not goes_on:
-                    return
-                links.leave()
         except BaseException as error:
             errors[node] = error
 
@@ -95,7 +86,8 @@ def over_loopback(
         thread.start()
     for thread in threads:
         thread.join()
-    records = [[StepRecord.model_validate_json(line) for line in each.getvalue().splitlines()] for each in outputs]
+    outputs = [folder / f"steps-{node}.jsonl" for node in range(len(jobs))]
+    records = [[StepRecord.model_validate_json(line) for line in each.read_text().splitlines()] for each in outputs]
     return OverLoopback(records, weights, errors)
 
 
@@ -269,8 +261,8 @@ def test_by_arrivals_it_goes_on_without_a_lost_worker(tmp_path: Path) -> None:
 def test_a_lost_worker_ends_all_and_none_waits_for_ever(exchange: Exchange, tmp_path: Path) -> None:
     found = over_loopback(a_recipe(exchange, workers=3, shares=(2, 1, 1), steps=6), tmp_path, lost=1)
     assert str(found.errors.pop(1)) == "it has had enough"
-    assert all("node" in str(error) for error in found.errors)
-    assert any("<-> node 1" in str(error) for error in found.errors)
+    assert all("<->" in str(error) for error in found.errors)
+    assert any("<-> worker 1" in str(error) for error in found.errors)
     left = [thread for thread in threading.enumerate() if "<->" in thread.name or "ring" in thread.name]
     for thread in left:  # a ring's own ends once its connections are closed
         thread.join(60)

@@ -32,8 +32,7 @@ from testbed.profiles.loss import Bernoulli
 from testbed.records import StepRecord
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.events import Formula, Step, run_rounds
-from testbed.replicas.live import take_part
-from testbed.replicas.node import PeerLinks, peers_of
+from testbed.replicas.live import run_node, wire
 from testbed.spec import Exchange, Paced, Recipe
 from tests.small_replicas import SPARSE, Learner, a_recipe, node_jobs, trained
 
@@ -158,19 +157,16 @@ def _be_node(job: NodeJob, own: Any, sockets: Any, space: int, began_ns: int, *,
             sock.close()
         torch.set_num_threads(1)
         folder = Path(job.folder)
-        with (folder / f"steps-{job.stage}.jsonl").open("x") as steps:
-            try:
-                with PeerLinks(job, own) as links:
-                    links.connect()
-                    time.sleep((began_ns - time.monotonic_ns()) / 1e9)
-                    learner = (Crashing if crashes else Learner)(job.data.parts, min(job.stage, WORKERS - 1))
-                    ordered = {peer: links.by_peer[peer] for peer in peers_of(job)}
-                    if take_part(job, ordered, steps, lambda message: None, links.ending(), None, learner):
-                        links.leave()
-                    weights = [parameter.detach() for parameter in learner.parameters]
-                    torch.save(weights, folder / f"weights-{job.stage}")
-            except Exception as error:
-                (folder / f"error-{job.stage}").write_text(str(error))
+        try:
+            with wire(job, own) as wiring:
+                wiring.connect()
+                time.sleep((began_ns - time.monotonic_ns()) / 1e9)
+                learner = (Crashing if crashes else Learner)(job.data.parts, min(job.stage, WORKERS - 1))
+                run_node(job, wiring, learner, lambda message: None, lambda: False)
+                weights = [parameter.detach() for parameter in learner.parameters]
+                torch.save(weights, folder / f"weights-{job.stage}")
+        except Exception as error:
+            (folder / f"error-{job.stage}").write_text(str(error))
     finally:
         os._exit(0)
 
@@ -265,11 +261,11 @@ def test_asynchronous_rounds_go_on_while_a_link_is_down(tmp_path: Path) -> None:
 
 def test_synchronous_steps_stop_with_a_crash_and_name_the_worker(tmp_path: Path) -> None:
     ran = run(synchronous(), tmp_path / "it", crashes=True)
-    assert "server <-> node 2" in ran.errors[SERVER]
-    assert all("node 3" in error for error in ran.errors[:2])
+    assert "server <-> worker 2" in ran.errors[SERVER]
+    assert all("<-> server" in error for error in ran.errors[:2])
     assert len(ran.ends_s()) <= 2  # it had been heard in so many
     ran = run(synchronous(exchange="all-gather"), tmp_path / "ring", crashes=True)
-    assert "worker 0 <-> node 2" in ran.errors[0]  # which hears the last
+    assert "worker 0 <-> worker 2" in ran.errors[0]  # which hears the last
     assert ran.errors[1]
     assert len(ran.ends_s(0)) <= 2
 
@@ -297,7 +293,7 @@ def test_synchronous_steps_take_as_long_as_the_slowest_worker(tmp_path: Path) ->
 def test_synchronous_steps_wait_for_a_link_as_long_as_a_message_may_take(message_s: float, tmp_path: Path) -> None:
     ran = run(synchronous(16), tmp_path / "it", down=True, message_s=message_s)
     if message_s < UP_S - DOWN_S:
-        assert "server <-> node 2" in ran.errors[SERVER]
+        assert "server <-> worker 2" in ran.errors[SERVER]
         assert f"{message_s:g} s" in ran.errors[SERVER]
         assert ran.ends_s()[-1] < UP_S
     else:

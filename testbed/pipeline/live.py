@@ -1,0 +1,347 @@
+"""Run the program of one place over sockets: in real time, or on the virtual clock. It knows no kind of job, and no
+torch.
+
+A lane is a thread; what a program forks runs on a lane of that name, in turn. How long things take is up to the lanes'
+`pacing.Line`s; messages go through `transport.Connection`s and leave when the line says that they were made; places
+meet over `gather`, which crosses no link. A connection that is lost is raised at the action that needs it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from testbed.counters import DeviceCounters
+from testbed.errors import SpecError, TransportError
+from testbed.jobs.actions import (
+    Begin,
+    Collect,
+    Decode,
+    Encode,
+    EndStep,
+    Fork,
+    Key,
+    Meet,
+    Message,
+    Node,
+    Program,
+    Receive,
+    Send,
+    Wait,
+    Work,
+)
+from testbed.jobs.loop import MAIN, Began, Ended, Lane, Observer
+from testbed.jobs.recorder import Named
+from testbed.message_key import Phase, Side
+from testbed.pipeline.carried import least_round_trip_ns
+from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.pipeline.gather import Gather
+from testbed.pipeline.job import LinkedWork
+from testbed.pipeline.pacing import Line, Takes
+from testbed.pipeline.step_log import StepLog
+from testbed.pipeline.transport import Arrival, Connection
+
+
+class Ending(Protocol):
+    """Decides with the other places when the job ends."""
+
+    def tell(self) -> Any:
+        """Return what the others are to be told when all meet: None, numbers, lists of these."""
+        ...
+
+    def met(self, line_ns: int, told: Sequence[Any]) -> None:
+        """Hear where the lines of all are, and what each has told."""
+        ...
+
+    def goes_on(self, number: int, phase: Phase, end_ns: int) -> Any:
+        """Return what an `EndStep` returns that ended then."""
+        ...
+
+
+class _Forked(NamedTuple):
+    """A program that waits for its lane."""
+
+    key: Key
+    program: Program
+    step: int
+    at_ns: int
+
+
+class _Lane(Lane):
+    """A lane, its time, and what it is to run."""
+
+    def __init__(self, node: int, name: str, number: int, line: Line) -> None:
+        super().__init__(node, name, number)
+        self.line = line
+        self.given: SimpleQueue[_Forked | None] = SimpleQueue()
+
+
+class Live:
+    """One place of a job, while it runs."""
+
+    def __init__(
+        self,
+        place: int,
+        node: Node,
+        peers: Mapping[int, Connection],
+        *,
+        gather: Gather,
+        ending: Ending,
+        takes: Takes | None,
+        dilation: int = 1,
+        timeout_s: float,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """`peers`: connections, by place. `takes` and `dilation` as a `Line` has them. `timeout_s`: the longest wait
+        for one message.
+        """
+        self._place, self._node, self._peers = place, node, peers
+        self._gather, self._ending, self._timeout_s, self._observers = gather, ending, timeout_s, observers
+        self._takes, self._dilation = takes, dilation
+        self._main = _Lane(place, MAIN, 0, Line(takes, dilation))
+        self._lanes: dict[str, tuple[_Lane, threading.Thread]] = {}
+        self._forked: dict[Key, Future[tuple[Any, int]]] = {}
+        """What has been forked and not waited for: what it returned, and where its line was then."""
+        self._telling = threading.Lock()
+        self._heard = threading.Condition()
+        self._began_ns = 0
+        self._does: Mapping[type, Callable[[_Lane, Any], Any]] = {
+            Begin: self._begin,
+            Work: self._work,
+            Encode: self._encode,
+            Decode: self._decode,
+            Send: self._send,
+            Receive: self._receive,
+            Collect: self._collect,
+            Fork: self._fork,
+            Wait: self._wait,
+            Meet: self._meet,
+            EndStep: self._end_step,
+        }
+
+    def run(self, program: Program) -> Any:
+        """Run it when all places are there; returns what it returns.
+
+        TransportError where a message does not come; what the node and the program raise, as it comes. The connections
+        are then to be aborted: lanes end when they wait for them.
+        """
+        for connection in self._peers.values():
+            connection.heard = self._hear
+        self._main.line.came(self._main.line.now())
+        self._meet(self._main, Meet())
+        self._began_ns = self._main.line.at_ns
+        try:
+            value = self._go_through(self._main, program)
+        finally:
+            for lane, _ in self._lanes.values():
+                lane.given.put(None)
+        for _, thread in self._lanes.values():
+            thread.join()
+        return value
+
+    def _go_through(self, lane: _Lane, program: Program) -> Any:
+        value: Any = None
+        lost: TransportError | None = None
+        while True:
+            try:
+                action = program.send(value) if lost is None else program.throw(lost)
+            except StopIteration as end:
+                return end.value
+            begin_ns, value, lost = lane.line.recorded_ns, None, None
+            try:
+                value = self._does[type(action)](lane, action)
+            except TransportError as error:
+                lost = error
+            else:
+                if type(action) is not Fork:  # which was told before its lane could say that it has begun
+                    self._tell(lane, action, value, begin_ns)
+
+    def _tell(self, lane: _Lane, action: Any, value: Any, begin_ns: int) -> None:
+        end_ns = lane.line.recorded_ns
+        with self._telling:
+            for observer in self._observers:
+                observer.did(lane, action, value, begin_ns, end_ns)
+
+    # ------------------------------------------------------------------ what the node does
+    def _begin(self, lane: _Lane, action: Begin) -> None:
+        lane.line.begin(action.kind is not None)
+
+    def _work(self, lane: _Lane, action: Work) -> Any:
+        return self._spend(lane, action, lambda: self._node.work(*action))
+
+    def _encode(self, lane: _Lane, action: Encode) -> Message:
+        made = self._spend(lane, action, lambda: self._node.encode(action.key, action.value))
+        return Message(action.key, made.payload, raw_bytes=made.raw_bytes, choice=made.choice)
+
+    def _decode(self, lane: _Lane, action: Decode) -> Any:
+        return self._spend(lane, action, lambda: self._node.decode(action.messages))
+
+    def _spend(self, lane: _Lane, action: Work | Encode | Decode, maths: Callable[[], Any]) -> Any:
+        began_ns = lane.line.now()
+        value = maths()
+        if (paced := lane.line.spent(action, began_ns)) is not None:
+            self._tell(lane, paced, None, lane.line.recorded_ns)
+        return value
+
+    # ------------------------------------------------------------------ messages
+    def _send(self, lane: _Lane, action: Send) -> None:
+        if action.awaited:
+            raise SpecError("a job that waits until its messages are delivered is played, and does not run live")
+        message, peer, note, _ = action
+        payload: Any = message.payload
+        try:
+            self._peers[peer].send(message.key, payload, note=note, not_before_ns=lane.line.free_ns)
+        except TransportError as error:
+            raise _lost(peer, error) from error
+
+    def _receive(self, lane: _Lane, action: Receive) -> Message:
+        message = self._take(action.key, action.peer)
+        lane.line.came(message.last_byte_ns)
+        return message
+
+    def _take(self, key: Key, peer: int) -> Message:
+        connection = self._peers[peer]
+        try:
+            arrival: Arrival = connection.take(key, self._timeout_s)
+        except TransportError as error:
+            raise _lost(peer, error) from error
+        return Message(
+            key,
+            arrival.payload,
+            peer,
+            note=arrival.note,
+            first_byte_ns=arrival.first_byte_ns,
+            last_byte_ns=arrival.last_byte_ns,
+            round_trip_ns=least_round_trip_ns(connection.socket),
+        )
+
+    def _collect(self, lane: _Lane, action: Collect) -> Sequence[Message]:
+        """Take what had arrived when it was time, by the times of arrival: who woke up first decides nothing."""
+        lane.line.wait()
+        until_ns = self._began_ns + action.until_ns * self._dilation
+        deadline_ns = time.monotonic_ns() + round(1e9 * self._timeout_s)
+        with self._heard:
+            while True:
+                there = self._there(action.peers)
+                due_ns = max(lane.line.at_ns, until_ns, *sorted(there.values())[: action.at_least])
+                now_ns = time.monotonic_ns()
+                if len(there) >= action.at_least and now_ns >= due_ns:
+                    break
+                if now_ns >= max(deadline_ns, until_ns):
+                    raise TransportError(
+                        f"none of the {len(action.peers)} places that are left was heard for {self._timeout_s:g} s"
+                    )
+                self._heard.wait(((due_ns if now_ns < due_ns else max(deadline_ns, until_ns)) - now_ns) * 1e-9)
+        # Once more: more may have arrived since.
+        taken = sorted((at_ns, *asked) for asked, at_ns in self._there(action.peers).items() if at_ns <= due_ns)
+        lane.line.came(due_ns)
+        return [self._take(key, peer) for _, peer, key in taken]
+
+    def _there(self, peers: Sequence[int]) -> dict[tuple[int, Key], int]:
+        """Return what has arrived, and when."""
+        found: dict[tuple[int, Key], int] = {}
+        for peer in peers:
+            try:
+                found |= {(peer, key): at_ns for key, at_ns in self._peers[peer].arrived().items()}
+            except TransportError as error:
+                raise _lost(peer, error) from error
+        return found
+
+    def _hear(self) -> None:
+        with self._heard:
+            self._heard.notify_all()
+
+    # ------------------------------------------------------------------ lanes and other places
+    def _fork(self, lane: _Lane, action: Fork) -> None:
+        if action.lane not in self._lanes:
+            new = _Lane(self._place, action.lane, 1 + len(self._lanes), Line(self._takes, self._dilation))
+            thread = threading.Thread(target=self._run_lane, args=(new,), name=action.lane, daemon=True)
+            self._lanes[action.lane] = new, thread
+            thread.start()
+        self._forked[action.key] = Future()
+        self._tell(lane, action, None, lane.line.recorded_ns)
+        self._lanes[action.lane][0].given.put(_Forked(action.key, action.program, lane.step, lane.line.at_ns))
+
+    def _run_lane(self, lane: _Lane) -> None:
+        while (given := lane.given.get()) is not None:
+            future, lane.step = self._forked[given.key], given.step
+            try:
+                lane.line.came(given.at_ns)
+                self._tell(lane, Began(given.key), None, lane.line.recorded_ns)
+                value = self._go_through(lane, given.program)
+                self._tell(lane, Ended(given.key), value, lane.line.recorded_ns)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result((value, lane.line.at_ns))
+
+    def _wait(self, lane: _Lane, action: Wait) -> Any:
+        value, ended_ns = self._forked[action.key].result()
+        del self._forked[action.key]
+        lane.line.came(ended_ns)
+        return value
+
+    def _meet(self, lane: _Lane, action: Meet) -> Sequence[Any]:
+        told = self._gather.exchange([lane.line.at_ns, self._ending.tell(), action.value])
+        line_ns = max(line_ns for line_ns, _, _ in told)
+        lane.line.met(line_ns)
+        self._ending.met(line_ns, [words for _, words, _ in told])
+        return [value for _, _, value in told]
+
+    def _end_step(self, lane: _Lane, action: EndStep) -> Any:
+        lane.step = action.number + 1
+        lane.line.came(lane.line.at_ns)
+        return self._ending.goes_on(action.number, action.phase, lane.line.recorded_ns)
+
+
+def run_place(
+    job: LinkedWork,
+    node: Node,
+    program: Program,
+    *,
+    connections: Mapping[int, Connection],
+    gather: Gather,
+    counters: DeviceCounters | None,
+    ending: Ending,
+    takes: Takes | None,
+    named: Callable[[Key], Named],
+    sides: Mapping[int, Side | int],
+    report: Callable[[StepDone | EvaluationDone], None],
+) -> Any:
+    """Run a place's program and write its records into the job's folder; returns what the program returns."""
+    with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
+        log = StepLog(
+            node,
+            steps,
+            named=named,
+            warmup_steps=job.training.warmup_steps,
+            connections=connections,
+            sides=sides,
+            counters=counters,
+            report=report,
+        )
+        live = Live(
+            job.stage,
+            node,
+            connections,
+            gather=gather,
+            ending=ending,
+            takes=takes,
+            dilation=job.compute.dilation,
+            timeout_s=job.limits.message_s,
+            observers=[log],
+        )
+        value = live.run(program)
+        log.finish(job.limits.message_s)
+    return value
+
+
+def _lost(peer: int, error: TransportError) -> TransportError:
+    lost = TransportError(str(error))
+    lost.peer = peer
+    return lost

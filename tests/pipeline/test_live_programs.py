@@ -1,0 +1,271 @@
+"""A place's program runs over sockets as it runs in one process, bit for bit; and at the emulated device's times."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from testbed.errors import TestbedError, TransportError
+from testbed.jobs import loop
+from testbed.jobs.actions import (
+    Begin,
+    Collect,
+    Encode,
+    Encoded,
+    EndStep,
+    Fork,
+    Job,
+    Key,
+    Meet,
+    Message,
+    Program,
+    Receive,
+    Send,
+    Wait,
+    Work,
+)
+from testbed.jobs.data_parallel import DataParallelJob
+from testbed.jobs.pipeline import Evaluations, PipelineJob
+from testbed.jobs.schedule import actions
+from testbed.pipeline.pacing import Takes
+from tests.over_loopback import Ran, over_loopback
+
+NAMES = ("activation", "gradient", "aggregate", "data")
+MS = 1_000_000
+
+
+class Hashing:
+    """Makes of everything that it is given something else, and keeps all that it made."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.made: dict[tuple[str, Key], bytes] = {}
+
+    def work(self, what: str, key: Key, value: Any) -> Any:
+        made = self.made[what, key] = self._hash("work", what, key, value)
+        return [float.fromhex(f"0x1.{made.hex()[:13]}p+3")] if what in ("clip", "loss") else made
+
+    def encode(self, key: Key, value: Any) -> Encoded:
+        payload = self.made["encode", key] = self._hash("encode", key, value) * (1 + key.part)
+        return Encoded(payload, raw_bytes=100, choice="this")
+
+    def decode(self, messages: Sequence[Message]) -> Sequence[bytes]:
+        return [self._hash("decode", *message.key, bytes(message.payload), message.note) for message in messages]  # type: ignore[call-overload]
+
+    def _hash(self, *of: Any) -> bytes:
+        return hashlib.sha256(repr((self.place, of)).encode()).digest()
+
+
+class Jobs:
+    """A job that is nothing but its programs."""
+
+    def __init__(self, *programs: Callable[[], Program]) -> None:
+        self.places = [f"node {number}" for number in range(len(programs))]
+        self._programs = programs
+
+    def program(self, place: int, first_step: int = 0) -> Program:
+        return self._programs[place]()
+
+
+class Recording:
+    """Keeps what ended: (lane, action, value, begin, end)."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, Any, Any, int, int]] = []
+
+    def did(self, lane: loop.Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        self.done.append((lane.name, action, value, begin_ns, end_ns))
+
+    def of(self, kind: type) -> list[tuple[str, Any, Any, int, int]]:
+        return [each for each in self.done if isinstance(each[1], kind)]
+
+
+def both(job: Job) -> tuple[list[Hashing], list[Hashing]]:
+    """Run a job in one process, and over loopback; returns what the nodes have made."""
+    places = range(len(job.places))
+    together, live = ([Hashing(place) for place in places] for _ in range(2))
+    loop.Loop([job.program(place) for place in places], together).run()
+    ran = over_loopback(job, lambda place, peers: live[place], names=NAMES)
+    assert ran.errors == [None] * len(places)
+    return together, live
+
+
+@pytest.mark.parametrize(("stages", "schedule"), [(1, "gpipe"), (2, "1f1b"), (3, "gpipe"), (4, "1f1b")])
+def test_a_pipeline_over_sockets_is_the_pipeline_in_one_process(stages: int, schedule: Any) -> None:
+    orders = [actions(schedule, stage=s, stages=stages, microbatches=4, in_flight=stages) for s in range(stages)]
+    evaluations = Evaluations(batches=2, every=2, phases=("evaluation", "uncompressed"), target_loss=0.0)
+    together, live = both(PipelineJob(orders, 3, evaluations=evaluations))
+    assert [node.made for node in live] == [node.made for node in together]
+    assert all(node.made for node in live)
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all", "all-reduce", "all-gather"])
+@pytest.mark.parametrize(("staleness", "local_steps"), [((0, 0, 0), (1, 1, 1)), ((0, 2, 1), (1, 3, 2))])
+def test_workers_over_sockets_are_the_workers_in_one_process(
+    exchange: Any, staleness: Sequence[int], local_steps: Sequence[int]
+) -> None:
+    together, live = both(DataParallelJob(3, exchange, staleness, local_steps, 5))
+    assert [node.made for node in live] == [node.made for node in together]
+    assert all(node.made for node in live)
+
+
+def run(*programs: Callable[[], Program], **options: Any) -> tuple[Ran, list[Recording]]:
+    recordings = [Recording() for _ in programs]
+    ran = over_loopback(
+        Jobs(*programs),
+        lambda place, peers: Hashing(place),
+        names=NAMES,
+        observers=lambda place, peers, node: [recordings[place]],
+        **options,
+    )
+    return ran, recordings
+
+
+def sender(peer: int, count: int, note: bytes = b"") -> Program:
+    for number in range(count):
+        yield Begin("L", number)
+        yield Work("step", Key("step", number))
+        message = yield Encode(Key("data", number), number)
+        yield Send(message, peer, note=note)
+    yield EndStep(0)
+
+
+def held(ns: int) -> Callable[[int], Takes]:
+    return lambda place: lambda action: ns if isinstance(action, Work) else 0
+
+
+def test_a_message_brings_its_note_and_says_when_it_came() -> None:
+    def receiver() -> Program:
+        return (yield Receive(Key("data", 0), 0))
+
+    ran, _ = run(lambda: sender(1, 1, b"a note"), receiver)
+    assert ran.errors == [None, None]
+    message = ran.returned[1]
+    assert (message.key, message.source, message.note) == (Key("data", 0), 0, b"a note")
+    assert 0 < message.first_byte_ns < message.last_byte_ns < time.monotonic_ns()
+    assert message.round_trip_ns > 0
+
+
+def test_places_meet_with_numbers_to_the_last_bit() -> None:
+    values = [[0.1 + 0.2, 1e-310, float("inf")], None, [3, 2**53 + 1]]
+
+    def place(number: int) -> Callable[[], Program]:
+        def program() -> Program:
+            return (yield Meet(values[number]))
+
+        return program
+
+    ran, _ = run(*(place(number) for number in range(3)))
+    assert ran.returned == [values] * 3
+
+
+def test_work_lasts_as_long_as_stated_and_messages_leave_when_it_is_done() -> None:
+    def receiver() -> Program:
+        yield Begin("A", 0)
+        for number in range(3):
+            message = yield Receive(Key("data", number), 0)
+        yield Work("step", Key("step", 0))
+        return message
+
+    ran, (sent, received) = run(lambda: sender(1, 3), receiver, takes=held(20 * MS), dilation=2)
+    assert ran.errors == [None, None]
+    ends = [end for *_, end in sent.of(Work)]
+    assert [after - before for before, after in itertools.pairwise(ends)] == [20 * MS] * 2
+    message = ran.returned[1]
+    assert ends[2] <= message.first_byte_ns <= message.last_byte_ns
+    assert received.of(Work)[0][-1] == message.last_byte_ns + 20 * MS
+
+
+def test_a_forked_program_goes_on_beside_the_place_and_takes_its_time_along() -> None:
+    def forked(number: int) -> Program:
+        message = yield Receive(Key("data", number), 0)
+        return message.last_byte_ns
+
+    def forking() -> Program:
+        for number in range(3):
+            yield Fork("other", Key("fork", number), forked(number))
+        yield Begin("L", 0)
+        yield Work("step", Key("step", 0))
+        yield Begin("A", 0)
+        came = []
+        for number in range(3):
+            came.append((yield Wait(Key("fork", number))))
+        return came
+
+    ran, (_, recorded) = run(lambda: sender(1, 3), forking, takes=held(15 * MS))
+    assert ran.errors == [None, None]
+    assert ran.returned[1] == sorted(ran.returned[1])
+    assert [end for *_, end in recorded.of(Wait)] == ran.returned[1]
+    (work,) = recorded.of(Work)
+    assert ran.returned[1][0] - work[3] < 2 * 15 * MS  # they were beside each other
+
+
+def test_what_fails_on_another_lane_is_raised_where_it_is_waited_for() -> None:
+    def forked() -> Program:
+        yield Work("step", Key("step", 0))
+        raise TestbedError("enough")
+
+    def forking() -> Program:
+        yield Fork("other", Key("fork", 0), forked())
+        yield Wait(Key("fork", 0))
+
+    ran, _ = run(forking)
+    assert str(ran.errors[0]) == "enough"
+
+
+def test_who_is_lost_is_raised_at_the_action_that_needs_it() -> None:
+    def leaving() -> Program:
+        yield Work("step", Key("step", 0))
+        raise TestbedError("it has had enough")
+
+    def patient() -> Program:
+        try:
+            yield Receive(Key("data", 0), 0)
+        except TransportError as error:
+            lost = error.peer
+        message = yield Receive(Key("data", 0), 2)
+        return lost, message.source
+
+    def third() -> Program:
+        yield Send((yield Encode(Key("data", 0), 1)), 1)
+
+    ran, _ = run(leaving, patient, third)
+    assert str(ran.errors[0]) == "it has had enough"
+    assert ran.returned[1] == (0, 2)
+
+
+def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
+    """Of four, two are waited for; the collector is busy until three have come."""
+
+    def at(ms: int) -> Callable[[], Program]:
+        def program() -> Program:
+            yield Begin("L", 0)
+            yield Work(str(ms), Key("step", 0))
+            yield Send((yield Encode(Key("data", 0), 0)), 0)
+            yield Meet()  # who leaves is lost
+
+        return program
+
+    def collector() -> Program:
+        yield Begin("A", 0)
+        yield Work("100", Key("step", 0))
+        first = yield Collect((1, 2, 3, 4), at_least=2)
+        yield Begin("A", 1)
+        yield Work("1", Key("step", 1))
+        second = yield Collect((1, 2, 3, 4), until_ns=150 * MS)
+        yield Meet()
+        return [message.source for message in first], [message.source for message in second]
+
+    def takes(place: int) -> Takes:
+        return lambda action: int(action.what) * MS if isinstance(action, Work) else 0
+
+    ran, (recorded, *_) = run(collector, at(90), at(10), at(130), at(20), takes=takes)
+    assert ran.errors == [None] * 5
+    assert ran.returned[0] == ([2, 4, 1], [3])
+    begin = recorded.of(Begin)[0][-1]
+    assert [end - begin for *_, end in recorded.of(Collect)] == [100 * MS, 150 * MS]
