@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -33,16 +32,15 @@ from testbed.diffusion.programs import Message, Program
 from testbed.diffusion.workers import Codecs, Conditions, TokenWorker
 from testbed.errors import StageError
 from testbed.frozen import Frozen
-from testbed.jobs.actions import Key
+from testbed.jobs.actions import Key, Work
 from testbed.jobs.sampling import Action, Actions, Compute, numbers_of
 from testbed.net.kernel.namespace import enter
 from testbed.net.lab import Lab, LabSpec
-from testbed.pipeline.pacing import be_prompt, wait_until
+from testbed.pipeline.pacing import Line, be_prompt, wait_until
 from testbed.pipeline.transport import Connection
 from testbed.play.connections import Connections
 from testbed.play.inside import ONE_PAGE
 from testbed.process import die_with_parent
-from testbed.replicas.pace import Line
 
 ORDER: Final = "order.json"
 MODEL: Final = "model.safetensors"
@@ -86,13 +84,17 @@ class _Links:
     """What lies between one worker and all others: connections, and the emulated device's time."""
 
     def __init__(self, connections: Mapping[int, Connection], numbers: Mapping[Message, int], work_ns: int) -> None:
-        self._connections, self._numbers, self._work_ns = connections, numbers, work_ns
-        self._line, self._arrived_ns = Line(), 0
+        self._connections, self._numbers = connections, numbers
+        self._line, self._arrived_ns = Line(lambda action: work_ns), 0
         self.moments_ns: list[int] = []
         """When each action was done."""
 
     def compute(self, worker: SamplingWorker, action: Compute) -> None:
-        self._line.work("L", action.step, self._work_ns, partial(worker.compute, action), self._arrived_ns)
+        self._line.came(self._arrived_ns)
+        began_ns = self._line.now()
+        worker.compute(action)
+        self._line.spent(Work("compute", Key(_PART, action.step)), began_ns)
+        self._line.wait()
         self.moments_ns.append(time.monotonic_ns())
 
     def send(self, part: Message, peer: int, payload: bytes) -> None:

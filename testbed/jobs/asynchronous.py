@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from testbed.errors import CodecError, TransportError
 from testbed.jobs.actions import Begin, Collect, Decode, Encode, EndStep, Key, Message, Program, Send, Work
 
+GOODBYE = "goodbye"
+"""What a server's last message is called."""
 _STEP = struct.Struct("<I")
 
 
@@ -95,7 +97,7 @@ class AsynchronousJob:
                 yield EndStep(step + 1, "evaluation")
             step += 1
         for worker in tuple(left):
-            yield from _send(Message(Key("goodbye", step, origin=me), b""), worker, step, left)
+            yield from _send(Message(Key(GOODBYE, step, origin=me), b""), worker, step, left)
         return "steps" if step == self.steps else "asked"
 
     def _collect(self, step: int, left: list[int]) -> Program:

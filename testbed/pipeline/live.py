@@ -8,9 +8,10 @@ meet over `gather`, which crosses no link. A connection that is lost is raised a
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -88,7 +89,7 @@ class Live:
         self,
         place: int,
         node: Node,
-        peers: Mapping[int, Connection],
+        peers: MutableMapping[int, Connection],
         *,
         gather: Gather,
         ending: Ending,
@@ -97,8 +98,8 @@ class Live:
         timeout_s: float,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`peers`: connections, by place. `takes` and `dilation` as a `Line` has them. `timeout_s`: the longest wait
-        for one message.
+        """`peers`: connections, by place; those of places that the program goes on without are taken out. `takes` and
+        `dilation` as a `Line` has them. `timeout_s`: the longest wait for one message.
         """
         self._place, self._node, self._peers = place, node, peers
         self._gather, self._ending, self._timeout_s, self._observers = gather, ending, timeout_s, observers
@@ -152,6 +153,8 @@ class Live:
                 action = program.send(value) if lost is None else program.throw(lost)
             except StopIteration as end:
                 return end.value
+            if lost is not None:
+                self._go_on_without(lost)
             begin_ns, value, lost = lane.line.recorded_ns, None, None
             try:
                 value = self._does[type(action)](lane, action)
@@ -160,6 +163,11 @@ class Live:
             else:
                 if type(action) is not Fork:  # which was told before its lane could say that it has begun
                     self._tell(lane, action, value, begin_ns)
+
+    def _go_on_without(self, lost: TransportError) -> None:
+        sys.stdout.write(f"place {self._place} goes on: {lost}\n")
+        if lost.peer is not None:
+            self._peers.pop(lost.peer, None)
 
     def _tell(self, lane: _Lane, action: Any, value: Any, begin_ns: int) -> None:
         end_ns = lane.line.recorded_ns
@@ -223,7 +231,7 @@ class Live:
     def _collect(self, lane: _Lane, action: Collect) -> Sequence[Message]:
         """Take what had arrived when it was time, by the times of arrival: who woke up first decides nothing."""
         lane.line.wait()
-        until_ns = self._began_ns + action.until_ns * self._dilation
+        until_ns = self._began_ns + action.until_ns
         deadline_ns = time.monotonic_ns() + round(1e9 * self._timeout_s)
         with self._heard:
             while True:
@@ -304,7 +312,7 @@ def run_place(
     node: Node,
     program: Program,
     *,
-    connections: Mapping[int, Connection],
+    connections: MutableMapping[int, Connection],
     gather: Gather,
     counters: DeviceCounters | None,
     ending: Ending,
@@ -313,7 +321,9 @@ def run_place(
     sides: Mapping[int, Side | int],
     report: Callable[[StepDone | EvaluationDone], None],
 ) -> Any:
-    """Run a place's program and write its records into the job's folder; returns what the program returns."""
+    """Run a place's program and write its records into the job's folder; returns what the program returns. Connections
+    to places that it goes on without are taken out.
+    """
     with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
         log = StepLog(
             node,

@@ -170,11 +170,10 @@ class Line:
 
 
 def takes(compute: Measured | Paced, durations_ns: Mapping[str, int], codec_cost: CodecCost) -> Takes | None:
-    """Return how long a place takes for what, as a `Line` has it. `durations_ns`: of work, by name, undilated; other
-    work takes no time.
+    """Return how long a place takes for what, as a `Line` has it. `durations_ns`: of work, by name, in the lab's
+    nanoseconds; other work takes no time.
     """
     if not isinstance(compute, Paced):
         return None
-    dilated = {what: ns * compute.dilation for what, ns in durations_ns.items()}
     codec_ns = None if codec_cost == "host" else 0
-    return lambda action: dilated.get(action.what, 0) if isinstance(action, Work) else codec_ns
+    return lambda action: durations_ns.get(action.what, 0) if isinstance(action, Work) else codec_ns

@@ -123,17 +123,14 @@ class StepLog:
     def finish(self, timeout_s: float) -> None:
         """Write the last records, when all messages have left. TransportError after `timeout_s`."""
         for peer, connection in self._connections.items():
-            if not connection.lost:
-                self._note(peer, connection.sent_frames(timeout_s))
+            self._note(peer, connection.sent_frames(timeout_s))
         self._write_out()
 
     def _read(self) -> _Crossed:
         return _Crossed(
             None if self._counters is None else self._counters.read(),
             tuple(
-                socket_record(connection.socket, self._sides[peer])
-                for peer, connection in self._connections.items()
-                if not connection.lost
+                socket_record(connection.socket, self._sides[peer]) for peer, connection in self._connections.items()
             ),
         )
 
@@ -154,7 +151,7 @@ class StepLog:
             self._note(peer, connection.sent_so_far())
         while self._unwritten:
             record, messages = self._unwritten[0]
-            if not all(message in self._left or self._connections[message[0]].lost for message in messages):
+            if not all(message in self._left or message[0] not in self._connections for message in messages):
                 break
             # What was for a peer that is gone has not left, and will not.
             frames = [self._left.pop(message, None) for message in messages]

@@ -105,6 +105,7 @@ def stage_takes(job: StageJob) -> Takes | None:
     if isinstance(compute, Paced):
         forward, backward = ((ns * job.pipeline.stages)[job.stage] for ns in (compute.forward_ns, compute.backward_ns))
         durations = {"forward": forward, "backward": backward, "update": compute.update_ns}
+        durations = {what: ns * compute.dilation for what, ns in durations.items()}
     return takes(compute, durations, job.codec_cost)
 
 

@@ -111,11 +111,6 @@ class Connection:
             thread.start()
 
     # -------------------------------------------------------------- for the place
-    @property
-    def lost(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._failure is not None
-
     def send(self, key: Key, payload: Payload, *, note: bytes = b"", not_before_ns: int = 0) -> int:
         """Queue a note and a payload, not copied: it must stay unchanged until it is sent. Returns the time (ns) of
         queueing, or `not_before_ns` where that is later: the moment until which they, and all behind them, are then

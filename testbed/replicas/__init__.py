@@ -14,15 +14,13 @@ learners  what workers learn: a language model on a text, or a small network on 
 worker    one replica: what it computes, and what it does with an aggregate
 worker_node  what workers and servers have: a replica, and the codecs of their messages
 calibrate times what workers compute, and what codecs do with their messages, alone on one core
-pace      when a worker's emulated device is done with what
+pace      how long a worker's emulated device takes for what
 leader    who chooses while training lasts, by what links carry
-node      what nodes of asynchronous rounds share: connections, the emulated device's time, records
 ending    after which step all of them end
 live      one place over links
 alone     all workers of a recipe in one process, without a network
 arrivals  what they have in asynchronous rounds: a server applies what has arrived, a worker makes round after round
-asynchronous  their nodes over links
-events    the same in one process, with formulas for links
+events    asynchronous rounds in one process, with formulas for links
 federated federated averaging of digits in one process, round by round
 stacked   many short trainings of a small network side by side
 stacked_text  the same of a language model of characters, with any codec, local steps, choices that change, cut models

@@ -15,14 +15,12 @@ arrivals is weighted by data shares); FedBuff, arXiv 2106.06639 (a buffer); FedA
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from testbed.codecs.contract import Payload
-from testbed.errors import CodecError
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.asynchronous import AsynchronousJob
 from testbed.jobs.recorder import Said
@@ -33,8 +31,6 @@ from testbed.replicas.exchange import weighted_sum
 from testbed.replicas.worker import Computed, Evaluated, Learner, Worker
 from testbed.spec import DataParallelSpec, OptimiserSpec, Recipe
 from testbed.workloads.models import validation_tokens
-
-_HEAD = struct.Struct("<I")
 
 
 class Training(NamedTuple):
@@ -194,27 +190,6 @@ class Server:
         self._applied = Applied(step, used, tuple(update for update in updates if update not in used))
         return self._applied
 
-    # ------------------------------------------------------------------ for `asynchronous`
-    @property
-    def raw_bytes(self) -> int:
-        """All weights as fp32."""
-        return self._answer.raw_bytes
-
-    def arrived(self, worker: int, number: int, payload: Payload) -> None:
-        """Take a worker's message of its round of that number; to be called by worker. CodecError as from its codec."""
-        self._arrived.append(Arrived(worker, self._senders[worker].decode(payload, number)))
-
-    def answer(self) -> bytes:
-        """Return the message with the weights as they are, for whoever has been heard in the last step."""
-        if self._weights is None:
-            weights = [parameter.detach() for parameter in self.replica.parameters]
-            self._weights = _HEAD.pack(self.step) + self._answer.encode(weights, self.step)
-        return self._weights
-
-    def goodbye(self) -> bytes:
-        """Return the message that ends a worker's training."""
-        return _HEAD.pack(self.step)
-
 
 class Rounds:
     """What a worker has, a `jobs.actions.Node`."""
@@ -274,33 +249,6 @@ class Rounds:
     def begins_with(self) -> int:
         """The server's step whose weights it has."""
         return self.replica.applied
-
-    # ------------------------------------------------------------------ for `asynchronous`
-    @property
-    def raw_bytes(self) -> int:
-        """All tensors as fp32."""
-        return self._bucket.raw_bytes
-
-    def make(self) -> tuple[Computed, bytes]:
-        """Take the local steps; returns what they computed, and the round's message. StageError, CodecError as they
-        come.
-        """
-        computed = self.replica.compute(self.begins_with, staleness=0, local_steps=self.local_steps)
-        payload = self._bucket.encode(computed.tensors, self.made)
-        self.made += 1
-        return computed, payload
-
-    def answered(self, message: Payload) -> bool:
-        """Go on from the server's weights; False where training has ended. CodecError for anything else."""
-        view = memoryview(message)
-        if view.nbytes < _HEAD.size:
-            raise CodecError(f"a server's answer has {view.nbytes} bytes and begins with a number of {_HEAD.size}")
-        (step,) = _HEAD.unpack(view[: _HEAD.size])
-        if view.nbytes == _HEAD.size:
-            self.replica.resume(step)
-            return False
-        self.replica.resume(step, self._answer.decode(view[_HEAD.size :], step))
-        return True
 
 
 def _payload(message: Message) -> Payload:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from testbed.message_key import Phase
-from testbed.pipeline.control import Ended
 from testbed.pipeline.gather import Gather
 from testbed.pipeline.job import NodeJob
 from testbed.policies.deco import DEFAULT_LIMITS
@@ -56,13 +55,19 @@ class Ending:
             self._gather.announce(steps)
         return steps
 
-    def end_now(self, step: int) -> bool:
-        """Say whether a step that has begun is the last: for a node that decides by itself, and that others follow."""
-        if self.asked() and step + 1 < self.steps:
-            self.steps, self.early = step + 1, True
-        return step + 1 == self.steps
 
-    @property
-    def ended(self) -> Ended:
-        """Why training ended, once it has."""
-        return "asked" if self.early else "steps"
+class ServersEnding:
+    """A server's view where all others follow it: training ends after the step in which a person asks for it."""
+
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        self._asked = asked
+
+    def tell(self) -> None:
+        """Tell nothing where places meet."""
+
+    def met(self, line_ns: int, told: Sequence[Any]) -> None:
+        """Learn nothing there."""
+
+    def goes_on(self, number: int, phase: Phase, end_ns: int) -> bool:
+        """Return what an `EndStep` returns."""
+        return not self._asked()

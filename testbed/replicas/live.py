@@ -1,17 +1,20 @@
 """One node of data parallel training over links: a worker, or a star's server. `pipeline.host` starts it.
 
 What it does is its program (`jobs.data_parallel`), what it computes, encodes and decodes its `worker_node`, and who
-runs it `pipeline.live`. Where a server applies what has arrived, `asynchronous` has others in their place.
+runs it `pipeline.live`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from testbed.devices import flops
+from testbed.errors import TransportError
+from testbed.jobs.actions import Node
+from testbed.jobs.asynchronous import GOODBYE
 from testbed.jobs.data_parallel import MESSAGES, DataParallelJob
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.job import NodeJob
@@ -19,9 +22,9 @@ from testbed.pipeline.live import run_place
 from testbed.pipeline.pacing import Takes, takes
 from testbed.pipeline.train import set_up_torch
 from testbed.pipeline.wiring import Wiring
-from testbed.replicas.asynchronous import AsynchronousServer, AsynchronousWorker
-from testbed.replicas.decision import training_job
-from testbed.replicas.ending import Ending
+from testbed.replicas.arrivals import Rounds, Server, training_of
+from testbed.replicas.decision import as_stated, training_job
+from testbed.replicas.ending import Ending, ServersEnding
 from testbed.replicas.leader import Leader
 from testbed.replicas.learners import learner_of
 from testbed.replicas.pace import worker_times
@@ -48,15 +51,21 @@ def peers_of(data: DataParallelSpec, place: int) -> list[int]:
 
 
 def node_takes(job: NodeJob) -> Takes | None:
-    """Return how long a place takes for what. A server adds up in no time."""
+    """Return how long a place takes for what. A server adds up in no time, and applies in an update's."""
     if not isinstance(job.compute, Paced) or job.stage == job.data.workers:
-        return takes(job.compute, {}, job.codec_cost)
+        apply_ns = job.compute.update_ns * job.compute.dilation if isinstance(job.compute, Paced) else 0
+        return takes(job.compute, {"apply": apply_ns}, job.codec_cost)
     times = worker_times(job.compute, job.data, job.pipeline, job.stage)
     return takes(job.compute, {"local step": times.local_ns, "update": times.update_ns}, job.codec_cost)
 
 
-def make_node(job: NodeJob, learner: Learner) -> ExchangeNode:
+def make_node(job: NodeJob, learner: Learner) -> Node:
     """Make what a place has. SpecError for more fragments than the model has tensors."""
+    if job.data.arrivals is not None:
+        training, codecs = training_of(job.recipe), as_stated(job.recipe).codecs
+        if job.stage == job.data.workers:
+            return Server(training, learner, codecs)
+        return Rounds(training, job.stage, learner, codecs[job.stage])
     if job.stage < job.data.workers:
         return WorkerNode(job.recipe, job.stage, learner)
     return ExchangeNode(job.recipe, job.stage, [tuple(parameter.shape) for parameter in learner.parameters])
@@ -97,7 +106,7 @@ def wire(job: NodeJob, sockets: Sequence[socket.socket]) -> Wiring:
         sockets,
         places=places,
         peers=[peers_of(data, place) for place in range(len(places))],
-        names=MESSAGES,
+        names=(*MESSAGES, GOODBYE),
         max_payload_bytes=_MOST * 4 * flops.whole_model(job.workload) + (1 << 20),
         max_frames=max(data.staleness) + _FRAMES,
     )
@@ -111,40 +120,23 @@ def run_node(
     asked: Callable[[], bool],
 ) -> Ended:
     """Do a connected place's part, and take leave; returns why training ended."""
-    ending = Ending(job, wiring.gather, asked)
-    if job.data.arrivals is not None:
-        return _train_asynchronously(job, wiring, learner, ending, report)
+    server, arrivals = job.stage == job.data.workers, job.data.arrivals is not None
     raw_bytes = 4 * sum(parameter.numel() for parameter in learner.parameters)
+    does = training_of(job.recipe).job(job.compute.dilation) if arrivals else live_job(job, raw_bytes)
     ended: Ended = run_place(
         job,
         make_node(job, learner),
-        live_job(job, raw_bytes).program(job.stage),
+        does.program(job.stage),
         connections=wiring.connections,
         gather=wiring.gather,
         counters=wiring.counters,
-        ending=ending,
+        ending=ServersEnding(asked if server else lambda: False) if arrivals else Ending(job, wiring.gather, asked),
         takes=node_takes(job),
         named=named,
         sides={peer: peer for peer in wiring.connections},
         report=report,
     )
-    wiring.leave()
+    # An asynchronous server misses nobody who is lost by now.
+    with contextlib.suppress(*([TransportError] if server and arrivals else [])):
+        wiring.leave()
     return ended
-
-
-def _train_asynchronously(
-    job: NodeJob,
-    wiring: Wiring,
-    learner: Learner,
-    ending: Ending,
-    report: Callable[[StepDone | EvaluationDone], None],
-) -> Ended:
-    wiring.gather.exchange(None)
-    with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
-        common = (job, wiring.connections, steps, report, ending, wiring.counters)
-        if job.stage == job.data.workers:
-            AsynchronousServer(*common).serve(learner)
-        else:
-            AsynchronousWorker(*common).train(learner)
-            wiring.leave()
-    return ending.ended

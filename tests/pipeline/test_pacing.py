@@ -46,7 +46,7 @@ class FakeClock:
 
 
 def a_line(clock: FakeClock, dilation: int = 1) -> Line:
-    durations = {**DURATIONS, "update": UPDATE_NS}
+    durations = {what: ns * dilation for what, ns in {**DURATIONS, "update": UPDATE_NS}.items()}
     return Line(takes(paced(dilation), durations, "host"), dilation, clock)
 
 
