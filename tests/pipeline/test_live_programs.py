@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.pipeline import Evaluations, PipelineJob
 from testbed.jobs.schedule import actions
 from testbed.pipeline.pacing import Takes
-from tests.over_loopback import Ran, over_loopback
+from tests.over_loopback import PATIENCE_S, Ran, over_loopback
 
 NAMES = ("activation", "gradient", "aggregate", "data")
 MS = 1_000_000
@@ -201,8 +202,29 @@ def test_a_forked_program_goes_on_beside_the_place_and_takes_its_time_along() ->
     assert ran.errors == [None, None]
     assert ran.returned[1] == sorted(ran.returned[1])
     assert [end for *_, end in recorded.of(Wait)] == ran.returned[1]
-    (work,) = recorded.of(Work)
-    assert ran.returned[1][0] - work[3] < 2 * 15 * MS  # they were beside each other
+
+
+def test_a_place_computes_beside_what_it_has_forked() -> None:
+    class Waiting(Hashing):
+        forked = threading.Event()
+
+        def work(self, what: str, key: Key, value: Any) -> Any:
+            if what == "forked":
+                self.forked.set()
+                return None
+            return self.forked.wait(PATIENCE_S)
+
+    def forked() -> Program:
+        yield Work("forked", Key("forked", 0))
+
+    def forking() -> Program:
+        yield Fork("other", Key("fork", 0), forked())
+        came = yield Work("own", Key("own", 0))
+        yield Wait(Key("fork", 0))
+        return came
+
+    ran = over_loopback(Jobs(forking), lambda place, peers: Waiting(place), names=NAMES)
+    assert ran.returned == [True]
 
 
 def test_what_fails_on_another_lane_is_raised_where_it_is_waited_for() -> None:
