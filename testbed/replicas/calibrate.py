@@ -1,9 +1,10 @@
 """Time what workers of recipes compute, and what codecs do with their messages: `python -m testbed.replicas.calibrate
 JOB.json`.
 
-As `pipeline.calibrate` does it: all recipes in one process, in turns, by the time for which the thread had the
-processor, until the fastest half of every duration's samples agrees. Of workers that read as much one is timed. It
-applies what it sends itself, so codecs see gradients of a training, and what they remember grows as it does there.
+As `pipeline.calibrate` does it, with the same stopwatch: all recipes in one process, in turns, by the time for which
+the thread had the processor, until the fastest half of every duration's samples agrees. Of workers that read as much
+one is timed. It applies what it sends itself, so codecs see gradients of a training, and what they remember grows as it
+does there.
 Messages have numbers above those of any warm-up. The same codec of the same tensors takes as long in all recipes.
 Cutting tensors into parts and adding them up are not counted.
 """
@@ -14,12 +15,13 @@ import gc
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from testbed.jobs.actions import Decode, Encode, Encoded, Key, Message, Program, Work
+from testbed.jobs.loop import Loop
 from testbed.pipeline import calibrate
 from testbed.pipeline.calibration import (
     CalibrationDone,
@@ -27,6 +29,7 @@ from testbed.pipeline.calibration import (
     CalibrationRound,
     Subject,
     TimedMessages,
+    TimedNode,
     duration,
     is_steady,
 )
@@ -56,42 +59,54 @@ class Quantity(NamedTuple):
 Samples = dict[Quantity, list[int]]
 
 
-class _TimedWorker(Worker):
-    """A worker that notes how long it computes."""
+class _WorkerNode:
+    """A worker that applies what it sends itself, and both ends of its messages, by fragment and codec."""
 
-    def __init__(self, subject: Subject, number: int, samples: Samples) -> None:
-        recipe, data = subject.recipe, _data(subject)
-        learner = learner_of(recipe, number, vocabulary=subject.vocabulary, tokens=subject.tokens)
-        super().__init__(
-            number,
-            learner,
-            optimiser=recipe.optimiser,
-            outer=data.outer,
-            steps=recipe.training.steps,
-            streaming=data.streaming,
-        )
-        self._samples, self._parts, self._local_ns = samples, data.parts[number], 0
+    def __init__(self, subject: Subject, number: int) -> None:
+        learner = learner_of(subject.recipe, number, vocabulary=subject.vocabulary, tokens=subject.tokens)
+        self.replica = Worker.of(subject.recipe, number, learner)
+        self.ends: Sequence[Mapping[str, Sequence[Bucket]]] = ()
+        self.lengths: Sequence[int] = ()
+        """By fragment: values of the part that goes round a ring that reduces; (): messages are whole."""
 
-    def local_step(self, step: int) -> float:
-        began_ns = time.thread_time_ns()
-        loss = super().local_step(step)
-        self._local_ns = time.thread_time_ns() - began_ns
-        return loss
+    def work(self, what: str, key: Key, value: Any) -> Any:
+        match what:
+            case "begin":
+                return self.replica.begin()
+            case "local step":
+                return self.replica.local_step(key.step)
+            case "close":
+                return self.replica.close(key.step).tensors
+            case "receive":
+                return self.replica.receive([tensor.clone() for tensor in value])
+            case "update":
+                return self.replica.apply_until(key.step + 1)
+        assert what == "cut", what
+        if not self.lengths:
+            return value
+        # The first part goes round for all of them.
+        return [torch.cat([tensor.reshape(-1) for tensor in value])[: in_turn(self.lengths, key.step)]]
 
-    def make(self, step: int, *, counts: bool) -> list[Tensor]:
-        """Make a step, and return what it sends."""
-        marks = [time.thread_time_ns()]
-        tensors = self.compute(step, staleness=0, local_steps=1).tensors
-        marks.append(time.thread_time_ns())
-        self.receive([value.clone() for value in tensors])
-        marks.append(time.thread_time_ns())
-        self.apply_until(step + 1)
-        marks.append(time.thread_time_ns())
-        if counts:
-            times = {"local step": self._local_ns, "close": marks[1] - marks[0] - self._local_ns}
-            for what, ns in (times | {"update": marks[3] - marks[2]}).items():
-                self._samples[Quantity(what, self._parts)].append(ns)
-        return tensors
+    def encode(self, key: Key, value: Any) -> Encoded:
+        return Encoded(in_turn(self.ends, key.step)[key.what][0].encode(value, _FIRST_MESSAGE + key.step))
+
+    def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
+        return [self._decode(message.key, message.payload) for message in messages]
+
+    def _decode(self, key: Key, payload: Any) -> Any:
+        return in_turn(self.ends, key.step)[key.what][1].decode(payload, _FIRST_MESSAGE + key.step)
+
+
+def _program(step: int, codecs: Iterable[str]) -> Program:
+    """Make a step, and messages of what came of it with each of the codecs."""
+    yield Work("begin", Key("begin", step))
+    yield Work("local step", Key("local step", step))
+    value = yield Work("close", Key("close", step))
+    yield Work("receive", Key("receive", step), value)
+    yield Work("update", Key("update", step))
+    value = yield Work("cut", Key("cut", step), value)
+    for text in codecs:
+        yield Decode(((yield Encode(Key(text, step), value)),))
 
 
 class _Arm:
@@ -103,34 +118,37 @@ class _Arm:
         recipe, data = subject.recipe, _data(subject)
         self.texts = [*as_stated(recipe).codecs, *([] if data.answer is None else [data.answer])]
         self.parts = data.parts
-        self._workers = [_TimedWorker(subject, self.parts.index(kind), samples) for kind in dict.fromkeys(self.parts)]
-        shapes = message_shapes(data, [tuple(each.shape) for each in self._workers[0].parameters])
-        self._ends = [
+        nodes = [_WorkerNode(subject, self.parts.index(kind)) for kind in dict.fromkeys(self.parts)]
+        self._nodes = [TimedNode(node) for node in nodes]
+        shapes = message_shapes(data, [tuple(each.shape) for each in nodes[0].replica.parameters])
+        self._ends = nodes[0].ends = [
             {text: [Bucket(senders[0], text, seed=0, sender=0) for _ in range(2)] for text in dict.fromkeys(self.texts)}
             for senders in shapes
         ]
-        self._lengths = [senders[0][0][0] for senders in shapes] if data.exchange == "all-reduce" else None
+        if data.exchange == "all-reduce":
+            nodes[0].lengths = [senders[0][0][0] for senders in shapes]
         self._turns = max(_LEAST_STEPS_A_TURN, data.fragments)
         self._step = 0
 
     def take_turn(self, *, counts: bool) -> None:
         """Make a few steps; `counts`: keep their samples."""
         for step in range(self._step, self._step + self._turns):
-            sent = [each.make(step, counts=counts) for each in self._workers]
-            tensors = sent[0]
-            if self._lengths is not None:  # the first part goes round for all of them
-                tensors = [torch.cat([value.reshape(-1) for value in tensors])[: in_turn(self._lengths, step)]]
-            for text, (sender, receiver) in in_turn(self._ends, step).items():
-                marks = [time.thread_time_ns()]
-                payload = sender.encode(tensors, _FIRST_MESSAGE + step)
-                marks.append(time.thread_time_ns())
-                receiver.decode(payload, _FIRST_MESSAGE + step)
-                marks.append(time.thread_time_ns())
-                fragment = step % len(self._ends)
-                for what, (begin, end) in zip(("encode", "decode"), itertools.pairwise(marks), strict=True):
-                    if counts:
-                        self._samples[Quantity(what, text, fragment)].append(end - begin)
+            codecs = [in_turn(self._ends, step), *({} for _ in self._nodes[1:])]
+            Loop([_program(step, each) for each in codecs], self._nodes).run()
+            for kind, node in zip(dict.fromkeys(self.parts), self._nodes, strict=True):
+                if counts:
+                    self._keep(kind, step % len(self._ends), node.samples)
+                node.samples.clear()
         self._step += self._turns
+
+    def _keep(self, kind: int, fragment: int, taken: Mapping[tuple[str, str], list[int]]) -> None:
+        (begin_ns,), (close_ns,) = taken["work", "begin"], taken["work", "close"]
+        self._samples[Quantity("close", kind)].append(begin_ns + close_ns)
+        for (does, what), times in taken.items():
+            if does != "work":
+                self._samples[Quantity(does, what, fragment)] += times
+            elif what in ("local step", "update"):
+                self._samples[Quantity(what, kind)] += times
 
     def durations(self) -> dict[Quantity, Duration]:
         """Return what is known by now of everything that is timed, other codecs with the same maths included."""

@@ -20,7 +20,7 @@ from testbed.pipeline import faults
 from testbed.pipeline.gather import global_norm
 from testbed.pipeline.optimise import Optimiser, Outer, learning_rate
 from testbed.replicas.fragments import divide_tensors, in_turn
-from testbed.spec import OptimiserSpec, OuterSpec, StreamingSpec
+from testbed.spec import OptimiserSpec, OuterSpec, Recipe, StreamingSpec
 
 
 class Evaluated(NamedTuple):
@@ -104,6 +104,14 @@ class Worker:
         self._losses: list[float] = []
         """Of the step's local steps so far."""
         self._before: Sequence[Tensor] = ()
+
+    @classmethod
+    def of(cls, recipe: Recipe, number: int, learner: Learner) -> Worker:
+        """Make a recipe's. SpecError as above."""
+        data = recipe.data
+        assert data is not None
+        steps = recipe.training.steps
+        return cls(number, learner, optimiser=recipe.optimiser, outer=data.outer, steps=steps, streaming=data.streaming)
 
     # ------------------------------------------------------------------ computing
     def compute(self, step: int, *, staleness: int, local_steps: int) -> Computed:

@@ -174,15 +174,7 @@ class WorkerNode(ExchangeNode):
 
     def __init__(self, recipe: Recipe, number: int, learner: Learner) -> None:
         """SpecError for more fragments than the model has tensors."""
-        assert recipe.data is not None
-        self.replica = Worker(
-            number,
-            learner,
-            optimiser=recipe.optimiser,
-            outer=recipe.data.outer,
-            steps=recipe.training.steps,
-            streaming=recipe.data.streaming,
-        )
+        self.replica = Worker.of(recipe, number, learner)
         super().__init__(recipe, number, [tuple(parameter.shape) for parameter in self.replica.parameters])
         self.learned: dict[int, _Learned] = {}
         """By step: what its record says."""
