@@ -150,11 +150,11 @@ def ideal_step_s(
     ]
 
     def cost(stage: int, action: Any) -> int:
-        if type(action) is not Work or action.what == "clip":
+        if type(action) is not Work:
             return 0
-        if action.what == "update":
-            return updates_ns[stage]
-        return durations[stage][_KINDS[action.what], action.key.part]
+        if action.what in _KINDS:
+            return durations[stage][_KINDS[action.what], action.key.part]
+        return updates_ns[stage] if action.what == "update" else 0
 
     first_ns = min(free_ns)
     job = PipelineJob([[Action(action.kind, action.microbatch) for action in record.actions] for record in step], 1)
