@@ -32,10 +32,11 @@ from testbed.diffusion.dit import ROWS, SIZES, TOKENS
 from testbed.diffusion.programs import Costs, Part, Program, ProgramName, trace_of
 from testbed.errors import CapabilityError, LabError
 from testbed.jobs.sampling import Actions, Compute, sent_parts
+from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
 from testbed.pipeline.frame import HEADER_BYTES
 from testbed.play.guests import play_jobs
-from testbed.play.ideal import Pipes, ideal_step_ns
+from testbed.play.ideal import ideal_step_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.split import step_split

@@ -26,9 +26,10 @@ from testbed.diffusion.pretrain import load_dit
 from testbed.diffusion.programs import Costs, Program, ProgramName, trace_of
 from testbed.errors import CapabilityError, LabError
 from testbed.jobs.sampling import sent_parts
+from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
 from testbed.play.guests import play_jobs
-from testbed.play.ideal import Pipes, ideal_step_ns
+from testbed.play.ideal import ideal_step_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import Played, read_played
 from testbed.play.trace import Trace

@@ -24,10 +24,10 @@ import torch
 
 from testbed import csv_rows
 from testbed.errors import StageError
-from testbed.play.ideal import Pipes
+from testbed.metrics.wires import wire_bytes
 from testbed.policies import fedluck
 from testbed.policies.fedluck import DeviceChoice
-from testbed.profiles import load_profile
+from testbed.profiles import LinkProfile, load_profile
 from testbed.replicas.arrivals import Rounds, Server, Training
 from testbed.replicas.bucket import Bucket
 from testbed.replicas.events import Formula, Step, run_rounds
@@ -244,7 +244,7 @@ def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) 
     server = Server(training, server_learner, codecs)
     workers = [Rounds(training, device, learner(device), codec) for device, codec in enumerate(codecs)]
     test = images("digits").test
-    pipes = Pipes("star", [load_profile(link) for link in links(case.straggler)], DEVICES + 1)
+    pipes = Pipes([load_profile(link) for link in links(case.straggler)])
     best, stale, seconds, sent, answered = 0.0, list[int](), math.nan, math.nan, math.nan
 
     def taken() -> int:
@@ -268,6 +268,30 @@ def train(case: Case, use: str, rate: float, seed: int, most_s: float = MOST_S) 
         use, *case, rate, seed, seconds, sent, answered, server.step, taken(), best,
         fmean(stale) if stale else math.nan, max(stale, default=0),
     )  # fmt: skip
+
+
+class Pipes:
+    """A star's links that whole messages cross, first come first served: on the second link from their first packet."""
+
+    def __init__(self, profiles: Sequence[LinkProfile]) -> None:
+        self._profiles, self._free_ns = profiles, dict[tuple[int, str], int]()
+
+    def sent(self, node: int, peer: int, size: int, now_ns: int) -> int:
+        """Take a message; return when its last byte reaches the peer."""
+        first_ns = last_ns = now_ns
+        for hop in ((node, "up"), (peer, "down")):
+            profile = self._profiles[hop[0]]
+            pipe = profile.up if hop[1] == "up" else profile.down
+            assert pipe is not None
+            total = wire_bytes(size, profile)
+            whole_ns, packet_ns = (
+                -(-count * 8_000_000_000 // pipe.rate_bps) for count in (total, min(total, profile.mtu))
+            )
+            start_ns = max(first_ns, self._free_ns.get(hop, 0))
+            left_ns = max(start_ns + whole_ns, last_ns + packet_ns * (last_ns > first_ns))
+            self._free_ns[hop] = left_ns
+            first_ns, last_ns = start_ns + packet_ns + pipe.delay_ns, left_ns + pipe.delay_ns
+        return last_ns
 
 
 class Table:

@@ -15,9 +15,10 @@ import state
 
 from testbed import csv_rows, vm
 from testbed.errors import LabError, TestbedError
+from testbed.metrics.links import Pipes
 from testbed.net.lab import LabSpec
 from testbed.play.guests import play_jobs
-from testbed.play.ideal import Pipes, ideal_step_ns
+from testbed.play.ideal import ideal_step_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.split import step_split

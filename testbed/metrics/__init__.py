@@ -4,6 +4,7 @@ steps         the stages' records aligned into steps of the pipeline, and which 
 spans         what each stage did when: frames in flight, shares of the time, overruns
 traffic       what a step moved: raw, payload and wire bytes
 wires         a cell's links as carriers of bits, constant or varying
+links         the same as sources of events for the loop of jobs: when a message arrives
 ideal         how long a step would take if the links did exactly what the profile says
 bound         how far what was found wrong with the links moves a step
 contention    whether a run computed as fast as its calibration

@@ -28,18 +28,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
-from testbed.metrics.ideal import ideal_step_s
+from testbed.metrics.ideal import ideal_step_s, stated_step_s
 from testbed.metrics.steps import PipelineStep, align, steady
 from testbed.metrics.wires import WireDeviation, Wires
 from testbed.profiles import LinkProfile
 from testbed.records import (
     BOUND,
     ActionKind,
-    ActionRecord,
     Certificate,
     DuringRecord,
     Measurement,
-    SentRecord,
     StepRecord,
 )
 from testbed.spec import Cell
@@ -143,54 +141,11 @@ def stated_step(
     """Make a step that nobody has run: each stage's `actions` (kind, micro-batch) with frames of this size. They take
     no time, except where the cell is paced.
     """
-    last, records = len(actions) - 1, []
-    for stage, order in enumerate(actions):
-        done, sent = [], []
-        for kind, microbatch in order:
-            done.append(
-                ActionRecord(
-                    kind=kind,
-                    microbatch=microbatch,
-                    asked_ns=0,
-                    input_ns=0,
-                    decoded_ns=0,
-                    computed_ns=0,
-                    encoded_ns=0,
-                )
-            )
-            if stage != (last if kind == "F" else 0):
-                sent.append(
-                    SentRecord(
-                        direction="forward" if kind == "F" else "backward",
-                        microbatch=microbatch,
-                        raw_bytes=frame_bytes,
-                        payload_bytes=frame_bytes,
-                        frame_bytes=frame_bytes,
-                        queued_ns=0,
-                        first_byte_ns=0,
-                        last_byte_ns=0,
-                    )
-                )
-        records.append(
-            StepRecord(
-                step=0,
-                phase="train",
-                warmup=False,
-                start_ns=0,
-                end_ns=0,
-                optimiser_start_ns=None,
-                synchronised_ns=None,
-                loss=None,
-                gradient_norm=None,
-                tokens=0,
-                actions=tuple(done),
-                sent=tuple(sent),
-                received=(),
-                counters=None,
-                sockets=(),
-            )
-        )
-    return BoundedStep(cell, _simulated(cell, [PipelineStep(tuple(records), None)], None), said, alike=alike)
+
+    def seconds(deviations: Deviations) -> list[float]:
+        return [stated_step_s(Wires(cell, None, deviations), actions, frame_bytes, cell.compute)]
+
+    return BoundedStep(cell, seconds, said, alike=alike)
 
 
 # ------------------------------------------------------------------ from measurements to deviations

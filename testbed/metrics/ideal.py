@@ -1,15 +1,13 @@
-"""The ideal duration of a step: how long it would take if the links did exactly what the profile says.
+"""The ideal duration of recorded steps: how long they would take if the links did exactly what the profile says.
 
-`ideal_step_s` simulates the events of one recorded step. From the records come the order and the durations of every
-stage's actions (decode, compute, encode, update), the bytes of every frame, and the time at which the step was made,
-which matters where links vary. Where stages are paced, compute and update last as long as the emulated device takes,
-whatever they took here. All waiting for input is replaced by the profile's pipe formula. Losses, jitter, TCP's windows
-and queues inside the machine are left out. All times are the lab's own, dilation included.
+The job's own program (`jobs.pipeline`, `jobs.data_parallel`) is run on the event loop over links that are formulas
+(`metrics.links`, which says what they bound). From the records come how long every node worked on what, the bytes of
+every message, and when the run began, which matters where links vary. All waiting for messages is replaced by the
+formula. All times are the lab's own, dilation included.
 
-A wire sends one frame after the other, in the order in which the stage made them. In a line that is all. In a star the
-frame then crosses the receiver's downlink, a fluid queue, because the frames of two neighbours arrive there
-interleaved: the last bit of a frame leaves when what was queued on its arrival has drained. Between the links, the
-first packet is stored and forwarded.
+A pipeline's step is taken alone: each stage begins when it could in the run. Where stages are paced, maths and updates
+last as long as the emulated device takes, whatever they took here. In data parallel training workers may be ahead of
+each other and of what they wait for, so all steps are run in a row, from the first.
 
 `unshaped_step_s` is the closed form for links that take no time and equally fast stages: the law for both a paced
 pipeline on unshaped links and the simulation.
@@ -17,37 +15,75 @@ pipeline on unshaped links and the simulation.
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
 
 from testbed.errors import ResultsError
+from testbed.jobs.actions import Decode, Encode, Job, Key, Program, Sizes, Work
+from testbed.jobs.data_parallel import DataParallelJob
+from testbed.jobs.loop import Cost, Links, Loop, StuckError
+from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
+from testbed.jobs.schedule import Action
 from testbed.message_key import Direction
-from testbed.metrics.wires import Wire, Wires
+from testbed.metrics.links import Queues
+from testbed.metrics.wires import Wires
 from testbed.records import ActionKind, ActionRecord, StepRecord
-from testbed.spec import Compute, Measured, Paced, PipelineSpec
+from testbed.spec import Cell, Compute, DataParallelSpec, Measured, Paced, PipelineSpec
 
 MEASURED = Measured()
+_WAYS: Mapping[str, Direction] = {"F": "forward", "B": "backward"}
+_KINDS: Mapping[str, ActionKind] = {"forward": "F", "backward": "B"}
 
 
-class _SimulatedFrame(NamedTuple):
-    target: int
-    """The receiving stage."""
-    direction: Direction
-    microbatch: int
-    frame_bytes: int
+def run_steps(
+    job: Job,
+    sizes: Callable[[int, Key], int],
+    cost: Cost,
+    links: Links,
+    *,
+    steps: int,
+    begins_ns: Sequence[int] | None = None,
+) -> list[int]:
+    """Run a job without maths; return when the last place has ended each of its steps.
+
+    `sizes` says how many bytes a place makes of a message, `cost` how long it takes for what; `begins_ns`: when each
+    place begins; None: all at 0. ResultsError where places wait for each other for ever.
+    """
+    ends = [0] * steps
+
+    def goes_on(place: int, step: int) -> bool:
+        ends[step] = max(ends[step], loop.now_ns)
+        return True
+
+    def program(place: int) -> Program:
+        if begins_ns is not None:
+            yield Work("", Key("begin", 0), begins_ns[place])
+        yield from job.program(place)
+
+    def costs(place: int, action: Any) -> int | None:
+        return action.value if type(action) is Work and action.key.what == "begin" else cost(place, action)
+
+    places = range(len(job.places))
+    nodes = [Sizes(lambda key, place=place: sizes(place, key)) for place in places]  # type: ignore[misc]
+    loop = Loop([program(place) for place in places], nodes, cost=costs, links=links, goes_on=goes_on)
+    try:
+        loop.run()
+    except StuckError as error:
+        stuck = job.places[error.lanes[0].node]
+        raise ResultsError(
+            f"the recorded actions of {stuck} cannot be done in their order: an input never comes"
+        ) from None
+    return ends
 
 
-class _Action(NamedTuple):
-    needs: tuple[Direction, int] | None
-    duration_ns: int
-    sends: _SimulatedFrame | None
-
-
-def _asked_ns(paced: Paced, stage: int, kind: ActionKind) -> int:
-    """Return how long the maths of an action lasts in the lab."""
-    durations = paced.forward_ns if kind == "F" else paced.backward_ns
+# ------------------------------------------------------------------ pipelines
+def paced_ns(paced: Paced, stage: int, what: str) -> int:
+    """Return how long the maths of an action, or the update, lasts in the lab."""
+    if what == "update":
+        return paced.update_ns * paced.dilation
+    durations = paced.forward_ns if what == MATHS["F"] else paced.backward_ns
     return (durations[stage] if len(durations) > 1 else durations[0]) * paced.dilation
 
 
@@ -55,158 +91,38 @@ def _duration_ns(action: ActionRecord, stage: int, compute: Compute) -> int:
     if not isinstance(compute, Paced):
         return action.encoded_ns - action.input_ns
     codec_ns = action.decoded_ns - action.input_ns + action.encoded_ns - action.computed_ns
-    return _asked_ns(compute, stage, action.kind) + codec_ns
+    return paced_ns(compute, stage, MATHS[action.kind]) + codec_ns
 
 
-def _actions(step: Sequence[StepRecord], compute: Compute) -> list[list[_Action]]:
-    """Return the recorded actions of each stage with what they need and send."""
-    inside = range(len(step))
-    by_stage: list[list[_Action]] = []
+def _frame_bytes(step: Sequence[StepRecord]) -> list[dict[tuple[str, int], int]]:
+    """Return the bytes of what each stage sent, by kind of action and micro-batch."""
+    by_stage = []
     for stage, record in enumerate(step):
         frames = {(sent.direction, sent.microbatch): sent.frame_bytes for sent in record.sent}
-        by_stage.append([])
-        for action in record.actions:
-            way: Direction = "forward" if action.kind == "F" else "backward"
-            key = (way, action.microbatch)
-            source, target = (stage - 1, stage + 1) if action.kind == "F" else (stage + 1, stage - 1)
-            if target in inside and key not in frames:
+        by_stage.append(dict[tuple[str, int], int]())
+        for kind, microbatch in ((action.kind, action.microbatch) for action in record.actions):
+            if stage == (len(step) - 1 if kind == "F" else 0):
+                continue
+            way = _WAYS[kind]
+            if (way, microbatch) not in frames:
                 raise ResultsError(
                     f"stage {stage}, {record.phase} step {record.step}: there is no record of the {way} frame of "
-                    f"micro-batch {action.microbatch}, so the step's ideal duration cannot be computed"
+                    f"micro-batch {microbatch}, so the step's ideal duration cannot be computed"
                 )
-            sends = _SimulatedFrame(target, *key, frames[key]) if target in inside else None
-            by_stage[-1].append(_Action(key if source in inside else None, _duration_ns(action, stage, compute), sends))
+            by_stage[-1][MESSAGES[kind], microbatch] = frames[way, microbatch]
     return by_stage
 
 
-class _Downlink:
-    """A fluid queue that drains at the wire's rate."""
-
-    def __init__(self, wire: Wire, now: float) -> None:
-        self.wire = wire
-        self._now = now
-        self._bits = 0.0
-        self._inflow_bps = 0.0
-
-    def change(self, now: float, *, inflow_bps: float = 0.0, bits: int = 0) -> float:
-        """Begin or (negative) end an inflow, or add bits at once; return when all that is queued now will have left."""
-        for begin, end, rate_bps, _ in self.wire.stretches(self._now, now):
-            self._bits = max(0.0, self._bits + (self._inflow_bps - rate_bps) * (end - begin) / 1e9)
-        self._now = now
-        self._inflow_bps += inflow_bps
-        self._bits += bits
-        return self.wire.carried_at(now, self._bits)
-
-
-_Kind = Literal["free", "done", "flow", "ends", "arrives"]
-
-
-class _Simulation:
-    """Events are (time, number, kind, stage, frame, change of the inflow); the number keeps simultaneous events in
-    order.
-
-    Times are nanoseconds since the links were played, as those of the wires.
-    """
-
-    def __init__(self, wires: Wires, actions: list[list[_Action]], starts: Sequence[float]) -> None:
-        inside = range(len(actions))
-        neighbours = [(stage, other) for stage in inside for other in (stage - 1, stage + 1) if other in inside]
-        self.paths = {pair: wires.path(*pair) for pair in neighbours}
-        self.actions = actions
-        self.free: dict[tuple[int, str], float] = {}
-        self.reached: dict[tuple[int, str], float] = {}
-        """When the last bit that was sent will reach the wire's end."""
-        self.downlinks: dict[tuple[int, str], _Downlink] = {}
-        self.arrived: list[set[tuple[Direction, int]]] = [set() for _ in actions]
-        self.done = [0] * len(actions)
-        self.idle = [False] * len(actions)
-        self.finished = list(starts)
-        self.events: list[tuple[float, int, _Kind, int, _SimulatedFrame | None, float]] = []
-        self._number = 0
-        self._start = min(starts, default=0.0)
-        for stage, start in enumerate(starts):
-            self._at(start, "free", stage, None)
-
-    def _at(self, time: float, kind: _Kind, stage: int, frame: _SimulatedFrame | None, change_bps: float = 0.0) -> None:
-        self._number += 1
-        heapq.heappush(self.events, (time, self._number, kind, stage, frame, change_bps))
-
-    def run(self) -> list[float]:
-        """Return when each stage has done its last action."""
-        while self.events:
-            now, _, kind, stage, frame, change_bps = heapq.heappop(self.events)
-            if kind in ("free", "done"):
-                self.idle[stage], self.finished[stage] = True, now
-                self.done[stage] += kind == "done"
-                if frame is not None:
-                    self._send(now, stage, frame)
-            elif frame is not None and kind == "arrives":
-                self.arrived[frame.target].add((frame.direction, frame.microbatch))
-                self._work(now, frame.target)
-                continue
-            elif frame is not None:
-                self._forward(now, kind, stage, frame, change_bps)
-                continue
-            self._work(now, stage)
-        for stage, actions in enumerate(self.actions):
-            if self.done[stage] < len(actions):
-                raise ResultsError(
-                    f"the recorded actions of stage {stage} cannot be done in their order: an input never comes"
-                )
-        return self.finished
-
-    def _work(self, now: float, stage: int) -> None:
-        if not self.idle[stage] or self.done[stage] == len(self.actions[stage]):
-            return
-        action = self.actions[stage][self.done[stage]]
-        if action.needs is None or action.needs in self.arrived[stage]:
-            self.idle[stage] = False
-            self._at(now + action.duration_ns, "done", stage, action.sends)
-
-    def _send(self, now: float, stage: int, frame: _SimulatedFrame) -> None:
-        """Let a frame enter the first link of its path."""
-        wire, *others = self.paths[stage, frame.target]
-        if wire is None:
-            return self._at(now, "ends", stage, frame)
-        begin = max(now, self.free.get(wire.key, now))
-        bits = wire.bits(frame.frame_bytes)
-        free = self.free[wire.key] = wire.carried_at(begin, bits)
-        stretches = list(wire.stretches(begin, free))
-        # Order is kept even while the delay falls, inside a frame too.
-        under_way = max(
-            self.reached.get(wire.key, -math.inf) - free,
-            *(stretch.end_ns - free + stretch.delay_ns for stretch in stretches),
-        )
-        under_way += wire.late_ns(frame.frame_bytes, free - now)
-        end = self.reached[wire.key] = free + under_way
-        inflow_bps = 0.0
-        if others and others[0] is not None:
-            # In bits of the downlink: the two links may count different layers.
-            weight = others[0].bits(frame.frame_bytes) / bits
-            for stretch in stretches:
-                self._at(stretch.begin_ns + under_way, "flow", stage, frame, stretch.rate_bps * weight - inflow_bps)
-                inflow_bps = stretch.rate_bps * weight
-        return self._at(end, "ends", stage, frame, -inflow_bps)
-
-    def _forward(self, now: float, kind: _Kind, stage: int, frame: _SimulatedFrame, change_bps: float) -> None:
-        """Handle the far end of the first link: the frame's flow changes there, or its last bit has arrived."""
-        first, *others = self.paths[stage, frame.target]
-        second = others[0] if others else None
-        if second is None:
-            return self._at(now, "arrives", stage, frame)
-        downlink = self.downlinks.setdefault(second.key, _Downlink(second, self._start))
-        if kind == "flow":
-            downlink.change(now, inflow_bps=change_bps)
-            return None
-        bits = second.bits(frame.frame_bytes)
-        if first is None:
-            served = downlink.change(now, bits=bits)
-        else:
-            served = downlink.change(now, inflow_bps=change_bps)
-            served += min(second.packet_bits, bits) * 1e9 / max(first.rate_at(now), second.rate_at(served))
-        due = served + second.delay_at(served) + second.late_ns(frame.frame_bytes, served - now)
-        end = self.reached[second.key] = max(due, self.reached.get(second.key, -math.inf))
-        return self._at(end, "arrives", stage, frame)
+def _updates_ns(step: Sequence[StepRecord], compute: Compute) -> list[int]:
+    """Return how long each stage takes from the moment at which the last one's actions have ended."""
+    actions_end = [record.optimiser_start_ns for record in step if record.optimiser_start_ns is not None]
+    norm_known = [record.synchronised_ns for record in step if record.synchronised_ns is not None]
+    if len(actions_end) < len(step) or len(norm_known) < len(step):
+        return [0] * len(step)
+    if isinstance(compute, Paced):
+        return [paced_ns(compute, 0, "update")] * len(step)
+    met_ns = max(0, min(norm_known) - max(actions_end))
+    return [met_ns + record.end_ns - known for record, known in zip(step, norm_known, strict=True)]
 
 
 def ideal_step_s(
@@ -215,7 +131,7 @@ def ideal_step_s(
     free_ns: Sequence[int] | None = None,
     compute: Compute = MEASURED,
 ) -> float:
-    """Simulate one recorded step and return its ideal duration, in seconds of the lab.
+    """Return the ideal duration of a pipeline's recorded step, in seconds of the lab.
 
     `step` holds one record per stage, first stage first. `free_ns` says when each stage could begin; the duration
     counts from the latest of these moments (a stage that is free earlier has a head start, as it had in the run). None:
@@ -227,20 +143,156 @@ def ideal_step_s(
     """
     if free_ns is None or isinstance(compute, Paced):
         free_ns = [min(record.start_ns for record in step) if free_ns is None else max(free_ns)] * len(step)
-    # Numbers are kept small, so that floats are exact to a fraction of a nanosecond; varying links count from their
-    # start.
-    zero = max(free_ns) if wires.played_at_ns is None else wires.played_at_ns
-    origin = float(max(free_ns) - zero)
-    finished = _Simulation(wires, _actions(step, compute), [float(start_ns - zero) for start_ns in free_ns]).run()
-    last = max(finished) - origin
-    actions_end = [record.optimiser_start_ns for record in step if record.optimiser_start_ns is not None]
-    norm_known = [record.synchronised_ns for record in step if record.synchronised_ns is not None]
-    if len(actions_end) < len(step) or len(norm_known) < len(step):
-        return last / 1e9
-    if isinstance(compute, Paced):
-        return (last + compute.update_ns * compute.dilation) / 1e9
-    update_begins = last + max(0, min(norm_known) - max(actions_end))
-    return max(update_begins + record.end_ns - known for record, known in zip(step, norm_known, strict=True)) / 1e9
+    frames, updates_ns = _frame_bytes(step), _updates_ns(step, compute)
+    durations = [
+        {(action.kind, action.microbatch): _duration_ns(action, stage, compute) for action in record.actions}
+        for stage, record in enumerate(step)
+    ]
+
+    def cost(stage: int, action: Any) -> int:
+        if type(action) is not Work:
+            return 0
+        if action.what in _KINDS:
+            return durations[stage][_KINDS[action.what], action.key.part]
+        return updates_ns[stage] if action.what == "update" else 0
+
+    first_ns = min(free_ns)
+    job = PipelineJob([[Action(action.kind, action.microbatch) for action in record.actions] for record in step], 1)
+    links = Queues(wires, begins_ns=0 if wires.played_at_ns is None else first_ns - wires.played_at_ns)
+    begins_ns = [stage_ns - first_ns for stage_ns in free_ns]
+    (end_ns,) = run_steps(
+        job, lambda stage, key: frames[stage][key.what, key.part], cost, links, steps=1, begins_ns=begins_ns
+    )
+    return (end_ns - max(begins_ns)) / 1e9
+
+
+def stated_step_s(
+    wires: Wires,
+    orders: Sequence[Sequence[tuple[ActionKind, int]]],
+    frame_bytes: int,
+    compute: Compute,
+) -> float:
+    """Return the ideal duration of a pipeline's step that nobody has run: each stage's actions (kind, micro-batch),
+    with frames of this size. They take no time, except where stages are paced.
+    """
+
+    def cost(stage: int, action: Any) -> int:
+        if type(action) is not Work or action.what not in _KINDS or not isinstance(compute, Paced):
+            return 0
+        return paced_ns(compute, stage, action.what)
+
+    job = PipelineJob([[Action(*action) for action in order] for order in orders], 1)
+    return run_steps(job, lambda stage, key: frame_bytes, cost, Queues(wires), steps=1)[0] / 1e9
+
+
+# ------------------------------------------------------------------ data parallel training
+class RecordedReplicas:
+    """Steps of data parallel training, as all nodes recorded them."""
+
+    def __init__(self, data: DataParallelSpec, nodes: Sequence[Sequence[StepRecord]], steps: range) -> None:
+        """`nodes`: the records of each node's training steps; `steps`: those that are run, as if all began with the
+        first of them, and all before were over.
+        """
+        self._reduces, self._workers = data.exchange == "all-reduce", data.workers
+        self._nodes = [[_Recorded(records[step], steps.start) for step in steps] for records in nodes]
+        self._job = DataParallelJob(
+            data.workers,
+            data.exchange,
+            staleness=(0,) * data.workers,
+            local_steps=(1,) * data.workers,
+            steps=len(steps),
+            applies=lambda worker, step: [due for due in self._nodes[worker][step].applying if due >= 0],
+        )
+        self._applying = [{k: v for record in records for k, v in record.applying.items()} for records in self._nodes]
+        self._coding_ns = [_coding_ns(*each) for each in zip(self._nodes, nodes, strict=True) if self._reduces]
+
+    def seconds(self, links: Links) -> list[float]:
+        """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
+        ends = run_steps(self._job, self._size, self._cost, links, steps=self._job.steps)
+        return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(ends, max)])]
+
+    def _hop(self, node: int, key: Key) -> int:
+        """Return which of the messages that a node made in a step one is."""
+        if not self._reduces:
+            return 0
+        return (node - key.part) % self._workers if key.what == "gradient" else self._workers - 1
+
+    def _size(self, node: int, key: Key) -> int:
+        sent, hop = self._nodes[node][key.step].sent, self._hop(node, key)
+        if hop >= len(sent):
+            raise ResultsError(
+                f"node {node}, step {key.step}: there is no record of message {hop}, so the step's ideal duration "
+                "cannot be computed"
+            )
+        return sent[hop].frame_bytes
+
+    def _cost(self, node: int, action: Any) -> int:
+        if type(action) is Work:
+            if action.what == "local step":
+                *local, last = self._nodes[node][action.key.step].local_steps
+                return sum(each.encoded_ns - each.input_ns for each in local) + last.computed_ns - last.input_ns
+            if action.what not in ("update", "sum"):
+                return 0
+            own = self._applying[node][action.key.step]
+            return (own.encoded_ns if action.what == "update" else own.computed_ns) - own.decoded_ns
+        if type(action) is Encode:
+            if self._reduces:
+                return self._coding_ns[node][action.key.step][self._hop(node, action.key)]
+            step = action.key.step
+            own = self._applying[node][step] if node == self._workers else self._nodes[node][step].local_steps[-1]
+            return own.encoded_ns - own.computed_ns
+        if type(action) is Decode:
+            key = action.messages[0].key
+            if self._reduces and key.what == "gradient":
+                return 0  # part of what lies between its arrival and the next message
+            own = self._applying[node][key.step]
+            return own.decoded_ns - own.input_ns
+        return 0
+
+
+class _Recorded:
+    """A step of one node."""
+
+    def __init__(self, record: StepRecord, first: int) -> None:
+        self.sent = record.sent
+        self.local_steps = [action for action in record.actions if action.kind == "L"]
+        self.applying = {action.microbatch - first: action for action in record.actions if action.kind == "A"}
+        """By step whose aggregate it is."""
+
+
+def _coding_ns(steps: Sequence[_Recorded], records: Sequence[StepRecord]) -> list[list[int]]:
+    """Return how long a member of a ring that reduces took before each message of each step: that is what lies between
+    what it had received, or made, and what it sent.
+    """
+    came = defaultdict[int, list[int]](list)
+    for record in records:
+        for frame in record.received:
+            came[frame.microbatch].append(frame.last_byte_ns)
+    coding, before_ns = list[list[int]](), 0
+    for step in steps:
+        coding.append([])
+        ready_ns = max(before_ns, step.local_steps[-1].encoded_ns)
+        received = sorted(came[step.sent[0].microbatch]) if step.sent else []
+        for hop, sent in enumerate(step.sent):
+            coding[-1].append(max(0, sent.queued_ns - ready_ns))
+            ready_ns = before_ns = max([sent.queued_ns, *received[hop : hop + 1]])
+    return coding
+
+
+def replica_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> list[float] | None:
+    """Return the ideal durations of all training steps of data parallel training, run in a row, in seconds of the lab.
+
+    None where a server waits for nobody: its rounds take what its clock says. ResultsError when the records are
+    inconsistent.
+    """
+    assert cell.data is not None
+    trained = [[record for record in records if record.phase == "train"] for records in nodes]
+    count = min(map(len, trained), default=0)
+    if cell.data.arrivals is not None or not count:
+        return None
+    wires = Wires(cell, played_at_ns)
+    begins_ns = 0 if played_at_ns is None else min(records[0].start_ns for records in trained) - played_at_ns
+    return RecordedReplicas(cell.data, trained, range(count)).seconds(Queues(wires, begins_ns=begins_ns))
 
 
 def unshaped_step_s(pipeline: PipelineSpec, *, forward_s: float, backward_s: float, update_s: float = 0.0) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from testbed.message_key import Phase
 from testbed.metrics import statistics
 from testbed.metrics.contention import stray_share
-from testbed.metrics.ideal import ideal_step_s
+from testbed.metrics.ideal import ideal_step_s, replica_steps_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
 from testbed.metrics.steps import PipelineStep, align, counted, durations_s, over_cycles
 from testbed.metrics.traffic import traffic
@@ -43,6 +43,22 @@ def _split(steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep], step_s
     return Split(compute_s=compute, codec_s=codec, wire_s=wire, wait_s=wait)
 
 
+def _ideals_s(
+    cell: Cell, lab: LabRecord | None, steps: Sequence[PipelineStep], chosen: Sequence[PipelineStep]
+) -> Sequence[float] | None:
+    """Return the ideal durations of the chosen steps, in seconds of the lab; None where there is none."""
+    played_at_ns = None if lab is None else lab.played_at_ns
+    if isinstance(cell.parallelism, PipelineSpec):
+        wires = Wires(cell, played_at_ns)
+        return [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]
+    if cell.data is None:
+        return None
+    nodes = list(zip(*(step.records for step in steps), strict=True)) if chosen else []
+    if (ideals_s := replica_steps_s(cell, nodes, played_at_ns)) is None:
+        return None
+    return over_cycles([ideals_s[step.number] for step in chosen], cell.cycle)
+
+
 def summarise(
     cell: Cell,
     lab: LabRecord | None,
@@ -54,7 +70,6 @@ def summarise(
     costs: Sequence[StageCosts] | None = None,
     steady: tuple[int, int] | None = None,
     floor: float | None = None,
-    ideals_s: Sequence[float] | None = None,
     lost: Mapping[str, str] | None = None,
 ) -> Summary:
     """Sum up a run. `stages` holds the records of each stage, first stage first; a failed run may have few or none.
@@ -63,10 +78,8 @@ def summarise(
     dilation; see `metrics.steps` for where a step begins. `step_s` and `ideal_step_s` are medians, `efficiency` is the
     median of the steps' own ratios, bytes are means. The engine is the lab's; without a lab the cell's. `costs` are
     those of the cell's recipe in the sweep's calibration, by stage; `steady` is what a player proved, first step and
-    period; `floor` is the unigram floor of the text. `ideals_s`: the ideal durations of all training steps of data
-    parallel training, in seconds of the lab; None: they are not known there. `lost`: nodes that
-    training went on without, by name, and why; their records, which end early, are left out. ResultsError when the
-    records do not belong together.
+    period; `floor` is the unigram floor of the text. `lost`: nodes that training went on without, by name, and why;
+    their records, which end early, are left out. ResultsError when the records do not belong together.
     """
     lost = dict(lost or {})
     steps = align([records for name, records in zip(cell.node_names, stages, strict=False) if name not in lost])
@@ -75,12 +88,7 @@ def summarise(
     moved = traffic(chosen)
     dilation = cell.compute.dilation
     seconds = np.array(durations_s(chosen, cell.cycle)) / dilation
-    if isinstance(cell.parallelism, PipelineSpec):
-        wires = Wires(cell, None if lab is None else lab.played_at_ns)
-        ideals_s = [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]
-    elif ideals_s is not None:
-        ideals_s = over_cycles([ideals_s[step.number] for step in chosen], cell.cycle)
-    ideals = None if ideals_s is None else np.array(ideals_s) / dilation
+    ideals = None if (ideals_s := _ideals_s(cell, lab, steps, chosen)) is None else np.array(ideals_s) / dilation
     step_s = float(np.median(seconds)) if chosen else None
     low_high = np.quantile(seconds, [0.25, 0.75]) if chosen else None
     return Summary(

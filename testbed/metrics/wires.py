@@ -1,4 +1,4 @@
-"""A cell's links as carriers of bits: how large a frame is on a link, and when a number of bits has left it.
+"""A lab's links as carriers of bits: how large a frame is on a link, and when a number of bits has left it.
 
 A link that varies is followed along its timeline, from the moment at which the lab was played. A wire may deviate from
 its pipe, as a certificate found it: `metrics.bound` asks how long a step then takes.
@@ -7,15 +7,15 @@ its pipe, as a certificate found it: `metrics.bound` asks how long a step then t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.profiles import LinkProfile, Pipe
 from testbed.profiles.link_profile import TCP_HEADER_BYTES
 from testbed.profiles.timeline import timeline
-from testbed.spec import Cell, route
+from testbed.spec import Topology
 
 HEADER_BYTES = TCP_HEADER_BYTES
 """On every packet of a frame."""
@@ -61,38 +61,46 @@ class Wire:
     ) -> None:
         """Make a wire; `key` tells a lab's wires apart; a pipe that was never `played` stays at its own numbers."""
         self.key, self.profile = key, profile
-        self._pipe, self._deviation = pipe, deviation
+        self._deviation = deviation
         self._timeline = timeline(pipe) if played and pipe.varies else None
+        self.packet_bits = 8 * (profile.mtu + profile.overhead_bytes)
+        """The size of a full packet on this wire."""
+        # The kernel gives a packet whole nanoseconds, rounded down.
+        self._bit_ns = max(1, self.packet_bits * 10**9 // pipe.rate_bps) / self.packet_bits / deviation.rate
+        self.header_bits = 8 * (HEADER_BYTES + profile.overhead_bytes)
+        """Of every packet."""
+        delay_ns = max(0.0, pipe.delay_ns + deviation.delay_ns)
+        self.still = ConstantStretch(-math.inf, math.inf, 1e9 / self._bit_ns, delay_ns)
+        """What it is unless it varies."""
+        self.varies = self._timeline is not None
 
     def bits(self, frame_bytes: int) -> int:
         """Return the size of a frame on this wire, in bits."""
         return 8 * wire_bytes(frame_bytes, self.profile)
 
-    @property
-    def packet_bits(self) -> int:
-        """The size of a full packet on this wire, in bits."""
-        return 8 * (self.profile.mtu + self.profile.overhead_bytes)
-
     def rate_at(self, now_ns: float) -> float:
-        rate_bps = self._pipe.rate_bps if self._timeline is None else self._timeline.at(int(now_ns)).rate_bps
-        return rate_bps * self._deviation.rate
+        if self._timeline is None:
+            return self.still.rate_bps
+        return self._timeline.at(int(now_ns)).rate_bps * self._deviation.rate
 
     def delay_at(self, now_ns: float) -> float:
-        delay_ns = self._pipe.delay_ns if self._timeline is None else self._timeline.at(int(now_ns)).delay_ns
-        return max(0.0, delay_ns + self._deviation.delay_ns)
+        if self._timeline is None:
+            return self.still.delay_ns
+        return max(0.0, self._timeline.at(int(now_ns)).delay_ns + self._deviation.delay_ns)
 
-    def late_ns(self, frame_bytes: int, waited_ns: float) -> float:
-        """Return what a deviating wire adds to a frame's delay: one whose last bit left `waited_ns` after it came."""
-        deviation = self._deviation
-        overflow_ns = deviation.overflow_ns if waited_ns > deviation.buffer_ns else 0.0
-        return deviation.packet_ns * -(-frame_bytes // (self.profile.mtu - HEADER_BYTES)) + overflow_ns
+    def late_ns(self, packets: int, waited_ns: float) -> float:
+        """Return what a deviating wire adds to the delay of a frame of so many packets, whose last bit left `waited_ns`
+        after it came.
+        """
+        if (deviation := self._deviation) is EXACT:
+            return 0.0
+        return deviation.packet_ns * packets + (deviation.overflow_ns if waited_ns > deviation.buffer_ns else 0.0)
 
     def carried_at(self, begin_ns: float, bits: float) -> float:
         """Return when `bits`, the first of which leaves at `begin_ns`, have all left."""
-        bits /= self._deviation.rate
         if self._timeline is None:
-            return begin_ns + bits * 1e9 / self._pipe.rate_bps
-        return self._timeline.carried_at(begin_ns, bits)
+            return begin_ns + bits * self._bit_ns
+        return self._timeline.carried_at(begin_ns, bits / self._deviation.rate)
 
     def stretches(self, begin_ns: float, end_ns: float) -> Iterator[ConstantStretch]:
         """Cut the time from `begin_ns` to `end_ns` where the wire changes."""
@@ -107,36 +115,53 @@ class Wire:
         yield ConstantStretch(now, end_ns, self.rate_at(now), self.delay_at(now))
 
 
+class Linked(Protocol):
+    """What has links, as a cell has: one per node of a star, one per two neighbours of a line."""
+
+    @property
+    def topology(self) -> Topology:
+        """How they are joined."""
+        ...
+
+    @property
+    def links(self) -> Sequence[LinkProfile]:
+        """What is asked of each."""
+        ...
+
+
+class StatedLinks(NamedTuple):
+    """Links without a cell."""
+
+    topology: Topology
+    links: Sequence[LinkProfile]
+
+
 class Wires:
-    """Every wire of a cell's lab. Make it once per run, because it reads traces from their files."""
+    """Every wire of a lab. Make it once per run, because it reads traces from their files."""
 
     def __init__(
         self,
-        cell: Cell,
+        lab: Linked,
         played_at_ns: int | None = None,
         deviations: Mapping[tuple[int, str], WireDeviation] = MappingProxyType({}),
     ) -> None:
         """Make the wires; `played_at_ns` is that of the lab's record; `deviations` by link and direction. SpecError
         when the file of a trace is gone.
         """
-        self._cell = cell
-        self.played_at_ns = played_at_ns
-        self._wires: dict[tuple[int, str], Wire] = {}
-        for index, profile in enumerate(cell.links):
-            for side in LINK_DIRECTIONS:
-                if (pipe := profile.pipe(side)) is not None:
-                    self._wires[index, side] = Wire(
-                        (index, side),
-                        profile,
-                        pipe,
-                        played=played_at_ns is not None,
-                        deviation=deviations.get((index, side), EXACT),
-                    )
+        self.topology, self.links, self.played_at_ns = lab.topology, lab.links, played_at_ns
+        self._wires = {
+            (index, side): Wire(
+                (index, side),
+                profile,
+                pipe,
+                played=played_at_ns is not None,
+                deviation=deviations.get((index, side), EXACT),
+            )
+            for index, profile in enumerate(self.links)
+            for side in LINK_DIRECTIONS
+            if (pipe := profile.pipe(side)) is not None
+        }
 
     def wire(self, link: int, way: LinkDirection) -> Wire | None:
         """Return one direction of a link; None where it is not shaped."""
         return self._wires.get((link, way))
-
-    def path(self, sender: int, receiver: int) -> tuple[Wire | None, ...]:
-        """Return the wires that a frame crosses between two neighbouring stages; None for an unshaped direction."""
-        return tuple(self._wires.get((hop.link, hop.side)) for hop in route(self._cell, sender, receiver))

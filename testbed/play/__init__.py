@@ -10,7 +10,7 @@ chakra    traces to Chakra's execution traces and back: chakra_file.py is their 
 recorder  what each rank of a real PyTorch job does; join.py makes the trace
 split     what was played, by step and node
 unlinked  when each of it happens where messages take no time, or as long as a formula says
-ideal     links as formulas: what their rates and delays leave, without a transport
+ideal     how long the steps of a trace take over links as formulas, without a transport
 played    when each of it happened, and its file
 steady    whether steps repeat, and what the remaining ones would have been
 synthetic a pipeline's trace without a model

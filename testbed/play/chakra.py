@@ -97,7 +97,7 @@ def to_chakra(trace: Trace) -> list[ChakraFile]:
             tag += 1
         return carried[lane, position, npu]
 
-    for number, at, _, _ in in_order(trace):
+    for number, at in in_order(trace):
         lane, writing = trace.lanes[number], lanes[number]
         kind = lane.kind[at]
         while lane.starts[steps[number] + 1] <= at:

@@ -90,13 +90,6 @@ class DataParallelShape(Frozen):
         step; a worker runs ahead, and then waits.
         """
 
-    @property
-    def flows_share(self) -> bool:
-        """Whether messages of several senders come to one receiver at once. TCP's flows share its link, and pipes take
-        one message after the other: they are no ideal then.
-        """
-        return self.exchange == "all-to-all" and self.workers > 2
-
     def steady_ns(self, steps_ns: Sequence[int]) -> float:
         """Return the time of a step in the steady state, see `steady_mean_ns`."""
         return steady_mean_ns(steps_ns, self.staleness)

@@ -40,9 +40,10 @@ from testbed.frozen import Frozen
 from testbed.jobs.actions import Key, Sizes, Work
 from testbed.jobs.hybrid import HybridJob, Round
 from testbed.jobs.schedule import actions
+from testbed.metrics.links import AlonePipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.data_parallel import steady_mean_ns
-from testbed.play.ideal import AlonePipes, ideal_steps_ns
+from testbed.play.ideal import ideal_steps_ns
 from testbed.play.scenarios import SiteDevice, load_scenario
 from testbed.play.shapes import codec_bytes, model_on_device, resolve
 from testbed.play.synthetic import LABELS as PIPELINE_LABELS
@@ -182,13 +183,6 @@ class HybridShape(Frozen):
         if self.staleness:
             return steady_mean_ns(steps_ns, self.staleness)
         return float(median(steps_ns) if len(self._rounds) == 1 else mean(steps_ns))
-
-    @property
-    def flows_share(self) -> bool:
-        """Whether messages of several senders come to one receiver at once: where there are several replicas. Of their
-        links pipes are no floor; `formula_s` is.
-        """
-        return len(self.replicas) > 1
 
     @property
     def message_bytes(self) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from testbed.jobs.actions import Action, Decode, Encode, Key, Sizes, Work
 from testbed.jobs.data_parallel import MESSAGES, RING, DataParallelJob
 from testbed.jobs.loop import Cost
 from testbed.jobs.recorder import Named
-from testbed.play.ideal import Pipes, ideal_steps_ns
 from testbed.play.replica_times import NodeTimes, stated_times
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob
@@ -106,21 +105,6 @@ def _cost(data: DataParallelSpec, times: Sequence[NodeTimes]) -> Cost:
         return None
 
     return cost
-
-
-def ideals_s(cell: Cell, trace: Trace) -> list[float] | None:
-    """Return each step's ideal duration in seconds of the lab: over links that are a formula.
-
-    None where links vary, and where more than two workers send to all others: the formula has a receiver's messages
-    follow each other, while over links they share its downlink, which may be faster.
-    """
-    data = _data(cell)
-    if data.exchange == "all-to-all" and data.workers > 2:
-        return None
-    if any(pipe is not None and pipe.varies for profile in cell.links for pipe in (profile.up, profile.down)):
-        return None
-    links = Pipes(cell.topology, cell.links, cell.nodes)
-    return [ns / 1e9 for ns in ideal_steps_ns(trace, links, trace.steps)]
 
 
 def _data(cell: Cell) -> DataParallelSpec:

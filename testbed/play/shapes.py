@@ -112,11 +112,6 @@ class Shape(Frozen):
         return float(median(steps_ns))
 
     @property
-    def flows_share(self) -> bool:
-        """Whether messages of several senders come to one receiver at once: no, each boundary has its link."""
-        return False
-
-    @property
     def payload_bytes(self) -> int:
         """What all nodes send in a step."""
         return (self.stages - 1) * self.microbatches * sum(self.message_bytes)

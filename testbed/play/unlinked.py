@@ -1,142 +1,147 @@
 """When does each operation of a trace happen where messages take no time, or as long as a formula says?
 
-Without a network that is the ideal that no network can beat; over links that are a formula (`ideal.py`) it is what
-their rates and delays leave, without a transport. The operations are done in the order of time, which also tells lanes
-that wait for each other in a circle.
+A trace is replayed on the event loop of jobs (`jobs.loop`): each of its lanes is a program. Without a network that is
+the ideal that no network can beat; over links that are a formula (`metrics.links`) it is what their rates and delays
+leave, without a transport.
 """
 
 from __future__ import annotations
 
-import heapq
 from array import array
-from collections import defaultdict
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from typing import Any
 
 from testbed.errors import SpecError
+from testbed.jobs.actions import EndStep, Message, Receive, Send, Sizes, Work
+from testbed.jobs.loop import Await, Links, Loop, Observer, Signal, StuckError
+from testbed.jobs.loop import Lane as RunningLane
 from testbed.play.played import PlayedLane
-from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WORK, Lane, Trace
-from testbed.waking import waking_ns
+from testbed.play.trace import KINDS, RECEIVE, SEND, SIGNAL, WAIT, WORK, Lane, Trace
 
 
-class Links(Protocol):
-    """What carries messages, as a formula. Both methods are called in the order of time."""
+def replay(
+    trace: Trace, steps: int | None = None, links: Links | None = None, observers: Sequence[Observer] = ()
+) -> array[int]:
+    """Do the first `steps` steps (None: all) of a trace; return when each step ends, in ns: when its last operation
+    does. Observers are told of the operations; a running lane has its number in the trace.
 
-    def sent(self, node: int, peer: int, size: int, now_ns: int) -> int:
-        """Take a message of `size` bytes; return when its last byte reaches the peer, as far as that is known now."""
-        ...
-
-    def taken(self, node: int, peer: int, size: int, arrives_ns: int) -> int:
-        """Return when a node has a message that it asks its peer for, which arrived or will arrive at `arrives_ns`."""
-        ...
-
-
-class NoLinks:
-    """Messages take no time."""
-
-    def sent(self, node: int, peer: int, size: int, now_ns: int) -> int:
-        """Deliver it at once."""
-        return now_ns
-
-    def taken(self, node: int, peer: int, size: int, arrives_ns: int) -> int:
-        """Change nothing."""
-        return arrives_ns
-
-
-def in_order(trace: Trace, steps: int | None = None, links: Links | None = None) -> Iterator[tuple[int, int, int, int]]:
-    """Do the first `steps` steps (None: all); yield (lane, operation, begin ns, end ns) as each ends.
-
-    A message that takes no time and an event that takes none come before what they are waited for by. `links`: how
-    long messages take; None: no time. SpecError where lanes wait for each other for ever. The trace was checked
-    (check.py).
+    `links`: how long messages take; None: no time. SpecError where lanes wait for each other for ever. The trace was
+    checked (check.py).
     """
-    links = links or NoLinks()
-    lanes = trace.lanes
-    ends = [lane.starts[trace.steps if steps is None else steps] for lane in lanes]
-    next_up, began, waking = [0] * len(lanes), [0] * len(lanes), [0] * len(lanes)
-    under_way: dict[tuple[int, int, int], tuple[int, int]] = {}  # its size, and when it arrives
-    coming: set[int] = set()  # lanes that wait for a message of which it is known when they will have it
-    counts: dict[int, int] = defaultdict(int)
-    by_message: dict[tuple[int, int, int], int] = {}  # the lane that waits for it
-    by_event: dict[int, list[int]] = defaultdict(list)
-    ready = [(0, number) for number in range(len(lanes))]
-    while ready:
-        now, number = heapq.heappop(ready)
-        lane, at, end = lanes[number], next_up[number], ends[number]
-        kinds, tags, values, peers, node = lane.kind, lane.tag, lane.value, lane.peer, lane.node
-        while at < end:
-            kind, begin = kinds[at], began[number]
-            if kind == WORK:
-                later = begin + values[at] + waking[number]
-                if later > now:
-                    if ready and ready[0][0] < later:  # others come first
-                        heapq.heappush(ready, (later, number))
-                        break
-                    now = later
-            elif kind == SEND:
-                message = (node, peers[at], tags[at])
-                if message in by_message:
-                    heapq.heappush(ready, (now, by_message.pop(message)))
-                under_way[message] = values[at], links.sent(node, peers[at], values[at], now)
-            elif kind == RECEIVE and number in coming:
-                coming.remove(number)
-            elif kind == RECEIVE:
-                message = (peers[at], node, tags[at])
-                if message not in under_way:
-                    by_message[message] = number
-                    break
-                later = links.taken(node, peers[at], *under_way.pop(message))
-                if later > now:
-                    if ready and ready[0][0] < later:
-                        coming.add(number)
-                        heapq.heappush(ready, (later, number))
-                        break
-                    now = later
-            elif kind == SIGNAL:
-                counts[tags[at]] += 1
-                for waiting in by_event.pop(tags[at], ()):
-                    heapq.heappush(ready, (now, waiting))
-            elif counts[tags[at]] < values[at]:
-                by_event[tags[at]].append(number)
-                break
-            if kind == WORK:
-                waking[number] = 0
-            elif kind == RECEIVE and now > begin:
-                waking[number] = waking_ns(values[at], now - begin)
-            yield number, at, begin, now
-            began[number] = now
-            at += 1
-        next_up[number] = at
-    if stuck := [number for number, at in enumerate(next_up) if at < ends[number]]:
-        waits = "; ".join(_waits(trace, lanes[number], next_up[number]) for number in stuck[:4])
-        raise SpecError(f"{len(stuck)} lanes of the trace wait for each other for ever: {waits}")
+    steps = trace.steps if steps is None else steps
+    ends = array("q", [0] * steps)
+    waking = {
+        (lane.node, peer, tag): value
+        for lane in trace.lanes
+        for kind, peer, tag, value in zip(lane.kind, lane.peer, lane.tag, lane.value, strict=True)
+        if kind == RECEIVE and value
+    }
+
+    def cost(node: int, action: Any) -> int:
+        if type(action) is Work:
+            return action.value  # type: ignore[no-any-return]
+        return waking.get((node, action.peer, action.key), 0)
+
+    def goes_on(node: int, step: int) -> bool:
+        ends[step] = max(ends[step], loop.now_ns)
+        return True
+
+    nodes = [Sizes(lambda key: 0)] * len(trace.nodes)
+    loop = Loop([], nodes, cost=cost, links=links, observers=observers, goes_on=goes_on)
+    for number, lane in enumerate(trace.lanes):
+        loop.run_on(lane.node, str(number), _program(lane, steps))
+    try:
+        loop.run()
+    except StuckError as error:
+        waits = "; ".join(_waits(trace, lane) for lane in error.lanes[:4])
+        raise SpecError(f"{len(error.lanes)} lanes of the trace wait for each other for ever: {waits}") from None
+    for step in range(1, steps):
+        ends[step] = max(ends[step], ends[step - 1])
+    return ends
 
 
-def _waits(trace: Trace, lane: Lane, at: int) -> str:
-    kind, tag = lane.kind[at], lane.tag[at]
-    what = f"message {tag} of {trace.nodes[lane.peer[at]]}" if kind == RECEIVE else f"event {tag}"
+def _waits(trace: Trace, stuck: RunningLane) -> str:
+    lane, doing = trace.lanes[stuck.number], stuck.doing
+    asked: Any
+    if type(doing) is Receive:
+        kind, asked, what = RECEIVE, (doing.peer, doing.key), f"message {doing.key} of {trace.nodes[doing.peer]}"
+        said = zip(lane.kind, zip(lane.peer, lane.tag, strict=True), strict=True)
+    else:
+        kind, asked, what = WAIT, (doing.event, doing.times), f"event {doing.event}"
+        said = zip(lane.kind, zip(lane.tag, lane.value, strict=True), strict=True)
+    at = list(said).index((kind, asked))
     return f"{trace.nodes[lane.node]} {lane.name} at operation {at} ({KINDS[kind]}) for the {what}"
 
 
-def play_unlinked(trace: Trace, steps: int | None = None, links: Links | None = None) -> tuple[PlayedLane, ...]:
-    """Return when the operations of the first `steps` steps (None: all) begin and end over `links`, see `in_order`.
+def _program(lane: Lane, steps: int) -> Generator[Any, Any, Any]:
+    kinds, tags, values, peers = lane.kind, lane.tag, lane.value, lane.peer
+    key: Any
+    for step in range(steps):
+        for at in range(lane.starts[step], lane.starts[step + 1]):
+            kind, key = kinds[at], tags[at]  # within a trace a tag says which message it is
+            if kind == WORK:
+                yield Work("", key, values[at])
+            elif kind == SEND:
+                yield Send(Message(key, range(values[at])), peers[at])
+            elif kind == RECEIVE:
+                yield Receive(key, peers[at])
+            elif kind == SIGNAL:
+                yield Signal(key)
+            else:
+                yield Await(key, values[at])
+        yield EndStep(step)
 
-    Of a message only when it was sent is noted. SpecError as from `in_order`.
+
+class _Times:
+    """Notes when operations begin and end."""
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes = tuple(PlayedLane() for _ in range(lanes))
+
+    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note one."""
+        if type(action) is EndStep:
+            return
+        played, first_ns, last_ns = self.lanes[lane.number], 0, 0
+        if type(action) is Receive:
+            first_ns, last_ns = value.first_byte_ns, value.last_byte_ns
+        elif type(action) is Send:
+            first_ns = last_ns = begin_ns
+        played.begin_ns.append(begin_ns)
+        played.end_ns.append(end_ns)
+        played.first_byte_ns.append(first_ns)
+        played.last_byte_ns.append(last_ns)
+
+
+class _Order:
+    """Notes which operation ends after which."""
+
+    def __init__(self, lanes: int) -> None:
+        self.done: list[tuple[int, int]] = []
+        self._next = [0] * lanes
+
+    def did(self, lane: RunningLane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note one."""
+        if type(action) is not EndStep:
+            self.done.append((lane.number, self._next[lane.number]))
+            self._next[lane.number] += 1
+
+
+def in_order(trace: Trace) -> Sequence[tuple[int, int]]:
+    """Return all operations, as (lane, number in it), in an order in which they can be done. SpecError as above."""
+    order = _Order(len(trace.lanes))
+    replay(trace, observers=[order])
+    return order.done
+
+
+def play_unlinked(trace: Trace, steps: int | None = None, links: Links | None = None) -> tuple[PlayedLane, ...]:
+    """Return when the operations of the first `steps` steps (None: all) begin and end over `links`, see `replay`.
+
+    A message's first byte is noted as sent when it was handed over. SpecError as from `replay`.
     """
-    lanes = [PlayedLane() for _ in trace.lanes]
-    left: dict[tuple[int, int, int], int] = {}
-    for number, at, begin, end in in_order(trace, steps, links):
-        lane, played = trace.lanes[number], lanes[number]
-        played.begin_ns.append(begin)
-        played.end_ns.append(end)
-        moment = 0
-        if lane.kind[at] == SEND:
-            moment = left[lane.node, lane.peer[at], lane.tag[at]] = begin
-        elif lane.kind[at] == RECEIVE:
-            moment = left.pop((lane.peer[at], lane.node, lane.tag[at]))
-        played.first_byte_ns.append(moment)
-        played.last_byte_ns.append(moment)
-    return tuple(lanes)
+    times = _Times(len(trace.lanes))
+    replay(trace, steps, links, [times])
+    return times.lanes
 
 
 def step_ends(trace: Trace, lanes: tuple[PlayedLane, ...], steps: int) -> array[int]:

@@ -15,7 +15,6 @@ from testbed.jobs.kind import JobKind
 from testbed.jobs.schedule import actions
 from testbed.metrics.bound import BoundedStep, pipeline_step, stated_step
 from testbed.play.replica_steps import replica_step, stated_replica_step
-from testbed.play.replica_times import NodeTimes
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
 from testbed.spec import Cell, Engine, Measured, OptimiserSpec, PipelineSpec, TextSpec, TrainingSpec, text_of
@@ -34,22 +33,11 @@ def expected_step(cell: Cell) -> BoundedStep:
     return _stated(cell, _EXPECTED, expected_messages(cell)[0])
 
 
-def run_step(
-    cell: Cell,
-    nodes: Sequence[Sequence[StepRecord]],
-    played_at_ns: int | None,
-    times: Sequence[NodeTimes] | None = None,
-) -> BoundedStep | None:
-    """Return the steps of a run that its links are judged by; None where none counts.
-
-    `nodes`: records by node. `times`: how long the nodes of data parallel training worked, where the cell does not
-    state it; a pipeline's records say it.
-    """
+def run_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
+    """Return the steps of a run that its links are judged by; None where none counts. `nodes`: records by node."""
     if isinstance(cell.parallelism, JobKind):
         return None
-    if cell.data is None:
-        return pipeline_step(cell, nodes, played_at_ns)
-    return replica_step(cell, nodes, played_at_ns, times)
+    return (pipeline_step if cell.data is None else replica_step)(cell, nodes, played_at_ns)
 
 
 def expected_messages(cell: Cell) -> tuple[int, ...]:

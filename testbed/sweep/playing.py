@@ -23,7 +23,7 @@ from testbed.errors import GuestKernelError, StageError, TestbedError
 from testbed.metrics import summarise
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
-from testbed.play import pipelines, replica_times, replicas
+from testbed.play import pipelines, replica_times
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
@@ -271,7 +271,6 @@ class _Player:
         played = extended(read_played(outcome.output), trace)
         outcome.output.unlink()
         stages = records_of(cell, self._job(cell), trace, played, self._steps(cell))
-        ideals_s = replicas.ideals_s(cell, trace) if cell.data is not None else None
         lab = LabRecord.model_validate(played.lab).model_copy(update={"played_at_ns": played.played_at_ns})
         results.write_json(run.folder / "lab.json", lab)
         for stage, records in enumerate(stages):
@@ -290,7 +289,6 @@ class _Player:
             error=None,
             steady=played.steady,
             floor=floor,
-            ideals_s=ideals_s,
         )
         results.write_json(run.folder / "summary.json", summary)
         self._progress.end(cell, summary, outcome.host_seconds)
@@ -300,8 +298,8 @@ class _Player:
     ) -> RunCertificates | None:
         """Return what was measured of the links: around the run, or on the virtual clock once for all."""
         if cell.clock == "virtual":
-            return virtual_certificates(cell, self._links, stages, played.played_at_ns, self._node_times(cell))
-        step = run_step(cell, stages, played.played_at_ns, self._node_times(cell))
+            return virtual_certificates(cell, self._links, stages, played.played_at_ns)
+        step = run_step(cell, stages, played.played_at_ns)
         measured = [Certificate.model_validate(played.about[name]) for name in ("before", "after")]
         if step is not None:
             measured = [step.assess(certificate) for certificate in measured]
@@ -313,11 +311,8 @@ def virtual_certificates(
     links: Mapping[LinkProfile, Certificate],
     stages: Sequence[Sequence[StepRecord]],
     played_at_ns: int | None,
-    times: Sequence[NodeTimes] | None = None,
 ) -> RunCertificates:
-    """Return what was measured of a cell's links on the virtual clock, once for all, judged by the run's own step:
-    `times` as in `run_step`.
-    """
+    """Return what was measured of a cell's links on the virtual clock, once for all, judged by the run's own step."""
     certificate = network_certificate(cell.topology, cell.links, links)
-    step = run_step(cell, stages, played_at_ns, times)
+    step = run_step(cell, stages, played_at_ns)
     return RunCertificates(before=certificate if step is None else step.assess(certificate), after=None)

@@ -23,12 +23,13 @@ from pydantic import Field, ValidationError, model_validator
 from testbed import paths, units
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen, canonical_json, explain, read_toml
+from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.net.lab import LabSpec
 from testbed.play.data_parallel import DataParallelShape, DataParallelTable, resolve_data_parallel
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.hybrid import HybridShape, HybridTable, access_links, resolve_hybrid
-from testbed.play.ideal import Duplex, InboundWire, Pipes, ideal_steps_ns
+from testbed.play.ideal import Duplex, ideal_steps_ns
 from testbed.play.job import PlayJob
 from testbed.play.played import read_played
 from testbed.play.scenarios import load_scenario
@@ -72,7 +73,7 @@ class PlayTable(Frozen):
     """A profile or `link(80Mbit, 10ms)`; one for all, or one per link."""
     topology: Topology = "line"
     duplex: Duplex = "full"
-    """inbound: computed, not played; see `play.ideal.InboundWire`, which takes rate and delay of the links' uplinks."""
+    """inbound: computed, not played; see `metrics.links.InboundWire`; rate and delay are the uplinks'."""
     play: bool = True
     """Else only the ideal is computed."""
     packets: Annotated[int, Field(ge=1)] | None = None
@@ -184,7 +185,7 @@ class PredictionResult(Frozen):
     """What came of a cell. Times are of a step in the steady state, where one was reached."""
 
     ideal_ns: int | None
-    """Over the links as formulas, `play.ideal`; None where several flows share a link, of which these know nothing."""
+    """Over the links as formulas, `metrics.links`; None in results of before these knew of flows that share a link."""
     unlinked_ns: int
     """Where messages take no time."""
     step_ns: float | None
@@ -328,7 +329,7 @@ def play_missing(
         say(f"{len(missing)} cells are missing")
         for cell in missing.values():
             if not cell.play:
-                _keep(folder, cell, PredictionResult(**_computed(cell), step_ns=None))
+                _keep(folder, cell, PredictionResult(**compute_ideal(cell), step_ns=None))
         for left in folder.glob(f"{_ASIDE}*"):  # by a program that was killed: we hold the folder
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=_ASIDE, dir=folder) as aside:
@@ -398,7 +399,7 @@ def _result(cell: PredictionCell, output: Path, kernel: GuestKernel) -> Predicti
         if (cycle := seen_to_repeat(trace, played)) is not None:
             step_ns = fmean(split.steps_ns[-1 - cycle : -1])
     return PredictionResult(
-        **_computed(cell),
+        **compute_ideal(cell),
         step_ns=step_ns,
         steps_ns=split.steps_ns,
         first=split.first,
@@ -414,7 +415,8 @@ def _time(ideal_ns: int | None) -> str:
     return "not known" if ideal_ns is None else units.format_time(ideal_ns)
 
 
-def _computed(cell: PredictionCell) -> dict[str, int | None]:
+def compute_ideal(cell: PredictionCell) -> dict[str, int | None]:
+    """Return the ideal times of a result."""
     period = cell.shape.period
     steps = cell.steps if period is None else _IDEAL_STEPS - 1 + period
     trace = cell.shape.trace(steps)
@@ -429,7 +431,7 @@ def _computed(cell: PredictionCell) -> dict[str, int | None]:
         cell.shape.steady_ns(spans if period is None else spans[-period:])
         for spans in (ideal_steps_ns(trace, over, steps) for over in (links, None))
     )
-    return {"ideal_ns": None if cell.shape.flows_share else round(ideal), "unlinked_ns": round(unlinked)}
+    return {"ideal_ns": round(ideal), "unlinked_ns": round(unlinked)}
 
 
 def _scaled(profile: LinkProfile, scale: int) -> LinkProfile:

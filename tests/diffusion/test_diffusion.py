@@ -15,8 +15,9 @@ from testbed.diffusion.programs import Costs, Program, divide, trace_of
 from testbed.diffusion.workers import Sampled, Workers
 from testbed.errors import SpecError
 from testbed.jobs.sampling import Receive, sent_parts
+from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
-from testbed.play.ideal import Pipes, ideal_step_ns
+from testbed.play.ideal import ideal_step_ns
 from testbed.profiles import load_profile
 
 STEPS, IMAGES = 4, 8

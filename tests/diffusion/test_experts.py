@@ -19,8 +19,9 @@ from testbed.diffusion.experts import (
     sample_experts,
 )
 from testbed.errors import SpecError
+from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
-from testbed.play.ideal import Pipes, ideal_step_ns
+from testbed.play.ideal import ideal_step_ns
 from testbed.profiles import load_profile
 
 STEPS, IMAGES = 5, 4 * BLOCK

@@ -7,10 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from testbed.errors import SpecError, UnknownNameError
+from testbed.metrics.links import Pipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
-from testbed.play.ideal import Pipes, ideal_steps_ns
+from testbed.play.ideal import ideal_steps_ns
 from testbed.play.trace import SEND
 from testbed.profiles import load_profile
 

@@ -9,10 +9,11 @@ import pytest
 
 from testbed.devices.flops import parameters
 from testbed.errors import SpecError, UnknownNameError
+from testbed.metrics.links import AlonePipes, Pipes
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
 from testbed.play.hybrid import HybridShape, access_links, resolve_hybrid
-from testbed.play.ideal import AlonePipes, Pipes, ideal_steps_ns
+from testbed.play.ideal import ideal_steps_ns
 from testbed.play.played import NodeCounters, Played
 from testbed.play.scenarios import Scenario, Sites, load_scenarios
 from testbed.play.split import step_split

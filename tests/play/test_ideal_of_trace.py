@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.jobs.loop import NoLinks
+from testbed.metrics.links import InboundWire, Pipes
 from testbed.metrics.wires import wire_bytes
 from testbed.play.check import check_trace
-from testbed.play.ideal import InboundWire, Pipes, ideal_step_ns
+from testbed.play.ideal import ideal_step_ns
 from testbed.play.synthetic import pipeline_trace
 from testbed.play.trace import RECEIVE, SEND, Lane, Trace
-from testbed.play.unlinked import NoLinks, play_unlinked
+from testbed.play.unlinked import play_unlinked
 from testbed.profiles import load_profile
 from tests.play.made_traces import traces
 
@@ -56,7 +58,7 @@ def test_no_operation_is_earlier_over_links_than_without(trace: Trace) -> None:
 def test_messages_follow_each_other_on_a_wire_and_the_delay_is_not_on_it(sizes: list[int]) -> None:
     trace = exchange(*sizes)
     line = play_unlinked(trace, links=Pipes("line", (LINK,), 2))
-    bits_ns = sum(map(on_the_wire_ns, sizes))
+    bits_ns = on_the_wire_ns(sum(sizes))  # of one connection: what follows fills up the last packet
     assert line[1].end_ns[-1] == pytest.approx(bits_ns + 10_000_000, abs=len(sizes))
     star = play_unlinked(trace, links=Pipes("star", (LINK,), 2))
     # The second link has the first packet one packet later.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from testbed.codecs.make import make
 from testbed.devices import load_device
 from testbed.errors import SpecError, UnknownNameError
 from testbed.message_key import Direction
+from testbed.play.data_parallel import DataParallelShape
+from testbed.play.hybrid import HybridShape
 from testbed.play.shapes import codec_bytes, resolve_shape
 from testbed.profiles import LinkProfile
 from testbed.report import predicted
@@ -160,8 +163,8 @@ def test_a_hybrid_s_links_are_those_of_its_scenario(file: str) -> None:
     cell += 'parallelism = "hybrid"\nscenario = "community"\nbits = 1\n'
     path.write_text(cell + "[grid.one]\nvariants = [{ replicas = [3] }, { replicas = [1, 2] }]\n")
     one, two = (each.cell for each in predict.plan_cells(file))
-    assert (one.shape.nodes, one.shape.flows_share) == (3, False)
-    assert (two.shape.nodes, two.shape.flows_share, len(two.profiles)) == (4, True, 4)
+    assert one.shape.nodes == 3
+    assert (two.shape.nodes, len(two.profiles)) == (4, 4)
     assert two.topology == "star"
     path.write_text(cell + 'links = "datacenter"\n[grid.one]\nvariants = [{ replicas = [3] }]\n')
     with pytest.raises(SpecError, match="links are those of the scenario"):
@@ -245,7 +248,7 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
     assert (share.dropna() > -0.1).all()
     if "exchanged_bytes" in frame:  # a hybrid's formula is a floor
         assert (frame.formula_s <= frame.step_s).all()
-    undisturbed = [not any(map(_disturbed, each.cell.profiles)) for each in planned]
+    undisturbed = [not any(map(_disturbed, each.cell.profiles)) and not _shares(each.cell.shape) for each in planned]
     assert (share[undisturbed].dropna() < 0.1).all()
     folder = predict.cell_files()[name].parent
     if (folder / "train.py").is_file():
@@ -261,3 +264,23 @@ def test_the_quick_form_of_every_shipped_file_is_explained(name: str, tmp_path: 
 def _disturbed(profile: LinkProfile) -> bool:
     lossy = any(pipe is not None and pipe.mean_loss for pipe in (profile.up, profile.down))
     return lossy or profile.slow_start_after_idle
+
+
+def _shares(shape: object) -> bool:
+    """Say whether several send to one: TCP's flows share a link worse than packets that come in turn."""
+    return isinstance(shape, HybridShape) or (
+        isinstance(shape, DataParallelShape) and shape.exchange == "all-to-all" and shape.workers > 2
+    )
+
+
+@pytest.mark.parametrize("name", ["data_parallel_time", "latency_and_loss", "sites"])
+def test_nothing_that_was_played_is_faster_than_its_ideal(name: str) -> None:
+    """Sites share links in every way: replicas of several, behind links of 10 Mbit/s to 10 Gbit/s."""
+    with (predict.cell_files()[name].parent / "cells.csv").open(encoding="utf8") as file:
+        played = {row["cell"]: float(row["step_s"]) for row in csv.DictReader(file) if row["step_s"]}
+    cells = {each.cell.id: each.cell for each in predict.plan_cells(name) if each.cell.id in played}
+    assert len(cells) >= 10
+    for cell_id in list(cells)[:: 1 + len(cells) // 40]:
+        ideal_ns = predict.compute_ideal(cells[cell_id])["ideal_ns"]
+        assert ideal_ns is not None
+        assert ideal_ns / 1e9 <= played[cell_id] * (1 + 5e-6)  # six digits were kept
