@@ -25,10 +25,13 @@ they seldom come together, so a bound is rather too wide than too narrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 from typing import Literal, NamedTuple, TypeVar
 
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
-from testbed.metrics.ideal import ideal_step_s, stated_step_s
+from testbed.jobs.kind import kind_of
+from testbed.metrics.ideal import RecordedKind, ideal_step_s, stated_step_s
+from testbed.metrics.links import Queues
 from testbed.metrics.steps import PipelineStep, align, steady
 from testbed.metrics.wires import WireDeviation, Wires
 from testbed.profiles import LinkProfile
@@ -120,6 +123,19 @@ def spread_out(steps: Sequence[_Step], count: int) -> list[_Step]:
     if count == 1:
         return [steps[-1]]
     return list(dict.fromkeys(steps[round(place * (len(steps) - 1) / (count - 1))] for place in range(count)))
+
+
+def kind_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
+    """Return the mean of the steps of a job of a table `job`; None where there are none."""
+    trained = [[record for record in records if record.phase == "train"] for records in nodes]
+    if not all(trained):
+        return None
+    steps = RecordedKind(kind_of(cell), trained)
+
+    def seconds(deviations: Deviations) -> list[float]:
+        return [fmean(steps.seconds(Queues(Wires(cell, played_at_ns, deviations))))]
+
+    return BoundedStep(cell, seconds, "the mean of the run's own steps")
 
 
 def _simulated(cell: Cell, steps: Sequence[PipelineStep], played_at_ns: int | None) -> StepDurations:

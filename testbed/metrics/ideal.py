@@ -21,9 +21,10 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from testbed.errors import ResultsError
-from testbed.jobs.actions import Decode, Encode, Job, Key, Program, Sizes, Work
+from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Program, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.loop import Cost, Links, Loop, StuckError
+from testbed.jobs.kind import JobKind, kind_of
+from testbed.jobs.loop import Cost, Lane, Links, Loop, Observer, StuckError
 from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
 from testbed.jobs.schedule import Action
 from testbed.message_key import Direction
@@ -45,6 +46,7 @@ def run_steps(
     *,
     steps: int,
     begins_ns: Sequence[int] | None = None,
+    observers: Sequence[Observer] = (),
 ) -> list[int]:
     """Run a job without maths; return when the last place has ended each of its steps.
 
@@ -55,7 +57,7 @@ def run_steps(
 
     def goes_on(place: int, step: int) -> bool:
         ends[step] = max(ends[step], loop.now_ns)
-        return True
+        return step + 1 < steps
 
     def program(place: int) -> Program:
         if begins_ns is not None:
@@ -67,7 +69,9 @@ def run_steps(
 
     places = range(len(job.places))
     nodes = [Sizes(lambda key, place=place: sizes(place, key)) for place in places]  # type: ignore[misc]
-    loop = Loop([program(place) for place in places], nodes, cost=costs, links=links, goes_on=goes_on)
+    loop = Loop(
+        [program(place) for place in places], nodes, cost=costs, links=links, observers=observers, goes_on=goes_on
+    )
     try:
         loop.run()
     except StuckError as error:
@@ -293,6 +297,90 @@ def replica_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at
     wires = Wires(cell, played_at_ns)
     begins_ns = 0 if played_at_ns is None else min(records[0].start_ns for records in trained) - played_at_ns
     return RecordedReplicas(cell.data, trained, range(count)).seconds(Queues(wires, begins_ns=begins_ns))
+
+
+# ------------------------------------------------------------------ jobs of other kinds
+class RecordedKind:
+    """The steps of a job of a table `job`, as all nodes recorded them."""
+
+    def __init__(self, kind: JobKind, nodes: Sequence[Sequence[StepRecord]]) -> None:
+        """`nodes`: the records of each node's training steps."""
+        self._kind, self._nodes, self._steps = kind, nodes, len(nodes[0])
+        self._actions = [
+            [{(action.kind, action.microbatch): action for action in record.actions} for record in records]
+            for records in nodes
+        ]
+        self._sizes = [
+            [{(frame.direction, frame.microbatch): frame.frame_bytes for frame in record.sent} for record in records]
+            for records in nodes
+        ]
+
+    def seconds(self, links: Links) -> list[float]:
+        """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
+        doing = _Doing(len(self._nodes))
+        ends = run_steps(
+            self._kind,
+            self._size,
+            lambda node, action: self._cost(doing, node, action),
+            links,
+            steps=self._steps,
+            observers=[doing],
+        )
+        return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(ends, max)])]
+
+    def _size(self, node: int, key: Key) -> int:
+        named = self._kind.named(key)
+        if (found := self._sizes[node][key.step].get((named.direction, named.number))) is None:
+            raise ResultsError(
+                f"{self._kind.places[node]}, step {key.step}: there is no record of {named.direction} message "
+                f"{named.number}, so the step's ideal duration cannot be computed"
+            )
+        return found
+
+    def _cost(self, doing: _Doing, node: int, action: Any) -> int:
+        """Return how long what a node does took: all work of one action of the records together, at the first of it."""
+        step, owner, begun = doing.step[node], doing.owner[node], doing.begun[node]
+        what = type(action)
+        if what not in (Work, Encode, Decode) or what in begun or step >= self._steps:
+            return 0
+        begun.add(what)
+        if owner is None:
+            record = self._nodes[node][step]
+            return 0 if record.synchronised_ns is None else record.end_ns - record.synchronised_ns
+        own = self._actions[node][step][owner]
+        spans = {Decode: (own.input_ns, own.decoded_ns), Work: (own.decoded_ns, own.computed_ns)}
+        begin_ns, end_ns = spans.get(what, (own.computed_ns, own.encoded_ns))
+        return end_ns - begin_ns
+
+
+class _Doing:
+    """Observes which action of the records each node is in."""
+
+    def __init__(self, nodes: int) -> None:
+        self.step = [0] * nodes
+        self.owner: list[tuple[str, int] | None] = [None] * nodes
+        """None: what belongs to the step."""
+        self.begun: list[set[type]] = [set() for _ in range(nodes)]
+        """What it has done of this action."""
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note what follows."""
+        if type(action) is Begin:
+            self.owner[lane.node] = None if action.kind is None else (action.kind, action.number)
+            self.begun[lane.node].clear()
+        elif type(action) is EndStep and action.phase == "train":
+            self.step[lane.node] = action.number + 1
+
+
+def kind_steps_s(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> list[float]:
+    """Return the ideal durations of all training steps of a job of a table `job`, run in a row, in seconds of the lab.
+
+    ResultsError when the records are inconsistent.
+    """
+    trained = [[record for record in records if record.phase == "train"] for records in nodes]
+    begins_ns = 0 if played_at_ns is None else min(records[0].start_ns for records in trained) - played_at_ns
+    links = Queues(Wires(cell, played_at_ns), begins_ns=begins_ns)
+    return RecordedKind(kind_of(cell), trained).seconds(links)
 
 
 def unshaped_step_s(pipeline: PipelineSpec, *, forward_s: float, backward_s: float, update_s: float = 0.0) -> float:

@@ -10,13 +10,13 @@ import numpy as np
 from testbed.message_key import Phase
 from testbed.metrics import statistics
 from testbed.metrics.contention import stray_share
-from testbed.metrics.ideal import ideal_step_s, replica_steps_s
+from testbed.metrics.ideal import ideal_step_s, kind_steps_s, replica_steps_s
 from testbed.metrics.spans import busy_cores, overrun_share, split_shares
 from testbed.metrics.steps import PipelineStep, align, counted, durations_s, over_cycles
 from testbed.metrics.traffic import traffic
 from testbed.metrics.wires import Wires
 from testbed.records import LabRecord, RunCertificates, Split, StageCosts, StepRecord, Summary
-from testbed.spec import Cell, PipelineSpec
+from testbed.spec import Cell, DataParallelSpec, PipelineSpec
 
 
 def _last_loss(steps: Sequence[PipelineStep], phase: Phase) -> float | None:
@@ -51,10 +51,11 @@ def _ideals_s(
     if isinstance(cell.parallelism, PipelineSpec):
         wires = Wires(cell, played_at_ns)
         return [ideal_step_s(wires, step.records, step.free_ns, cell.compute) for step in chosen]
-    if cell.data is None:
-        return None
-    nodes = list(zip(*(step.records for step in steps), strict=True)) if chosen else []
-    if (ideals_s := replica_steps_s(cell, nodes, played_at_ns)) is None:
+    if not chosen:
+        return []
+    nodes = list(zip(*(step.records for step in steps), strict=True))
+    steps_s = replica_steps_s if isinstance(cell.parallelism, DataParallelSpec) else kind_steps_s
+    if (ideals_s := steps_s(cell, nodes, played_at_ns)) is None:
         return None
     return over_cycles([ideals_s[step.number] for step in chosen], cell.cycle)
 

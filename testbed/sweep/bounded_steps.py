@@ -11,13 +11,22 @@ from collections.abc import Iterable, Sequence
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.devices import flops
-from testbed.jobs.kind import JobKind
 from testbed.jobs.schedule import actions
-from testbed.metrics.bound import BoundedStep, pipeline_step, stated_step
+from testbed.metrics.bound import BoundedStep, kind_step, pipeline_step, stated_step
 from testbed.play.replica_steps import replica_step, stated_replica_step
 from testbed.profiles import LinkProfile
 from testbed.records import StepRecord
-from testbed.spec import Cell, Engine, Measured, OptimiserSpec, PipelineSpec, TextSpec, TrainingSpec, text_of
+from testbed.spec import (
+    Cell,
+    DataParallelSpec,
+    Engine,
+    Measured,
+    OptimiserSpec,
+    PipelineSpec,
+    TextSpec,
+    TrainingSpec,
+    text_of,
+)
 from testbed.workloads import models
 
 _SAME_SIZE = 1.1
@@ -35,9 +44,13 @@ def expected_step(cell: Cell) -> BoundedStep:
 
 def run_step(cell: Cell, nodes: Sequence[Sequence[StepRecord]], played_at_ns: int | None) -> BoundedStep | None:
     """Return the steps of a run that its links are judged by; None where none counts. `nodes`: records by node."""
-    if isinstance(cell.parallelism, JobKind):
-        return None
-    return (pipeline_step if cell.data is None else replica_step)(cell, nodes, played_at_ns)
+    match cell.parallelism:
+        case PipelineSpec():
+            return pipeline_step(cell, nodes, played_at_ns)
+        case DataParallelSpec():
+            return replica_step(cell, nodes, played_at_ns)
+        case _:
+            return kind_step(cell, nodes, played_at_ns)
 
 
 def expected_messages(cell: Cell) -> tuple[int, ...]:
