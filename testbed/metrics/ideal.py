@@ -306,7 +306,7 @@ class RecordedKind:
     def __init__(self, kind: JobKind, nodes: Sequence[Sequence[StepRecord]]) -> None:
         """`nodes`: the records of each node's training steps."""
         self._kind, self._nodes, self._steps = kind, nodes, len(nodes[0])
-        self._actions = [
+        self._actions: list[list[dict[tuple[str, int], ActionRecord]]] = [
             [{(action.kind, action.microbatch): action for action in record.actions} for record in records]
             for records in nodes
         ]
