@@ -28,7 +28,7 @@ from testbed.metrics.curves import LossPoint
 from testbed.metrics.statistics import of_differences
 from testbed.metrics.time_to_loss import crossing
 from testbed.metrics.verdicts import Judgement, Verdict, judge
-from testbed.play.replica_times import device_coding
+from testbed.play.replica_times import device_coding, worker_coding_ns
 from testbed.play.shapes import model_on_device
 from testbed.report import experiments, predicted, style
 from testbed.report.claims import Claim, claims_table
@@ -205,8 +205,8 @@ def codec_shares(compute_s: float) -> dict[str, float]:
             streaming=method.streaming,
         )
         codecs = [parse_codec(method.codec)] * method.workers
-        coding = device_coding(data, 0, codecs, shapes_of(size), rates_of(device))
-        each_ns = [one.pack_ns + one.unpack_ns + sum(map(sum, one.rounds)) for one in coding]
+        coding = device_coding(data, codecs, shapes_of(size), rates_of(device))
+        each_ns = [worker_coding_ns(data, messages) for messages in coding]
         shares[row.name] = sum(each_ns) / len(each_ns) / 1e9 / (method.local_steps * compute_s)
     return shares
 

@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -222,10 +222,3 @@ def steady_mean_ns(steps_ns: Sequence[int], staleness: int) -> float:
     period = staleness + 1
     cycles = max(1, (len(steps_ns) - 1) // 2 // period)
     return float(mean(steps_ns[:-1][-cycles * period :]))
-
-
-class CodecTimes(NamedTuple):
-    """How long a codec works on a message, in nanoseconds."""
-
-    encode_ns: int
-    decode_ns: int

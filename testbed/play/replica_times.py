@@ -21,7 +21,6 @@ from testbed.codecs.catalogue import placement
 from testbed.codecs.catalogue.codec_spec import CodecSpec, parse_codec
 from testbed.devices.codec_cost import DeviceRates, device_codec_ns
 from testbed.errors import UserError
-from testbed.play.data_parallel import CodecTimes
 from testbed.play.pipelines import needs_calibration
 from testbed.records import Calibration, ReplicaCosts
 from testbed.replicas.fragments import SMALL, Shapes, message_shapes
@@ -30,21 +29,16 @@ from testbed.spec import Cell, DataParallelSpec, Paced, recipe_of
 from testbed.workloads import models
 
 
-class NodeCoding(NamedTuple):
-    """What codecs do at one node in a step, in nanoseconds of the lab."""
+class CodecTimes(NamedTuple):
+    """How long a codec works on a message, in nanoseconds."""
 
-    pack_ns: int
-    """Before its messages go out: the message is made. 0 round a ring that reduces, where parts are encoded on the way.
-    """
-    unpack_ns: int
-    """Before it works with what came."""
-    rounds: tuple[CodecTimes, ...] = ()
-    """Round a ring that reduces: what is encoded before it is sent, and decoded when it has come."""
+    encode_ns: int
+    decode_ns: int
 
-    def scaled(self, factor: int) -> NodeCoding:
-        """Return the same where everything takes so many times as long."""
-        rounds = tuple(CodecTimes(one.encode_ns * factor, one.decode_ns * factor) for one in self.rounds)
-        return NodeCoding(self.pack_ns * factor, self.unpack_ns * factor, rounds)
+
+Coding = tuple[tuple[CodecTimes, ...], ...]
+"""By fragment that is exchanged: of the message of each worker and of a star's server; in a ring that reduces, of each
+part of a message."""
 
 
 class NodeTimes(NamedTuple):
@@ -54,8 +48,8 @@ class NodeTimes(NamedTuple):
     """Its local steps; empty: a server."""
     update_ns: int
     """It applies an aggregate."""
-    coding: tuple[NodeCoding, ...] | None
-    """By fragment that is exchanged; None: codecs take no time."""
+    coding: Coding | None
+    """Of the messages that it makes and takes; None: codecs take no time."""
 
 
 def node_times(cell: Cell, costs: ReplicaCosts | None = None) -> list[NodeTimes]:
@@ -83,28 +77,26 @@ def stated_times(cell: Cell) -> list[NodeTimes]:
 
 
 def _node_times(cell: Cell, costs: ReplicaCosts | None) -> list[NodeTimes]:
-    data, factor = cell.data, cell.compute.dilation
+    data = cell.data
     assert data is not None
-    found = []
-    for node in range(cell.nodes):
-        coding = _node_coding(cell, data, node, costs)
-        local_ns, update_ns = _works(cell, data, node, costs) if node < data.workers else ((), 0)
-        scaled = None if coding is None else tuple(each.scaled(factor) for each in coding)
-        found.append(NodeTimes(local_ns, update_ns, scaled))
-    return found
+    coding = _coding(cell, data, costs)
+    works = [_works(cell, data, node, costs) if node < data.workers else ((), 0) for node in range(cell.nodes)]
+    return [NodeTimes(local_ns, update_ns, coding) for local_ns, update_ns in works]
 
 
-def _node_coding(cell: Cell, data: DataParallelSpec, node: int, costs: ReplicaCosts | None) -> list[NodeCoding] | None:
-    """Return what codecs do at a node by the cell's rule, by fragment; None: nothing that takes time."""
+def _coding(cell: Cell, data: DataParallelSpec, costs: ReplicaCosts | None) -> Coding | None:
+    """Return what codecs do by the cell's rule; None: nothing that takes time."""
     if cell.codec_rates is not None:
         rates = DeviceRates(cell.codec_rates.bandwidth_bytes_per_s, cell.codec_rates.operations_per_s)
-        shapes = models.parameter_shapes(cell.workload)
-        return device_coding(data, node, _sent_codecs(cell, data), shapes, rates)
-    if cell.codec_cost == "zero" or costs is None:
+        coding = device_coding(data, _sent_codecs(cell, data), models.parameter_shapes(cell.workload), rates)
+    elif cell.codec_cost == "zero" or costs is None:
         return None
-    timed = [zip(sender.encode, sender.decode, strict=True) for sender in costs.messages]
-    by_sender = [[CodecTimes(encode.ns, decode.ns) for encode, decode in each] for each in timed]
-    return [_coding(data, node, of_fragment) for of_fragment in zip(*by_sender, strict=True)]
+    else:
+        timed = [zip(sender.encode, sender.decode, strict=True) for sender in costs.messages]
+        by_sender = [[CodecTimes(encode.ns, decode.ns) for encode, decode in each] for each in timed]
+        coding = tuple(zip(*by_sender, strict=True))
+    factor = cell.compute.dilation
+    return tuple(tuple(CodecTimes(one[0] * factor, one[1] * factor) for one in messages) for messages in coding)
 
 
 def _works(cell: Cell, data: DataParallelSpec, worker: int, costs: ReplicaCosts | None) -> tuple[tuple[int, ...], int]:
@@ -120,22 +112,6 @@ def _works(cell: Cell, data: DataParallelSpec, worker: int, costs: ReplicaCosts 
     return (*(local_ns,) * (count - 1), local_ns + close_ns), own.update.ns * factor
 
 
-def _coding(data: DataParallelSpec, node: int, messages: Sequence[CodecTimes]) -> NodeCoding:
-    """Return what a node does with a step's messages: those of each worker and of a star's server, or of each part."""
-    workers, all_ns = data.workers, sum(message.decode_ns for message in messages[: data.workers])
-    if data.exchange == "star":
-        unpack_ns = all_ns if node == workers else messages[workers].decode_ns
-        return NodeCoding(messages[node].encode_ns, unpack_ns)
-    if data.exchange != "all-reduce":
-        return NodeCoding(messages[node].encode_ns, all_ns)
-    rounds = []
-    for number in range(2 * (workers - 1)):
-        goes, comes = messages[(node - number) % workers], messages[(node - number - 1) % workers]
-        encode_ns = goes.encode_ns if number < workers else 0  # in the last of these the sum, and then it is passed on
-        rounds.append(CodecTimes(encode_ns, comes.decode_ns if number < workers - 1 else 0))
-    return NodeCoding(0, all_ns, tuple(rounds))
-
-
 def _sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:
     """Return the codecs of the workers' messages, and of a server's answer."""
     placed = placement.parse_placement(cell.codec)
@@ -144,21 +120,27 @@ def _sent_codecs(cell: Cell, data: DataParallelSpec) -> list[CodecSpec]:
 
 
 def device_coding(
-    data: DataParallelSpec,
-    node: int,
-    codecs: Sequence[CodecSpec],
-    shapes: Sequence[Sequence[int]],
-    rates: DeviceRates,
-) -> list[NodeCoding]:
-    """Return what codecs do at a node in a step, by fragment that is exchanged, on a device of these rates.
+    data: DataParallelSpec, codecs: Sequence[CodecSpec], shapes: Sequence[Sequence[int]], rates: DeviceRates
+) -> Coding:
+    """Return what codecs do with the messages of a step on a device of these rates.
 
     `codecs`: of the workers' messages, and of a star's answer; `shapes`: of all parameters. SpecError for codecs of
     which nobody can say it.
     """
-    return [
-        _coding(data, node, [_device_message(*each, rates) for each in zip(codecs, senders, strict=True)])
+    return tuple(
+        tuple(_device_message(*each, rates) for each in zip(codecs, senders, strict=True))
         for senders in message_shapes(data, shapes)
-    ]
+    )
+
+
+def worker_coding_ns(data: DataParallelSpec, messages: Sequence[CodecTimes]) -> int:
+    """Return how long the first worker's codecs work in a step in which these messages, or parts, are exchanged."""
+    encoded, decoded = messages[:1], messages[: data.workers]
+    if data.exchange == "star":
+        decoded = messages[data.workers :]
+    if data.exchange == "all-reduce":  # every part once on its way, but for the first one's, and every sum
+        encoded, decoded = messages, (*messages[1:], *messages)
+    return sum(one.encode_ns for one in encoded) + sum(one.decode_ns for one in decoded)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from testbed.jobs.actions import Action, Decode, Encode, Key, Sizes, Work
 from testbed.jobs.data_parallel import MESSAGES, RING, DataParallelJob
 from testbed.jobs.loop import Cost
 from testbed.jobs.recorder import Named
-from testbed.play.replica_times import NodeTimes, stated_times
+from testbed.play.replica_times import CodecTimes, Coding, NodeTimes, stated_times
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob
 from testbed.records import StepRecord
@@ -94,15 +94,14 @@ def _cost(data: DataParallelSpec, times: Sequence[NodeTimes]) -> Cost:
             case Work("update"):
                 return own.update_ns
             case Encode(key) if own.coding is not None:
-                coding = in_turn(own.coding, key.step)
-                return coding.rounds[_round_of(data, node, key)].encode_ns if coding.rounds else coding.pack_ns
+                return of(own.coding, key).encode_ns
             case Decode(messages) if own.coding is not None:
-                key = messages[0].key
-                coding = in_turn(own.coding, key.step)
-                if coding.rounds and key.what == "gradient":
-                    return coding.rounds[(node - key.part - 1) % data.workers].decode_ns
-                return coding.unpack_ns
+                coding = own.coding
+                return sum(of(coding, message.key).decode_ns for message in messages)
         return None
+
+    def of(coding: Coding, key: Key) -> CodecTimes:
+        return in_turn(coding, key.step)[key.part if data.exchange == "all-reduce" else key.origin]
 
     return cost
 

@@ -12,10 +12,11 @@ from typing import Any
 from testbed.diffusion import experts, programs
 from testbed.jobs.sampling import sent_parts
 from testbed.jobs.schedule import actions
+from testbed.metrics.links import Pipes
 from testbed.play import pipelines, replicas, synthetic
 from testbed.play.data_parallel import DataParallelShape, resolve_data_parallel
 from testbed.play.hybrid import resolve_hybrid
-from testbed.play.ideal import Pipes, ideal_steps_ns
+from testbed.play.ideal import ideal_steps_ns
 from testbed.play.replica_times import node_times
 from testbed.play.trace import Trace
 from testbed.play.tracing import window
