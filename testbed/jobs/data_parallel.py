@@ -152,19 +152,22 @@ class _Place:
         """Wait for the aggregates of steps, or for what they are the sums of, and update."""
         for step in steps:
             yield Begin("A", step)
-            values = yield Decode(tuple((yield from self._wait(step))))
+            values = yield from self._values(step)
             yield Work("update", Key("update", step), values)
             self._applied = step + 1
 
-    def _wait(self, step: int) -> Program:
+    def _values(self, step: int) -> Program:
+        """Return what the messages of a step say: each is decoded as it comes, while others are on their way."""
         if self._ring:
-            return (yield Wait(Key(RING, step)))
+            return (yield Decode(tuple((yield Wait(Key(RING, step))))))
         if self._job.exchange == "star":
-            return [(yield from self._receive(Key("aggregate", step, origin=self._workers), self._workers))]
-        by_worker = {self._me: self._given.pop(step)}
+            answer = yield from self._receive(Key("aggregate", step, origin=self._workers), self._workers)
+            return (yield Decode((answer,)))
+        by_worker = {self._me: (yield Decode((self._given.pop(step),)))}
         for peer in self._others():
-            by_worker[peer] = yield from self._receive(Key("gradient", step, origin=peer), peer)
-        return [by_worker[worker] for worker in range(self._workers)]
+            message = yield from self._receive(Key("gradient", step, origin=peer), peer)
+            by_worker[peer] = yield Decode((message,))
+        return [value for worker in range(self._workers) for value in by_worker[worker]]
 
     def _others(self) -> Sequence[int]:
         """Return the places that have a worker's message, whose messages it waits for, in order."""
@@ -182,10 +185,10 @@ class _Place:
     # ------------------------------------------------------------------ a server's step
     def _answer(self, step: int) -> Program:
         yield Begin("A", step)
-        came = []
+        values = []
         for worker in range(self._workers):
-            came.append((yield from self._receive(Key("gradient", step, origin=worker), worker)))
-        values = yield Decode(tuple(came))
+            message = yield from self._receive(Key("gradient", step, origin=worker), worker)
+            values += yield Decode((message,))
         total = yield Work("sum", Key("sum", step), values)
         message = yield Encode(Key("aggregate", step, origin=self._me), total)
         yield from self._send(message, range(self._workers))

@@ -148,7 +148,8 @@ class Recorder:
                 place.current.sent.append(self._sent(action, value, begin_ns))
                 place.current.messages.append((action.peer, action.message.key))
             case Receive():
-                _reached(place, "input_ns", end_ns)
+                if end_ns > begin_ns:  # else it was there, while messages before it were decoded
+                    _reached(place, "input_ns", end_ns)
                 place.current.received.append(self._received(value))
             case Collect():
                 _reached(place, "input_ns", end_ns)

@@ -249,6 +249,9 @@ class RecordedReplicas:
             key = action.messages[0].key
             if self._reduces and key.what == "gradient":
                 return 0  # part of what lies between its arrival and the next message
+            at_the_end = self._workers - 1 if node == self._workers else (node - 1) % self._workers
+            if len(action.messages) == 1 and key.what == "gradient" and key.origin != at_the_end:
+                return 0  # while the next message was on its way: what was not is part of the last one's
             own = self._applying[node][key.step]
             return own.decoded_ns - own.input_ns
         return 0

@@ -1,8 +1,9 @@
 """How long the nodes of data parallel training work on what: local steps, updates, and what codecs do with messages.
 
-A worker encodes its message when its local steps are done, and decodes what it has of a step when all of it is there,
-before it applies it: a server's answer, or the message of each worker, its own among them, so that all apply the same.
-The server decodes every worker's message and encodes its answer, once for all. Round a ring that reduces, each part is
+A worker encodes its message when its local steps are done, and decodes what it has of a step before it applies it: a
+server's answer, or the message of each worker, its own among them, so that all apply the same. The server decodes every
+worker's message and encodes its answer, once for all. Both take the messages in the order of the workers and decode
+each as it comes, while the next is on its way. Round a ring that reduces, each part is
 decoded and encoded anew at every hop while the workers compute on, as fast as if they did not; all sums are decoded at
 the end. Adding up is no work of a codec and takes no time.
 

@@ -87,6 +87,6 @@ def test_what_went_round_a_ring_belongs_to_the_step_that_sent_it_and_to_the_one_
 def test_a_server_answers_what_it_has_summed() -> None:
     recorded = record(DataParallelJob(2, "star", [0, 0], [2, 1], 2))
     (action,) = recorded[2][0].actions
-    assert (action.kind, action.input_ns, action.decoded_ns, action.encoded_ns) == ("A", 62, 63, 65)
+    assert (action.kind, action.input_ns, action.decoded_ns, action.encoded_ns) == ("A", 62, 64, 66)
     assert [sent.peer for sent in recorded[2][0].sent] == [0, 1]
     assert [action.kind for action in recorded[0][0].actions] == ["L", "L", "A"]

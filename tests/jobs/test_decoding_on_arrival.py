@@ -1,0 +1,60 @@
+"""Star servers and all-to-all workers decode each message while the next is on its way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.jobs.actions import Action, Decode, EndStep, Sizes, Work
+from testbed.jobs.data_parallel import DataParallelJob
+from testbed.jobs.loop import Clock, Lane, Loop, NoLinks
+from testbed.spec import Exchange
+
+_GAP_NS = 100
+
+
+class _InTurn(NoLinks):
+    """A receiver's messages come one after the other, in the order in which their senders stand after it."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+
+    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
+        turn = source if target == self.nodes - 1 and target % 2 == 0 else (source - target) % self.nodes
+        clock.at(clock.now_ns + turn * _GAP_NS, deliver)
+
+
+class _Ends:
+    def __init__(self) -> None:
+        self.end_ns = 0
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        if isinstance(action, EndStep):
+            self.end_ns = max(self.end_ns, end_ns)
+
+
+def step_ns(exchange: Exchange, decode_ns: int) -> int:
+    job = DataParallelJob(4, exchange, [0] * 4, [1] * 4, 1)
+    nodes, ends = len(job.places), _Ends()
+
+    def cost(node: int, action: Action) -> int | None:
+        match action:
+            case Work("local step"):
+                return 1000
+            case Decode(messages) if exchange != "star" or node == 4:
+                return decode_ns * len(messages)
+        return None
+
+    programs = [job.program(place) for place in range(nodes)]
+    Loop(programs, [Sizes(lambda key: 8)] * nodes, cost=cost, links=_InTurn(nodes), observers=[ends]).run()
+    return ends.end_ns
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+def test_only_the_last_message_is_decoded_after_all_have_come(exchange: Exchange) -> None:
+    assert step_ns(exchange, 60) - step_ns(exchange, 0) == 60
+
+
+def test_what_goes_round_a_ring_is_decoded_when_it_has_been_round() -> None:
+    assert step_ns("all-gather", 60) - step_ns("all-gather", 0) == 4 * 60
