@@ -582,9 +582,8 @@ class Cell(Frozen):
     codec_cost: CodecCost = "host"
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
     emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
-    clock, and on the virtual one zero. In data parallel training a live cell has zero on either clock: a message is
-    made, and an aggregate read, within the time of the work before or after it. (`play.replica_times` says what codecs
-    do there in a played cell.)"""
+    clock, while it runs, and on the virtual one zero; in data parallel training on the real clock either. (See
+    `play.replica_times` for what codecs do there in a played cell.)"""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
     workload: Workload

@@ -159,14 +159,16 @@ class Line:
         if self._takes is None:
             self.at_ns = self.recorded_ns = ended_ns
             return None
-        took_ns, works = self._takes(action), isinstance(action, Work)
-        self.at_ns += (ended_ns - began_ns) * self._dilation if took_ns is None else took_ns
-        self.recorded_ns = max(self.recorded_ns, self.at_ns)
-        if not self._in_action:
-            return None
-        if not isinstance(action, Decode):
+        stated_ns = self._takes(action)
+        took_ns = (ended_ns - began_ns) * self._dilation if stated_ns is None else stated_ns
+        self.at_ns += took_ns
+        if isinstance(action, Decode):
+            self.recorded_ns += took_ns
+        elif self._in_action:
             self.recorded_ns = max(self.recorded_ns, ended_ns)
-        return PacedWork(began_ns, ended_ns, self.at_ns) if works and took_ns else None
+        self.recorded_ns = max(self.recorded_ns, self.at_ns)
+        held = self._in_action and isinstance(action, Work) and took_ns
+        return PacedWork(began_ns, ended_ns, self.at_ns) if held else None
 
 
 def takes(compute: Measured | Paced, durations_ns: Mapping[str, int], codec_cost: CodecCost) -> Takes | None:

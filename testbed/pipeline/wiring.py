@@ -1,6 +1,7 @@
 """Connect a place: Unix sockets to all others, links to its peers, and its devices' counters. No torch.
 
-Of two peers the later listens, and the earlier one connects; it says which it is where it is not the only one.
+Of two peers the later listens, and the earlier one connects. Where a place has several of these, all say which they
+are.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Wiring:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._job, self._place, self._places, self._peers = job, job.stage, places, peers
         self._names, self._max_payload_bytes, self._max_frames = names, max_payload_bytes, max_frames
+        self._numbered = any(len(self._earlier(place)) > 1 for place in range(len(peers)))
         self.connections: dict[int, Connection] = {}
         """By peer."""
         self.counters: DeviceCounters | None = None
@@ -83,7 +85,7 @@ class Wiring:
             if peer > place:
                 where = f"{job.name} <-> {self._places[peer]} ({job.endpoints[peer]})"
                 sockets[peer] = connect_to_later(job.endpoints[peer], where, job.limits.connect_s)
-                if len(self._earlier(peer)) > 1:
+                if self._numbered:
                     sockets[peer].sendall(_NUMBER.pack(place))
         if self._listener is not None:
             with self._listener:
@@ -111,9 +113,8 @@ class Wiring:
 
     def _accept(self, listener: socket.socket) -> tuple[int, socket.socket]:
         sock = accept_earlier(listener, self._job.name, self._job.limits.connect_s)
-        earlier = self._earlier(self._place)
-        if len(earlier) == 1:
-            return earlier[0], sock
+        if not self._numbered:
+            return self._earlier(self._place)[0], sock
         sock.settimeout(self._job.limits.connect_s)
         try:
             return _NUMBER.unpack(sock.recv(_NUMBER.size, socket.MSG_WAITALL))[0], sock

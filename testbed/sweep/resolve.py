@@ -81,7 +81,7 @@ def resolve_cell(
         # Through JSON, so that 1 and 1.0 and true are not confused, and strictly: no text is taken for a number.
         timing = content.setdefault("timing", "played")
         own_pace = {"mode": "measured" if timing == "live" else "calibrated"}
-        # On the real clock a live pipeline's codecs cost what they cost; that they cost nothing is for the virtual one.
+        # Live codecs that cost what they cost are for the real clock.
         virtual = clock == "virtual" and (timing == "played" or content.get("codec_cost") == "zero")
         means = {"engine": "netem" if virtual else engine, "clock": "real"}
         # What it costs on a device is filled in below, with the device's rates.
@@ -176,11 +176,11 @@ def _check_data_means(
     """Raise SpecError for a cell of data parallel training that nothing here can make."""
     if cell.played_steps is not None:
         raise SpecError(f"{where}: data parallel training is played as long as it was trained: leave played_steps out")
-    if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] != "zero"):
+    if cell.timing == "live" and (not isinstance(durations, Paced) or changes["codec_cost"] == "device"):
         raise SpecError(
-            f"{where}: data parallel training is run live with stated durations, and a message is made within the time "
-            "of the work before it: say compute.mode = 'paced', with a device or durations, and codec_cost = 'zero'; "
-            "or set timing = 'played'"
+            f"{where}: data parallel training is run live with stated durations, and with codecs that cost what they "
+            "cost here or nothing: say compute.mode = 'paced', with a device or durations, and codec_cost = 'host' or "
+            "'zero'; or set timing = 'played'"
         )
     for name in ("deco", "arrivals"):
         if getattr(data, name) is not None and cell.timing == "played":

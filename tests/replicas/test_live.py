@@ -23,7 +23,7 @@ from testbed.records import StepRecord
 from testbed.replicas.decision import as_stated
 from testbed.replicas.leader import Leader, ratio_of, with_head, with_ratio, without_head
 from testbed.replicas.live import run_node, wire
-from testbed.spec import DecoSpec, Exchange, Paced, Recipe
+from testbed.spec import CodecCost, DecoSpec, Exchange, Paced, Recipe
 from tests.small_replicas import DIGITS, SPARSE, Learner, a_recipe, free_ports, learner_for, node_jobs, same, trained
 
 OUTER = {"learning_rate": 1.0, "momentum": 0.0, "nesterov": False}
@@ -44,13 +44,19 @@ class OverLoopback(NamedTuple):
 
 
 def over_loopback(
-    recipe: Recipe, folder: Path, *, lost: int | None = None, asked_in: int | None = None
+    recipe: Recipe,
+    folder: Path,
+    *,
+    lost: int | None = None,
+    asked_in: int | None = None,
+    codec_cost: CodecCost = "zero",
 ) -> OverLoopback:
     """Run all nodes, each in a thread; `lost` ends after its second step; a person asks for the end when a node has
     read that batch.
     """
     asked = threading.Event()
-    jobs, sockets = jobs_of(recipe, folder), make_sockets(recipe.nodes)
+    jobs = [job.model_copy(update={"codec_cost": codec_cost}) for job in jobs_of(recipe, folder)]
+    sockets = make_sockets(recipe.nodes)
     weights: list[list[Tensor]] = [[] for _ in jobs]
     errors: list[BaseException | None] = [None] * len(jobs)
 
@@ -146,6 +152,17 @@ def test_over_links_as_in_one_process(
         tcp = [{socket.peer: socket.bytes_sent for socket in record.sockets} for record in ours]
         assert all(sample.keys() == peers for sample in tcp)
         assert all(before[peer] <= after[peer] for before, after in itertools.pairwise(tcp) for peer in peers)
+
+
+@pytest.mark.parametrize("exchange", ["star", "all-to-all"])
+@pytest.mark.parametrize("codec_cost", ["zero", "host"])
+def test_codecs_cost_nothing_or_what_they_cost_here(exchange: Exchange, codec_cost: CodecCost, tmp_path: Path) -> None:
+    recipe = a_recipe(exchange, SPARSE, workers=2, steps=4)
+    live = over_loopback(recipe, tmp_path, codec_cost=codec_cost)
+    assert live.errors == [None] * recipe.nodes
+    assert same(live.weights[0], trained(recipe).weights(0))
+    updates = [a for node in live.records[:2] for record in node for a in record.actions if a.kind == "A"]
+    assert all((action.decoded_ns > action.input_ns) == (codec_cost == "host") for action in updates)
 
 
 @pytest.mark.parametrize("exchange", ["star", "all-to-all"])
