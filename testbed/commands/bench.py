@@ -17,9 +17,7 @@ from testbed.errors import LabError, UserError
 if TYPE_CHECKING:
     from testbed.net.certificate.accuracy import Accuracy
 
-app = typer.Typer(
-    help="Measure testbed itself: how true its links and its clocks are, how fast a lab stands.", no_args_is_help=True
-)
+app = typer.Typer(help="Measure testbed itself: how true its links and its clocks are.", no_args_is_help=True)
 app.command()(codec_bench.codecs)
 
 
@@ -105,35 +103,6 @@ def clock(
     out.print(f"guest kernel {kernel.version}; {len(points)} links took {seconds:.0f} s of this machine's time")
     if any(certificate.verdict != "PASS" for certificate in certificates):
         raise typer.Exit(1)
-
-
-@app.command()
-def lab(
-    engine: EngineFlag = "auto",
-    nodes: Annotated[list[int], typer.Option(help="Sizes of the star.")] = [2, 16, 32],  # noqa: B006
-    repetitions: Annotated[int, typer.Option(min=1, help="Builds of each; the medians are told.")] = 5,
-) -> None:
-    """Measure how fast a star of nodes stands and is gone again, beside Mininet and NeST where they are installed."""
-    from testbed.net.machine import lab_speed
-    from testbed.sweep.environment import describe_machine, hold_machine
-
-    chosen, reason = choose_engine(engine)
-    about = describe_machine()
-    out.print(f"engine {chosen}: {reason}", highlight=False, soft_wrap=True)
-    load = f"load {about['load_average'][0]:.2f}"
-    out.print(
-        f"{about['cpu_model'] or 'unknown processor'}, {about['cores']} processors, Linux {about['kernel']}, {load}"
-    )
-    rows = table("tool", "nodes", "build", "teardown", "n", "how", right=("nodes", "build", "teardown", "n"))
-    with hold_machine():
-        for count in nodes:
-            netem = chosen == "netem"
-            measured = [lab_speed.time_our_lab(count, chosen, repetitions)]
-            measured += [emulator.measure(count, repetitions, netem=netem) for emulator in lab_speed.EMULATORS]
-            for speed in measured:
-                times = ["-" if s is None else f"{s * 1000:.0f} ms" for s in (speed.build_s, speed.teardown_s)]
-                rows.add_row(speed.tool, str(speed.nodes), *times, str(speed.repetitions), speed.note)
-    out.print(rows)
 
 
 @app.command()
