@@ -34,6 +34,7 @@ _PACKET_S, _OPERATION_S, _JOB_S = 100e-6, 20e-6, 1.0
 """Of this machine's time. Guesses high enough for a slow machine: they order jobs, and tell slow from hung."""
 _STEPS_TO_PROVE = 12
 _MEMORY: Final = "1G"
+"""Of a guest; the host gives what is touched."""
 _PATIENCE_S, _PATIENCE = 60.0, 20.0
 _LOOK_S = 0.05
 _LAST_WORDS = 2000
@@ -64,8 +65,8 @@ def play_jobs(
     """Play jobs and return what became of each; one that failed says so in its outcome, and the others go on.
 
     `folder`: where jobs wait meanwhile; what a program that was killed has left there is removed. `kernel`, `guests`:
-    for the virtual clock. Call it from the main thread. SpecError for a trace
-    that cannot be read, or a virtual clock without a kernel.
+    for the virtual clock. Call it from the main thread. SpecError for a trace that cannot be read, or a virtual clock
+    without a kernel.
     """
     if clock == "virtual" and kernel is None:
         raise SpecError("the virtual clock needs a guest kernel: python -m testbed vm --build")
