@@ -75,7 +75,7 @@ def test_a_results_folder_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 
 def test_what_is_not_there_yet_is_said_with_how_to_get_it(tmp_path: Path) -> None:
     assert "run a sweep first" in _refused(tmp_path, "report")
-    assert "vm --fetch" in _refused(tmp_path, "vm", "--", "true", XDG_CACHE_HOME=str(tmp_path))
+    assert "vm --build" in _refused(tmp_path, "vm", "--", "true", XDG_CACHE_HOME=str(tmp_path))
 
 
 @pytest.mark.root

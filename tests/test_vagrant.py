@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from testbed import vm
-
 ROOT = Path(__file__).parents[1]
 CHECK = ROOT / "vagrant" / "check_netem.sh"
 
@@ -75,7 +73,7 @@ def test_the_check_passes_where_netem_works() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(vm.find_kernel() is None, reason="needs the guest kernel: testbed vm --fetch")
+@pytest.mark.clock_kernel
 def test_the_check_passes_in_the_guest_kernel() -> None:
     done = _run(sys.executable, "-m", "testbed", "vm", "--time-limit", "60", "--", CHECK)
     assert done.returncode == 0, done.stderr

@@ -38,7 +38,7 @@ def doctor() -> None:
     facts = remedies.facts()
     out.print(f"{remedies.platform(facts)}, kernel {facts.release}", highlight=False)
     rows = table("", "what", "found")
-    findings = (*capabilities.try_capabilities(), _guest_kernel(), _clock_kernel())
+    findings = (*capabilities.try_capabilities(), _clock_kernel())
     for finding in findings:
         mark = "[green]ok[/]" if finding.ok else "[red]no[/]" if finding.needed else "[yellow]no[/]"
         rows.add_row(mark, finding.name, escape(finding.detail + (f"\n-> {finding.remedy}" if finding.remedy else "")))
@@ -58,23 +58,6 @@ def readiness(missing: list[str], *, virtual_clock: bool) -> tuple[bool, str]:
         lacking = ", ".join(missing)
         return True, f"ready for played sweeps, on the virtual clock; not for live runs, link and lab: {lacking}"
     return False, f"not ready: {', '.join(missing)}"
-
-
-def _guest_kernel() -> Capability:
-    from testbed import vm
-    from testbed.net.machine import remedies
-    from testbed.net.machine.capabilities import Capability
-
-    if os.environ.get("TESTBED_GUEST") == "1":
-        return Capability(name="guest kernel", ok=True, needed=False, detail="this is it", remedy="")
-    if (kernel := vm.find_kernel()) is None:
-        remedy = remedies.remedy("guest kernel", remedies.facts())
-        return Capability(
-            name="guest kernel", ok=False, needed=False, detail="not fetched; only needed without netem", remedy=remedy
-        )
-    return Capability(
-        name="guest kernel", ok=True, needed=False, detail=f"Linux {kernel.version} is at hand", remedy=""
-    )
 
 
 def _clock_kernel() -> Capability:

@@ -19,19 +19,13 @@ def vm(
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run inside.", show_default=False)
     ] = None,
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Get the guest kernel first if it is not here (38 MB).")
-    ] = False,
     build: Annotated[
-        bool,
-        typer.Option("--build", help="Build the kernel with a virtual clock if it is not here (some minutes, once)."),
+        bool, typer.Option("--build", help="Build the guest kernel if it is not here (some minutes, once).")
     ] = False,
     kernel: Annotated[
-        Path | None, typer.Option("--kernel", help="Take a kernel with a virtual clock from this file, for good.")
+        Path | None, typer.Option("--kernel", help="Take the guest kernel from this file, for good.")
     ] = None,
-    export: Annotated[
-        Path | None, typer.Option("--export", help="Write the kernel with a virtual clock to this file (2 MB).")
-    ] = None,
+    export: Annotated[Path | None, typer.Option("--export", help="Write the guest kernel to this file (2 MB).")] = None,
     virtual_clock: Annotated[
         bool,
         typer.Option("--virtual-clock", help="Time stands still while programs compute, and jumps when all sleep."),
@@ -52,10 +46,8 @@ def vm(
 
     if kernel is not None and build:
         raise SpecError("--kernel takes a kernel that was built elsewhere, --build builds one here; choose one of them")
-    if not (command or fetch or build or kernel or export):
-        raise SpecError(
-            "nothing to do; write -- and a command to run in the guest, or give --fetch, --build or --kernel"
-        )
+    if not (command or build or kernel or export):
+        raise SpecError("nothing to do; write -- and a command to run in the guest, or give --build or --kernel")
     if kernel is not None:
         taken = guest.import_kernel(kernel)
         out.print(f"Linux {taken.version} with a virtual clock is in {taken.folder}", highlight=False, soft_wrap=True)
@@ -64,18 +56,11 @@ def vm(
     if export is not None:
         guest.export_kernel(_clock_kernel(), export)
         out.print(f"{export}: {export.stat().st_size / 1e6:.2f} MB", highlight=False, soft_wrap=True)
-    fetched = guest.fetch_kernel() if fetch else None
     if not command:
         return
-    chosen = _clock_kernel() if virtual_clock or build or kernel else fetched or guest.find_kernel()
-    if chosen is None:
-        raise UserError(
-            "there is no guest kernel yet; get it (38 MB from Debian's packages) with: python -m testbed vm --fetch "
-            "-- COMMAND"
-        )
     raise typer.Exit(
         guest.run_in_guest(
-            chosen, command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
+            _clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
         )
     )
 
@@ -101,6 +86,6 @@ def _clock_kernel() -> GuestKernel:
     if kernel := guest.find_clock_kernel():
         return kernel
     raise UserError(
-        "there is no guest kernel with a virtual clock yet; build it (some minutes, once) with: python -m testbed vm "
+        "there is no guest kernel yet; build it (some minutes, once) with: python -m testbed vm "
         "--build, or take one that was built elsewhere: python -m testbed vm --kernel FILE"
     )

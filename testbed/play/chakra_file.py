@@ -1,20 +1,26 @@
 """The files of Chakra's execution traces (MLCommons): nodes of a graph, in protobuf's wire format.
 
 A file is a row of messages, each after its length: one GlobalMetadata, then a Node each (mlcommons/chakra,
-schema/protobuf/et_def.proto). It may be compressed with gzip. Three message types of six fields need no protobuf
-library, whose generated code would tie this package to one version of it; a test compares with the library.
+schema/protobuf/et_def.proto). It may be compressed with gzip. The types are described to the library here: code that
+its compiler generates would tie this package to one version of it.
 """
 
 from __future__ import annotations
 
 import gzip
-import struct
+import io
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from testbed.errors import SpecError
 
@@ -62,19 +68,59 @@ class ChakraFile:
     """Of the file."""
 
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_INT32, _INT64, _BOOL, _STRING = 7, 9, 27, 29
+_SCALARS: Final = (
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
+    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "bytes"),
+)
+"""The types of an attribute's value: its field has the number 3, 5, 7 ...; those between are lists of the same."""
 # What older readers take these attributes from; newer ones take any type. All others: 64 bits, or a string.
-_WRITTEN_AS: Final = {"comm_src": _INT32, "comm_dst": _INT32, "comm_tag": _INT32, "is_cpu_op": _BOOL}
-_STRUCTS: Final = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
+_WRITTEN_AS: Final = {"comm_src": "int32", "comm_dst": "int32", "comm_tag": "int32", "is_cpu_op": "bool"}
+
+
+def _messages() -> tuple[type[Message], type[Message]]:
+    """Return the types GlobalMetadata and Node, with what is used of them here.
+
+    Zeros are written, as proto2 does. A string is declared as bytes, so that one that is no UTF-8 can be read as well.
+    """
+    schema = FileDescriptorProto(name="et_def.proto", package="chakra", syntax="proto2")
+    fields = {
+        "Attribute": {1: "name bytes"} | {3 + 2 * at: f"{kind} {kind}" for at, kind in enumerate(_SCALARS)},
+        "Metadata": {1: "version bytes", 2: "attributes Attribute"},
+        "Node": {1: "id uint64", 2: "name bytes", 3: "type uint64", 4: "control uint64", 5: "data uint64"}
+        | {7: "duration_us uint64", 10: "attributes Attribute"},
+    }
+    for message, numbered in fields.items():
+        made = schema.message_type.add(name=message)
+        for number, about in numbered.items():
+            name, kind = about.split()
+            one = made.field.add(name=name, number=number, label=FieldDescriptorProto.LABEL_OPTIONAL)
+            if name in ("attributes", "control", "data"):
+                one.label = FieldDescriptorProto.LABEL_REPEATED
+            if kind == "Attribute":
+                one.type, one.type_name = FieldDescriptorProto.TYPE_MESSAGE, ".chakra.Attribute"
+            else:
+                one.type = FieldDescriptorProto.Type.Value(f"TYPE_{kind.upper()}")
+                one.options.packed = one.label == FieldDescriptorProto.LABEL_REPEATED
+    pool = DescriptorPool()
+    pool.Add(schema)
+    metadata, node = (pool.FindMessageTypeByName(f"chakra.{name}") for name in ("Metadata", "Node"))
+    return GetMessageClass(metadata), GetMessageClass(node)
+
+
+_Metadata, _Node = _messages()
 
 
 def write_chakra(path: Path, content: ChakraFile) -> None:
     """Write an NPU's file. OSError where that fails."""
-    metadata = _field(1, SCHEMA.encode()) + b"".join(
-        _field(2, _attribute(*item)) for item in content.attributes.items()
-    )
-    path.write_bytes(b"".join(_varint(len(message)) + message for message in (metadata, *map(_node, content.nodes))))
+    with path.open("wb") as file:
+        metadata = _Metadata(version=SCHEMA.encode())
+        _put_attributes(metadata, content.attributes)
+        serialize_length_prefixed(metadata, file)
+        for node in content.nodes:
+            about = {"type": node.type, "data": node.dependencies, "duration_us": node.duration_us}
+            written = _Node(id=node.id, name=node.name.encode(), **about)
+            _put_attributes(written, node.attributes)
+            serialize_length_prefixed(written, file)
 
 
 def read_chakra(path: Path) -> ChakraFile:
@@ -92,155 +138,46 @@ def read_chakra(path: Path) -> ChakraFile:
 
 def parse_chakra(raw: bytes) -> ChakraFile:
     """Read the messages of a file. ValueError says what is wrong with them."""
-    content, at = ChakraFile([]), 0
-    for number in range(len(raw)):
-        if at == len(raw):
-            break
-        length, at = _read_varint(raw, at)
-        if at + length > len(raw):
-            raise ValueError(f"message {number} has {length} bytes and the file {len(raw) - at} more")
-        message, at = raw[at : at + length], at + length
-        if number == 0:
-            content.attributes = _attributes(value for key, value in _fields(message) if key == 2)
-        else:
-            content.nodes.append(_read_node(message))
-    if at == 0:
-        raise ValueError("it is empty")
+    stream = io.BytesIO(raw)
+    try:
+        if (metadata := parse_length_prefixed(_Metadata, stream)) is None:
+            raise ValueError("it is empty")
+        content = ChakraFile([], _attributes(metadata))
+        while (node := parse_length_prefixed(_Node, stream)) is not None:
+            content.nodes.append(_read_node(node))
+    except (DecodeError, OverflowError) as error:  # OverflowError: a message of 2**63 bytes
+        raise ValueError(str(error)) from None
     return content
 
 
-def _varint(value: int) -> bytes:
-    value &= 0xFFFF_FFFF_FFFF_FFFF  # negative numbers as two's complement
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return _varint(number << 3 | _VARINT) + _varint(value)
-    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
-
-
-def _attribute(name: str, value: Value) -> bytes:
-    if isinstance(value, float):
-        raise TypeError(f"{name}: numbers are whole here")
-    kind = _STRING if isinstance(value, str) else _WRITTEN_AS.get(name, _INT64)
-    if kind == _INT32 and not isinstance(value, str) and value >= 1 << 31:
-        value -= 1 << 32
-    return _field(1, name.encode()) + _field(kind, value.encode() if isinstance(value, str) else int(value))
-
-
-def _node(node: ChakraNode) -> bytes:
-    return b"".join(
-        (
-            _field(1, node.id),
-            _field(2, node.name.encode()),
-            _field(3, node.type),
-            _field(5, b"".join(map(_varint, node.dependencies))) if node.dependencies else b"",
-            _field(7, node.duration_us),
-            *(_field(10, _attribute(*item)) for item in node.attributes.items()),
-        )
-    )
-
-
-def _read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(raw):
-            raise ValueError("it ends inside a number")
-        byte = raw[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
-    raise ValueError("a number has more than ten bytes")
-
-
-def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and value of each field; fixed numbers stay bytes."""
-    at = 0
-    while at < len(raw):
-        key, at = _read_varint(raw, at)
-        wire = key & 7
-        if wire == _VARINT:
-            value, at = _read_varint(raw, at)
-            yield key >> 3, value
+def _put_attributes(into: Any, attributes: Mapping[str, Value]) -> None:
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            into.attributes.add(name=name.encode(), bytes=value.encode())
             continue
-        if wire == _BYTES:
-            length, at = _read_varint(raw, at)
-        elif wire in (_FIXED64, _FIXED32):
-            length = 8 if wire == _FIXED64 else 4
-        else:
-            raise ValueError(f"a field has the wire type {wire}")
-        if at + length > len(raw):
-            raise ValueError(f"a field has {length} bytes and its message {len(raw) - at} more")
-        yield key >> 3, raw[at : at + length]
-        at += length
+        kind = _WRITTEN_AS.get(name, "int64")
+        if kind == "int32" and value >= 1 << 31:
+            value -= 1 << 32
+        into.attributes.add(name=name.encode(), **{kind: value})
 
 
-def _read_node(raw: bytes) -> ChakraNode:
-    node, attributes = ChakraNode(0, "", 0), []
-    for key, value in _fields(raw):
-        if key in (4, 5):
-            node.dependencies += [value] if isinstance(value, int) else _packed(value)
-        elif isinstance(value, bytes):
-            if key == 2:
-                node.name = value.decode("utf-8", "replace")
-            elif key == 10:
-                attributes.append(value)
-        elif key == 1:
-            node.id = value
-        elif key == 3:
-            node.type = value
-        elif key == 7:
-            node.duration_us = value
-    node.attributes = _attributes(attributes)
-    return node
+def _read_node(node: Any) -> ChakraNode:
+    dependencies = [*node.control, *node.data]
+    return ChakraNode(node.id, _text(node.name), node.type, dependencies, node.duration_us, _attributes(node))
 
 
-def _packed(raw: bytes) -> list[int]:
-    values, at = [], 0
-    while at < len(raw):
-        value, at = _read_varint(raw, at)
-        values.append(value)
-    return values
-
-
-def _attributes(messages: Iterable[int | bytes]) -> dict[str, Value]:
+def _attributes(message: Any) -> dict[str, Value]:
+    """Return those of a message that have a single number or a string."""
     found: dict[str, Value] = {}
-    for message in messages:
-        if isinstance(message, int):
-            raise ValueError("an attribute is a number")
-        name, value = "", None
-        for key, raw in _fields(message):
-            if key == 1 and isinstance(raw, bytes):
-                name = raw.decode("utf-8", "replace")
-            elif key > 2:
-                value = _value(key, raw)
-        if value is not None:
-            found[name] = value
+    for attribute in message.attributes:
+        for about, value in attribute.ListFields():
+            if about.name != "name":
+                found[_text(attribute.name)] = _text(value) if isinstance(value, bytes) else value
     return found
 
 
-def _value(kind: int, raw: int | bytes) -> Value | None:
-    """Return an attribute's value by the number of its field; None for lists and bytes."""
-    if isinstance(raw, bytes):
-        if kind == _STRING:
-            return raw.decode("utf-8", "replace")
-        form = _STRUCTS.get(kind)
-        if form is None or struct.calcsize(form) != len(raw):
-            return None
-        value: Value = struct.unpack(form, raw)[0]
-        return value
-    if kind in (_INT32, _INT64):
-        return raw - (1 << 64) if raw >> 63 else raw
-    if kind in (15, 17):  # zigzag
-        return raw >> 1 ^ -(raw & 1)
-    return raw if kind in (11, 13, _BOOL) else None
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
 
 
 def whole(attributes: Mapping[str, Value], name: str, default: int | None = None) -> int:

@@ -33,6 +33,8 @@ _SEGMENT_BYTES = 1448
 _PACKET_S, _OPERATION_S, _JOB_S = 100e-6, 20e-6, 1.0
 """Of this machine's time. Guesses high enough for a slow machine: they order jobs, and tell slow from hung."""
 _STEPS_TO_PROVE = 12
+_MEMORY: Final = "1G"
+"""Of a guest; the host gives what is touched."""
 _PATIENCE_S, _PATIENCE = 60.0, 20.0
 _LOOK_S = 0.05
 _LAST_WORDS = 2000
@@ -58,19 +60,17 @@ def play_jobs(
     folder: Path,
     kernel: GuestKernel | None = None,
     guests: int = 1,
-    memory: str = "1G",
-    seccomp: bool = True,
     progress: Callable[[Progress], None] = lambda progress: None,
 ) -> list[Outcome]:
     """Play jobs and return what became of each; one that failed says so in its outcome, and the others go on.
 
-    `folder`: where jobs wait meanwhile; what a program that was killed has left there is removed. `kernel`, `guests`,
-    `memory`, `seccomp`: for the virtual clock, see `start_guest`. Call it from the main thread. SpecError for a trace
-    that cannot be read, or a virtual clock without a kernel.
+    `folder`: where jobs wait meanwhile; what a program that was killed has left there is removed. `kernel`, `guests`:
+    for the virtual clock. Call it from the main thread. SpecError for a trace that cannot be read, or a virtual clock
+    without a kernel.
     """
     if clock == "virtual" and kernel is None:
         raise SpecError("the virtual clock needs a guest kernel: python -m testbed vm --build")
-    with _Play(jobs, clock, folder, kernel, memory, seccomp, progress) as play:
+    with _Play(jobs, clock, folder, kernel, progress) as play:
         return play.all(1 if clock == "real" else max(1, min(guests, len(jobs))))
 
 
@@ -125,11 +125,9 @@ class _Play:
         clock: Clock,
         folder: Path,
         kernel: GuestKernel | None,
-        memory: str,
-        seccomp: bool,
         progress: Callable[[Progress], None],
     ) -> None:
-        self._jobs, self._clock, self._kernel, self._memory, self._seccomp = jobs, clock, kernel, memory, seccomp
+        self._jobs, self._clock, self._kernel = jobs, clock, kernel
         self._progress = progress
         self._predicted_s = [predicted_seconds(job) for job in jobs]
         self._outcomes: dict[int, Outcome] = {}
@@ -218,10 +216,9 @@ class _Play:
             process = start_guest(
                 self._kernel,
                 [sys.executable, "-m", _PROGRAM, *arguments],
-                memory=self._memory,
+                memory=_MEMORY,
                 # Nothing else: a guest that has more to mount begins with other memory, which lossy links show.
                 share=[self._folder],
-                seccomp=self._seccomp,
                 virtual_clock=True,
                 stdout=words.fileno(),
                 stderr=words.fileno(),

@@ -1,4 +1,4 @@
-"""Traces without a model: stated durations and sizes. A pipeline, for `predict`, `bench play` and tests; a transfer."""
+"""Traces without a model: stated durations and sizes. A pipeline, for `predict` and tests; a transfer."""
 
 from __future__ import annotations
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-from testbed.errors import SpecError
 from testbed.policies.cycle import MessageSize, iteration_s
 from testbed.policies.links import LinkEstimate
 
@@ -55,40 +54,6 @@ def additive(ratio: float, staleness: int) -> float:
 NOISE_FACTORS: Final[Mapping[str, NoiseFactor]] = {"exp": exponential, "printed": printed, "additive": additive}
 
 
-def measured(table: Mapping[tuple[float, int], float]) -> NoiseFactor:
-    """Return a noise factor from measured iterations to a target, by (ratio, staleness): between the table's ratios and
-    stalenesses it is linear, in the ratio's logarithm; beyond them that of the nearest.
-
-    SpecError unless every ratio of the table has every staleness.
-    """
-    ratios = sorted({ratio for ratio, _ in table})
-    stalenesses = sorted({staleness for _, staleness in table})
-    if not table or any(pair not in table for pair in itertools.product(ratios, stalenesses)):
-        raise SpecError("a table of noise factors lacks a pair: every ratio in it needs every staleness in it")
-    logs = [math.log(ratio) for ratio in ratios]
-
-    def factor(ratio: float, staleness: int) -> float:
-        low, high, share = _between(logs, math.log(ratio))
-        early, late, part = _between(stalenesses, staleness)
-        rows = [
-            (1 - share) * table[ratios[low], stalenesses[at]] + share * table[ratios[high], stalenesses[at]]
-            for at in (early, late)
-        ]
-        return (1 - part) * rows[0] + part * rows[1]
-
-    return factor
-
-
-def _between(marks: Sequence[float], value: float) -> tuple[int, int, float]:
-    """Return the marks on both sides of a value, and which share of the way it is; at the ends, the end twice."""
-    after = next((at for at, mark in enumerate(marks) if mark >= value), len(marks) - 1)
-    before = max(0, after - 1)
-    if after == before or not marks[before] < value < marks[after]:
-        nearest = before if value <= marks[before] else after
-        return nearest, nearest, 0.0
-    return before, after, (value - marks[before]) / (marks[after] - marks[before])
-
-
 class SearchLimits(NamedTuple):
     """What a choice must stay within."""
 
@@ -116,8 +81,7 @@ def choose(
 ) -> DecoChoice:
     """Choose for one link: the slowest of several, with the longest computing time.
 
-    `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target as two short trainings show them
-    (`noise_weight_of`); it matters only where nothing hides.
+    `noise_weight` is c in N0 (1 + c sqrt(phi)), the iterations to a target; it matters only where nothing hides.
     """
     hidden = [
         DecoChoice(staleness, ratio)
@@ -197,31 +161,9 @@ def fastest(
     return min(itertools.starmap(DecoChoice, itertools.product(range(limits.most_staleness + 1), ratios)), key=expected)
 
 
-def noise_weight_of(first: tuple[float, float], second: tuple[float, float]) -> float:
-    """Return c in N0 (1 + c sqrt(phi)) from two trainings' (phi, iterations to the target).
-
-    SpecError where the two have one phi, or the noisier one was not slower.
-    """
-    (low, few), (high, many) = sorted((first, second))
-    slope = (many - few) / (math.sqrt(high) - math.sqrt(low)) if high > low else -1.0
-    base = few - slope * math.sqrt(low)
-    if slope < 0 or base <= 0:
-        raise SpecError(
-            f"noise factors {low:g} and {high:g} took {few:g} and {many:g} iterations, from which no weight follows; "
-            "probe with pairs that lie farther apart"
-        )
-    return slope / base
-
-
 def approach(before: DecoChoice, wanted: DecoChoice, *, most_change: int = 2) -> DecoChoice:
     """Return the wanted choice with a staleness at most `most_change` away from the one before, so that a queue of
     aggregates neither drains nor grows at once.
     """
     staleness = min(max(wanted.staleness, before.staleness - most_change), before.staleness + most_change)
     return DecoChoice(staleness, wanted.ratio)
-
-
-def has_moved(before: LinkEstimate, now: LinkEstimate, *, tolerance: float = 0.2) -> bool:
-    """Say whether a link has changed by more than a share of its rate or delay, so that a new choice is worth it."""
-    rate, delay = abs(now.rate_bps / before.rate_bps - 1), abs(now.delay_ns - before.delay_ns)
-    return rate > tolerance or delay > tolerance * max(before.delay_ns, 1)

@@ -22,8 +22,6 @@ _NEW = 0.3
 """The weight of the newest rate; earlier ones' falls by 0.7 with each."""
 _WINDOW = 20
 """Round trips of which the shortest counts: longer ones waited in a queue."""
-_PATIENCE = 20
-"""Messages in a row that were too small."""
 
 
 class LinkEstimate(NamedTuple):
@@ -58,7 +56,6 @@ class PassiveEstimator:
         self._least_products = least_products
         self._rate_bps: float | None = None
         self._round_trips_ns: deque[int] = deque(maxlen=_WINDOW)
-        self._too_small = 0
 
     @property
     def estimate(self) -> LinkEstimate | None:
@@ -66,11 +63,6 @@ class PassiveEstimator:
         if self._rate_bps is None or not self._round_trips_ns:
             return None
         return LinkEstimate(self._rate_bps, min(self._round_trips_ns) // 2)
-
-    @property
-    def wants_probe(self) -> bool:
-        """Whether so many messages in a row were too small that one should go out that is not."""
-        return self._too_small >= _PATIENCE
 
     def heard(self, size_bytes: int, first_ns: int, last_ns: int, round_trip_ns: int) -> None:
         """Learn of a message from when its first byte was handed over to when its last was there, and of the least
@@ -86,9 +78,7 @@ class PassiveEstimator:
         known = self.estimate
         least = max(LEAST_BYTES, 0 if known is None else self._least_products * known.product_bytes)
         if size_bytes < least or last_ns <= first_ns:
-            self._too_small += 1
             return
-        self._too_small = 0
         rate_bps = 8e9 * size_bytes / (last_ns - first_ns)
         self._rate_bps = rate_bps if self._rate_bps is None else (1 - _NEW) * self._rate_bps + _NEW * rate_bps
 

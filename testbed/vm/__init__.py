@@ -4,34 +4,30 @@ It is user-mode Linux, a Linux kernel that runs as an ordinary process: no root,
 instructions.
 
 kernel     what a guest kernel consists of
-debian     fetch one from Debian's packages
-build      build one that has a virtual clock, from Debian's kernel source and time-travel.config
+debian     packages of Debian
+build      build one, which also has a virtual clock, from Debian's kernel source and time-travel.config
 step       the process that becomes a step of the build
 exchange   carry a built one to another machine, as one file
 guest      boot it around one command
 plan       what it is told to do inside, and how that gets there
 launch     the process that becomes the guest kernel
 init       the first process inside
-modprobe   load kernel modules inside
 
-init, plan and modprobe run where no installed package can be seen, so everything in this folder needs the standard
+init and plan run where no installed package can be seen, so everything in this folder needs the standard
 library only.
 """
 
 from testbed.vm.build import build_kernel, find_clock_kernel, virtual_clock
-from testbed.vm.debian import fetch_kernel
 from testbed.vm.exchange import export_kernel, import_kernel
 from testbed.vm.guest import Guest, run_in_guest, start_guest, try_kernel
-from testbed.vm.kernel import GuestKernel, find_kernel
+from testbed.vm.kernel import GuestKernel
 
 __all__ = [
     "Guest",
     "GuestKernel",
     "build_kernel",
     "export_kernel",
-    "fetch_kernel",
     "find_clock_kernel",
-    "find_kernel",
     "import_kernel",
     "run_in_guest",
     "start_guest",

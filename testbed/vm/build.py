@@ -148,7 +148,7 @@ def find_clock_kernel(folder: Path | None = None) -> GuestKernel | None:
     None also for one that is not whole, and for one that another version of testbed built otherwise.
     """
     kernel = find_kernel(folder or clock_folder())
-    return kernel if kernel is not None and kernel.clock == "virtual" and kernel.recipe == recipe() else None
+    return kernel if kernel is not None and kernel.recipe == recipe() else None
 
 
 def virtual_clock() -> str:
@@ -277,7 +277,7 @@ def _build(work: Path, folder: Path, say: Callable[[str], None]) -> None:
     _run(["strip", "-o", str(fresh / "linux"), "linux"], source)
     release = (source / "include/config/kernel.release").read_text("utf-8").strip()
     compiler = _run(["gcc", "-dumpfullversion"], source).strip()
-    seal(fresh, release, {name: version, "gcc": compiler}, clock="virtual", recipe=recipe())
+    seal(fresh, release, {name: version, "gcc": compiler}, recipe())
     put_in_place(fresh, folder, work)
     step(f"Linux {release} is in {folder}")
 

@@ -1,4 +1,4 @@
-"""Fetch a guest kernel: Debian's user-mode-linux and the C library that it needs, from the mirror that apt uses.
+"""Download packages of Debian from the mirror that apt uses, and put what was made of them in its place.
 
 apt runs with package lists of its own in a temporary folder: the system's sources, lists and libraries stay as they
 are, and no root is needed. The folder is filled aside and renamed when it is whole.
@@ -12,48 +12,19 @@ import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from testbed import paths
 from testbed.errors import GuestKernelError
-from testbed.vm.kernel import GuestKernel, default_folder, find_kernel, seal, with_own_loader
 
 SUITES = ("forky", "sid")
 """Debian suites, tried in this order. Older ones have kernels that fail on processors with AMX."""
 
-PACKAGES = ("user-mode-linux", "libc6")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _INDEX = re.compile(r"'(?P<mirror>[^']+?)/+dists/[^']+/InRelease'")
 _INSTEAD = "use a machine whose kernel has sch_netem (README: Vagrant, or a Lima virtual machine), or --engine relay"
-
-
-def fetch_kernel(folder: Path | None = None) -> GuestKernel:
-    """Return the guest kernel in `folder` (default: the user's cache), and fetch it if it is not there and whole.
-
-    That is 40 MB and takes about 10 s.
-
-    GuestKernelError: this machine has no apt or is not x86-64, or no mirror has the packages.
-    """
-    folder = folder or default_folder()
-    if kernel := find_kernel(folder):
-        return kernel
-    check_machine()
-    make_folder(folder.parent)
-    with locked(folder.with_name(folder.name + ".lock")):
-        if kernel := find_kernel(folder):  # another process fetched it while this one waited
-            return kernel
-        for left_behind in folder.parent.glob(
-            f"{folder.name}.fetching-*"
-        ):  # by a fetch that was killed: we hold the lock
-            shutil.rmtree(left_behind)
-        with tempfile.TemporaryDirectory(prefix=f"{folder.name}.fetching-", dir=folder.parent) as work:
-            _fill(Path(work), folder)
-    if kernel := find_kernel(folder):
-        return kernel
-    raise GuestKernelError(f"the guest kernel in {folder} was changed while it was being put there; fetch it again")
 
 
 def mirrors(listing: str) -> list[str]:
@@ -62,7 +33,7 @@ def mirrors(listing: str) -> list[str]:
     return [mirror for mirror in archives if "security" not in mirror]
 
 
-def check_machine(instead: str = _INSTEAD) -> None:
+def check_machine(instead: str) -> None:
     """GuestKernelError where no guest kernel runs, or no package can be had. `instead`: what helps without packages."""
     if platform.machine() != "x86_64":
         raise GuestKernelError(
@@ -70,26 +41,9 @@ def check_machine(instead: str = _INSTEAD) -> None:
         )
     if missing := [tool for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]:
         raise GuestKernelError(
-            f"the guest kernel is fetched from Debian's packages, and this machine has no {' and no '.join(missing)}; "
+            f"the guest kernel is built from Debian's source, and this machine has no {' and no '.join(missing)}; "
             f"{instead}"
         )
-
-
-def _fill(work: Path, folder: Path) -> None:
-    debs = download(work, "", lambda names: PACKAGES)
-    unpacked, fresh = work / "unpacked", work / "fresh"
-    fresh.mkdir()
-    packages = {}
-    for deb in debs:
-        name, version = package_version(deb)
-        packages[name] = version
-        unpack(deb, unpacked)
-    try:
-        version = _arrange(unpacked, fresh)
-    except (OSError, ValueError) as error:
-        raise GuestKernelError(f"the packages {packages} are not laid out as expected: {error}; {_INSTEAD}") from None
-    seal(fresh, version, packages)
-    put_in_place(fresh, folder, work)
 
 
 def put_in_place(fresh: Path, folder: Path, work: Path) -> None:
@@ -116,7 +70,7 @@ def unpack(deb: Path, folder: Path) -> None:
 def download(work: Path, prefix: str, choose: Callable[[Sequence[str]], Sequence[str]]) -> list[Path]:
     """Download packages into a folder of ours; return their files.
 
-    `choose` is given the names of all packages that begin with `prefix`, if that is not empty, and says which to take.
+    `choose` is given the names of all packages that begin with `prefix`, and says which to take.
     The first suite of the first mirror that has them is taken. GuestKernelError when none has.
     """
     for name in ("lists/partial", "cache/archives/partial", "debs"):
@@ -144,7 +98,7 @@ def download(work: Path, prefix: str, choose: Callable[[Sequence[str]], Sequence
             (work / "sources.list").write_text(f"deb {trust}{mirror} {suite} main\n", "utf-8")
             try:
                 _run(["apt-get", *settings, "update"])
-                names = _run(["apt-cache", *settings, "pkgnames", prefix]).split() if prefix else []
+                names = _run(["apt-cache", *settings, "pkgnames", prefix]).split()
                 if not (packages := choose(names)):
                     raise GuestKernelError(f"it has no package {prefix}*")
                 _run(["apt-get", *settings, "download", *packages], folder=work / "debs")
@@ -153,21 +107,7 @@ def download(work: Path, prefix: str, choose: Callable[[Sequence[str]], Sequence
                 continue
             return sorted((work / "debs").glob("*.deb"))
     tried = "\n".join(attempts) or "apt is set up with no package archive"
-    wanted = f"{prefix}*" if prefix else " and ".join(choose([]))
-    raise GuestKernelError(f"cannot get {wanted} of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
-
-
-def _arrange(unpacked: Path, fresh: Path) -> str:
-    """Take what is needed from the packages; return the kernel's release."""
-    libraries = unpacked / "usr/lib/x86_64-linux-gnu"
-    shutil.copy(libraries / "libc.so.6", fresh / "libc.so.6")
-    shutil.copy(libraries / "ld-linux-x86-64.so.2", fresh / "ld.so")
-    (fresh / "linux").write_bytes(with_own_loader((unpacked / "usr/bin/linux.uml").read_bytes()))
-    (fresh / "linux").chmod(0o755)
-    (release,) = (unpacked / "usr/lib/uml/modules").iterdir()
-    (fresh / "modules").mkdir()
-    release.rename(fresh / "modules" / release.name)
-    return release.name
+    raise GuestKernelError(f"cannot get {prefix}* of Debian {' or '.join(SUITES)}; {_INSTEAD}. Tried:\n{tried}")
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> str:

@@ -26,7 +26,8 @@ from typing import Any
 
 from testbed.errors import CapabilityError, GuestKernelError, SpecError
 from testbed.process import ROOT, process_group, start_program
-from testbed.vm.kernel import LOADER_FD, GuestKernel
+from testbed.vm.kernel import GuestKernel
+from testbed.vm.launch import FIRST_FD
 from testbed.vm.plan import archive
 
 TIME_LIMIT_STATUS = 124
@@ -95,22 +96,16 @@ def start_guest(
     touched. `time_limit_s` is measured on this machine's clock, from the call on, whether anybody waits for the guest
     or not. The guest's system calls are caught by seccomp filters, or by ptrace, which is slower, where a sandbox
     forbids those or `seccomp` is False.
-    `virtual_clock`: time stands still in the guest while any of its processes computes, and jumps when all sleep; this
-    needs a kernel whose `clock` is virtual.
+    `virtual_clock`: time stands still in the guest while any of its processes computes, and jumps when all sleep.
 
     Call it from the main thread: the guest dies with the thread that started it. SpecError: a value that cannot be
-    accepted, or a virtual clock asked of a kernel that has none. GuestKernelError: it cannot be started.
+    accepted. GuestKernelError: it cannot be started.
     """
     deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
     if os.environ.get(GUEST_VARIABLE):
         raise GuestKernelError("this is a guest already, and a guest cannot run another; run the command itself")
     if not command:
         raise SpecError("no command to run in the guest; write it after --")
-    if virtual_clock and kernel.clock != "virtual":
-        raise SpecError(
-            f"the guest kernel in {kernel.folder} has only the real clock; build one that travels in time with: "
-            "python -m testbed vm --build"
-        )
     folder = memory_folder(memory_bytes(memory))
     plan = {
         "command": list(command),
@@ -118,8 +113,6 @@ def start_guest(
         "environment": _environment(virtual_clock),
         "one_output": os.path.sameopenfile(stdout, stderr),
         "shares": [str(path) for path in shared_folders([Path.cwd(), *share])],
-        "modules": str(kernel.modules) if kernel.modules else None,
-        "python": str(_python()),
         "hostname": socket.gethostname(),
     }
     sys.stdout.flush()
@@ -131,9 +124,8 @@ def start_guest(
 
 
 def try_kernel(kernel: GuestKernel) -> None:
-    """Boot a kernel, with a virtual clock if it has one, and run `true`. GuestKernelError: it does not work here."""
-    virtual = kernel.clock == "virtual"
-    status = run_in_guest(kernel, ["true"], memory="128M", time_limit_s=_TRY_LIMIT_S, virtual_clock=virtual)
+    """Boot a kernel with a virtual clock and run `true`. GuestKernelError: it does not work here."""
+    status = run_in_guest(kernel, ["true"], memory="128M", time_limit_s=_TRY_LIMIT_S, virtual_clock=True)
     if status != 0:
         raise GuestKernelError(f"the guest kernel in {kernel.folder} was tried with `true`, which ended with {status}")
 
@@ -180,7 +172,7 @@ def shared_folders(folders: Sequence[Path]) -> list[Path]:
 
 def kernel_arguments(memory: str, seccomp: bool, *, virtual_clock: bool = False) -> list[str]:
     """Return the guest kernel's command line; the descriptors are numbered as `_boot` hands them to launch.py."""
-    console, stdout, stderr, report, plan = range(LOADER_FD + 1, LOADER_FD + 6)
+    console, stdout, stderr, report, plan = range(FIRST_FD, FIRST_FD + 5)
     return [
         f"mem={memory}",
         f"seccomp={'auto' if seccomp else 'off'}",
@@ -464,7 +456,6 @@ def _boot(
     """Start the guest's kernel; return its process and our ends of its pipes."""
     ours: dict[str, int] = {}
     theirs: dict[str, int] = {}
-    loader = os.open(kernel.loader or os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for name in ("console", "stdout", "stderr", "report"):
             ours[name], theirs[name] = os.pipe()
@@ -472,23 +463,22 @@ def _boot(
         theirs["plan"] = os.memfd_create("plan")
         with open(theirs["plan"], "wb", closefd=False) as file:
             file.write(archive(plan))
-        fds = [loader, *theirs.values()]
         process = start_program(  # in a session of its own: the whole guest is one process group
             "testbed.vm.launch",
-            *(str(kernel.linux), folder, *map(str, fds), "--", *arguments),
+            *(str(kernel.linux), folder, *map(str, theirs.values()), "--", *arguments),
             attempt="boot the guest kernel",
             env={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=theirs["console"],
             stderr=theirs["console"],
-            pass_fds=fds,
+            pass_fds=list(theirs.values()),
         )
     except BaseException:
         for fd in ours.values():
             os.close(fd)
         raise
     finally:
-        for fd in (loader, *theirs.values()):
+        for fd in theirs.values():
             os.close(fd)
     return process, _Ends(**ours)
 

@@ -23,18 +23,13 @@ import tty
 from pathlib import Path
 from typing import Any
 
-from testbed.vm import modprobe
 from testbed.vm.plan import receive
-
-MODULES = ("overlay", "veth", "tun", "sch_netem", "sch_tbf")
-"""Loaded at boot; any other is loaded when the kernel asks for it."""
 
 _SYS_PIVOT_ROOT = 155  # x86-64
 _MS_MOVE = 8192
 _MNT_DETACH = 2
 _RB_POWER_OFF = 0x4321FEDC
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
-_TOOLS = Path("/run/testbed")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -66,10 +61,6 @@ def _serial_line(number: int) -> int:
 
 def _make_files(plan: dict[str, Any]) -> None:
     """Mount the host's files under a layer in memory, the shared folders on top, and own /dev, /proc, /sys, /run."""
-    modules = Path(plan["modules"]) if plan["modules"] else None  # None: a kernel that has everything built in
-    if modules:
-        for name in MODULES:
-            modprobe.load_module(name, modules)
     _mount("tmpfs", "/tmp", "tmpfs", data="size=90%,mode=755")
     root = Path("/tmp/root")
     for name in ("root", "upper", "work"):
@@ -90,25 +81,12 @@ def _make_files(plan: dict[str, Any]) -> None:
     os.chdir("/")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         Path("/dev", name).symlink_to(f"/proc/self/fd{target}")
-    if modules:
-        _make_module_loader(plan, modules)
     _set_loopback_up()
     _put_packets_first()
     socket.sethostname(plan["hostname"])
     # Written files reach the host within about two seconds, so that little is lost with a guest that is killed.
     for name in ("dirty_writeback_centisecs", "dirty_expire_centisecs"):
         Path("/proc/sys/vm", name).write_text("100")
-
-
-def _make_module_loader(plan: dict[str, Any], modules: Path) -> None:
-    _TOOLS.mkdir()
-    (_TOOLS / "python").symlink_to(plan["python"])  # the first line of a script cannot hold a path with a space
-    loader = _TOOLS / "modprobe"
-    loader.write_text(f"#!{_TOOLS}/python -ISB\n{Path(modprobe.__file__).read_text('utf-8')}", "utf-8")
-    loader.chmod(0o755)
-    Path("/lib/modules").mkdir(exist_ok=True)
-    (Path("/lib/modules") / modules.name).symlink_to(modules)
-    Path("/proc/sys/kernel/modprobe").write_text(str(loader))
 
 
 def _put_packets_first() -> None:

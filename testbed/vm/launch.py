@@ -14,11 +14,10 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from testbed.processors import ProcessorTicks, read_processors
 
-_FIRST_FD = 3
+FIRST_FD = 3
 _ASIDE_FD = 64
 _LOOK_S = 0.1
 
@@ -39,13 +38,11 @@ def main() -> None:
     aside = [fcntl.fcntl(int(fd), fcntl.F_DUPFD_CLOEXEC, _ASIDE_FD) for fd in given]
     if hold is not None:
         fcntl.fcntl(hold.detach(), fcntl.F_DUPFD, _ASIDE_FD)  # the kernel holds it, and with it the processor
-    os.closerange(_FIRST_FD, _ASIDE_FD)
-    for number, fd in enumerate(aside, _FIRST_FD):
+    os.closerange(FIRST_FD, _ASIDE_FD)
+    for number, fd in enumerate(aside, FIRST_FD):
         os.dup2(fd, number)
-    # The folder of libc.so.6 for the kernel itself, and the folder for the file, unlinked at once, that is the guest's
-    # memory.
-    environment = {"LD_LIBRARY_PATH": str(Path(linux).parent), "TMPDIR": memory_folder}
-    os.execve(linux, [linux, *sys.argv[split + 1 :]], environment)
+    # The file that is the guest's memory lies in this folder, and is unlinked at once.
+    os.execve(linux, [linux, *sys.argv[split + 1 :]], {"TMPDIR": memory_folder})
 
 
 def _come_before_programs() -> None:

@@ -36,7 +36,6 @@ def _fake() -> CodecRow:
     return CodecRow(
         name="fake",
         forward="no.module:Class",
-        backward="no.module:Class",
         parameters=parameters,
         summary="",
         bits="share*inner + outer",

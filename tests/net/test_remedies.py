@@ -103,7 +103,7 @@ def test_every_problem_has_a_remedy_in_one_line_without_gaps(
         ),
         (facts(id="ubuntu", kernel=_WSL), "--engine relay"),
         (facts(marks=_DOCKER), "on the host: sudo modprobe"),
-        (facts(marks=_DOCKER, kernel=_LINUXKIT), "testbed vm --fetch"),
+        (facts(marks=_DOCKER, kernel=_LINUXKIT), "testbed vm --build"),
         (
             facts(id="ubuntu", GITHUB_ACTIONS="true", release="6.11.0-1018-azure"),
             "linux-modules-extra-6.11.0-1018-azure",

@@ -74,10 +74,7 @@ def test_deco_s_golden_vectors(
 
 
 LINKS = st.builds(LinkEstimate, st.floats(1e5, 1e10), st.integers(0, 4 * 10**9))
-SEVERAL = {
-    **deco.NOISE_FACTORS,
-    "measured": deco.measured({(r, s): abs(math.log(r / 0.05)) + s for r in (0.001, 0.05, 1.0) for s in (0, 16)}),
-}
+SEVERAL = {**deco.NOISE_FACTORS, "least at 5 %": lambda ratio, staleness: abs(math.log(ratio / 0.05)) + staleness}
 
 
 def worse_than_brute_force(
@@ -141,31 +138,9 @@ def test_noise_factors_are_what_they_say() -> None:
     assert deco.additive(1.0, 4) == 16
 
 
-def test_a_measured_table_goes_through_its_points_and_between_them() -> None:
-    table = {(0.01, 0): 900.0, (0.01, 4): 1000.0, (1.0, 0): 500.0, (1.0, 4): 800.0}
-    noise = deco.measured(table)
-    assert {pair: noise(*pair) for pair in table} == table
-    assert noise(0.1, 0) == pytest.approx(700)
-    assert noise(0.1, 2) == pytest.approx((700 + 900) / 2)
-    assert noise(1e-4, 9) == 1000
-    with pytest.raises(SpecError, match="lacks a pair"):
-        deco.measured({(0.1, 0): 1.0, (1.0, 2): 1.0})
-
-
-def test_a_weight_comes_back_from_two_probes() -> None:
-    iterations = {phi: 300 * (1 + 0.25 * math.sqrt(phi)) for phi in (4.0, 81.0)}
-    assert deco.noise_weight_of(*iterations.items()) == pytest.approx(0.25)
-    with pytest.raises(SpecError):
-        deco.noise_weight_of((4.0, 300.0), (81.0, 200.0))
-
-
-def test_staleness_moves_slowly_and_small_changes_are_none() -> None:
+def test_staleness_moves_slowly() -> None:
     assert deco.approach(deco.DecoChoice(1, 0.5), deco.DecoChoice(9, 0.1)) == (3, 0.1)
     assert deco.approach(deco.DecoChoice(9, 0.5), deco.DecoChoice(8, 0.1)) == (8, 0.1)
-    link = LinkEstimate(1e8, 10**7)
-    assert not deco.has_moved(link, LinkEstimate(1.1e8, 10**7))
-    assert deco.has_moved(link, LinkEstimate(1.3e8, 10**7))
-    assert deco.has_moved(link, LinkEstimate(1e8, 2 * 10**7))
 
 
 # ------------------------------------------------------------------ FedLuck
@@ -328,12 +303,9 @@ def test_only_large_messages_tell_the_rate_and_the_shortest_round_trip_the_delay
     estimator.round_trip(40_000_000)
     estimator.round_trip(90_000_000)
     assert estimator.estimate == (8e7, 20_000_000)
-    assert not estimator.wants_probe
     for _ in range(20):  # 4 bandwidth-delay products are 1.6 MB
         estimator.message(10**6, 0, 10**9)
-    assert estimator.wants_probe
     assert estimator.estimate == (8e7, 20_000_000)
     for _ in range(30):
         estimator.message(2 * 10**6, 0, 4 * 10**8)
-    assert not estimator.wants_probe
     assert estimator.estimate.rate_bps == pytest.approx(4e7, rel=1e-3)

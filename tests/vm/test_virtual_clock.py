@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from testbed import vm
-from testbed.errors import SpecError
 from testbed.net.kernel.namespace import Namespace
 from tests.vm.members import guest_of
 
@@ -127,12 +126,6 @@ def test_two_guests_take_two_processors(start: Start) -> None:
         first.kill()
         other.kill()
         assert guest_of(os.getpid()) == set()
-
-
-def test_a_kernel_with_the_real_clock_is_refused(tmp_path: Path) -> None:
-    kernel = vm.GuestKernel(folder=tmp_path, version="7.2.12", packages={})
-    with pytest.raises(SpecError, match=r"only the real clock.*vm --build"):
-        vm.start_guest(kernel, ["true"], virtual_clock=True)
 
 
 FORBID = """

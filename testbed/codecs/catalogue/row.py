@@ -96,8 +96,8 @@ class CodecRow:
     forward: str
     """The class for activations, 'pkg.mod:Class', called with a `contract.Context` and all parameters by name. A
     function will do."""
-    backward: str
-    """The class for the gradients of activations."""
+    backward: str = ""
+    """The class for the gradients of activations; not given: the same."""
     parameters: tuple[Parameter, ...] = ()
     summary: str
     example: str = ""
@@ -114,7 +114,7 @@ class CodecRow:
     before, as `size_note` says."""
     size_note: str = ""
     """What the formula leaves out, for people."""
-    state: str
+    state: str = "none"
     """What each end remembers."""
     source: str
     law: Law
@@ -144,6 +144,9 @@ class CodecRow:
     pairs: bool = False
     """Gradients go by what the activations' instance knows (`contract.Paired`): the forward codec must then be of
     the same family."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backward", self.backward or self.forward)
 
     @property
     def size(self) -> str:

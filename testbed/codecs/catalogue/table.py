@@ -34,7 +34,6 @@ def find_codec(name: str) -> CodecRow:
     return CodecRow(
         name=name,
         forward=name,
-        backward=name,
         summary="not one of ours",
         bits=None,
         state="see its documentation",

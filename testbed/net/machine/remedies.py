@@ -28,11 +28,10 @@ Problem = Literal[
     "late timers",
     "other load",
     "disk",
-    "guest kernel",
 ]
 
-GUEST = "python -m testbed vm --fetch -- COMMAND"
-"""What works on any x86-64 machine with apt, without root."""
+GUEST = "python -m testbed vm --build -- COMMAND"
+"""What works on any x86-64 machine with apt and a compiler, without root."""
 
 
 class Facts(NamedTuple):
@@ -143,7 +142,7 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
         "ubuntu": "sudo apt install linux-modules-extra-{release} && sudo modprobe sch_netem",
         "fedora": "sudo dnf install kernel-modules-extra-{release} && sudo modprobe sch_netem",
         "github runner": "sudo apt-get install linux-modules-extra-{release} && sudo modprobe sch_netem"
-        " (where that package is gone: --engine relay, or python -m testbed vm --fetch)",
+        " (where that package is gone: --engine relay, or python -m testbed vm --build)",
         "docker": "on the host: sudo modprobe sch_netem",
         "podman": "on the host (podman machine ssh): sudo modprobe sch_netem",
         "docker desktop": f"its kernel has none; {_RELAY_OR_GUEST}",
@@ -191,7 +190,6 @@ _TABLE: Mapping[Problem, Mapping[str, str]] = {
     },
     "other load": {_ELSE: "end what else runs: `top` names it"},
     "disk": {_ELSE: "make room, or write elsewhere: --results FOLDER"},
-    "guest kernel": {_ELSE: "python -m testbed vm --fetch -- true"},
 }
 """By platform, `else` for the rest.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from testbed.codecs.catalogue.row import REQUIRED, CodecRow, Counts, Parameter, Work
 
-_NONE = "none"
-
 _GRID = Parameter(
     "grid",
     "word",
@@ -35,11 +33,9 @@ def _integer(bits: int, title: str, *, size: str = "") -> CodecRow:
     return CodecRow(
         name=f"int{bits}",
         forward=f"testbed.codecs.dense.integer:Int{bits}",
-        backward=f"testbed.codecs.dense.integer:Int{bits}",
         parameters=(_GROUP, _ROUNDING, _GRID),
         summary=f"{title} and a step per token or group of channels; gradients rounded stochastically",
         bits=size or f"{bits} + (32 if asymmetric else 16)*groups(d, min(group or d, d))",
-        state=_NONE,
         source="absmax quantisation; stochastic rounding: Gupta et al., ICML 2015"
         + ("; one bit: Seide et al., Interspeech 2014" if bits == 1 else ""),
         work=_integer_work(bits),
@@ -51,10 +47,8 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="fp32",
         forward="testbed.codecs.dense.cast:Fp32",
-        backward="testbed.codecs.dense.cast:Fp32",
         summary="the tensor as it is: the reference for every ratio",
         bits="32",
-        state=_NONE,
         source="IEEE 754 binary32",
         work=Work(Counts("4", "payload", "0"), Counts("payload", "4", "0")),
         linear=True,
@@ -63,10 +57,8 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="bf16",
         forward="testbed.codecs.dense.cast:Bf16",
-        backward="testbed.codecs.dense.cast:Bf16",
         summary="rounded to bfloat16, both directions",
         bits="16",
-        state=_NONE,
         source="torch.bfloat16, round to nearest even",
         work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
         linear=True,
@@ -75,10 +67,8 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="fp16",
         forward="testbed.codecs.dense.cast:Fp16",
-        backward="testbed.codecs.dense.cast:Fp16",
         summary="rounded to half precision; values beyond 65504 are refused, small gradients lose bits",
         bits="16",
-        state=_NONE,
         source="IEEE 754 binary16, round to nearest even",
         work=Work(Counts("4", "payload", "1"), Counts("payload", "4", "1")),
         linear=True,
@@ -87,7 +77,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="fp8",
         forward="testbed.codecs.dense.fp8:Fp8",
-        backward="testbed.codecs.dense.fp8:Fp8",
         parameters=(
             Parameter(
                 "format",
@@ -99,7 +88,6 @@ ROWS: tuple[CodecRow, ...] = (
         ),
         summary="8-bit floating point with a scale per token: e4m3 forward, e5m2 backward",
         bits="8 + 16/d",
-        state=_NONE,
         source="Micikevicius et al., FP8 formats for deep learning, 2022",
         work=Work(Counts("8", "payload", "4"), Counts("payload", "4", "2")),
         law="bounded",
@@ -113,11 +101,9 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="blockwise-8",
         forward="testbed.codecs.dense.blockwise:Blockwise8",
-        backward="testbed.codecs.dense.blockwise:Blockwise8",
         parameters=(Parameter("block", "int", 4096, "how many values, in memory order, share an absmax", least=1),),
         summary="8-bit codes of a dynamic map, fine near zero, with an absmax per block of 4096 values",
         bits="8 + 32*groups(n, min(block, n))",
-        state=_NONE,
         source="Dettmers et al., ICLR 2022 (bitsandbytes); Ryabinin et al., SWARM, ICML 2023",
         work=Work(Counts("8", "payload", "11"), Counts("payload", "4", "2")),
         law="bounded",
@@ -125,7 +111,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="uniform",
         forward="testbed.codecs.dense.uniform:Uniform",
-        backward="testbed.codecs.dense.uniform:Uniform",
         parameters=(
             Parameter("step", "float", 0.25, "the step, in units of `unit`", least=1e-6),
             Parameter(
@@ -141,7 +126,6 @@ ROWS: tuple[CodecRow, ...] = (
         bits="8*min(2, max(1, ceil(log2(32/step)/8)))",
         at_most=True,
         size_note="of values up to 16 root mean squares: 8 where none is beyond 127 steps, else 16",
-        state=_NONE,
         source="uniform scalar quantiser: Gish and Pierce, IEEE TIT 1968",
         work=Work(Counts("12", "payload", "8"), Counts("payload", "4", "3")),
         law="bounded",
@@ -149,14 +133,12 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="acsgd",
         forward="testbed.codecs.dense.fixed_point:FixedPoint",
-        backward="testbed.codecs.dense.fixed_point:FixedPoint",
         parameters=(
             Parameter("bits", "int", 0, "2 to 8 bits; 0: 4 forward, 8 backward, as published", least=0, most=8),
         ),
         summary="fixed point with one scale per channel over all tokens of the micro-batch",
         bits="(bits or 4) + 16/bn",
         backward_bits="(bits or 8) + 16/bn",
-        state=_NONE,
         source="AQ-SGD's direct quantiser (Wang et al., NeurIPS 2022)",
         work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
         law="bounded",
@@ -164,7 +146,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="hadamard",
         forward="testbed.codecs.dense.hadamard:Hadamard",
-        backward="testbed.codecs.dense.hadamard:Hadamard",
         parameters=(
             Parameter("inner", "codec", REQUIRED, "the codec that sends the rotated tensor"),
             Parameter("size", "int", 64, "channels of a tile, a power of two", least=1),
@@ -183,7 +164,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="dct",
         for_gradients=True,
         forward="testbed.codecs.dense.cosine:Cosine",
-        backward="testbed.codecs.dense.cosine:Cosine",
         parameters=(
             Parameter("inner", "codec", REQUIRED, "the codec that sends the coefficients"),
             Parameter("size", "int", 32, "rows and columns of a block", least=1, most=256),
@@ -202,7 +182,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="haar",
         forward="testbed.codecs.dense.haar:Haar",
-        backward="testbed.codecs.dense.haar:Haar",
         parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the details"),),
         summary="each channel's mean over the tokens, and differences of neighbouring ones through any other codec",
         example="haar(int8(group=64, asymmetric))",
@@ -249,7 +228,6 @@ ROWS: tuple[CodecRow, ...] = (
         bits="g*(t*(3 + raised(share, w)) + 34 + log2(t)) where g = groups(d, t) and t = min(tile, 2**ceil(log2(d))) "
         "and w = round(g*d)*(bn/b if sample else 1)",
         backward_bits="bits + 16*groups(d, min(tile, d))",
-        state=_NONE,
         source="TAH-Quant (He et al., arXiv 2506.01352)",
         work=Work(Counts("12", "payload", "21 + 2*log2(tile)"), Counts("payload", "4", "8 + log2(tile)")),
         backward_work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "7")),
@@ -258,10 +236,8 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="onebit",
         forward="testbed.codecs.dense.rank_one:OneBit",
-        backward="testbed.codecs.dense.rank_one:OneBit",
         summary="signs, times a magnitude per token and one per channel",
         bits="1 + 16/d + 16/bn",
-        state="none",
         source="after CompactFusion's 1-bit compressor, from memory",
         work=Work(Counts("8", "payload", "7"), Counts("payload", "4", "4")),
         law="bounded",
@@ -269,10 +245,8 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="twobit",
         forward="testbed.codecs.dense.rank_one:TwoBit",
-        backward="testbed.codecs.dense.rank_one:TwoBit",
         summary="signs and two sizes, times a magnitude per token and one per channel",
         bits="2 + 16/d + 16/bn",
-        state="none",
         source="after CompactFusion's 2-bit compressor, from memory; levels: Max, IRE Trans. 1960",
         work=Work(Counts("8", "payload", "9"), Counts("payload", "4", "5")),
         law="bounded",

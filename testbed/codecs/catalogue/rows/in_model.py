@@ -73,7 +73,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="subspace-free",
         forward="testbed.codecs.in_model.subspace:FreeSubspace",
-        backward="testbed.codecs.in_model.subspace:FreeSubspace",
         parameters=(_RATIO, _BF16, _SPREAD),
         summary="the same projection with weights that nothing keeps in the subspace: loses most of every tensor",
         bits=_NARROW,
@@ -88,7 +87,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="mapl",
         forward="testbed.codecs.in_model.mapl:Mapl",
-        backward="testbed.codecs.in_model.mapl:Mapl",
         parameters=(
             _RATIO,
             _BF16,
@@ -107,7 +105,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="bottleneck",
         forward="testbed.codecs.in_model.bottleneck:Swarm",
-        backward="testbed.codecs.in_model.bottleneck:Swarm",
         parameters=(
             Parameter("ratio", "int", 4, "hidden size over the number of values that cross per token", least=1),
             _INT8,
@@ -141,7 +138,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="autoencoder",
         forward="testbed.codecs.in_model.bottleneck:Autoencoder",
-        backward="testbed.codecs.in_model.bottleneck:Autoencoder",
         parameters=(
             Parameter("ratio", "float", 4, "hidden size over the number of values that cross per token", least=1),
             _BF16,
@@ -158,7 +154,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="resbm",
         forward="testbed.codecs.in_model.bottleneck:ResBm",
-        backward="testbed.codecs.in_model.bottleneck:ResBm",
         parameters=(_RATIO, _BF16),
         summary="a learned bottleneck of two layers beside an identity path",
         bits=_NARROW,

@@ -8,7 +8,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="powersgd",
         forward="testbed.codecs.low_rank:PowerSGD",
-        backward="testbed.codecs.low_rank:PowerSGD",
         parameters=(
             Parameter("rank", "int", REQUIRED, "columns of each factor", least=1, most=4096),
             Parameter("start", "word", "warm", "Q of the message before, or a random one", choices=("warm", "cold")),
@@ -27,7 +26,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="lowrank",
         forward="testbed.codecs.low_rank:CodedLowRank",
-        backward="testbed.codecs.low_rank:CodedLowRank",
         parameters=(
             Parameter("rank", "int", 32, "columns of each factor", least=1, most=4096),
             Parameter("inner", "codec", "int4(group=32)", "the codec that sends the two factors"),

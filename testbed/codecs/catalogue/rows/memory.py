@@ -123,7 +123,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="ef",
         forward="testbed.codecs.memory.feedback:ErrorFeedback",
-        backward="testbed.codecs.memory.feedback:ErrorFeedback",
         parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the sum"),),
         summary="error feedback: what a message left out is added to the same micro-batch of the next step",
         example="ef(topk(0.1))",
@@ -137,7 +136,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="ef-decay",
         for_gradients=True,
         forward="testbed.codecs.memory.feedback:DecayedFeedback",
-        backward="testbed.codecs.memory.feedback:DecayedFeedback",
         parameters=(
             Parameter("inner", "codec", REQUIRED, "the codec that sends the sum"),
             Parameter("decay", "float", 0.95, "the share of what was left out that is added", least=0, most=1),
@@ -154,7 +152,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="dgc",
         for_gradients=True,
         forward="testbed.codecs.memory.feedback:MomentumFeedback",
-        backward="testbed.codecs.memory.feedback:MomentumFeedback",
         parameters=(
             Parameter("inner", "codec", REQUIRED, "the sparsifier that sends the sum"),
             Parameter("momentum", "float", 0.9, "of the gradients, before anything is left out", least=0, most=1),
@@ -177,7 +174,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="lazy",
         forward="testbed.codecs.memory.feedback:LazyErrorFeedback",
-        backward="testbed.codecs.memory.feedback:LazyErrorFeedback",
         parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the sum"),),
         summary="lazy error propagation: what a message left out is added to the next of the same step; for gradients",
         example="lazy(powersgd(4))",
@@ -190,7 +186,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="ef21",
         forward="testbed.codecs.memory.delta:Delta",
-        backward="testbed.codecs.memory.delta:Delta",
         parameters=(Parameter("inner", "codec", REQUIRED, "the codec that sends the difference"),),
         summary="both ends hold A; C(X - A) is sent and added to A, which is what the receiver uses",
         example="ef21(topk(0.1))",

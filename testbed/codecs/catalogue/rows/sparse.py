@@ -43,11 +43,9 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="topk",
         forward="testbed.codecs.sparse.sparsifier:TopK",
-        backward="testbed.codecs.sparse.sparsifier:TopK",
         parameters=(_SHARE, _PER, _VALUES, _POSITIONS),
         summary="the largest magnitudes of each token, and their positions; gradients choose their own",
         bits=_TOPK,
-        state="none",
         source="top-k of activations: Rudakov et al., arXiv 2401.07788",
         work=Work(Counts("20", "payload", "16"), Counts("payload", "4", "3")),
         law="support",
@@ -55,7 +53,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="topk-blocks",
         forward="testbed.codecs.sparse.sparsifier:BlockTopK",
-        backward="testbed.codecs.sparse.sparsifier:BlockTopK",
         parameters=(
             Parameter("share", "float", REQUIRED, "the share of the blocks that is kept", least=1e-4, most=1.0),
             Parameter("channels", "int", 8, "neighbouring values of a token in a block", least=1),
@@ -66,7 +63,6 @@ ROWS: tuple[CodecRow, ...] = (
         example="topk-blocks(0.125)",
         bits="g*(k*values*c*t + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) and w = round(g*n) "
         "and g = groups(d, c)*groups(bn, t) and c = min(channels, d) and t = min(tokens, bn)",
-        state="none",
         source="after Block Top-k of OmniReduce (Fei et al., SIGCOMM 2021, not re-read), there of gradients",
         work=Work(Counts("8", "payload", "3"), Counts("payload", "4", "2")),
         law="support",
@@ -75,7 +71,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="ht",
         for_gradients=True,
         forward="testbed.codecs.sparse.threshold:HardThreshold",
-        backward="testbed.codecs.sparse.threshold:HardThreshold",
         parameters=(
             Parameter("threshold", "float", REQUIRED, "the smallest magnitude that is sent", least=1e-12),
             Parameter("most", "float", 0.25, "the largest share of a tensor that is sent", least=1e-4, most=1.0),
@@ -86,7 +81,6 @@ ROWS: tuple[CodecRow, ...] = (
         bits="most*values + min(1, 32*most)",
         at_most=True,
         size_note="at most: it depends on the values",
-        state="none",
         source="hard threshold: Sahu et al., NeurIPS 2021; with a threshold that follows the stepsize: gamma-FedHT, "
         "arXiv 2505.12479",
         work=Work(Counts("8", "payload", "5"), Counts("payload", "4", "3")),
@@ -96,7 +90,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="topk-chunk",
         for_gradients=True,
         forward="testbed.codecs.sparse.quantised:ChunkTopK",
-        backward="testbed.codecs.sparse.quantised:ChunkTopK",
         parameters=(
             _SHARE,
             Parameter("chunk", "int", 4096, "values, in memory order, among which the largest are kept", least=2),
@@ -104,7 +97,6 @@ ROWS: tuple[CodecRow, ...] = (
         summary="the largest magnitudes of each chunk of 4096 values with 2 bits each, and packed positions",
         example="topk-chunk(0.0156)",
         bits="k*2 + (min(1, k*ceil(log2(c))) if 1 - k else 0) + 128/n where k = kept(share, c) and c = min(chunk, n)",
-        state="none",
         source="SparseLoCo: Sarfi et al., arXiv 2508.15706, and its deployed code",
         work=Work(Counts("20", "payload", "16 + 10*share"), Counts("payload", "4", "3 + 5*share")),
         law="support",
@@ -113,7 +105,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="cocktail",
         for_gradients=True,
         forward="testbed.codecs.sparse.quantised:Cocktail",
-        backward="testbed.codecs.sparse.quantised:Cocktail",
         parameters=(
             Parameter("share", "float", 0.2, "the share of the sample that is kept, the largest", least=1e-3, most=1.0),
             Parameter("every", "int", 10, "neighbours of which one is drawn into the sample", least=1, most=1000),
@@ -122,7 +113,6 @@ ROWS: tuple[CodecRow, ...] = (
         summary="a random sample, of which the largest magnitudes, with 4 bits each",
         bits="s*(k*(bits + 16/128) + (min(1, k*ceil(log2(w))) if 1 - k else 0)) where k = kept(share, w) "
         "and w = round(s*n) and s = groups(n, every)",
-        state="none",
         source="CocktailSGD: Wang et al., ICML 2023",
         work=Work(
             Counts("4 + 20/every", "payload + 4/every", "(25 + 18 + 10*share)/every"),
@@ -163,11 +153,9 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="randk",
         forward="testbed.codecs.sparse.random_places:RandK",
-        backward="testbed.codecs.sparse.random_places:RandK",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "inverse", _SCALE_DOC, choices=_SCALES), _VALUES),
         summary="random values of each token, scaled up; both ends draw the positions from the message key",
         bits="kept(share, d)*values",
-        state="none",
         source="Stich et al., NeurIPS 2018, unscaled in ef: ef(randk(0.1, none)); scaled: Wangni et al., NeurIPS 2018",
         work=Work(
             Counts(
@@ -182,11 +170,9 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="mask",
         forward="testbed.codecs.sparse.random_places:KeyedMask",
-        backward="testbed.codecs.sparse.random_places:KeyedMask",
         parameters=(_SHARE, _DRAWN, Parameter("scale", "word", "none", _SCALE_DOC, choices=_SCALES), _VALUES),
         summary="one random mask for activations and their gradient, drawn from the message key at both ends",
         bits="kept(share, d)*values",
-        state="none",
         source="random masks of 90 and 95 %: arXiv 2609.14339, from a summary",
         work=Work(
             Counts("4 if channels else 24", "payload if channels else payload + 4", "2 if channels else 43"),

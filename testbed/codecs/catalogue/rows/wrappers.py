@@ -18,7 +18,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="zstd",
         forward="testbed.codecs.lossless:Zstd",
-        backward="testbed.codecs.lossless:Zstd",
         parameters=(_ANY, Parameter("level", "int", 1, "zstd's level: 1 is fast", least=1, most=19), _SPLIT),
         summary="the inner payload packed by zstd, byte planes of 16 and 32-bit values apart",
         bits="inner",
@@ -32,7 +31,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="entropy",
         forward="testbed.codecs.lossless:Entropy",
-        backward="testbed.codecs.lossless:Entropy",
         parameters=(_ANY, _SPLIT),
         summary="the inner payload as Huffman codes of its bytes: what their distribution alone can save",
         bits="inner",
@@ -47,7 +45,6 @@ ROWS: tuple[CodecRow, ...] = (
         name="warmup",
         for_gradients=True,
         forward="testbed.codecs.warmup:WarmUp",
-        backward="testbed.codecs.warmup:WarmUp",
         parameters=(
             Parameter("inner", "codec", REQUIRED, "the codec from then on"),
             Parameter("steps", "int", REQUIRED, "training steps whose messages go as fp32", least=0),
@@ -67,7 +64,6 @@ ROWS: tuple[CodecRow, ...] = (
     CodecRow(
         name="adaptive",
         forward="testbed.codecs.adaptive:Adaptive",
-        backward="testbed.codecs.adaptive:Adaptive",
         parameters=(
             Parameter("within_ms", "float", REQUIRED, "the time that a message may take on the link, in ms", least=0),
             Parameter("mild", "codec", "bf16", "the codec for links that have the time for it"),
