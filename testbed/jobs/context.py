@@ -1,4 +1,4 @@
-"""Context parallel training: every sequence is cut over nodes, each of which has all weights and one chunk of positions.
+"""Context parallel training: sequences are cut over nodes, each of which has all weights and one chunk of positions.
 
 In each layer a node projects its chunk, sends keys and values to the nodes whose later chunks attend to them, and
 attends to all that came before. Gradients of keys and values go back to the chunk's owner, which adds them from the
@@ -51,6 +51,10 @@ class ContextParallel(JobKind):
     @property
     def computes(self) -> Sequence[str]:
         return ("forward", "backward")
+
+    @property
+    def played(self) -> ContextParallel:
+        return self.model_copy(update={"validation_batches": 0})
 
     def named(self, key: Key) -> Named:
         """Gradients are called by the layer, the chunk and who sends them; keys and values by layer and chunk."""

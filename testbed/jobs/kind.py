@@ -88,6 +88,11 @@ class JobKind(Frozen):
         return ("forward", "backward", "local")
 
     @property
+    def played(self) -> JobKind:
+        """The job as it is timed and played: without what it does for its records alone, such as evaluations."""
+        return self
+
+    @property
     def batch_parts(self) -> int:
         """Into how many equal parts its places cut a batch."""
         return 1

@@ -107,6 +107,8 @@ class _Kept(NamedTuple):
     """The layer's input, at the first layer with the embedding's graph."""
     hidden: Tensor
     """The same, where this layer's graph begins."""
+    residual: Tensor
+    """The same, where the graph of what follows attention begins."""
     projected: Sequence[Tensor]
     """Queries, keys and values, with their graph."""
     own: Sequence[Tensor]
@@ -126,6 +128,7 @@ class ContextNode(CodedNode):
         super().__init__(setting)
         spec, seed = setting.recipe.workload, setting.recipe.training.seed
         _check(kind, spec)
+        make(kind.weights, Context(seed, place, "backward"))
         assert isinstance(spec, TextSpec)
         self._place, self._job, self._spec, self._size = place, kind, spec, workload_size(spec)
         cuts = [spec.sequence_length * chunk // kind.nodes for chunk in (place, place + 1)]
@@ -159,7 +162,7 @@ class ContextNode(CodedNode):
             hidden = _leaf(self._now)
             projected = self._layers.project(layer, hidden)
         own = [_leaf(tensor) for tensor in projected]
-        self._kept[layer] = _Kept(self._now, hidden, projected, own)
+        self._kept[layer] = _Kept(self._now, hidden, _leaf(hidden), projected, own)
         return own[1].detach(), own[2].detach()
 
     def attend(self, key: Key, values: Sequence[Pair]) -> None:
@@ -171,14 +174,14 @@ class ContextNode(CodedNode):
             query, *own = kept.own
             keys, values_ = (torch.cat(each, 1) for each in zip(*earlier, own, strict=True))
             mixed = self._attention(query, keys, values_)
-            outputs = self._layers.finish(layer, kept.hidden, mixed)
+            outputs = self._layers.finish(layer, kept.residual, mixed)
         self._kept[layer] = kept._replace(earlier=earlier, outputs=outputs)
         self._now = outputs.detach()
 
     def _attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Let queries, which are of the last positions, attend to keys and values of all positions."""
         q, k, v = (
-            tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+            tensor.view(*tensor.shape[:2], heads, -1).transpose(1, 2)
             for tensor, heads in (
                 (query, self._size.heads),
                 (keys, self._size.key_heads),
@@ -224,10 +227,12 @@ class ContextNode(CodedNode):
         return _sum([later, self._added.pop(key.part)] if later else [self._added.pop(key.part)])
 
     def project_backward(self, key: Key, came: Sequence[Pair]) -> None:
-        """Take a layer's gradient back to its input, with what later nodes sent for this chunk, the last node's first."""
+        """Take a layer's gradient back to its input; `came`: what later nodes sent for it, the last node first."""
         kept = self._kept.pop(key.origin)
         query, keys, values = map(_gradient, kept.own)
-        torch.autograd.backward(kept.projected, [query, *_sum([*came, (keys, values)])])
+        # The input's own gradient goes first, as it does where the layer is one graph.
+        gradients = [_gradient(kept.residual), query, *_sum([*came, (keys, values)])]
+        torch.autograd.backward([kept.hidden, *kept.projected], gradients)
         self._now = _gradient(kept.hidden)
         if key.origin == 0:
             kept.source.backward(self._now)  # type: ignore[no-untyped-call]
@@ -251,9 +256,8 @@ class ContextNode(CodedNode):
     def update(self, key: Key, sums: Sequence[Tensor]) -> None:
         """Update with the gradients' sums, by part. StageError for a norm that is NaN or infinite."""
         recipe, parameters = self._setting.recipe, list(self.model.parameters())
-        for parameter, gradient in zip(
-            parameters, torch.cat(list(sums)).split([each.numel() for each in parameters]), strict=True
-        ):
+        gradients = torch.split(torch.cat(list(sums)), [parameter.numel() for parameter in parameters])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter).clone()  # aligned as torch allocates
         norm, rate = (
             global_norm(self._optimiser.squares()),
