@@ -32,6 +32,11 @@ class ContextParallel(JobKind):
     gradients are added on their way back, and coded anew at each hop."""
     weights: str = "fp32"
     """The codec of the weights' gradients and of their sums."""
+    subspace: int | None = Field(default=None, ge=1)
+    """Keys, and values, of a layer are constrained to a subspace of so many dimensions, and cross as coordinates in it.
+    It is part of the model and learned with it (after arXiv 2606.16384, whose mixtures have several to choose from)."""
+    fixed: bool = False
+    """The subspaces stay as they were drawn."""
     validation_batches: int = Field(default=0, ge=0)
     """Evaluated after the last step: the workload's, or none."""
 

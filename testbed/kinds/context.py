@@ -33,7 +33,7 @@ from testbed.pipeline.optimise import Optimiser, learning_rate
 from testbed.spec import TextSpec
 from testbed.workloads.build import build_stage
 from testbed.workloads.data import Batch, Data
-from testbed.workloads.models import workload_size
+from testbed.workloads.models import ModelSize, workload_size
 
 _LENGTH: Final = struct.Struct("<I")
 _WEIGHTS: Final = ("weights", "sum")
@@ -136,7 +136,10 @@ class ContextNode(CodedNode):
         self.model = build_stage(spec, stage=0, stages=1, seed=seed, vocabulary=setting.vocabulary)
         self._layers = FAMILIES[spec.family](self.model)
         self._data = Data(np.load(setting.tokens, mmap_mode="r"), spec, seed)
-        self._optimiser = Optimiser(self.model.parameters(), setting.recipe.optimiser)
+        self._bases = bases(kind, self._size, seed)
+        self.learned = [*self.model.parameters(), *(basis for basis in self._bases if basis.requires_grad)]
+        """What is trained, alike at every node."""
+        self._optimiser = Optimiser(self.learned, setting.recipe.optimiser)
         self._kept: dict[int, _Kept] = {}
         self._now = self._loss_of_chunk = torch.empty(0)
         """The hidden states that the next layer reads, or their gradient."""
@@ -160,7 +163,9 @@ class ContextNode(CodedNode):
                 self._batch = read(key.step, 0, 1)
                 self._now = self._layers.embed(self._batch.inputs[:, self._chunk], self._first)
             hidden = _leaf(self._now)
-            projected = self._layers.project(layer, hidden)
+            projected = list(self._layers.project(layer, hidden))
+            for number, basis in enumerate(self._bases_of(layer), 1):
+                projected[number] = projected[number] @ basis
         own = [_leaf(tensor) for tensor in projected]
         self._kept[layer] = _Kept(self._now, hidden, _leaf(hidden), projected, own)
         return own[1].detach(), own[2].detach()
@@ -172,11 +177,17 @@ class ContextNode(CodedNode):
         earlier = [(_leaf(k), _leaf(v)) for k, v in reversed(values)]
         with torch.set_grad_enabled(key.phase == "train"):
             query, *own = kept.own
-            keys, values_ = (torch.cat(each, 1) for each in zip(*earlier, own, strict=True))
-            mixed = self._attention(query, keys, values_)
+            pair = [torch.cat(each, 1) for each in zip(*earlier, own, strict=True)]
+            for number, basis in enumerate(self._bases_of(layer)):
+                pair[number] = pair[number] @ basis.T
+            mixed = self._attention(query, *pair)
             outputs = self._layers.finish(layer, kept.residual, mixed)
         self._kept[layer] = kept._replace(earlier=earlier, outputs=outputs)
         self._now = outputs.detach()
+
+    def _bases_of(self, layer: int) -> Sequence[Tensor]:
+        """Return the bases of a layer's keys and values, if they lie in subspaces."""
+        return self._bases[2 * layer : 2 * layer + 2]
 
     def _attention(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Let queries, which are of the last positions, attend to keys and values of all positions."""
@@ -236,7 +247,7 @@ class ContextNode(CodedNode):
         self._now = _gradient(kept.hidden)
         if key.origin == 0:
             kept.source.backward(self._now)  # type: ignore[no-untyped-call]
-            flat = torch.cat([_gradient(parameter).flatten() for parameter in self.model.parameters()])
+            flat = torch.cat([_gradient(parameter).flatten() for parameter in self.learned])
             self._flat = flat.tensor_split(self._job.nodes)
 
     # ------------------------------------------------------------------ update
@@ -255,7 +266,7 @@ class ContextNode(CodedNode):
 
     def update(self, key: Key, sums: Sequence[Tensor]) -> None:
         """Update with the gradients' sums, by part. StageError for a norm that is NaN or infinite."""
-        recipe, parameters = self._setting.recipe, list(self.model.parameters())
+        recipe, parameters = self._setting.recipe, self.learned
         gradients = torch.split(torch.cat(list(sums)), [parameter.numel() for parameter in parameters])
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter).clone()  # aligned as torch allocates
@@ -308,6 +319,16 @@ class ContextNode(CodedNode):
             seed, direction = self._setting.recipe.training.seed, self._job.named(key).direction
             self._codecs[place] = make(self._job.weights, Context(seed, key.origin, direction))
         return self._codecs[place]
+
+
+def bases(kind: ContextParallel, size: ModelSize, seed: int) -> Sequence[nn.Parameter]:
+    """Draw an orthonormal basis (k, r) for the keys and one for the values of each layer; none without subspaces."""
+    if kind.subspace is None:
+        return []
+    draw = torch.Generator().manual_seed(seed)
+    width = size.width // size.heads * size.key_heads
+    drawn = [torch.randn(width, kind.subspace, generator=draw) for _ in range(2 * size.layers)]
+    return [nn.Parameter(torch.linalg.qr(each).Q.contiguous(), requires_grad=not kind.fixed) for each in drawn]
 
 
 def _check(kind: ContextParallel, spec: Any) -> None:
