@@ -47,7 +47,10 @@ class ContextParallel(JobKind):
 
     @property
     def in_short(self) -> tuple[str, str]:
-        return f"{self.nodes} chunks", f"context, {self.exchange}"
+        constrained = (
+            "" if self.subspace is None else f", {'fixed' if self.fixed else 'learned'} subspace {self.subspace}"
+        )
+        return f"{self.nodes} chunks", f"context, {self.exchange}{constrained}"
 
     @property
     def counts(self) -> str:
