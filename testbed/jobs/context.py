@@ -53,10 +53,6 @@ class ContextParallel(JobKind):
         return f"{self.nodes} chunks", f"context, {self.exchange}{constrained}"
 
     @property
-    def counts(self) -> str:
-        return "layer"
-
-    @property
     def computes(self) -> Sequence[str]:
         return ("forward", "backward")
 
@@ -80,6 +76,7 @@ class ContextParallel(JobKind):
         node: Node = importlib.import_module("testbed.kinds.context").ContextNode(place, self, setting)
         return node
 
+    # An action of the records waits for its input, computes and sends: a layer is two forward and three backward.
     def program(self, place: int, first_step: int = 0) -> Program:
         """Return what a node does, from that step on."""
         step, goes_on = first_step, True
@@ -92,7 +89,7 @@ class ContextParallel(JobKind):
             step += 1
         if self.validation_batches:
             for batch in range(self.validation_batches):
-                loss = yield from self._forward(place, batch, "evaluation", batch * (self.layers + 1))
+                loss = yield from self._forward(place, batch, "evaluation", batch * (2 * self.layers + 1))
             yield Begin()
             yield Work("note", Key("note", step, phase="evaluation"), (yield Meet(loss)))
             yield EndStep(step, "evaluation")
@@ -103,12 +100,13 @@ class ContextParallel(JobKind):
         """
         chain, later = self.exchange == "chain", range(me + 1, self.nodes)
         for layer in range(self.layers):
-            yield Begin("F", first + layer)
+            yield Begin("F", first + 2 * layer)
             mine = yield Work("project", Key("project", step, me, layer, phase))
             if later:
                 message = yield Encode(Key("keys", step, me, layer, phase), mine)
                 for peer in later[:1] if chain else later:
                     yield Send(message, peer)
+            yield Begin("F", first + 2 * layer + 1)
             came = []
             for chunk in reversed(range(me)):
                 message = yield Receive(Key("keys", step, chunk, layer, phase), me - 1 if chain else chunk)
@@ -116,17 +114,18 @@ class ContextParallel(JobKind):
                     yield Send(message, me + 1)
                 came += yield Decode((message,))
             yield Work("attend", Key("attend", step, me, layer, phase), came)
-        yield Begin("F", first + self.layers)
+        yield Begin("F", first + 2 * self.layers)
         return (yield Work("loss", Key("loss", step, me, self.layers, phase)))
 
     def _backward(self, me: int, step: int) -> Program:
         """Take the loss's gradient back through all layers."""
         chain, n = self.exchange == "chain", self.nodes
-        yield Begin("B", self.layers)
+        yield Begin("B", 3 * self.layers)
         yield Work("loss_backward", Key("loss", step, me, self.layers))
         for layer in reversed(range(self.layers)):
-            yield Begin("B", layer)
+            yield Begin("B", 3 * layer + 2)
             yield Work("attend_backward", Key("attend", step, me, layer))
+            yield Begin("B", 3 * layer + 1)
             for chunk in range(me):
                 later: Any = None
                 if chain and me + 1 < n:
@@ -135,6 +134,7 @@ class ContextParallel(JobKind):
                 total = yield Work("add", Key("add", step, chunk, layer), later)
                 message = yield Encode(Key("gradient", step, chunk * n + me, layer), total)
                 yield Send(message, me - 1 if chain else chunk)
+            yield Begin("B", 3 * layer)
             came = []
             for peer in range(me + 1, min(me + 2, n)) if chain else range(n - 1, me, -1):
                 message = yield Receive(Key("gradient", step, me * n + peer, layer), peer)
@@ -144,20 +144,22 @@ class ContextParallel(JobKind):
     def _update(self, me: int, step: int) -> Program:
         """Sum the weights' gradients over nodes, and update."""
         others = [(me + further) % self.nodes for further in range(1, self.nodes)]
-        yield Begin("A", step)
+        yield Begin("A", 0)
         for part in others:
             gradient = yield Work("part", Key("part", step, part))
             message = yield Encode(Key("weights", step, part, me), gradient)
             yield Send(message, part)
+        yield Begin("A", 1)
         came = []
         for peer in sorted(others, reverse=True):
             came.append((yield Receive(Key("weights", step, me, peer), peer)))
-        values = yield Decode(tuple(came))
+        values = (yield Decode(tuple(came))) if came else []
         total = yield Work("sum", Key("sum", step, me), values)
         message = yield Encode(Key("sum", step, me, me), total)
         sums = {me: message}
         for peer in others:
             yield Send(message, peer)
+        yield Begin("A", 2)
         for part in others:
             sums[part] = yield Receive(Key("sum", step, part, part), part)
         values = yield Decode(tuple(sums[part] for part in range(self.nodes)))

@@ -224,19 +224,24 @@ def test_its_losses_are_transformers(tokens: str, model: str) -> None:
         assert found == pytest.approx(math.fsum(losses) / len(losses), abs=1e-5)
 
 
+@pytest.fixture(scope="module")
+def exact(tokens: str) -> Trained:
+    return trained(tokens, recipe(nodes=2, weights="bf16"))
+
+
 @pytest.mark.parametrize(
-    ("codec", "exchange"),
+    ("codec", "more"),
     [
-        ("int4", "direct"),
-        ("lowrank(int8, 8)", "direct"),
-        ("ef(topk(0.1))", "chain"),
-        ("delta(int4)", "direct"),
-        ("0: fp32; rest: bf16", "chain"),
+        ("int4", {}),
+        ("lowrank(int8, 8)", {"exchange": "chain"}),
+        ("ef(topk(0.1))", {"nodes": 3, "exchange": "chain"}),
+        ("delta(int4)", {"nodes": 3}),
+        ("0: fp32; rest: bf16", {}),
     ],
 )
-def test_codecs_repeat_and_learn(tokens: str, codec: str, exchange: str) -> None:
-    of = recipe(codec=codec, exchange=exchange, weights="bf16", validation_batches=1)
-    run, again, exact = trained(tokens, of), trained(tokens, of), trained(tokens, recipe(weights="bf16"))
+def test_codecs_repeat_and_learn(tokens: str, exact: Trained, codec: str, more: dict[str, Any]) -> None:
+    of = recipe(codec=codec, **({"nodes": 2, "weights": "bf16", "validation_batches": 1} | more))
+    run, again = trained(tokens, of), trained(tokens, of)
     assert run.sent.hashes == again.sent.hashes
     assert run.losses == again.losses
     assert run.losses[:STEPS] != exact.losses
@@ -252,7 +257,7 @@ def test_messages_and_actions_have_names_of_their_own(tokens: str) -> None:
         sent = [(each["direction"], each["microbatch"], each["peer"]) for each in record["sent"]]
         assert len(set(sent)) == len(sent)
     kinds = [each["kind"] for each in run.records[0]["actions"]]
-    assert kinds == ["F"] * 4 + ["B"] * 4 + ["A"]
+    assert kinds == ["F"] * (2 * 3 + 1) + ["B"] * (3 * 3 + 1) + ["A"] * 3
     assert {each["tokens"] for each in run.records} == {2 * LENGTH, 4 * LENGTH}
 
 
