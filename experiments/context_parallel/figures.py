@@ -19,6 +19,8 @@ from testbed.jobs.kind import kind_of
 from testbed.metrics.verdicts import Judgement, judge
 from testbed.report import experiments, style
 from testbed.report.claims import EXACT, Claim, claims_table
+from testbed.spec import recipe_of
+from testbed.sweep.trainings import final_loss, trained_folder
 
 NAME = "context_parallel"
 COMMAND = f"python -m testbed reproduce {NAME}"
@@ -52,7 +54,7 @@ def runs(home: Path) -> Any:
                 "step_s": row.step_s,
                 "key_bytes": sum(keys) / (len(steps) / len(job.places)),
                 "payload_bytes": row.payload_bytes_per_step,
-                "validation_loss": row.validation_loss,
+                "validation_loss": final_loss(trained_folder(home, recipe_of(run.cell))),
                 "unigram_floor": row.unigram_floor,
                 "certified": row.certified,
             }
