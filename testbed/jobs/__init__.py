@@ -9,6 +9,7 @@ data_parallel  workers that hold whole models and exchange what they computed
 decision       what may change meanwhile, and how one of them tells the others
 asynchronous   the same with a server that waits for nobody
 hybrid         pipelines within replicas, data parallel training across them; replicas come and go
+context        sequences cut over nodes that exchange keys and values
 sampling       workers that sample images, each by a list of actions
 kind           other kinds: those of a table `job` in an experiment, ours and anybody's
 """

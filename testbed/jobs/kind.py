@@ -21,7 +21,7 @@ from testbed.jobs.recorder import Named as Named
 from testbed.jobs.recorder import Said as Said
 from testbed.spec import Cell, Recipe
 
-KINDS: Final[Mapping[str, str]] = {}
+KINDS: Final[Mapping[str, str]] = {"context": "testbed.jobs.context:ContextParallel"}
 """The kinds that are shipped, and where their classes are."""
 
 
@@ -86,6 +86,11 @@ class JobKind(Frozen):
     def computes(self) -> Sequence[str]:
         """Its activities in `metrics.spans`."""
         return ("forward", "backward", "local")
+
+    @property
+    def played(self) -> JobKind:
+        """The job as it is timed and played: without what it does for its records alone, such as evaluations."""
+        return self
 
     @property
     def batch_parts(self) -> int:

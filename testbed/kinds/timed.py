@@ -42,7 +42,7 @@ class _Arm:
     def turn(self) -> None:
         """Make some more steps."""
         first, end = self._steps, self._steps + _STEPS_A_TURN
-        programs = [self._kind.program(place, first) for place in range(len(self._nodes))]
+        programs = [self._kind.played.program(place, first) for place in range(len(self._nodes))]
         Loop(programs, self._nodes, goes_on=lambda place, step: step + 1 < end).run()
         self._steps = end
 

@@ -322,7 +322,7 @@ class RecordedKind:
         """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
         doing = _Doing(len(self._nodes))
         ends = run_steps(
-            self._kind,
+            self._kind.played,
             self._size,
             lambda node, action: self._cost(doing, node, action),
             links,

@@ -35,7 +35,7 @@ def _other(cell: Cell, training: Training, costs: Calibration) -> TracedJob:
     kind = kind_of(cell)
     trained = [[record for record in records if record.phase == "train"] for records in training]
     return TracedJob(
-        kind,
+        kind.played,
         [Sizes(_sizes(kind, place, records)) for place, records in enumerate(trained)],
         _cost(cell, costs.jobs.get(recipe_of(cell).id)),
         about={"codec": cell.codec, "kind": kind.kind},

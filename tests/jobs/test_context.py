@@ -1,0 +1,287 @@
+"""Context parallel training: whatever the exchange, the nodes and the links, it is the model that one node trains."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from testbed.errors import UserError
+from testbed.jobs.actions import Encode, Send
+from testbed.jobs.kind import Setting, job_of_table
+from testbed.jobs.loop import Clock, Lane, Loop
+from testbed.jobs.recorder import Recorder
+from testbed.kinds.context import FAMILIES, ContextNode, bases
+from testbed.pipeline.gather import global_norm
+from testbed.pipeline.optimise import Optimiser, learning_rate
+from testbed.pipeline.step_log import OnHostClock, Records
+from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, TextSpec, TrainingSpec
+from testbed.workloads.build import build_stage, empty_model
+from testbed.workloads.data import Data
+from testbed.workloads.models import workload_size
+
+STEPS, LENGTH, VOCABULARY = 3, 26, 4096
+LAYERS = {"gpt2-nano": 3, "llama-nano": 6}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("text") / "tokens.npy"
+    np.save(path, np.random.default_rng(1).integers(0, VOCABULARY, 40_000, dtype=np.uint16))
+    return str(path)
+
+
+def recipe(model: str = "gpt2-nano", codec: str = "fp32", **job: Any) -> Recipe:
+    batches = job.setdefault("validation_batches", 0)
+    table = {"kind": "context", "nodes": 3, "layers": LAYERS[model], **job}
+    return Recipe(
+        codec=codec,
+        workload=TextSpec(
+            family=model.partition("-")[0],
+            model=model,
+            text="bundled",
+            sequence_length=LENGTH,
+            batch_size=2,
+            validation_batches=max(1, batches),
+        ),
+        pipeline=PipelineSpec(stages=1, microbatches=1, schedule="gpipe", in_flight=1),
+        job=job_of_table(table),
+        optimiser=OptimiserSpec(learning_rate=3e-3, weight_decay=0.1, beta1=0.9, beta2=0.99, clip_norm=0.5),
+        training=TrainingSpec(steps=STEPS, warmup_steps=0, seed=5, evaluate_every=0),
+    )
+
+
+class Slow:
+    """Links that take as long as bytes take, and longer for some pairs."""
+
+    def carry(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
+        clock.at(clock.now_ns + size * (1 + 7 * source % 5) + 1000 * target, deliver)
+
+    def take(self, clock: Clock, source: int, target: int, size: int, deliver: Any) -> None:
+        deliver()
+
+
+class Sent:
+    """Notes every payload that is encoded, and how many bytes are sent."""
+
+    def __init__(self) -> None:
+        self.hashes, self.bytes, self.keys = list[str](), 0, list[Any]()
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        if isinstance(action, Encode):
+            self.hashes.append(f"{lane.node} {action.key} {hashlib.sha256(value.payload).hexdigest()}")
+        if isinstance(action, Send):
+            self.bytes += len(action.message.payload)
+            self.keys.append((lane.node, action.peer, action.message.key))
+
+
+class Trained(NamedTuple):
+    records: list[dict[str, Any]]
+    nodes: Sequence[ContextNode]
+    sent: Sent
+
+    @property
+    def losses(self) -> list[float]:
+        return [record["loss"] for record in self.records]
+
+    @property
+    def norms(self) -> list[float]:
+        return [record["gradient_norm"] for record in self.records]
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [parameter.detach() for parameter in self.nodes[0].learned]
+
+
+def trained(tokens: str, of: Recipe, links: Any = None) -> Trained:
+    kind, setting = of.job, Setting(of, VOCABULARY, tokens)
+    assert kind is not None
+    places = range(len(kind.places))  # type: ignore[attr-defined]
+    nodes = [kind.node(place, setting) for place in places]  # type: ignore[attr-defined]
+    outputs, sent = [io.StringIO() for _ in places], Sent()
+    recorder = Recorder(Records(nodes, outputs, 0, lambda message: None).write, kind.named, 32)  # type: ignore[attr-defined]
+    programs = [kind.program(place) for place in places]  # type: ignore[attr-defined]
+    Loop(
+        programs,
+        nodes,
+        links=links,
+        observers=[OnHostClock(recorder), sent],
+        goes_on=lambda place, step: step + 1 < STEPS,
+    ).run()
+    for node in nodes[1:]:
+        assert all(map(torch.equal, node.learned, nodes[0].learned))
+    return Trained([json.loads(line) for line in outputs[-1].getvalue().splitlines()], nodes, sent)
+
+
+def unsplit(tokens: str, of: Recipe, chunks: int) -> tuple[list[float], list[float], list[Tensor]]:
+    """Train the model on one node, in one graph, with so many chunks of queries; returns losses, norms and weights."""
+    spec = of.workload
+    assert isinstance(spec, TextSpec)
+    size, data = workload_size(spec), Data(np.load(tokens), spec, of.training.seed)
+    model = build_stage(spec, stage=0, stages=1, seed=of.training.seed, vocabulary=VOCABULARY)
+    drawn = bases(of.job, size, of.training.seed)  # type: ignore[arg-type]
+    learned = [*model.parameters(), *(basis for basis in drawn if basis.requires_grad)]
+    layers, optimiser = FAMILIES[spec.family](model), Optimiser(learned, of.optimiser)
+    cuts = [slice(LENGTH * chunk // chunks, LENGTH * (chunk + 1) // chunks) for chunk in range(chunks)]
+    losses, norms = [], []
+
+    def heads(states: Tensor, count: int) -> Tensor:
+        return states.view(*states.shape[:2], count, -1).transpose(1, 2)
+
+    for step in range(STEPS):
+        batch = data.train(step, 0, 1)
+        hidden = [layers.embed(batch.inputs[:, cut], cut.start) for cut in cuts]
+        for layer in range(size.layers):
+            # an alias for each chunk: what a chunk uses twice adds up for it first
+            spans = [[basis.view_as(basis) for basis in drawn[2 * layer : 2 * layer + 2]] for _ in cuts]
+            projected = [list(layers.project(layer, each)) for each in hidden]
+            for states, span in zip(projected, spans, strict=True) if drawn else ():
+                states[1:] = [state @ basis for state, basis in zip(states[1:], span, strict=True)]
+            for chunk, cut in enumerate(cuts):
+                query = layers.rotate(heads(projected[chunk][0], size.heads), cut.start)
+                pair = [torch.cat([each[n] for each in projected[: chunk + 1]], 1) for n in (1, 2)]
+                if drawn:
+                    pair = [state @ basis.T for state, basis in zip(pair, spans[chunk], strict=True)]
+                keys, values = (heads(state, size.key_heads) for state in pair)
+                allowed = torch.arange(cut.stop) <= torch.arange(cut.start, cut.stop)[:, None]
+                mixed = nn.functional.scaled_dot_product_attention(
+                    query, layers.rotate(keys, 0), values, allowed, enable_gqa=True
+                )
+                hidden[chunk] = layers.finish(layer, hidden[chunk], mixed.transpose(1, 2).flatten(2))
+        parts = [
+            nn.functional.cross_entropy(
+                model.head(each).flatten(0, 1), batch.targets[:, cut].flatten(), reduction="sum"
+            )
+            / spec.batch_tokens
+            for each, cut in zip(hidden, cuts, strict=True)
+        ]
+        torch.autograd.backward(parts)
+        losses.append(math.fsum(part.item() for part in parts))
+        norms.append(global_norm(optimiser.squares()))
+        optimiser.update(norms[-1], learning_rate(of.optimiser, step, STEPS))
+    return losses, norms, [parameter.detach() for parameter in learned]
+
+
+@pytest.mark.parametrize(
+    ("model", "nodes", "more"),
+    [
+        ("gpt2-nano", 2, {}),
+        ("gpt2-nano", 4, {"exchange": "chain"}),
+        ("gpt2-nano", 3, {"subspace": 6}),
+        ("gpt2-nano", 3, {"subspace": 6, "fixed": True, "exchange": "chain"}),
+        ("llama-nano", 3, {}),
+        ("llama-nano", 3, {"exchange": "chain", "subspace": 8}),
+    ],
+)
+def test_it_is_one_node_with_the_same_chunks_of_queries(
+    tokens: str, model: str, nodes: int, more: dict[str, Any]
+) -> None:
+    of = recipe(model, nodes=nodes, **more)
+    run = trained(tokens, of)
+    losses, norms, weights = unsplit(tokens, of, nodes)
+    assert run.losses == losses
+    assert run.norms == norms
+    assert all(map(torch.equal, run.weights, weights))
+
+
+@pytest.mark.parametrize("exchange", ["direct", "chain"])
+def test_links_change_nothing(tokens: str, exchange: str) -> None:
+    of = recipe(nodes=4, exchange=exchange, validation_batches=2, codec="int8")
+    alone, slow = trained(tokens, of), trained(tokens, of, Slow())
+    assert alone.losses == slow.losses
+    assert sorted(alone.sent.hashes) == sorted(slow.sent.hashes)
+    assert all(map(torch.equal, alone.weights, slow.weights))
+
+
+@pytest.mark.parametrize("model", LAYERS)
+def test_its_losses_are_transformers(tokens: str, model: str) -> None:
+    of = recipe(model, nodes=3, validation_batches=2)
+    run = trained(tokens, of)
+    assert [record["phase"] for record in run.records] == ["train"] * STEPS + ["evaluation"]
+    spec = of.workload
+    assert isinstance(spec, TextSpec)
+    data, whole = Data(np.load(tokens), spec, of.training.seed), empty_model(spec).to_empty(device="cpu")
+    first = build_stage(spec, stage=0, stages=1, seed=of.training.seed, vocabulary=VOCABULARY)
+    for parameters, batches, found in (
+        (first.state_dict(), [data.train(0, 0, 1)], run.losses[0]),
+        (run.nodes[1].model.state_dict(), [data.validation(number, 0, 1) for number in range(2)], run.losses[-1]),
+    ):
+        whole = type(whole)(whole.config)  # what is in no checkpoint, such as rotations, is made with the model
+        whole.load_state_dict({name: value for name, value in parameters.items() if name in whole.state_dict()})
+        losses = []
+        for batch in batches:
+            with torch.no_grad():
+                logits = whole(batch.inputs).logits
+            losses.append(nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()).item())
+        assert found == pytest.approx(math.fsum(losses) / len(losses), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def exact(tokens: str) -> Trained:
+    return trained(tokens, recipe(nodes=2, weights="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("codec", "more"),
+    [
+        ("int4", {}),
+        ("lowrank(int8, 8)", {"exchange": "chain"}),
+        ("ef(topk(0.1))", {"nodes": 3, "exchange": "chain"}),
+        ("delta(int4)", {"nodes": 3}),
+        ("0: fp32; rest: bf16", {}),
+    ],
+)
+def test_codecs_repeat_and_learn(tokens: str, exact: Trained, codec: str, more: dict[str, Any]) -> None:
+    of = recipe(codec=codec, **({"nodes": 2, "weights": "bf16", "validation_batches": 1} | more))
+    run, again = trained(tokens, of), trained(tokens, of)
+    assert run.sent.hashes == again.sent.hashes
+    assert run.losses == again.losses
+    assert run.losses[:STEPS] != exact.losses
+    assert run.losses[:STEPS] == pytest.approx(exact.losses, abs=0.1)
+
+
+def test_messages_and_actions_have_names_of_their_own(tokens: str) -> None:
+    of = recipe(nodes=4, validation_batches=2)
+    run = trained(tokens, of)
+    assert len(set(run.sent.keys)) == len(run.sent.keys)
+    for record in run.records:
+        assert len({(each["kind"], each["microbatch"]) for each in record["actions"]}) == len(record["actions"])
+        sent = [(each["direction"], each["microbatch"], each["peer"]) for each in record["sent"]]
+        assert len(set(sent)) == len(sent)
+    kinds = [each["kind"] for each in run.records[0]["actions"]]
+    assert kinds == ["F"] * (2 * 3 + 1) + ["B"] * (3 * 3 + 1) + ["A"] * 3
+    assert {each["tokens"] for each in run.records} == {2 * LENGTH, 4 * LENGTH}
+
+
+def test_bytes_are_those_of_the_exchanges(tokens: str) -> None:
+    """Each of 6 pairs of 4 nodes gets keys and values once a layer, and gives their gradients back."""
+    spec, n = recipe().workload, 4
+    values = sum(parameter.numel() for parameter in trained(tokens, recipe(nodes=1)).weights)
+    assert isinstance(spec, TextSpec)
+    for exchange in ("direct", "chain"):
+        sent = trained(tokens, recipe(nodes=n, exchange=exchange)).sent.bytes / STEPS
+        chunks = [LENGTH * (chunk + 1) // n - LENGTH * chunk // n for chunk in range(n)]
+        of_chunks = sum(chunk * (n - 1 - number) for number, chunk in enumerate(chunks))
+        coded = 2 * 3 * of_chunks * 2 * spec.batch_size * 64 * 4
+        assert coded + 2 * (n - 1) * values * 4 <= sent < 1.01 * (coded + 2 * (n - 1) * values * 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": 4}, "job.layers is 4, and gpt2-nano has 3"),
+        ({"nodes": LENGTH + 1}, "cannot be cut over job.nodes = 27"),
+        ({"weights": "int9"}, "int9"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tokens: str, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        trained(tokens, recipe(**change))
