@@ -21,7 +21,7 @@ from testbed.jobs.recorder import Named as Named
 from testbed.jobs.recorder import Said as Said
 from testbed.spec import Cell, Recipe
 
-KINDS: Final[Mapping[str, str]] = {}
+KINDS: Final[Mapping[str, str]] = {"decode": "testbed.jobs.decode:Decoding"}
 """The kinds that are shipped, and where their classes are."""
 
 

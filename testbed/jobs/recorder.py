@@ -7,9 +7,11 @@ waited for it. So a step is complete when all that it forked has ended; steps ar
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from testbed.jobs.actions import (
@@ -228,6 +230,40 @@ class Recorder:
             first_byte_ns=message.first_byte_ns,
             last_byte_ns=message.last_byte_ns,
         )
+
+
+class Decided:
+    """Observes what nodes decide: the ints that their work returns. A run without maths is given them again."""
+
+    _FILE = "decided.json"
+
+    def __init__(self, places: int) -> None:
+        self.by_place: list[dict[tuple[str, Key], int]] = [{} for _ in range(places)]
+        """By what was worked on."""
+
+    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
+        """Note what has ended."""
+        if isinstance(action, Work) and type(value) is int:
+            self.by_place[lane.node][action.what, action.key] = value
+
+    def again(self, place: int, what: str, key: Key) -> int | None:
+        """Return what a place decided there; None where it decided nothing."""
+        return self.by_place[place].get((what, key))
+
+    def write(self, training: Path) -> None:
+        """Write a file into the folder of a training; none where nothing was decided."""
+        rows = [[[what, *key, value] for (what, key), value in own.items()] for own in self.by_place]
+        if any(rows):
+            (training / self._FILE).write_text(json.dumps(rows), encoding="utf8")
+
+    @classmethod
+    def read(cls, training: Path, places: int) -> Decided:
+        """Read what was decided in a training."""
+        decided = cls(places)
+        if (path := training / cls._FILE).exists():
+            for own, rows in zip(decided.by_place, json.loads(path.read_text(encoding="utf8")), strict=True):
+                own.update({(what, Key(*key)): value for what, *key, value in rows})
+        return decided
 
 
 _TIMES = ("asked_ns", "input_ns", "decoded_ns", "computed_ns", "encoded_ns")

@@ -3,4 +3,6 @@
 train     all places in one process, without a network
 coded     what every place may be made of: codecs for its messages, a method for each kind of work
 timed     how long each kind of work, encoding and decoding takes, alone on one core
+
+decode    a stage of `jobs.decode`: layers, keys and values, a draft model
 """
