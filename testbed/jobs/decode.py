@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Key, Message, Node, Program, Receive, Send, Work
+from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Key, Node, Program, Receive, Send, Work
 from testbed.jobs.kind import JobKind, Setting
 from testbed.jobs.recorder import Named
 
@@ -115,7 +115,7 @@ class Decoding(JobKind):
                 turn += 1
         if self.speculate:  # how many turns there are nobody else knows
             yield Begin()
-            over = Message(Key("activation", step, turn), b"")
+            over = yield Encode(Key("activation", step, turn))
             yield Send(over, 1, _TURN.pack(self.requests, 0))
 
     def _forward(self, step: int, turn: int, request: int, position: int, chosen: Any) -> Program:

@@ -7,11 +7,9 @@ waited for it. So a step is complete when all that it forked has ended; steps ar
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from testbed.jobs.actions import (
@@ -32,7 +30,7 @@ from testbed.jobs.actions import (
 )
 from testbed.jobs.loop import MAIN, Began, Ended, Lane
 from testbed.message_key import Direction, Phase
-from testbed.records import ActionKind, ActionRecord, ReceivedRecord, SentRecord
+from testbed.records import ActionKind, ActionRecord, DecidedRecord, ReceivedRecord, SentRecord
 
 
 class Named(NamedTuple):
@@ -82,6 +80,7 @@ class Recorded:
     messages: list[tuple[int, Key]] = field(default_factory=list)
     """Of what was sent: to whom, and what."""
     received: list[ReceivedRecord] = field(default_factory=list)
+    decided: list[DecidedRecord] = field(default_factory=list)
 
 
 @dataclass
@@ -140,8 +139,11 @@ class Recorder:
                     place.action = {"kind": cast(ActionKind, kind), "microbatch": number} | dict.fromkeys(
                         _TIMES, end_ns
                     )
-            case Work():
+            case Work(what, key):
                 _reached(place, "computed_ns", end_ns)
+                if type(value) is int:
+                    decided = DecidedRecord(what=what, part=key.part, origin=key.origin, value=value)
+                    place.current.decided.append(decided)
             case Encode():
                 _reached(place, "encoded_ns", end_ns)
             case Decode():
@@ -206,14 +208,14 @@ class Recorder:
 
     def _sent(self, action: Send, left: Sent | None, queued_ns: int) -> SentRecord:
         message, peer, left = action.message, action.peer, left or Sent(queued_ns, queued_ns)
-        named, size = self._named(message.key), len(message.payload) + len(action.note)
+        named, size = self._named(message.key), len(message.payload)
         return SentRecord(
             direction=named.direction,
             microbatch=named.number,
             peer=peer if named.with_peer else None,
             raw_bytes=message.raw_bytes,
             payload_bytes=size,
-            frame_bytes=size + self._header_bytes,
+            frame_bytes=size + len(action.note) + self._header_bytes,
             queued_ns=queued_ns,
             first_byte_ns=left.first_byte_ns,
             last_byte_ns=left.last_byte_ns,
@@ -226,44 +228,10 @@ class Recorder:
             direction=named.direction,
             microbatch=named.number,
             peer=message.source if named.with_peer else None,
-            payload_bytes=len(message.payload) + len(message.note),
+            payload_bytes=len(message.payload),
             first_byte_ns=message.first_byte_ns,
             last_byte_ns=message.last_byte_ns,
         )
-
-
-class Decided:
-    """Observes what nodes decide: the ints that their work returns. A run without maths is given them again."""
-
-    _FILE = "decided.json"
-
-    def __init__(self, places: int) -> None:
-        self.by_place: list[dict[tuple[str, Key], int]] = [{} for _ in range(places)]
-        """By what was worked on."""
-
-    def did(self, lane: Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        """Note what has ended."""
-        if isinstance(action, Work) and type(value) is int:
-            self.by_place[lane.node][action.what, action.key] = value
-
-    def again(self, place: int, what: str, key: Key) -> int | None:
-        """Return what a place decided there; None where it decided nothing."""
-        return self.by_place[place].get((what, key))
-
-    def write(self, training: Path) -> None:
-        """Write a file into the folder of a training; none where nothing was decided."""
-        rows = [[[what, *key, value] for (what, key), value in own.items()] for own in self.by_place]
-        if any(rows):
-            (training / self._FILE).write_text(json.dumps(rows), encoding="utf8")
-
-    @classmethod
-    def read(cls, training: Path, places: int) -> Decided:
-        """Read what was decided in a training."""
-        decided = cls(places)
-        if (path := training / cls._FILE).exists():
-            for own, rows in zip(decided.by_place, json.loads(path.read_text(encoding="utf8")), strict=True):
-                own.update({(what, Key(*key)): value for what, *key, value in rows})
-        return decided
 
 
 _TIMES = ("asked_ns", "input_ns", "decoded_ns", "computed_ns", "encoded_ns")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO
 
 from testbed.jobs.kind import Setting, kind_of
 from testbed.jobs.pipeline import Ended
-from testbed.jobs.recorder import Decided
 from testbed.pipeline import alone, faults
 from testbed.pipeline.alone import AloneJob, Report
 from testbed.records import TrainingRecord
@@ -22,7 +20,6 @@ def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
     def train(outputs: Sequence[IO[str]]) -> Ended:
         try:
             nodes = [kind.node(place, setting) for place in range(len(kind.places))]
-            decided = Decided(len(nodes))
             alone.run_alone(
                 kind,
                 nodes,
@@ -31,9 +28,7 @@ def train_alone(job: AloneJob, report: Report) -> TrainingRecord:
                 warmup_steps=recipe.training.warmup_steps,
                 report=report,
                 goes_on=lambda place, step: step + 1 < recipe.training.steps,
-                observers=[decided],
             )
-            decided.write(Path(outputs[0].name).parent)
         except (MemoryError, RuntimeError, OSError) as error:
             if faults.is_out_of_memory(error):
                 raise faults.out_of_memory(f"the {len(kind.places)} nodes", "while they trained", error) from error

@@ -25,7 +25,7 @@ from testbed import results
 from testbed.errors import SpecError, StageError, TestbedError, TransportError, UserError
 from testbed.frozen import Frozen
 from testbed.jobs.actions import Encoded, Job, Key, Message, Node
-from testbed.jobs.loop import Loop, MayGoOn, Observer
+from testbed.jobs.loop import Loop, MayGoOn
 from testbed.jobs.pipeline import Ended, training_job
 from testbed.jobs.recorder import Named, Recorder
 from testbed.pipeline.control import EvaluationDone, StepDone
@@ -87,14 +87,13 @@ def run_alone(
     warmup_steps: int,
     report: Report,
     goes_on: MayGoOn = lambda place, step: True,
-    observers: Sequence[Observer] = (),
 ) -> list[Any]:
     """Run a job's programs to their end; returns what they returned, by place. Records go to `outputs`, by place, in
-    which messages have the names that `named` gives them. `observers` are told, too.
+    which messages have the names that `named` gives them.
     """
     recorder = Recorder(Records(nodes, outputs, warmup_steps, report).write, named, HEADER_BYTES)
     programs = [job.program(place) for place in range(len(nodes))]
-    return Loop(programs, nodes, observers=[OnHostClock(recorder), *observers], goes_on=goes_on).run()
+    return Loop(programs, nodes, observers=[OnHostClock(recorder)], goes_on=goes_on).run()
 
 
 class StageInMemory:
