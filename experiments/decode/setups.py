@@ -73,8 +73,8 @@ def llama_cpp() -> Iterator[Setup]:
 
 
 def exo() -> Iterator[Setup]:
-    """Llama 4 over 4 Mac Studios with Thunderbolt 5, and Llama 3.2 3B over a MacBook Pro and a Mac mini: two bytes a value,
-    and stages take their share of what the whole model takes on one of the machines.
+    """Llama 4 over 4 Mac Studios with Thunderbolt 5, and Llama 3.2 3B over a MacBook Pro and a Mac mini: two bytes a
+    value, and stages take their share of what the whole model takes on one of the machines.
     """
     cable = "link(10Gbit, 0.01ms, buffer=1s)"
     for name, alone, speed in (
@@ -177,10 +177,10 @@ def main(arguments: list[str]) -> int:
         ours = play(setups, Path(name))
     asked.output.mkdir(parents=True, exist_ok=True)
     rows = [
-        (*each._replace(forward_s=round(sum(each.forward_s), 6)), round(speed, 4))
+        {**each._asdict(), "forward_s": round(sum(each.forward_s), 6), "ours": round(speed, 4)}
         for each, speed in zip(setups, ours, strict=True)
-    ]  # type: ignore[arg-type]
-    csv_rows.write_rows(asked.output / "setups.csv", (*Setup._fields, "ours"), rows)
+    ]
+    csv_rows.write_rows(asked.output / "setups.csv", tuple(rows[0]), [tuple(row.values()) for row in rows])
     return 0
 
 
