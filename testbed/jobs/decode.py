@@ -140,25 +140,18 @@ class Decoding(JobKind):
                 if not last:
                     yield Send(message._replace(key=message.key._replace(origin=place)), place + 1, message.note)
                 break
-            (value,) = yield Decode((message,))
-            key = Key("forward", step, request * self.tokens + position)
-            value = yield Work(self._pass(position), key, value)
+            came, key = [message], Key("forward", step, request * self.tokens + position)
+            if guesses := self.guesses(position) if last else 0:
+                came.append((yield Receive(Key("guess", step, turn), 0)))
+            values = yield Decode(tuple(came))
+            value = yield Work(self._pass(position), key, values[0])
+            note, target = message.note, place + 1
             if last:
-                yield from self._answer(turn, key, value, self.guesses(position))
-            else:
-                onward = yield Encode(Key("activation", step, turn, origin=place), value)
-                yield Send(onward, place + 1, message.note)
+                accepted = (yield Work("verify", key, values[1])) if guesses else 0
+                note, target = accepted.to_bytes(1, "little") if guesses else b"", 0
+            onward = yield Encode(Key("token" if last else "activation", step, turn, origin=place), value)
+            yield Send(onward, target, note)
             turn += 1
-
-    def _answer(self, turn: int, key: Key, chosen: Any, guesses: int) -> Program:
-        """Send back what the last stage chose, and how many guesses it accepts."""
-        note = b""
-        if guesses:
-            guessed = yield Decode(((yield Receive(Key("guess", key.step, turn), 0)),))
-            accepted = yield Work("verify", key, guessed[0])
-            note = accepted.to_bytes(1, "little")
-        answer = yield Encode(Key("token", key.step, turn, origin=self.stages - 1), chosen)
-        yield Send(answer, 0, note)
 
     def _pass(self, position: int) -> str:
         """Return what a turn computes: all that is there of a request, or one token and what is guessed after it."""
