@@ -46,12 +46,12 @@ def write_cells(runs: Path, output: Path) -> None:
             if job.requests <= action.microbatch < 2 * job.requests
         ]
         (link,) = {profile.name for profile in run.cell.profiles}
-        rate, delay = re.findall(r"(\d+)([KM])bit-(\d+)ms", link)[0][:2], re.findall(r"-(\d+)ms", link)[0]
+        ((rate, unit, delay),) = re.findall(r"(\d+)([kM])bit-(\d+)ms", link)
         rows.append(
             {
                 "requests": job.requests,
                 "codec": run.cell.codec,
-                "rate_mbps": int(rate[0]) * {"K": 1e-3, "M": 1}[rate[1]],
+                "rate_mbps": int(rate) * {"k": 1e-3, "M": 1}[unit],
                 "delay_ms": int(delay),
                 "tokens_per_s": round(last[0].tokens / seconds, 4),
                 "first_token_s": round(fmean(waits), 4),
