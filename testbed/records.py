@@ -55,6 +55,10 @@ class ActionRecord(Frozen):
     """When the output was a payload and handed to the send thread (equal to computed_ns where there is no output)."""
 
 
+FRAME_HEADER_BYTES = 56
+"""What a frame has beside its payload and note; `pipeline.frame` makes sure."""
+
+
 class SentRecord(Frozen):
     """One frame sent."""
 
@@ -67,7 +71,7 @@ class SentRecord(Frozen):
     """The tensor as fp32, the reference type of every ratio."""
     payload_bytes: int
     frame_bytes: int
-    """Payload and our header."""
+    """Payload, what the sender's program noted beside it, and our header."""
     queued_ns: int
     """Handed to the send thread."""
     first_byte_ns: int

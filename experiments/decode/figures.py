@@ -125,7 +125,7 @@ def draw_map(folder: Path) -> Figure:
     figure.supxlabel("rate, Mbit/s")
     figure.supylabel("tokens per second")
     panels[0][0].legend()
-    style.state(figure, "Below 3 Mbit/s bytes decide, above it the delay, which only more requests hide")
+    style.state(figure, "At 0.3 Mbit/s bytes decide, at 100 Mbit/s the delay, which only more requests hide")
     return figure
 
 
@@ -149,7 +149,7 @@ def draw_published(folder: Path) -> Figure:
     )
     axes.invert_yaxis()
     axes.set(xlabel="published tokens/s as a share of what computing and the link allow", xlim=(0.5, 1.2))
-    style.state(figure, "Petals is what its links allow; llama.cpp and exo lose up to 40 % in their own software")
+    style.state(figure, "Links explain Petals on 3 servers; llama.cpp and exo's four Macs lose 14 to 38 % elsewhere")
     return figure
 
 
@@ -339,7 +339,7 @@ def blocks(folder: Path) -> dict[str, str]:
         f"decodes one request {near.codec:.2f} times as fast as fp32 at 300 kbit/s and 10 ms between nodes, and "
         f"{far.codec:.2f} times at 100 Mbit/s and 200 ms. There, four requests in flight decode {far.requests:.2f} "
         "times as many tokens. Petals' published speeds on 3 servers follow from its links to within 4 %; what "
-        "llama.cpp's RPC and exo's pipelines lose is for the most part not the wire's."
+        "llama.cpp's RPC and exo's four Macs lose is for the most part not the wire's."
     ).replace(" %", " %")
     return {
         "answer": experiments.prose(answer),

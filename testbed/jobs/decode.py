@@ -120,14 +120,15 @@ class Decoding(JobKind):
 
     def _forward(self, step: int, turn: int, request: int, position: int, chosen: Any) -> Program:
         """Take what is new of a request through the first stage; `chosen`: the last stage's answer, if any."""
-        number = request * self.tokens + position
-        if self.guesses(position):
+        number, guesses = request * self.tokens + position, self.guesses(position)
+        if guesses:
             chosen = yield Work("draft", Key("draft", step, number), chosen)
-            guesses = yield Encode(Key("guess", step, turn), chosen)
-            yield Send(guesses, self.stages - 1)
         hidden = yield Work(self._pass(position), Key("forward", step, number), chosen)
         message = yield Encode(Key("activation", step, turn), hidden)
         yield Send(message, 1, _TURN.pack(request, position))
+        if guesses:  # they have fewer stages to cross
+            message = yield Encode(Key("guess", step, turn), chosen)
+            yield Send(message, self.stages - 1)
 
     def _follow(self, place: int, step: int) -> Program:
         """Take the step's turns through a stage that is not the first."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from testbed.errors import ResultsError, SpecError
-from testbed.jobs.actions import Action, Decode, Encode, Encoded, Key, Message, Work
-from testbed.jobs.kind import JobKind, kind_of
+from testbed.errors import SpecError
+from testbed.jobs.actions import Action, Decode, Encode, Work
+from testbed.jobs.kind import JobKind, RecordedNode, kind_of
 from testbed.jobs.loop import Cost
-from testbed.pipeline.frame import HEADER_BYTES
 from testbed.play import pipelines, replica_times, replicas
 from testbed.play.tracing import TracedJob
 from testbed.records import Calibration, PlaceCosts, StepRecord
@@ -37,7 +36,7 @@ def _other(cell: Cell, training: Training, costs: Calibration) -> TracedJob:
     trained = [[record for record in records if record.phase == "train"] for records in training]
     return TracedJob(
         kind,
-        [_Recorded(kind, place, records) for place, records in enumerate(trained)],
+        [RecordedNode(kind, place, records) for place, records in enumerate(trained)],
         _cost(cell, costs.jobs.get(recipe_of(cell).id)),
         about={"codec": cell.codec, "kind": kind.kind},
         named=kind.named,
@@ -50,30 +49,6 @@ _JOBS: Mapping[type[Parallelism], Callable[[Cell, Training, Calibration], Traced
     DataParallelSpec: _replicas,
     JobKind: _other,
 }
-
-
-class _Recorded:
-    """A node without maths: it makes messages as long as in training, and decides what was decided there."""
-
-    def __init__(self, kind: JobKind, place: int, records: Sequence[StepRecord]) -> None:
-        self._kind, self._name = kind, kind.places[place]
-        self._bytes = [{(one.direction, one.microbatch): one.payload_bytes for one in each.sent} for each in records]
-        self._decided = [{(one.what, one.part, one.origin): one.value for one in each.decided} for each in records]
-
-    def work(self, what: str, key: Key, value: None) -> int | None:
-        return self._decided[key.step].get((what, key.part, key.origin))
-
-    def encode(self, key: Key, value: None) -> Encoded:
-        named = self._kind.named(key)
-        if (found := self._bytes[key.step].get((named.direction, named.number))) is None:
-            raise ResultsError(
-                f"{self._name}: the training has no {named.direction} message {named.number} ({key.what}) in step "
-                f"{key.step}; remove its folder, and the sweep trains it again"
-            )
-        return Encoded(range(found + HEADER_BYTES))
-
-    def decode(self, messages: Sequence[Message]) -> Sequence[None]:
-        return [None] * len(messages)
 
 
 def _cost(cell: Cell, costs: Sequence[PlaceCosts] | None) -> Cost:
