@@ -19,8 +19,10 @@ from testbed.jobs.kind import Setting, job_of_table
 from testbed.jobs.loop import Clock, Loop, NoLinks
 from testbed.kinds.decode import DecodingNode
 from testbed.kinds.train import train_alone
+from testbed.message_key import Phase
 from testbed.pipeline.alone import AloneJob
 from testbed.pipeline.frame import HEADER_BYTES
+from testbed.pipeline.gather import Stops
 from testbed.play.kinds import played_job
 from testbed.play.trace import SEND
 from testbed.records import Calibration
@@ -28,6 +30,7 @@ from testbed.spec import OptimiserSpec, PipelineSpec, Recipe, Stated, TextSpec, 
 from testbed.sweep.trainings import load_training
 from testbed.workloads.build import build_stage
 from testbed.workloads.models import SIZES
+from tests.over_loopback import over_loopback
 from tests.small_replicas import cell_of
 
 VOCABULARY, BATCH, TIE = 4096, 2, 1e-4
@@ -235,6 +238,28 @@ def test_guesses_change_no_token(
     assert run.turns + sum(run.accepted) == 2 * 9
     if draft == "gpt2-nano" and make is DecodingNode:
         assert run.turns == 2 * 3  # the prompt's, then all three guesses and one more, twice
+
+
+class TwoSteps(Stops):
+    """Ends a live run after two steps."""
+
+    def goes_on(self, number: int, phase: Phase, end_ns: int) -> bool:
+        return number < 1
+
+
+@pytest.mark.parametrize("guessing", [{}, {"draft": "llama-nano", "speculate": 3}], ids=["plain", "guessing"])
+def test_over_sockets_the_tokens_are_the_same(text: str, guessing: dict[str, Any]) -> None:
+    setting = setting_of(text, codec="int4", model="llama-nano", requests=2, stages=3, **guessing)
+    together, nodes = Run(setting, steps=2), [DecodingNode(place, setting.recipe.job, setting) for place in range(3)]  # type: ignore[arg-type]
+    ran = over_loopback(
+        together.kind,
+        lambda place, peers: nodes[place],
+        names=("activation", "guess", "token"),
+        ending=lambda place, gather: TwoSteps(None, 1, lambda: False),
+    )
+    assert ran.errors == [None] * 3
+    for number in range(2):
+        assert torch.equal(nodes[2].requests[number].ids, together.tokens[1, number])
 
 
 def test_a_trace_has_the_messages_and_decisions_of_the_training(text: str, tmp_path: Path) -> None:
