@@ -34,8 +34,9 @@ def write_cells(runs: Path, output: Path) -> None:
     """Write cells.csv: a line for each cell, the means of its steps after the warm-up."""
     rows = []
     for run in results.runs(runs):
-        job = run.cell.job
+        job, summary = run.cell.job, run.summary
         assert isinstance(job, Decoding)
+        assert summary is not None
         first, last = ([each for each in run.steps(place) if not each.warmup] for place in (0, job.stages - 1))
         seconds = fmean((step.end_ns - step.start_ns) / 1e9 for step in first)
         # The answer to a request's prompt is taken up as its next turn.
@@ -57,6 +58,7 @@ def write_cells(runs: Path, output: Path) -> None:
                 "first_token_s": round(fmean(waits), 4),
                 "loss": round(last[0].loss or 0.0, 6),
                 "same_tokens": round(fmean(step.accuracy or 0.0 for step in last), 4),
+                "efficiency": round(summary.efficiency or 0.0, 6),
                 "payload_bytes": max(sent.payload_bytes for sent in first[-1].sent[job.requests :]),
             }
         )
@@ -258,6 +260,17 @@ def claims(folder: Path) -> Iterator[Claim]:
         interval="exact",
         verdict="holds" if far.codec > 1 + NEAR else "fails",
         why="a token is 2,304 bytes in fp32, which take 0.2 ms at 100 Mbit/s and 61 ms at 300 kbit/s",
+        command=SWEEP,
+    )
+
+    efficiency = cells(folder).efficiency
+    yield Claim(
+        claim="A played step takes what computing, bytes, rate and delay allow, and never less",
+        source="ours",
+        ours=f"{efficiency.min():.4f} to {efficiency.max():.4f} of the ideal's speed over {len(efficiency)} cells",
+        interval="exact",
+        verdict="holds" if efficiency.min() > 1 - NEAR and efficiency.max() <= 1 else "fails",
+        why="acknowledgements and TCP's windows are what is left",
         command=SWEEP,
     )
 
