@@ -21,6 +21,10 @@ done with one step's messages or aggregate, that is wait, decode, and sum or upd
 """
 
 
+def _is_empty(value: object) -> bool:
+    return value == ()
+
+
 def _is_none(value: object) -> bool:
     """Say whether a field is left out of a record's text, which is then that of one made before it."""
     return value is None
@@ -51,6 +55,10 @@ class ActionRecord(Frozen):
     """When the output was a payload and handed to the send thread (equal to computed_ns where there is no output)."""
 
 
+FRAME_HEADER_BYTES = 56
+"""What a frame has beside its payload and note; `pipeline.frame` makes sure."""
+
+
 class SentRecord(Frozen):
     """One frame sent."""
 
@@ -63,7 +71,7 @@ class SentRecord(Frozen):
     """The tensor as fp32, the reference type of every ratio."""
     payload_bytes: int
     frame_bytes: int
-    """Payload and our header."""
+    """Payload, what the sender's program noted beside it, and our header."""
     queued_ns: int
     """Handed to the send thread."""
     first_byte_ns: int
@@ -116,6 +124,16 @@ class CountersRecord(Frozen):
     received_packets: int
 
 
+class DecidedRecord(Frozen):
+    """A number that work found and by which the job goes on: a run without maths is given it again."""
+
+    what: str
+    """Which work, of which part and place."""
+    part: int
+    origin: int
+    value: int
+
+
 class StepRecord(Frozen):
     """One step, or one evaluation, at one stage."""
 
@@ -142,6 +160,7 @@ class StepRecord(Frozen):
     actions: tuple[ActionRecord, ...]
     sent: tuple[SentRecord, ...]
     received: tuple[ReceivedRecord, ...]
+    decided: tuple[DecidedRecord, ...] = Field(default=(), exclude_if=_is_empty)
     counters: CountersRecord | None
     """At the end of the step; None where the machine has no such device (a run without a lab)."""
     sockets: tuple[SocketRecord, ...]

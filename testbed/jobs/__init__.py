@@ -11,5 +11,6 @@ asynchronous   the same with a server that waits for nobody
 hybrid         pipelines within replicas, data parallel training across them; replicas come and go
 context        sequences cut over nodes that exchange keys and values
 sampling       workers that sample images, each by a list of actions
+decode         a language model's layers cut into stages, which decode tokens one after another
 kind           other kinds: those of a table `job` in an experiment, ours and anybody's
 """

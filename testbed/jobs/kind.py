@@ -14,14 +14,18 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
-from testbed.errors import SpecError, UnknownNameError
+from testbed.errors import ResultsError, SpecError, UnknownNameError
 from testbed.frozen import Frozen, explain
-from testbed.jobs.actions import Key, Node, Program
+from testbed.jobs.actions import Encoded, Key, Message, Node, Program
 from testbed.jobs.recorder import Named as Named
 from testbed.jobs.recorder import Said as Said
+from testbed.records import FRAME_HEADER_BYTES, StepRecord
 from testbed.spec import Cell, Recipe
 
-KINDS: Final[Mapping[str, str]] = {"context": "testbed.jobs.context:ContextParallel"}
+KINDS: Final[Mapping[str, str]] = {
+    "context": "testbed.jobs.context:ContextParallel",
+    "decode": "testbed.jobs.decode:Decoding",
+}
 """The kinds that are shipped, and where their classes are."""
 
 
@@ -100,6 +104,34 @@ class JobKind(Frozen):
     def named(self, key: Key) -> Named:
         """Return how records name a message. Of what a place encodes in a step no two have the same name."""
         return Named("backward" if key.what == "gradient" else "forward", key.part)
+
+
+class RecordedNode:
+    """A place without maths: it makes messages as long as those of a run, and decides what was decided there."""
+
+    def __init__(self, kind: JobKind, place: int, records: Sequence[StepRecord]) -> None:
+        """`records`: of the place's training steps."""
+        self._kind, self._name = kind, kind.places[place]
+        self._bytes = [{(one.direction, one.microbatch): one.payload_bytes for one in each.sent} for each in records]
+        self._decided = [{(one.what, one.part, one.origin): one.value for one in each.decided} for each in records]
+
+    def work(self, what: str, key: Key, value: None) -> int | None:
+        """Return what was decided; None where nothing was."""
+        return self._decided[key.step].get((what, key.part, key.origin))
+
+    def encode(self, key: Key, value: None) -> Encoded:
+        """Return something as long as the message was. ResultsError where there was none."""
+        named = self._kind.named(key)
+        if (found := self._bytes[key.step].get((named.direction, named.number))) is None:
+            raise ResultsError(
+                f"{self._name}: the training has no {named.direction} message {named.number} ({key.what}) in step "
+                f"{key.step}; remove its folder, and the sweep trains it again"
+            )
+        return Encoded(range(found + FRAME_HEADER_BYTES))
+
+    def decode(self, messages: Sequence[Message]) -> Sequence[None]:
+        """Return no values."""
+        return [None] * len(messages)
 
 
 def kind_of(of: Cell | Recipe) -> JobKind:

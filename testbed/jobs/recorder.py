@@ -30,7 +30,7 @@ from testbed.jobs.actions import (
 )
 from testbed.jobs.loop import MAIN, Began, Ended, Lane
 from testbed.message_key import Direction, Phase
-from testbed.records import ActionKind, ActionRecord, ReceivedRecord, SentRecord
+from testbed.records import ActionKind, ActionRecord, DecidedRecord, ReceivedRecord, SentRecord
 
 
 class Named(NamedTuple):
@@ -80,6 +80,7 @@ class Recorded:
     messages: list[tuple[int, Key]] = field(default_factory=list)
     """Of what was sent: to whom, and what."""
     received: list[ReceivedRecord] = field(default_factory=list)
+    decided: list[DecidedRecord] = field(default_factory=list)
 
 
 @dataclass
@@ -138,8 +139,11 @@ class Recorder:
                     place.action = {"kind": cast(ActionKind, kind), "microbatch": number} | dict.fromkeys(
                         _TIMES, end_ns
                     )
-            case Work():
+            case Work(what, key):
                 _reached(place, "computed_ns", end_ns)
+                if type(value) is int:
+                    decided = DecidedRecord(what=what, part=key.part, origin=key.origin, value=value)
+                    place.current.decided.append(decided)
             case Encode():
                 _reached(place, "encoded_ns", end_ns)
             case Decode():
@@ -204,14 +208,14 @@ class Recorder:
 
     def _sent(self, action: Send, left: Sent | None, queued_ns: int) -> SentRecord:
         message, peer, left = action.message, action.peer, left or Sent(queued_ns, queued_ns)
-        named, size = self._named(message.key), len(message.payload) + len(action.note)
+        named, size = self._named(message.key), len(message.payload)
         return SentRecord(
             direction=named.direction,
             microbatch=named.number,
             peer=peer if named.with_peer else None,
             raw_bytes=message.raw_bytes,
             payload_bytes=size,
-            frame_bytes=size + self._header_bytes,
+            frame_bytes=size + len(action.note) + self._header_bytes,
             queued_ns=queued_ns,
             first_byte_ns=left.first_byte_ns,
             last_byte_ns=left.last_byte_ns,
@@ -224,7 +228,7 @@ class Recorder:
             direction=named.direction,
             microbatch=named.number,
             peer=message.source if named.with_peer else None,
-            payload_bytes=len(message.payload) + len(message.note),
+            payload_bytes=len(message.payload),
             first_byte_ns=message.first_byte_ns,
             last_byte_ns=message.last_byte_ns,
         )

@@ -5,4 +5,5 @@ coded     what every place may be made of: codecs for its messages, a method for
 timed     how long each kind of work, encoding and decoding takes, alone on one core
 
 context   a chunk of every sequence, and all weights
+decode    a stage of `jobs.decode`: layers, keys and values, a draft model
 """

@@ -34,8 +34,10 @@ class CodedNode:
         """Compute."""
         return getattr(self, what)(key, value)
 
-    def encode(self, key: Key, value: Tensor) -> Encoded:
-        """Return the payload of a tensor. CodecError as from the codec."""
+    def encode(self, key: Key, value: Tensor | None) -> Encoded:
+        """Return the payload of a tensor, or of None, which is empty. CodecError as from the codec."""
+        if value is None:
+            return Encoded(b"")
         if not value.is_floating_point():
             return Encoded(value.to(torch.int64).numpy().tobytes(), value.numel() * 8)
         payload = self._codec("encode", key).encode(value.detach(), _message_key(key))

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 from testbed.errors import ResultsError
-from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Program, Sizes, Work
+from testbed.jobs.actions import Begin, Decode, Encode, EndStep, Job, Key, Node, Program, Sizes, Work
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.kind import JobKind, kind_of
+from testbed.jobs.kind import JobKind, RecordedNode, kind_of
 from testbed.jobs.loop import Cost, Lane, Links, Loop, Observer, StuckError
 from testbed.jobs.pipeline import MATHS, MESSAGES, PipelineJob
 from testbed.jobs.schedule import Action
@@ -40,7 +41,7 @@ _KINDS: Mapping[str, ActionKind] = {"forward": "F", "backward": "B"}
 
 def run_steps(
     job: Job,
-    sizes: Callable[[int, Key], int],
+    nodes: Sequence[Node],
     cost: Cost,
     links: Links,
     *,
@@ -50,8 +51,8 @@ def run_steps(
 ) -> list[int]:
     """Run a job without maths; return when the last place has ended each of its steps.
 
-    `sizes` says how many bytes a place makes of a message, `cost` how long it takes for what; `begins_ns`: when each
-    place begins; None: all at 0. ResultsError where places wait for each other for ever.
+    `nodes` know the sizes of messages, `cost` how long a place takes for what; `begins_ns`: when each place begins;
+    None: all at 0. ResultsError where places wait for each other for ever.
     """
     ends = [0] * steps
 
@@ -67,10 +68,13 @@ def run_steps(
     def costs(place: int, action: Any) -> int | None:
         return action.value if type(action) is Work and action.key.what == "begin" else cost(place, action)
 
-    places = range(len(job.places))
-    nodes = [Sizes(lambda key, place=place: sizes(place, key)) for place in places]  # type: ignore[misc]
     loop = Loop(
-        [program(place) for place in places], nodes, cost=costs, links=links, observers=observers, goes_on=goes_on
+        [program(place) for place in range(len(nodes))],
+        nodes,
+        cost=costs,
+        links=links,
+        observers=observers,
+        goes_on=goes_on,
     )
     try:
         loop.run()
@@ -80,6 +84,11 @@ def run_steps(
             f"the recorded actions of {stuck} cannot be done in their order: an input never comes"
         ) from None
     return ends
+
+
+def _sized(places: int, size: Callable[[int, Key], int]) -> list[Node]:
+    """Return nodes that know how many bytes a place makes of a message."""
+    return [Sizes(partial(size, place)) for place in range(places)]
 
 
 # ------------------------------------------------------------------ pipelines
@@ -165,7 +174,12 @@ def ideal_step_s(
     links = Queues(wires, begins_ns=0 if wires.played_at_ns is None else first_ns - wires.played_at_ns)
     begins_ns = [stage_ns - first_ns for stage_ns in free_ns]
     (end_ns,) = run_steps(
-        job, lambda stage, key: frames[stage][key.what, key.part], cost, links, steps=1, begins_ns=begins_ns
+        job,
+        _sized(len(step), lambda stage, key: frames[stage][key.what, key.part]),
+        cost,
+        links,
+        steps=1,
+        begins_ns=begins_ns,
     )
     return (end_ns - max(begins_ns)) / 1e9
 
@@ -186,7 +200,8 @@ def stated_step_s(
         return paced_ns(compute, stage, action.what)
 
     job = PipelineJob([[Action(*action) for action in order] for order in orders], 1)
-    return run_steps(job, lambda stage, key: frame_bytes, cost, Queues(wires), steps=1)[0] / 1e9
+    nodes = _sized(len(orders), lambda stage, key: frame_bytes)
+    return run_steps(job, nodes, cost, Queues(wires), steps=1)[0] / 1e9
 
 
 # ------------------------------------------------------------------ data parallel training
@@ -212,7 +227,7 @@ class RecordedReplicas:
 
     def seconds(self, links: Links) -> list[float]:
         """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
-        ends = run_steps(self._job, self._size, self._cost, links, steps=self._job.steps)
+        ends = run_steps(self._job, _sized(len(self._nodes), self._size), self._cost, links, steps=self._job.steps)
         return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(ends, max)])]
 
     def _hop(self, node: int, key: Key) -> int:
@@ -313,32 +328,20 @@ class RecordedKind:
             [{(action.kind, action.microbatch): action for action in record.actions} for record in records]
             for records in nodes
         ]
-        self._sizes = [
-            [{(frame.direction, frame.microbatch): frame.frame_bytes for frame in record.sent} for record in records]
-            for records in nodes
-        ]
+        self._places = [RecordedNode(kind, place, records) for place, records in enumerate(nodes)]
 
     def seconds(self, links: Links) -> list[float]:
         """Return how long each step takes, up to where the last node ends it, over links, in seconds of the lab."""
         doing = _Doing(len(self._nodes))
         ends = run_steps(
             self._kind.played,
-            self._size,
+            self._places,
             lambda node, action: self._cost(doing, node, action),
             links,
             steps=self._steps,
             observers=[doing],
         )
         return [(after - before) / 1e9 for before, after in pairwise([0, *accumulate(ends, max)])]
-
-    def _size(self, node: int, key: Key) -> int:
-        named = self._kind.named(key)
-        if (found := self._sizes[node][key.step].get((named.direction, named.number))) is None:
-            raise ResultsError(
-                f"{self._kind.places[node]}, step {key.step}: there is no record of {named.direction} message "
-                f"{named.number}, so the step's ideal duration cannot be computed"
-            )
-        return found
 
     def _cost(self, doing: _Doing, node: int, action: Any) -> int:
         """Return how long what a node does took: all work of one action of the records together, at the first of it."""

@@ -1,4 +1,4 @@
-"""The frame: 60 bytes of header, then note and payload. Packing and checking only; `transport` moves the bytes."""
+"""The frame: 56 bytes of header, then note and payload. Packing and checking only; `transport` moves the bytes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from testbed.errors import TransportError
 from testbed.jobs.actions import Key
 from testbed.message_key import Phase
+from testbed.records import FRAME_HEADER_BYTES
 
 _MAGIC = b"TBFR"
 _VERSION = 2
@@ -23,6 +24,7 @@ _NOTE_BITS = 16
 """Of the sizes: the lowest are the note's."""
 LARGEST_NOTE_BYTES = (1 << _NOTE_BITS) - 1
 HEADER_BYTES = _FIELDS.size + _CHECK.size
+assert HEADER_BYTES == FRAME_HEADER_BYTES
 
 
 class FrameHeader(NamedTuple):

@@ -194,6 +194,7 @@ def _record(done: Recorded, said: Said, warmup_steps: int, crossed: _Crossed) ->
         actions=tuple(done.actions),
         sent=tuple(done.sent),
         received=tuple(sorted(done.received, key=lambda frame: _is_downstream(frame, "backward"))),
+        decided=tuple(done.decided),
         **crossed._asdict(),
     )
 

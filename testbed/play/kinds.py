@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from testbed.errors import ResultsError, SpecError
-from testbed.jobs.actions import Action, Decode, Encode, Key, Sizes, Work
-from testbed.jobs.kind import JobKind, kind_of
+from testbed.errors import SpecError
+from testbed.jobs.actions import Action, Decode, Encode, Work
+from testbed.jobs.kind import JobKind, RecordedNode, kind_of
 from testbed.jobs.loop import Cost
 from testbed.play import pipelines, replica_times, replicas
 from testbed.play.tracing import TracedJob
@@ -36,7 +36,7 @@ def _other(cell: Cell, training: Training, costs: Calibration) -> TracedJob:
     trained = [[record for record in records if record.phase == "train"] for records in training]
     return TracedJob(
         kind.played,
-        [Sizes(_sizes(kind, place, records)) for place, records in enumerate(trained)],
+        [RecordedNode(kind, place, records) for place, records in enumerate(trained)],
         _cost(cell, costs.jobs.get(recipe_of(cell).id)),
         about={"codec": cell.codec, "kind": kind.kind},
         named=kind.named,
@@ -49,22 +49,6 @@ _JOBS: Mapping[type[Parallelism], Callable[[Cell, Training, Calibration], Traced
     DataParallelSpec: _replicas,
     JobKind: _other,
 }
-
-
-def _sizes(kind: JobKind, place: int, records: Sequence[StepRecord]) -> Callable[[Key], int]:
-    """Return what looks up how large the messages were that a place has made."""
-    frames = [{(frame.direction, frame.microbatch): frame.frame_bytes for frame in record.sent} for record in records]
-
-    def size(key: Key) -> int:
-        named = kind.named(key)
-        if (found := frames[key.step].get((named.direction, named.number))) is None:
-            raise ResultsError(
-                f"{kind.places[place]}: the training has no {named.direction} message {named.number} ({key.what}) in "
-                f"step {key.step}; remove its folder, and the sweep trains it again"
-            )
-        return found
-
-    return size
 
 
 def _cost(cell: Cell, costs: Sequence[PlaceCosts] | None) -> Cost:
