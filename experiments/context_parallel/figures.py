@@ -230,8 +230,8 @@ def blocks(folder: Path) -> dict[str, str]:
             f"In one learned subspace per layer keys, values and their gradients are "
             f"{_percent(1 - _share(frame, LEARNED))} smaller than fp32, and a step at 300 Mbit/s and 10 ms is "
             f"{times[BASE] / times[LEARNED]:.2f} times as fast; the weights' gradients and round trips are left. The "
-            f"loss is {found.value:+.3f} nats from fp32's ({experiments.interval_words(found)}), but so early in training "
-            "other strong codecs do not raise it either: what crosses hardly matters yet, so it says nothing of later."
+            f"loss is {found.value:+.3f} nats from fp32's ({experiments.interval_words(found)}), but so early "
+            "in training other strong codecs do not raise it either: what crosses hardly matters yet."
         )
     return {
         "answer": experiments.prose(said),
