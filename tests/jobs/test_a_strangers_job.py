@@ -31,19 +31,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def testbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_testbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "testbed", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_its_plan_names_every_cell(folder: Path) -> None:
-    planned = testbed(folder, "plan", "mine/sweep.toml")
+    planned = run_testbed(folder, "plan", "mine/sweep.toml")
     assert planned.returncode == 0, planned.stderr
     assert "3 nodes" in planned.stdout
 
 
 def test_an_unknown_kind_is_refused_by_name(folder: Path) -> None:
-    refused = testbed(folder, "plan", "mine/sweep.toml", "--set", "job.kind=my_jobs:SplitLearning")
+    refused = run_testbed(folder, "plan", "mine/sweep.toml", "--set", "job.kind=my_jobs:SplitLearning")
     assert refused.returncode == 2
     assert "cannot load my_jobs:SplitLearning" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -51,7 +51,7 @@ def test_an_unknown_kind_is_refused_by_name(folder: Path) -> None:
 
 @pytest.mark.clock_kernel
 def test_it_is_trained_once_per_codec_and_played_over_both_networks(folder: Path) -> None:
-    swept = testbed(folder, "sweep", "mine/sweep.toml", "--results", "results")
+    swept = run_testbed(folder, "sweep", "mine/sweep.toml", "--results", "results")
     assert swept.returncode == 0, swept.stderr
     home = folder / "results" / "mine"
     assert (home / "report.html").exists()
