@@ -167,6 +167,8 @@ class EndStep(NamedTuple):
     phase: Phase = "train"
     idle: bool = False
     """Whether it did nothing in it: what it has done since the step before belongs to one that ends later."""
+    at_action: bool = False
+    """Whether it had ended when the action under way began, which belongs to the next one."""
 
 
 Action = Begin | Work | Encode | Decode | Send | Receive | Collect | Fork | Wait | Meet | EndStep

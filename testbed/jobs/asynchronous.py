@@ -53,25 +53,30 @@ class AsynchronousJob:
         while True:
             value = None
             for part in range(self.local_steps[me]):
-                yield Begin("L", number)
+                if not number or part:  # else it has begun, by waiting for its weights
+                    yield Begin("L", number)
                 value = yield Work("local step", Key("local step", number, part), value)
             yield Send((yield Encode(Key("gradient", number, origin=me), value)), server)
+            number += 1
+            yield Begin("L", number)
             answer: Message = (yield Collect((server,), at_least=1))[-1]
             applied, goes_on = read_step(answer.note), bool(len(answer.payload))
             for step in range(began_with, applied - goes_on):
-                yield from self._end_step(step, applied, idle=True)
+                yield from self._end_step(step, idle=True)
             if not goes_on:
                 return "steps" if applied == self.steps else "asked"
             weights = yield Decode((answer,))
             yield Work("resume", Key("resume", applied), weights)
-            yield from self._end_step(applied - 1, applied)
-            number, began_with = number + 1, applied
+            yield from self._end_step(applied - 1)
+            began_with = applied
 
-    def _end_step(self, step: int, applied: int, *, idle: bool = False) -> Program:
-        """End one of the server's steps: the round under way belongs to the one in which it was applied or refused."""
-        yield EndStep(step, idle=idle)
+    def _end_step(self, step: int, *, idle: bool = False) -> Program:
+        """End one of the server's steps: a round belongs to the one in which it was applied or refused, and the wait
+        for its answer to the round that follows.
+        """
+        yield EndStep(step, idle=idle, at_action=True)
         if self._evaluates_after(step):
-            yield EndStep(step + 1, "evaluation", idle=idle)
+            yield EndStep(step + 1, "evaluation", idle=True)
 
     def _evaluates_after(self, step: int) -> bool:
         every = self.evaluate_every

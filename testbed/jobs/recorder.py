@@ -173,11 +173,14 @@ class Recorder:
                 now = place.current.start_ns
                 place.complete.append(Recorded(number, phase, now, now))
                 self._hand_on(lane.node, place)
-            case EndStep(number, phase):
-                self._end_action(place)
+            case EndStep(number, phase, _, at_action):
+                if at_action and place.action is not None:
+                    end_ns = place.action["asked_ns"]
+                else:
+                    self._end_action(place)
                 place.current.step, place.current.phase, place.current.end_ns = number, phase, end_ns
                 place.complete.append(place.current)
-                place.current, place.fresh = Recorded(number, phase, end_ns), True
+                place.current, place.fresh = Recorded(number, phase, end_ns), not at_action
                 self._hand_on(lane.node, place)
 
     def _forked_did(self, place: _Place, name: str, action: Any, value: Any, begin_ns: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from testbed.jobs.actions import Action, Decode, Encode, Key, Receive, Sizes, Work
+from testbed.jobs.asynchronous import AsynchronousJob
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.loop import Loop
+from testbed.jobs.loop import Loop, NoLinks
 from testbed.jobs.pipeline import PipelineJob
 from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.jobs.schedule import actions
@@ -24,7 +25,7 @@ def costs(node: int, action: Action) -> int | None:
     raise AssertionError(action)
 
 
-def record(job: PipelineJob | DataParallelJob) -> list[list[Recorded]]:
+def record(job: PipelineJob | DataParallelJob | AsynchronousJob) -> list[list[Recorded]]:
     recorded: list[list[Recorded]] = [[] for _ in job.places]
 
     def named(key: Key) -> Named:
@@ -90,3 +91,22 @@ def test_a_server_answers_what_it_has_summed() -> None:
     assert (action.kind, action.input_ns, action.decoded_ns, action.encoded_ns) == ("A", 62, 64, 66)
     assert [sent.peer for sent in recorded[2][0].sent] == [0, 1]
     assert [action.kind for action in recorded[0][0].actions] == ["L", "L", "A"]
+
+
+def test_an_asynchronous_workers_step_is_over_when_its_round_is_and_its_wait_belongs_to_the_next() -> None:
+    recorded = record(AsynchronousJob([2, 1], 3, buffer=2, evaluate_every=1))
+    server = [step for step in recorded[2] if step.phase == "train"]
+    for worker, local_steps in ((0, 2), (1, 1)):
+        assert [(step.step, step.phase) for step in recorded[worker]] == [
+            (step.step, step.phase) for step in recorded[2]
+        ]
+        steps = [step for step in recorded[worker] if step.phase == "train"]
+        begin_ns = answered_ns = 0
+        for step, its_answer in zip(steps[:2], server, strict=False):
+            first, *_ = local = step.actions
+            assert [(action.kind, action.microbatch) for action in local] == [("L", step.step)] * local_steps
+            assert (step.start_ns, first.asked_ns, first.input_ns) == (begin_ns, begin_ns, answered_ns)
+            assert [action.computed_ns - action.decoded_ns for action in local] == [30] * local_steps
+            assert len(step.sent) == len(step.received) == 1
+            assert step.end_ns == local[-1].encoded_ns
+            begin_ns, answered_ns = step.end_ns, its_answer.actions[0].encoded_ns
