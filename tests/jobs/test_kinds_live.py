@@ -50,6 +50,7 @@ class Round(JobKind):
                 (value,) = yield Decode(((yield Receive(Key(f"from {before}", step), before)),))
             value = yield Work("change", Key("change", step), value)
             yield Send((yield Encode(Key(f"from {place}", step), value)), self.members if self.strays else after)
+            yield Begin()
             if not place:
                 (value,) = yield Decode(((yield Receive(Key(f"from {before}", step), before)),))
             assert (yield Meet(place)) == list(range(self.members))
