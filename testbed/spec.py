@@ -17,6 +17,7 @@ from typing import Annotated, Final, Literal, NamedTuple, Protocol
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, model_validator
 
 from testbed.directions import LinkDirection
+from testbed.errors import SpecError
 from testbed.frozen import Frozen, canonical_json
 from testbed.profiles import LinkProfile, Pipe
 
@@ -543,6 +544,16 @@ class Stated(Frozen):
     dilation: int = Field(default=1, ge=1, le=1000)
     """As of `Paced`."""
 
+    def takes_ns(self, what: str, who: str) -> int:
+        """Return how long work takes in the lab. SpecError, which says `who` does it, for work of which that is not
+        stated.
+        """
+        if what not in self.work_ns:
+            raise SpecError(
+                f"compute.work has no duration for {what!r}, which {who} does; it has {', '.join(self.work_ns)}"
+            )
+        return self.work_ns[what] * self.dilation
+
 
 CodecCost = Literal["host", "device", "zero"]
 Compute = Annotated[Measured | Calibrated | Paced | Stated, Field(discriminator="mode")]
@@ -653,10 +664,10 @@ class Cell(Frozen):
         return self
 
     def _check_live_virtual(self) -> None:
-        if not isinstance(self.compute, Paced):
+        if not isinstance(self.compute, Paced | Stated):
             raise ValueError(
                 "the cell is live on the virtual clock, where computing takes no time: give its actions durations with "
-                "compute.mode = 'paced' and a device, or durations"
+                "compute.mode = 'paced' and a device, or durations; with 'stated' and work for a job of a table `job`"
             )
         if self.codec_cost != "zero":
             raise ValueError(

@@ -52,21 +52,21 @@ def compute_of(
         raise SpecError(f"{where}: compute: {error}") from None
 
 
-def compute_of_job(asked: Mapping[str, Any] | str, where: str) -> Calibrated | Stated:
-    """Return the compute of a job of another kind: "calibrated", or `mode = "stated"` with `work`, a duration for each
-    kind of work of its program. SpecError as from `compute_of`.
+def compute_of_job(asked: Mapping[str, Any] | str, where: str) -> Measured | Calibrated | Stated:
+    """Return the compute of a job of another kind: "calibrated", "measured", or `mode = "stated"` with `work`, a
+    duration for each kind of work of its program. SpecError as from `compute_of`.
     """
     table: object = {"mode": asked} if isinstance(asked, str) else asked
     try:
         match table:
-            case {"mode": "calibrated", **more} if not more:
-                return Calibrated()
+            case {"mode": "calibrated" | "measured" as mode, **more} if not more:
+                return Measured() if mode == "measured" else Calibrated()
             case {"mode": "stated", "work": dict(work), **more} if not more.keys() - {"dilation"}:
                 work_ns = {str(what): _time(f"work.{what}", duration, least=0) for what, duration in work.items()}
                 return Stated(work_ns=work_ns, source="stated", dilation=_dilation(more))
         raise SpecError(
-            "for this kind of job it is 'calibrated', or a table with mode = 'stated' and work, for example "
-            f"{{ forward = '20ms' }}; found {asked!r}"
+            "for this kind of job it is 'calibrated', 'measured', or a table with mode = 'stated' and work, for "
+            f"example {{ forward = '20ms' }}; found {asked!r}"
         )
     except SpecError as error:
         raise SpecError(f"{where}: compute: {error}") from None

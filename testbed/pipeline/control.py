@@ -21,7 +21,7 @@ from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.jobs.pipeline import Ended as Ended
 from testbed.message_key import Phase
-from testbed.pipeline.job import NodeJob, StageJob
+from testbed.pipeline.job import Job
 from testbed.pipeline.pacing import prefer
 from testbed.process import start_program
 
@@ -35,14 +35,14 @@ class Start(Frozen):
     """Run a job; the sockets of its `Gather` come with the message."""
 
     kind: Literal["start"] = "start"
-    job: StageJob | NodeJob
+    job: Job
 
 
 class Finish(Frozen):
     """End the job that runs, if one does, after its running step or evaluation; it then says `JobDone`.
 
     One stage that is told is enough: all stages end after the same step. Nodes of data parallel training do not meet at
-    each step and end some later (`replicas.ending`).
+    each step and end some later (`pipeline.ending`).
     """
 
     kind: Literal["finish"] = "finish"
@@ -160,7 +160,7 @@ class Host:
             raise StageError(f"{self.name}: not ready within {timeout_s:g} s: found {message}; {self._words()}")
         return message
 
-    def start(self, job: StageJob | NodeJob, sockets: Sequence[socket.socket]) -> None:
+    def start(self, job: Job, sockets: Sequence[socket.socket]) -> None:
         """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host
         is gone.
         """

@@ -14,6 +14,8 @@ from testbed.records import FRAME_HEADER_BYTES
 
 _MAGIC = b"TBFR"
 _VERSION = 2
+NAME = 255
+"""Of a frame whose payload is a name: what later frames of its direction are called by the next number."""
 _PHASES: tuple[Phase, ...] = ("train", "evaluation", "uncompressed")
 
 # magic, version, what it is, phase, origin, token, step, part, sizes, first byte (ns), CRC-32 of note and payload; then
@@ -51,15 +53,15 @@ def say(key: Key) -> str:
 
 
 def pack_frame_header(header: FrameHeader, token: bytes, names: Sequence[str]) -> bytes:
-    """Return the HEADER_BYTES bytes of a header, with the run's token of 16 bytes. `names` are what the run's messages
-    are called, the same at both ends.
+    """Return the HEADER_BYTES bytes of a header, with the run's token of 16 bytes. `names` are what messages of its
+    direction are called, the same at both ends; a message that is called nothing tells one more (`NAME`).
     """
     what, step, part, origin, phase = header.key
     sizes = header.payload_bytes << _NOTE_BITS | header.note_bytes
     fields = _FIELDS.pack(
         _MAGIC,
         _VERSION,
-        names.index(what),
+        names.index(what) if what else NAME,
         _PHASES.index(phase),
         origin,
         token,
@@ -89,11 +91,10 @@ def parse_frame_header(
         raise TransportError(
             f"a frame carries the run token {sent_token.hex()}, this run has {token.hex()}: another run sent it"
         )
-    if what >= len(names) or phase >= len(_PHASES):
+    if (what >= len(names) and what != NAME) or phase >= len(_PHASES):
         raise TransportError(f"a frame is of kind {what} and phase {phase}, which do not exist")
     payload_bytes, note_bytes = sizes >> _NOTE_BITS, sizes & LARGEST_NOTE_BYTES
     if payload_bytes > max_payload_bytes:
         raise TransportError(f"a frame announces {payload_bytes} bytes; this job takes {max_payload_bytes} at most")
-    return FrameHeader(
-        Key(names[what], step, part, origin, _PHASES[phase]), note_bytes, payload_bytes, first_byte_ns, crc
-    )
+    called = "" if what == NAME else names[what]
+    return FrameHeader(Key(called, step, part, origin, _PHASES[phase]), note_bytes, payload_bytes, first_byte_ns, crc)

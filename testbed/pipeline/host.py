@@ -30,7 +30,13 @@ from testbed.pipeline.job import Job
 from testbed.process import die_with_parent, drop_capabilities
 from testbed.workloads import models
 
-_PRELOADED = ("testbed.pipeline.train", "testbed.replicas.live", *models.family_modules(), *table.codec_modules())
+_PRELOADED = (
+    "testbed.pipeline.train",
+    "testbed.replicas.live",
+    "testbed.kinds.live",
+    *models.family_modules(),
+    *table.codec_modules(),
+)
 _LONGEST_TEXT = 8_000
 
 

@@ -13,11 +13,13 @@ from testbed.spec import (
     Cell,
     CodecCost,
     DataParallelSpec,
+    JobTable,
     Measured,
     OptimiserSpec,
     Paced,
     PipelineSpec,
     Recipe,
+    Stated,
     TextSpec,
     TrainingSpec,
     Workload,
@@ -50,7 +52,7 @@ class NodeWork(Frozen):
     stage: int = Field(ge=0)
     """0-based."""
     codec: str
-    compute: Measured | Paced = Field(discriminator="mode")
+    compute: Measured | Paced | Stated = Field(discriminator="mode")
     pipeline: PipelineSpec
     optimiser: OptimiserSpec
     training: TrainingSpec
@@ -112,9 +114,15 @@ class LinkedWork(NodeWork):
     """What those devices count on top of each IP packet."""
 
     @property
+    def recipe(self) -> Recipe:
+        """What is trained."""
+        stated = Recipe.model_fields.keys() & type(self).model_fields.keys()
+        return Recipe(**{name: getattr(self, name) for name in stated})
+
+    @property
     def prompt(self) -> bool:
         """Whether the node is to do things at given moments, and not only as soon as it can: see `pacing.prefer`."""
-        return isinstance(self.compute, Paced)
+        return not isinstance(self.compute, Measured)
 
 
 class StageJob(LinkedWork, StageWork):
@@ -136,20 +144,23 @@ class NodeJob(LinkedWork):
         """What messages call it."""
         return f"worker {self.stage}" if self.stage < self.data.workers else "server"
 
+
+class KindJob(LinkedWork):
+    """One place of one run of a job of a table `job` over links."""
+
+    program: Literal["testbed.kinds.live:run_node"] = "testbed.kinds.live:run_node"
+    workload: Workload
+    job: JobTable
+    peers: tuple[tuple[int, ...], ...]
+    """By place: the others that it has connections with."""
+
     @property
-    def recipe(self) -> Recipe:
-        """What is trained."""
-        return Recipe(
-            codec=self.codec,
-            workload=self.workload,
-            pipeline=self.pipeline,
-            data=self.data,
-            optimiser=self.optimiser,
-            training=self.training,
-        )
+    def name(self) -> str:
+        """What messages call it."""
+        return self.recipe.parallelism.places[self.stage]
 
 
-Job = StageJob | NodeJob
+Job = StageJob | NodeJob | KindJob
 
 
 def jobs(
@@ -188,6 +199,10 @@ def jobs(
         }
         for node in range(cell.nodes)
     ]
+    if cell.job is not None:
+        reach = 1 if cell.topology == "line" else cell.nodes
+        peers = [[peer for peer in range(cell.nodes) if 0 < abs(peer - node) <= reach] for node in range(cell.nodes)]
+        return tuple(KindJob(job=cell.job, peers=peers, **each) for each in common)
     if cell.data is not None:
         return tuple(NodeJob(data=cell.data, **each) for each in common)
     return tuple(StageJob(**each) for each in common)

@@ -202,8 +202,9 @@ class Live:
             raise SpecError("a job that waits until its messages are delivered is played, and does not run live")
         message, peer, note, _ = action
         payload: Any = message.payload
+        connection = self._peer(peer)
         try:
-            self._peers[peer].send(message.key, payload, note=note, not_before_ns=lane.line.free_ns)
+            connection.send(message.key, payload, note=note, not_before_ns=lane.line.free_ns)
         except TransportError as error:
             raise _lost(peer, error) from error
 
@@ -212,8 +213,13 @@ class Live:
         lane.line.came(message.last_byte_ns)
         return message
 
+    def _peer(self, peer: int) -> Connection:
+        if peer not in self._peers:
+            raise SpecError(f"place {self._place} has no connection with place {peer}; it has with {list(self._peers)}")
+        return self._peers[peer]
+
     def _take(self, key: Key, peer: int) -> Message:
-        connection = self._peers[peer]
+        connection = self._peer(peer)
         try:
             arrival: Arrival = connection.take(key, self._timeout_s)
         except TransportError as error:
@@ -295,6 +301,8 @@ class Live:
         return value
 
     def _meet(self, lane: _Lane, action: Meet) -> Sequence[Any]:
+        if action.places is not None:
+            raise SpecError("a job of which only some places meet is played, and does not run live")
         told = self._gather.exchange([lane.line.at_ns, self._ending.tell(), action.value])
         line_ns = max(line_ns for line_ns, _, _ in told)
         lane.line.met(line_ns)

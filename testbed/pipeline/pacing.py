@@ -17,7 +17,7 @@ from typing import Protocol
 
 from testbed.jobs.actions import Action, Decode, Work
 from testbed.jobs.recorder import PacedWork
-from testbed.spec import CodecCost, Measured, Paced
+from testbed.spec import CodecCost, Measured, Paced, Stated
 
 PRIORITY = 2
 """Of SCHED_RR, for the threads of a paced stage that send and receive; its maths has one less. All of it comes after
@@ -171,7 +171,7 @@ class Line:
         return PacedWork(began_ns, ended_ns, self.at_ns) if held else None
 
 
-def takes(compute: Measured | Paced, durations_ns: Mapping[str, int], codec_cost: CodecCost) -> Takes | None:
+def takes(compute: Measured | Paced | Stated, durations_ns: Mapping[str, int], codec_cost: CodecCost) -> Takes | None:
     """Return how long a place takes for what, as a `Line` has it. `durations_ns`: of work, by name, in the lab's
     nanoseconds; other work takes no time.
     """

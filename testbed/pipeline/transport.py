@@ -26,6 +26,7 @@ from testbed.pipeline.carried import Carried
 from testbed.pipeline.frame import (
     HEADER_BYTES,
     LARGEST_NOTE_BYTES,
+    NAME,
     FrameHeader,
     pack_frame_header,
     parse_frame_header,
@@ -78,12 +79,12 @@ class Connection:
         *,
         name: str,
         token: bytes,
-        names: Sequence[str],
+        names: Sequence[str] = (),
         max_payload_bytes: int,
         max_frames: int,
     ) -> None:
         """Own a connected blocking socket. `name` is for messages: who talks to whom. `names` are what the job's
-        messages are called, the same at both ends.
+        messages are called, the same at both ends; what else they are called goes before the first that is.
 
         `max_frames` bounds what waits unsent and what waits untaken: past it `send` blocks, and the receiving thread
         leaves the rest to the kernel, so that TCP holds the sender back. A step must fit: its micro-batches, or more.
@@ -93,7 +94,8 @@ class Connection:
         self.socket = sock
         self.heard: Callable[[], None] = lambda: None
         """Called when something has arrived, and when nothing will any more: from another thread."""
-        self._name, self._token, self._names = name, token, tuple(names)
+        self._name, self._token = name, token
+        self._names, self._their_names = list(names), list(names)
         self._max_payload_bytes, self._max_frames = max_payload_bytes, max_frames
         self._changed = threading.Condition()
         self._outbox: SimpleQueue[_Queued | None] = SimpleQueue()
@@ -253,7 +255,8 @@ class Connection:
             crc = zlib.crc32(payload, zlib.crc32(note))
             first_byte_ns = self._hold(queued_ns)
             header = FrameHeader(key, len(note), payload.nbytes, first_byte_ns, crc)
-            frame = [memoryview(pack_frame_header(header, self._token, self._names) + note), payload]
+            named = self._introduced(key.what)
+            frame = [memoryview(named + pack_frame_header(header, self._token, self._names) + note), payload]
             first = 0 if self._carried is None else self._carried.sending(HEADER_BYTES + header.size, first_byte_ns)
             if (ahead := first - frame[0].nbytes) > 0:
                 # MSG_EOR: nothing is added to its last packet.
@@ -266,6 +269,17 @@ class Connection:
                 self._unsent -= 1
                 self._changed.notify_all()
         self.socket.shutdown(socket.SHUT_WR)
+
+    def _introduced(self, what: str) -> bytes:
+        """Return what goes before the first frame that is called so: a frame that says how."""
+        if what in self._names:
+            return b""
+        if not what or len(self._names) == NAME:
+            raise TransportError(f"messages cannot be called {what!r}: they have {NAME} names at most, none empty")
+        name = what.encode()
+        header = FrameHeader(Key("", 0), 0, len(name), 0, zlib.crc32(name))
+        self._names.append(what)
+        return pack_frame_header(header, self._token, self._names) + name
 
     def _write(self, rest: list[memoryview], flags: int = 0) -> None:
         """Write all of it: a blocking call may still be cut short."""
@@ -288,7 +302,7 @@ class Connection:
         data = bytearray(HEADER_BYTES)
         while self._fill(memoryview(data), may_end=True):
             header = parse_frame_header(
-                data, token=self._token, names=self._names, max_payload_bytes=self._max_payload_bytes
+                data, token=self._token, names=self._their_names, max_payload_bytes=self._max_payload_bytes
             )
             # fresh each time: it costs less than the copy out of a shared buffer would
             note, payload = bytearray(header.note_bytes), memoryview(bytearray(header.payload_bytes))
@@ -297,6 +311,9 @@ class Connection:
             last_byte_ns = time.monotonic_ns()
             if zlib.crc32(payload, zlib.crc32(note)) != header.crc:
                 raise TransportError(f"the payload of the {say(header.key)} is damaged: its CRC does not match")
+            if not header.key.what:
+                self._their_names.append(bytes(payload).decode())
+                continue
             with self._changed:
                 self._changed.wait_for(lambda: self._failure or len(self._inbox) < self._max_frames)
                 if self._failure:

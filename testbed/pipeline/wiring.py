@@ -49,7 +49,7 @@ class Wiring:
         *,
         places: Sequence[str],
         peers: Sequence[Sequence[int]],
-        names: Sequence[str],
+        names: Sequence[str] = (),
         max_payload_bytes: int,
         max_frames: int,
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from testbed.errors import SpecError
 from testbed.jobs.actions import Action, Decode, Encode, Work
 from testbed.jobs.kind import JobKind, RecordedNode, kind_of
 from testbed.jobs.loop import Cost
@@ -58,12 +57,7 @@ def _cost(cell: Cell, costs: Sequence[PlaceCosts] | None) -> Cost:
     def cost(place: int, action: Action) -> int | None:
         match action:
             case Work(what) if stated is not None:
-                if what not in stated.work_ns:
-                    raise SpecError(
-                        f"compute.work has no duration for {what!r}, which {cell.node_names[place]} does; it has "
-                        f"{', '.join(stated.work_ns)}"
-                    )
-                return stated.work_ns[what] * factor
+                return stated.takes_ns(what, cell.node_names[place])
             case Work(what) if costs is not None:
                 return costs[place].work[what].ns * factor
             case Encode(key) if costs is not None and cell.codec_cost == "host":

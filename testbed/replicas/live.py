@@ -17,14 +17,15 @@ from testbed.jobs.actions import Node
 from testbed.jobs.asynchronous import GOODBYE
 from testbed.jobs.data_parallel import MESSAGES, DataParallelJob
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
+from testbed.pipeline.ending import Ending, ServersEnding
 from testbed.pipeline.job import NodeJob
 from testbed.pipeline.live import run_place
 from testbed.pipeline.pacing import Takes, takes
 from testbed.pipeline.train import set_up_torch
 from testbed.pipeline.wiring import Wiring
+from testbed.policies.deco import DEFAULT_LIMITS
 from testbed.replicas.arrivals import Rounds, Server, training_of
 from testbed.replicas.decision import as_stated, training_job
-from testbed.replicas.ending import Ending, ServersEnding
 from testbed.replicas.leader import Leader
 from testbed.replicas.learners import learner_of
 from testbed.replicas.pace import worker_times
@@ -123,6 +124,8 @@ def run_node(
     server, arrivals = job.stage == job.data.workers, job.data.arrivals is not None
     raw_bytes = 4 * sum(parameter.numel() for parameter in learner.parameters)
     does = training_of(job.recipe).job(job.compute.dilation) if arrivals else live_job(job, raw_bytes)
+    furthest = max(*job.data.staleness, 0 if job.data.deco is None else DEFAULT_LIMITS.most_staleness)
+    ending = Ending(wiring.gather, asked, decides=job.stage == 0, steps=job.training.steps, furthest=furthest)
     ended: Ended = run_place(
         job,
         make_node(job, learner),
@@ -130,7 +133,7 @@ def run_node(
         connections=wiring.connections,
         gather=wiring.gather,
         counters=wiring.counters,
-        ending=ServersEnding(asked if server else lambda: False) if arrivals else Ending(job, wiring.gather, asked),
+        ending=ServersEnding(asked if server else lambda: False) if arrivals else ending,
         takes=node_takes(job),
         named=named,
         sides={peer: peer for peer in wiring.connections},

@@ -128,6 +128,8 @@ def reference_step(profile: LinkProfile, engine: Engine, message_bytes: int) -> 
 
 def _stated(cell: Cell, said: str, frame_bytes: int, *, alike: bool = False) -> BoundedStep:
     pipeline = cell.pipeline
+    if cell.job is not None:  # nobody knows its order yet: a message there and back over all links
+        pipeline = PipelineSpec(stages=cell.nodes, microbatches=1, schedule="gpipe", in_flight=1)
     order = [
         actions(
             pipeline.schedule,

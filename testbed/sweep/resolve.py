@@ -111,10 +111,10 @@ def resolve_cell(
     _check_network(cell, where)
     _check_frozen(cell, where)
     _check_codec_costs(cell, where)
-    if isinstance(cell.parallelism, JobKind) and (cell.timing == "live" or cell.codec_cost == "device"):
+    if isinstance(cell.parallelism, JobKind) and cell.codec_cost == "device":
         raise SpecError(
-            f"{where}: a job of a table `job` is played, with codecs that cost nothing or what they cost here: leave "
-            "timing out, and set codec_cost to 'zero' or 'host'"
+            f"{where}: in a job of a table `job` codecs cost nothing or what they cost here: set codec_cost to 'zero' "
+            "or 'host'"
         )
     if codec.measures and cell.timing == "played":
         raise SpecError(

@@ -35,6 +35,8 @@ _LOADING_S = 120.0
 """For importing torch on a slow, busy machine."""
 _PATIENCE_S = 60.0
 """How long a stage may be silent beyond what its link explains."""
+_UNKNOWN_S = 3600.0
+"""The same of a job of a table `job`: how long its steps are nobody here knows."""
 _MOMENTS = 1000
 """How many of a varying link's moments are tried when its worst is looked for."""
 _GRACE_S = 2.0
@@ -108,7 +110,7 @@ class Session:
         the folder. An interrupt ends the jobs after their running step. After an error the session's state is unknown:
         close it.
         """
-        patience_s = _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
+        patience_s = _UNKNOWN_S if cell.job else _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
             cell,
             addresses=tuple(node.address for node in self.lab.nodes),

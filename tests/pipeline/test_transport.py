@@ -106,6 +106,26 @@ def test_both_directions_at_once_past_the_kernel_s_buffers(pair: tuple[Connectio
         assert early.take(key(microbatch), SOON_S).payload == big
 
 
+def test_names_that_nobody_has_stated_go_along(stack: ExitStack) -> None:
+    one, other = tcp_pair()
+    early, late = stack.enter_context(sender(one)), stack.enter_context(receiver(other))
+    for back in (False, True):
+        source, target = (late, early) if back else (early, late)
+        for step, what in enumerate(("guess", "token", "guess", NAMES[0], "Zeichen \u00e4")):
+            source.send(Key(what, step), what.encode())
+            assert bytes(target.take(Key(what, step), SOON_S).payload) == what.encode()
+    close_both(early, late)
+
+
+def test_more_names_than_a_header_can_tell_are_refused(stack: ExitStack) -> None:
+    one, other = tcp_pair()
+    early, _ = stack.enter_context(sender(one, 300)), stack.enter_context(receiver(other, 300))
+    for number in range(254):
+        early.send(Key(f"name {number}", 0), b"")
+    with pytest.raises(TransportError, match="255 names at most"):
+        early.sent_frames(SOON_S)
+
+
 def test_views_of_any_shape_are_sent_as_their_bytes(pair: tuple[Connection, Connection]) -> None:
     early, late = pair
     for microbatch, view in enumerate(

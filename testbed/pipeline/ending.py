@@ -1,9 +1,9 @@
-"""After which step data parallel training ends: the last one, or a few after a person asked for it.
+"""After which step a job ends whose places do not meet: the last one, or a few after a person asked for it.
 
-Workers do not meet at the end of a step, so node 0 decides, and announces it over the sockets of `pipeline.gather`,
+They do not meet at the end of a step, so node 0 decides, and announces it over the sockets of `pipeline.gather`,
 which use no shaped link. It does so before it sends its message of the step that it is in. Nobody begins a step before
 it has the messages of all up to `staleness + 1` steps before, so whoever begins the last step of an early end, or after
-it, has heard of it: all nodes end after the same step, and hold the same weights.
+it, has heard of it: all nodes end after the same step, and workers hold the same weights.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from typing import Any
 
 from testbed.message_key import Phase
 from testbed.pipeline.gather import Gather
-from testbed.pipeline.job import NodeJob
-from testbed.policies.deco import DEFAULT_LIMITS
 
 
 class Ending:
     """One node's view of when training ends."""
 
-    def __init__(self, job: NodeJob, gather: Gather, asked: Callable[[], bool]) -> None:
-        """`asked` says whether a person wants training to end early."""
-        self._gather, self.asked, self._decides = gather, asked, job.stage == 0
-        self.steps = job.training.steps
+    def __init__(self, gather: Gather, asked: Callable[[], bool], *, decides: bool, steps: int, furthest: int) -> None:
+        """`asked` says whether a person wants training to end early, and `decides` whether this node heeds it.
+        `furthest`: the most steps that one node may be ahead of another.
+        """
+        self._gather, self.asked, self._decides = gather, asked, decides
+        self.steps = steps
         """Steps that training has, as far as is known here."""
         self.early = False
         """Whether these are fewer than were stated."""
-        self._furthest = max(job.data.staleness)
-        if job.data.deco is not None:
-            self._furthest = max(self._furthest, DEFAULT_LIMITS.most_staleness)
+        self._furthest = furthest
 
     def tell(self) -> None:
         """Tell nothing where places meet."""
