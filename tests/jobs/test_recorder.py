@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed.jobs.actions import Action, Decode, Encode, Key, Receive, Sizes, Work
 from testbed.jobs.asynchronous import AsynchronousJob
 from testbed.jobs.data_parallel import DataParallelJob
-from testbed.jobs.loop import Loop, NoLinks
+from testbed.jobs.loop import Loop
 from testbed.jobs.pipeline import PipelineJob
 from testbed.jobs.recorder import Named, Recorded, Recorder
 from testbed.jobs.schedule import actions
