@@ -79,6 +79,8 @@ class _Lane(Lane):
     def __init__(self, node: int, name: str, number: int, line: Line) -> None:
         super().__init__(node, name, number)
         self.line = line
+        self.sent: tuple[int, int] | None = None
+        """To whom it sent the last message, and when that may leave."""
         self.given: SimpleQueue[_Forked | None] = SimpleQueue()
 
 
@@ -202,9 +204,13 @@ class Live:
             raise SpecError("a job that waits until its messages are delivered is played, and does not run live")
         message, peer, note, _ = action
         payload: Any = message.payload
+        free_ns = lane.line.free_ns
+        if lane.sent is not None and peer != lane.sent[0] and free_ns == lane.sent[1]:
+            lane.line.wait()  # two connections that keep messages until one moment would race for who is first
+        lane.sent = peer, free_ns
         connection = self._peer(peer)
         try:
-            connection.send(message.key, payload, note=note, not_before_ns=lane.line.free_ns)
+            connection.send(message.key, payload, note=note, not_before_ns=free_ns)
         except TransportError as error:
             raise _lost(peer, error) from error
 

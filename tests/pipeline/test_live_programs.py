@@ -291,3 +291,26 @@ def test_all_that_had_arrived_is_collected_whoever_woke_up_first() -> None:
     assert ran.returned[0] == ([2, 4, 1], [3])
     begin = recorded.of(Begin)[0][-1]
     assert [end - begin for *_, end in recorded.of(Collect)] == [100 * MS, 150 * MS]
+
+
+def test_messages_of_one_moment_leave_in_the_order_of_the_program() -> None:
+    handed_over = list[int]()
+
+    def sends() -> Program:
+        yield Begin("L", 0)
+        yield Work("forward", Key("forward", 0))
+        message = yield Encode(Key("data", 0))
+        for peer in (2, 1):
+            yield Send(message, peer)
+            handed_over.append(time.monotonic_ns())
+
+    def receives() -> Program:
+        yield Receive(Key("data", 0), 0)
+
+    began_ns = time.monotonic_ns()
+    ran = over_loopback(
+        Jobs(sends, receives, receives), lambda place, peers: Hashing(place), names=NAMES, takes=held(300 * MS)
+    )
+    assert ran.errors == [None] * 3
+    first_ns, second_ns = handed_over
+    assert first_ns - began_ns < 300 * MS <= second_ns - began_ns  # the first one waits in its connection
