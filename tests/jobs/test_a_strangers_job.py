@@ -79,7 +79,10 @@ def test_it_is_trained_once_per_codec_and_played_over_both_networks(folder: Path
         pytest.param("real", "host", marks=pytest.mark.root),
     ],
 )
-def test_live_it_is_the_same_training_and_as_long(folder: Path, clock: str, cost: str) -> None:
+def test_live_it_is_the_same_training_and_as_long(
+    folder: Path, clock: str, cost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
     asked = block("toml").replace('codec_cost = "zero"', f'codec_cost = "{cost}"')
     asked = re.sub(
         r"(?<=\[axes\]\n)(.*\n)+", 'timing = ["played", "live"]\nprofile = ["cable"]\ncodec = ["int8"]\n', asked
