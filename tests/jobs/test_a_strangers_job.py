@@ -89,7 +89,7 @@ def test_live_it_is_the_same_training_and_as_long(
     )
     (folder / clock).mkdir()
     (folder / clock / "sweep.toml").write_text(asked, encoding="utf8")
-    swept = testbed(folder, "sweep", f"{clock}/sweep.toml", "--results", "results", "--clock", clock)
+    swept = run_testbed(folder, "sweep", f"{clock}/sweep.toml", "--results", "results", "--clock", clock)
     assert swept.returncode == 0, swept.stderr
     home = folder / "results" / clock
     played, live = (results.finished_runs(home, name)[0] for name in results.last_sweep(home).cells)
