@@ -14,7 +14,7 @@
 | `optimise` | AdamW, clipped, the same however the model is cut | yes |
 | `transport`, `frame` | frames over TCP, and their header | no |
 | `pacing` | when things begin and end: this machine's time, or an emulated device's | no |
-| `gather` | the places meet, and decide alike when a job ends | no |
+| `gather`, `ending` | the places meet, and decide alike when a job ends; or one of them tells the others | no |
 | `step_log` | writes the records of steps, and tells the controller | no |
 | `carried` | measures how long a link was at work | no |
 | `memory` | how much a training needs, and how much there is | no |

@@ -110,6 +110,8 @@ class Live:
         self._lanes: dict[str, tuple[_Lane, threading.Thread]] = {}
         self._forked: dict[Key, Future[tuple[Any, int]]] = {}
         """What has been forked and not waited for: what it returned, and where its line was then."""
+        self._broken: BaseException | None = None
+        """What failed on another lane."""
         self._telling = threading.Lock()
         self._heard = threading.Condition()
         self._began_ns = 0
@@ -140,6 +142,10 @@ class Live:
         self._began_ns = self._main.line.at_ns
         try:
             value = self._go_through(self._main, program)
+        except TransportError:
+            if self._broken is not None:
+                raise self._broken from None
+            raise
         finally:
             for lane, _ in self._lanes.values():
                 lane.given.put(None)
@@ -297,6 +303,10 @@ class Live:
                 self._tell(lane, Ended(given.key), value, lane.line.recorded_ns)
             except BaseException as error:
                 future.set_exception(error)
+                if not isinstance(error, TransportError):  # the place may wait for what now never comes
+                    self._broken = self._broken or error
+                    for connection in list(self._peers.values()):
+                        connection.abort()
             else:
                 future.set_result((value, lane.line.at_ns))
 

@@ -16,7 +16,6 @@ worker_node  what workers and servers have: a replica, and the codecs of their m
 calibrate times what workers compute, and what codecs do with their messages, alone on one core
 pace      how long a worker's emulated device takes for what
 leader    who chooses while training lasts, by what links carry
-ending    after which step all of them end
 live      one place over links
 alone     all workers of a recipe in one process, without a network
 arrivals  what they have in asynchronous rounds: a server applies what has arrived, a worker makes round after round

@@ -58,9 +58,9 @@ def test_it_is_trained_once_per_codec_and_played_over_both_networks(folder: Path
     assert len(list((home / "trained").iterdir())) == 2
     steps: dict[tuple[str, str], float] = {}
     losses: dict[str, set[float]] = {}
-    for cell in home.glob("*/cell.json"):
-        stated = json.loads(cell.read_text(encoding="utf8"))
-        (run,) = results.finished_runs(home, cell.parent.name)
+    for name in results.last_sweep(home).cells:
+        (run,) = results.finished_runs(home, name)
+        stated = json.loads((run.folder / "cell.json").read_text(encoding="utf8"))
         summary = json.loads((run.folder / "summary.json").read_text(encoding="utf8"))
         assert summary["certificate"] == "PASS"
         assert 0.9 < summary["efficiency"] <= 1
@@ -68,3 +68,35 @@ def test_it_is_trained_once_per_codec_and_played_over_both_networks(folder: Path
         losses.setdefault(stated["codec"], set()).add(run.steps(2)[-1].loss or 0.0)
     assert all(len(seen) == 1 for seen in losses.values())
     assert all(steps["int8", network] < steps["fp32", network] for network in ("consumer-80mbps", "cable"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("clock", "cost"),
+    [
+        pytest.param("virtual", "zero", marks=pytest.mark.clock_kernel),
+        pytest.param("real", "host", marks=pytest.mark.root),
+    ],
+)
+def test_live_it_is_the_same_training_and_as_long(
+    folder: Path, clock: str, cost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(folder)
+    asked = block("toml").replace('codec_cost = "zero"', f'codec_cost = "{cost}"')
+    asked = re.sub(
+        r"(?<=\[axes\]\n)(.*\n)+", 'timing = ["played", "live"]\nprofile = ["cable"]\ncodec = ["int8"]\n', asked
+    )
+    (folder / clock).mkdir()
+    (folder / clock / "sweep.toml").write_text(asked, encoding="utf8")
+    swept = run_testbed(folder, "sweep", f"{clock}/sweep.toml", "--results", "results", "--clock", clock)
+    assert swept.returncode == 0, swept.stderr
+    home = folder / "results" / clock
+    played, live = (results.finished_runs(home, name)[0] for name in results.last_sweep(home).cells)
+    assert (played.cell.timing, live.cell.timing, live.cell.clock) == ("played", "live", clock)
+    assert [step.loss for step in live.steps(2)] == [step.loss for step in played.steps(2)]
+    assert len(live.steps(2)) == 5
+    if clock == "virtual":  # on the real one a busy machine takes longer
+        assert played.summary is not None
+        assert live.summary is not None
+        assert live.summary.step_s == pytest.approx(played.summary.step_s, rel=0.01)
