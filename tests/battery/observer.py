@@ -117,9 +117,10 @@ def watching() -> Iterator[list[nn.Module]]:
     stand_ins = {original: watched(original) for original in (build.build_stage, images.build_network)}
     for name, module in list(sys.modules.items()):
         for attribute, value in list(vars(module).items()) if name.startswith("testbed.") else ():
-            if callable(value) and getattr(value, "__hash__", None) and value in stand_ins:
-                changed.append((module, attribute, value))
-                setattr(module, attribute, stand_ins[value])
+            for original, stand_in in stand_ins.items():
+                if value is original:
+                    changed.append((module, attribute, value))
+                    setattr(module, attribute, stand_in)
     try:
         yield made
     finally:

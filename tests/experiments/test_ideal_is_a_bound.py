@@ -14,7 +14,7 @@ Why it is below the ideal has not been found: it has to be played again for more
 
 
 @pytest.mark.parametrize(
-    "folder", [path.parent for at in paths.experiment_folders() for path in sorted(at.glob("*/cells.csv"))], ids=str
+    "folder", [path.parent for at in paths.experiment_folders() for path in sorted(at.glob("*/cells.toml"))], ids=str
 )
 def test_no_step_is_shorter_than_its_ideal(folder: Path) -> None:
     frame = predicted.cells(folder)
