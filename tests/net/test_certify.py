@@ -240,7 +240,7 @@ def test_a_link_that_is_not_there_fails_in_every_quantity_says_why_and_leaves_no
 @pytest.mark.parametrize(
     "instead",
     [
-        {"rate_bps": 19_000_000},
+        {"rate_bps": 18_500_000},
         {"delay_ns": 30_000_000},
         {"loss": Bernoulli(probability=0.02)},
         {"jitter_ns": 10_000_000},

@@ -71,7 +71,7 @@ def test_what_lies_in_the_cache_is_not_measured_again(tmp_path: Path, monkeypatc
     folder = tmp_path / "kernel"
     folder.mkdir()
     (folder / "manifest.json").write_text("{}")
-    kernel = GuestKernel(folder=folder, version="7", packages={}, clock="virtual")
+    kernel = GuestKernel(folder=folder, version="7", packages={})
     other = profile("other", pipe(80_000_000, 11_000_000), pipe(80_000_000, 11_000_000))
     certify_virtual([LINK, other, LINK.model_copy(update={"name": "again"})], kernel, cache=tmp_path / "cache")
     assert len(measured) == 2  # a name is no part of a link

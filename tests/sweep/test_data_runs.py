@@ -13,7 +13,7 @@ from testbed import results
 from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.play.replica_steps import replica_step
-from testbed.play.replica_times import node_times
+from testbed.play.replica_times import node_times, worker_coding_ns
 from testbed.records import Calibration
 from testbed.results import Run
 from tests.commands import Command
@@ -146,7 +146,10 @@ def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
     assert judged is not None
     assert run.certificates.before.step == judged.said
     stated = node_times(run.cell, costs)
-    worked_ns = sum(stated[0].local_ns) + stated[0].update_ns + sum(stated[0].coding[0][:2] if stated[0].coding else ())
+    assert stated[0].coding is not None
+    assert run.cell.data is not None
+    coding_ns = worker_coding_ns(run.cell.data, stated[0].coding[0])
+    worked_ns = sum(stated[0].local_ns) + stated[0].update_ns + coding_ns
     assert worked_ns / 1e9 < judged.seconds == pytest.approx(run.summary.ideal_step_s, rel=0.05)
     assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
 
@@ -187,7 +190,7 @@ def test_live_runs_repeat_to_the_last_bit_and_nanosecond(more: str, workload: st
     first, another = ([run.steps(node) for node in range(run.cell.nodes)] for run in runs)
     assert first == another
     if "deco" in more:
-        sizes = {frame.payload_bytes for record in first[0] for frame in record.sent}
+        sizes = {frame.frame_bytes for record in first[0] for frame in record.sent}
         assert len(sizes) > 2  # a first ratio, a chosen one, and what tells of it
     else:
         applied = {record.step for record in first[-1] if record.received}
