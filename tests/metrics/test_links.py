@@ -130,7 +130,9 @@ def test_no_message_is_later_than_by_packets(star: list[LinkProfile], messages: 
     for node in range(4):  # of packets that come at once either may be first
         own = [number for number, sent in enumerate(messages) if sent.target == node]
         ordered = zip(sorted(found[number] for number in own), sorted(slow[number] for number in own), strict=True)
-        assert all(there_ns <= reference + 1 for there_ns, reference in ordered)
+        # A message whose connection waits behind another's may have headers of its own: so much later at most.
+        late_ns = 1 + len(messages) * packet_ns(min(star, key=lambda link: -packet_ns(link))) * HEADER_BYTES / 1500
+        assert all(there_ns <= reference + late_ns for there_ns, reference in ordered)
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.metrics.links import Pipes
 from testbed.play.check import check_trace
 from testbed.play.data_parallel import DataParallelShape
-from testbed.play.ideal import Pipes
 from testbed.play.played import NodeCounters, Played
 from testbed.play.split import drift, find_cycle, repeated, seen_to_repeat, step_split
 from testbed.play.trace import RECEIVE, WORK, Lane, Trace

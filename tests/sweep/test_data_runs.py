@@ -150,7 +150,9 @@ def test_played_it_takes_what_this_machine_takes(tmp_path: Path) -> None:
     assert run.cell.data is not None
     coding_ns = worker_coding_ns(run.cell.data, stated[0].coding[0])
     worked_ns = sum(stated[0].local_ns) + stated[0].update_ns + coding_ns
-    assert worked_ns / 1e9 < judged.seconds == pytest.approx(run.summary.ideal_step_s, rel=0.05)
+    assert worked_ns / 1e9 < judged.seconds
+    # One is the longest of windows that all begin together, the other the median of steps that are run in a row.
+    assert judged.seconds == pytest.approx(run.summary.ideal_step_s, rel=0.1)
     assert "encode its message" in (made / "cells" / f"{run.cell.id}.html").read_text(encoding="utf8")
 
 
