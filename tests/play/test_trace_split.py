@@ -112,7 +112,7 @@ def test_steps_that_overlap_repeat_or_drift(
         exchange=exchange,
         staleness=2,
         compute_ns=compute_ms * 1_000_000,
-        message_bytes=(500_000, 500_000),
+        message_bytes=(499_560, 499_560),  # whole packets, so that no step's messages fill up another's
         tokens=1,
     )
     trace = shape.trace(steps)
