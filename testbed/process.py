@@ -22,9 +22,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, SpecError, TestbedError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -85,7 +85,7 @@ def _failed(attempt: str, failure: type[TestbedError], status: int, errors: byte
     return failure(f"cannot {attempt}: its process ended with status {status}: {words or 'no message'}")
 
 
-class Child:
+class Child(Closing):
     """A running program that is told what to do, and answers, in lines of JSON. A context manager that ends it.
 
     It answers only when it is asked, or at the end of its input.
@@ -173,14 +173,6 @@ class Child:
         if not self._errors.closed:
             self._words = os.pread(self._errors.fileno(), os.fstat(self._errors.fileno()).st_size, 0)
             self._errors.close()
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send(self, request: Mapping[str, Any]) -> None:
         if self._requests.closed:

@@ -14,11 +14,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from testbed.closing import Closing
 from testbed.directions import LinkDirection
 from testbed.errors import LabError, SpecError, UnknownNameError
 from testbed.frozen import Frozen
@@ -67,7 +67,7 @@ class Node:
     namespace: Namespace
 
 
-class Lab:
+class Lab(Closing):
     """Links that stand until it is closed; a context manager.
 
     It is used from the main thread only, like `Relay`; `counters` from any one thread.
@@ -284,14 +284,6 @@ class Lab:
     def close(self) -> None:
         """Take it down. What still runs inside a namespace keeps that namespace, but not the links."""
         self._stack.close()
-
-    def __enter__(self) -> Lab:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _badness(certificate: Certificate) -> tuple[bool, float, int]:

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from testbed.closing import Closing
 from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.jobs.pipeline import Ended as Ended
@@ -118,7 +119,7 @@ def receive_order(channel: socket.socket) -> tuple[Start | Finish, list[socket.s
 
 
 # ------------------------------------------------------------------ the controller's end
-class Host:
+class Host(Closing):
     """A stage host, started and spoken to by the controller. A context manager that ends it."""
 
     def __init__(self, popen: Callable[..., subprocess.Popen[bytes]], name: str) -> None:
@@ -192,12 +193,6 @@ class Host:
             self.process.kill()
             self.process.wait()
         self._log.close()
-
-    def __enter__(self) -> Host:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _next(self, timeout_s: float) -> Ready | StepDone | EvaluationDone | JobDone | JobFailed | None:
         if not select.select([self._channel], [], [], timeout_s)[0]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol
 
 from testbed import forks, paths
+from testbed.closing import Closing
 from testbed.devices import flops
 from testbed.errors import CapabilityError, SpecError, StageError, UnknownNameError
 from testbed.net.lab import Lab, LabSpec
@@ -66,7 +66,7 @@ class Tokens(NamedTuple):
     """Tokens that a text's tokenizer has; of images, their classes."""
 
 
-class Session:
+class Session(Closing):
     """Namespaces, links and stage hosts for one network; a context manager."""
 
     during: DuringRecord | None = None
@@ -196,14 +196,6 @@ class Session:
     def close(self) -> None:
         """End the stage hosts, then take down the links."""
         self._stack.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def network_of(cell: Cell) -> tuple[object, ...]:

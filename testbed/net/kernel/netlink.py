@@ -10,9 +10,9 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import NamedTuple
 
+from testbed.closing import Closing
 from testbed.errors import CapabilityError, LabError
 from testbed.net.kernel import messages, rtnetlink
 from testbed.net.kernel.namespace import Namespace
@@ -46,7 +46,7 @@ class _Step(NamedTuple):
     """What this kernel lacks when it answers ENOENT; None: then something else is missing."""
 
 
-class Netlink:
+class Netlink(Closing):
     """One namespace's network configuration; a context manager. LabError names the step that failed.
 
     Inside `with netlink.batch():` steps are only noted, and sent together at its end.
@@ -229,11 +229,3 @@ class Netlink:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
-
-    def __enter__(self) -> Netlink:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

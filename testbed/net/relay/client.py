@@ -7,9 +7,9 @@ import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
+from testbed.closing import Closing
 from testbed.directions import LINK_DIRECTIONS, LinkDirection
 from testbed.errors import LabError, SpecError
 from testbed.net.relay.pipe import COUNTERS
@@ -68,7 +68,7 @@ def _traces(pipes: Iterable[Pipe | None]) -> dict[str, str]:
     }
 
 
-class Relay:
+class Relay(Closing):
     """A running relay process; a context manager that ends it."""
 
     settings: dict[str, Any]
@@ -165,14 +165,6 @@ class Relay:
     def close(self) -> None:
         """End it, by the end of its input. Packets under way are lost."""
         self._process.close()
-
-    def __enter__(self) -> Relay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def lateness_percentile(lateness: Sequence[int], share: float) -> float | None:
