@@ -24,6 +24,11 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+def is_none(value: object) -> bool:
+    """Say whether a field is left out of a record's text, and so of the ids of records that were made before it."""
+    return value is None
+
+
 def canonical_json(record: BaseModel) -> str:
     """Return the canonical text of a record: sorted keys, no spaces."""
     return json.dumps(record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

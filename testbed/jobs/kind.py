@@ -10,17 +10,17 @@ import importlib
 import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from testbed.errors import ResultsError, SpecError, UnknownNameError
-from testbed.frozen import Frozen, explain
+from testbed.frozen import explain
 from testbed.jobs.actions import Encoded, Key, Message, Node, Program
 from testbed.jobs.recorder import Named as Named
 from testbed.jobs.recorder import Said as Said
 from testbed.records import FRAME_HEADER_BYTES, StepRecord
-from testbed.spec import Cell, Recipe
+from testbed.spec import Cell, Parallelism, Recipe
 
 KINDS: Final[Mapping[str, str]] = {
     "context": "testbed.jobs.context:ContextParallel",
@@ -40,15 +40,13 @@ class Setting(NamedTuple):
     """Path of the prepared text, a .npy of token ids."""
 
 
-class JobKind(Frozen):
+class JobKind(Parallelism):
     """A kind of job. Its fields are those of the table; a subclass adds its own."""
 
     kind: str
-
-    @property
-    @abstractmethod
-    def places(self) -> Sequence[str]:
-        """The names of its places."""
+    unit: ClassVar[str] = "node"
+    counts: ClassVar[str] = "part"
+    computes: ClassVar[Sequence[str]] = ("forward", "backward", "local")
 
     @abstractmethod
     def program(self, place: int, first_step: int = 0) -> Program:
@@ -62,44 +60,14 @@ class JobKind(Frozen):
         """
 
     @property
-    def unit(self) -> str:
-        """What one of its places is called."""
-        return "node"
-
-    @property
-    def cycle(self) -> int:
-        """After how many steps a run may repeat itself."""
-        return 1
-
-    @property
     def in_short(self) -> tuple[str, str]:
         """Who works, and in which order, for a table of cells."""
         return f"{len(self.places)} {self.unit}s", self.kind
 
     @property
-    def batches_per_step(self) -> int:
-        """How many batches the place that works most learns from in a step."""
-        return 1
-
-    @property
-    def counts(self) -> str:
-        """What the numbers of its actions count."""
-        return "part"
-
-    @property
-    def computes(self) -> Sequence[str]:
-        """Its activities in `metrics.spans`."""
-        return ("forward", "backward", "local")
-
-    @property
     def played(self) -> JobKind:
         """The job as it is timed and played: without what it does for its records alone, such as evaluations."""
         return self
-
-    @property
-    def batch_parts(self) -> int:
-        """Into how many equal parts its places cut a batch."""
-        return 1
 
     def named(self, key: Key) -> Named:
         """Return how records name a message. Of what a place encodes in a step no two have the same name."""

@@ -13,27 +13,11 @@ from typing import Literal, NamedTuple
 
 from testbed.directions import EitherOrBoth
 from testbed.net.probe.readings import Readings
-from testbed.records import Measurement
+from testbed.records import Measurement, Quantity
 
 CONTENTION = "CPU contention, not the network"
 LATENESS_TOLERANCE_MS = 1.0
 _STOLEN_TOLERANCE = 0.01
-
-
-Quantity = Literal[
-    "rtt",
-    "delay",
-    "rate",
-    "message",
-    "goodput",
-    "queue",
-    "loss",
-    "burst",
-    "jitter",
-    "reordered",
-    "duplicated",
-    "schedule",
-]
 
 
 class Lateness(NamedTuple):
