@@ -74,15 +74,19 @@ def run_program(module: str, *arguments: str, attempt: str, failure: type[Testbe
             process.kill()
             raise
     if process.returncode:
-        raise _failed(attempt, failure, process.returncode, errors)
+        raise failed(attempt, failure, process.returncode, errors)
     return output.decode(errors="replace").splitlines()
 
 
-def _failed(attempt: str, failure: type[TestbedError], status: int, errors: bytes) -> TestbedError:
-    words = errors.decode(errors="replace").strip().removeprefix("testbed: error: ")[-_LAST_WORDS:]
+def failed(attempt: str, failure: type[TestbedError], status: int, said: bytes) -> TestbedError:
+    """Return what became of a program that did not end well: SpecError where the user can mend it, else a `failure`.
+    `said`: what it wrote to standard error.
+    """
+    words = said.decode(errors="replace").strip().removeprefix("testbed: error: ")[-_LAST_WORDS:]
     if status == UserError.exit_status:
         return SpecError(f"cannot {attempt}: {words}")
-    return failure(f"cannot {attempt}: its process ended with status {status}: {words or 'no message'}")
+    by = f" ({signal.Signals(-status).name})" if status < 0 else ""
+    return failure(f"cannot {attempt}: its process ended with status {status}{by}: {words or 'no message'}")
 
 
 class Child(Closing):
@@ -183,7 +187,7 @@ class Child(Closing):
 
     def _ended(self, attempt: str | None = None) -> TestbedError:
         self.close()
-        return _failed(attempt or self._attempt, self._failure, self._process.returncode, self._words)
+        return failed(attempt or self._attempt, self._failure, self._process.returncode, self._words)
 
 
 def ask(

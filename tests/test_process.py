@@ -71,8 +71,8 @@ def test_what_a_child_writes_to_standard_error_never_halts_it() -> None:
             StageError,
             r"^cannot try it: its process ended with status 1: Traceback[\s\S]*RuntimeError: a reason$",
         ),
-        ("die", StageError, r"^cannot try it: its process ended with status -9: no message$"),
-        ("stop short", StageError, r"^cannot try it: its process ended with status -9: no message$"),
+        ("die", StageError, r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"),
+        ("stop short", StageError, r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"),
     ],
 )
 def test_the_end_of_a_child_is_an_error_that_says_why(do: str, kind: type[Exception], message: str) -> None:
@@ -107,7 +107,7 @@ def test_a_ctrl_c_while_an_answer_is_awaited_ends_the_child() -> None:
         asked.ask({}, "try again")
     timer.join()
     assert not alive(asked.pid)
-    with pytest.raises(LabError, match=r"^cannot try it: its process ended with status -9: no message$"):
+    with pytest.raises(LabError, match=r"^cannot try it: its process ended with status -9 \(SIGKILL\): no message$"):
         asked.answer()
     assert set(Path("/proc/self/fd").iterdir()) == before
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from testbed.codecs.catalogue.codec_spec import parse_codec
 from testbed.codecs.catalogue.placement import parse_placement
 from testbed.devices import flops
-from testbed.jobs.schedule import actions
+from testbed.jobs.pipeline import orders_of
 from testbed.metrics.bound import BoundedStep, kind_step, pipeline_step, stated_step
 from testbed.play.replica_steps import replica_step, stated_replica_step
 from testbed.profiles import LinkProfile
@@ -130,15 +130,4 @@ def _stated(cell: Cell, said: str, frame_bytes: int, *, alike: bool = False) -> 
     pipeline = cell.pipeline
     if cell.job is not None:  # nobody knows its order yet: a message there and back over all links
         pipeline = PipelineSpec(stages=cell.nodes, microbatches=1, schedule="gpipe", in_flight=1)
-    order = [
-        actions(
-            pipeline.schedule,
-            stage=stage,
-            stages=pipeline.stages,
-            microbatches=pipeline.microbatches,
-            in_flight=pipeline.in_flight,
-            accumulation=pipeline.accumulation,
-        )
-        for stage in range(pipeline.stages)
-    ]
-    return stated_step(cell, order, said, frame_bytes=frame_bytes, alike=alike)
+    return stated_step(cell, orders_of(pipeline), said, frame_bytes=frame_bytes, alike=alike)

@@ -267,24 +267,14 @@ def untuned(points: Sequence[Combination], tune: TuneSpec | None) -> list[Combin
     ]
 
 
-def cells(
-    experiment: Experiment,
-    engine: Engine,
-    *,
-    quick: bool = False,
-    overrides: Sequence[str] = (),
-    only: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    clock: Clock = "real",
-) -> tuple[Cell, ...]:
-    """Return the cells of an experiment, each once, in the file's order, before anything is tuned; see `Choice` for the
-    rest.
+def cells(experiment: Experiment, engine: Engine, clock: Clock = "real", **choice: Any) -> tuple[Cell, ...]:
+    """Return the cells of an experiment, each once, in the file's order, before anything is tuned.
 
-    `engine` and `clock` are what `auto` resolved to.
+    `engine` and `clock` are what `auto` resolved to; the rest is a `Choice`'s.
     """
-    choice = Choice(quick=quick, overrides=overrides, only=only, exclude=exclude)
-    asked = apply_choice(experiment, choice)
-    return unique(resolve_cells(untuned(combinations(asked, choice), asked.tune), engine, str(asked.path), clock))
+    chosen = Choice(**choice)
+    asked = apply_choice(experiment, chosen)
+    return unique(resolve_cells(untuned(combinations(asked, chosen), asked.tune), engine, str(asked.path), clock))
 
 
 def unique(cells: Iterable[Cell]) -> tuple[Cell, ...]:

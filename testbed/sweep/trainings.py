@@ -23,7 +23,7 @@ from testbed import forks, paths, results
 from testbed.codecs.catalogue import placement
 from testbed.errors import TestbedError, UserError
 from testbed.jobs.kind import JobKind
-from testbed.jobs.schedule import actions
+from testbed.jobs.pipeline import orders_of
 from testbed.pipeline.control import EvaluationDone, StepDone, host_environment
 from testbed.pipeline.memory import predict_memory
 from testbed.records import ReceivedRecord, SentRecord, StepRecord, TrainingRecord
@@ -193,9 +193,7 @@ def load_training(folder: Path, recipe: Recipe | None = None) -> tuple[list[Step
 
 def _in_order(pipeline: PipelineSpec, stage: int, records: Iterable[StepRecord]) -> list[StepRecord]:
     """Put what a stage did in each training step into the order of a pipeline's schedule."""
-    numbers = pipeline.model_dump(include={"stages", "microbatches", "in_flight", "accumulation"})
-    order = actions(pipeline.schedule, stage=stage, **numbers)
-    place = {(action.kind, action.microbatch): number for number, action in enumerate(order)}
+    place = {(action.kind, action.microbatch): number for number, action in enumerate(orders_of(pipeline)[stage])}
 
     def of_frame(frame: SentRecord | ReceivedRecord) -> int:
         return place["F" if frame.direction == "forward" else "B", frame.microbatch]
