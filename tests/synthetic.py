@@ -36,6 +36,7 @@ from testbed.records import (
     SocketRecord,
     SocketSample,
     StepRecord,
+    Summary,
 )
 from testbed.spec import (
     Cell,
@@ -109,6 +110,13 @@ def cell(
         optimiser=OptimiserSpec(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, clip_norm=1.0),
         training=TrainingSpec(**stated),
     )
+
+
+def ended(of: Cell, status: str, **known: Any) -> Summary:
+    """The summary of a run of which little more is known than how it ended."""
+    empty = {name: None for name, field in Summary.model_fields.items() if field.is_required()}
+    stated = {"status": status, "cell_id": of.id, "engine": "relay", "steps": 0, "measured_steps": 0, **known}
+    return Summary.model_validate(empty | stated)
 
 
 @dataclass

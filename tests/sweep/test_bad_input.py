@@ -39,7 +39,8 @@ def test_what_cannot_be_is_said_and_leaves_nothing(command: Command, words: str,
     for message in (*messages, "testbed: error: "):
         assert message in " ".join(output.split())
     assert "Traceback" not in output
-    assert not (command.folder / "results").exists()
+    if not words.startswith("run"):  # which finds out when it prepares the text
+        assert not (command.folder / "results").exists()
 
 
 @pytest.mark.root

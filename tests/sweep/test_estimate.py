@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from testbed import devices, results
-from testbed.records import Certificate, RunCertificates, Summary
+from testbed.records import Certificate, RunCertificates
 from testbed.spec import Cell, Paced, recipe_of
 from testbed.sweep import plan
 from testbed.sweep.estimate import Estimator, on_this_machine
+from tests.synthetic import ended
 
 _T4 = devices.load_device("t4")
 
@@ -48,9 +49,8 @@ def earlier(folder: Path, cell: Cell, seconds: int, step_s: float, status: str =
     )
     results.write_json(run.folder / "certificate.json", RunCertificates(before=None, after=after))
     results.write_json(run.folder / "environment.json", {"taken_at": began.isoformat(timespec="seconds")})
-    empty = {name: None for name, field in Summary.model_fields.items() if field.is_required()}
-    known = {"status": status, "cell_id": cell.id, "engine": "relay", "steps": 1, "measured_steps": 1, "step_s": step_s}
-    results.write_json(run.folder / "summary.json", Summary.model_validate(empty | known))
+    summary = ended(cell, status, steps=1, measured_steps=1, step_s=step_s)
+    results.write_json(run.folder / "summary.json", summary)
 
 
 def estimated(folder: Path, cell: Cell) -> tuple[float, str]:

@@ -15,6 +15,7 @@ import pytest
 from testbed.errors import SpecError, StageError
 from testbed.process import ROOT
 from testbed.sweep.executor import Task, execute
+from tests.forked import is_gone, is_running
 
 
 def a_task(folder: Path, name: str, action: str = "nothing", memory_bytes: int = 1) -> Task:
@@ -62,13 +63,6 @@ def test_fewer_run_at_once_where_memory_does_not_suffice(tmp_path: Path) -> None
     assert [result.error for result in alone] == [None], "too large for any machine: it is tried alone"
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def began(folder: Path, count: int) -> list[int]:
     deadline = time.monotonic() + 60
     while True:
@@ -83,7 +77,7 @@ def test_closing_ends_all(tmp_path: Path) -> None:
     tasks = [a_task(tmp_path, "one"), a_task(tmp_path, "two", "sleep"), a_task(tmp_path, "three", "sleep")]
     with closing(execute(tasks, at_once=2, options=OPTIONS)) as results:
         next(results)
-    assert not any(alive(int(path.read_text() or 1)) for path in tmp_path.glob("t*.began"))
+    assert not any(is_running(int(path.read_text() or 1)) for path in tmp_path.glob("t*.began"))
     assert not list(tmp_path.glob("t*.ended"))
 
 
@@ -103,7 +97,4 @@ def test_whatever_ends_the_program_ends_its_tasks(tmp_path: Path, number: signal
         pids = began(tmp_path, 2)
         os.kill(program.pid, number)
         program.wait(20)
-    deadline = time.monotonic() + 5
-    while any(map(alive, pids)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert all(is_gone(pid, 5) for pid in pids)
