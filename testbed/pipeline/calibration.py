@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -43,35 +43,26 @@ class CalibrationJob(Frozen):
     """Where to run; None: anywhere."""
 
 
+Maths = tuple[StageMaths, ...] | tuple[WorkerMaths, ...]
+"""By stage, or by worker."""
+
+
 class Timed(Frozen):
-    """One subject's durations, by stage."""
+    """What was found of one subject."""
 
     name: str
     maths: tuple[StageMaths, ...] | None
     """Its own, where its codecs change the model."""
-    codecs: tuple[CodecCosts, ...]
-
-
-class TimedMessages(Frozen):
-    """What codecs do in one subject that is data parallel training, by sender."""
-
-    name: str
-    messages: tuple[MessageCosts, ...]
-
-
-class TimedPlaces(Frozen):
-    """What the places of one subject that is a job of a table `job` do."""
-
-    name: str
-    places: tuple[PlaceCosts, ...]
+    codecs: tuple[CodecCosts, ...] | tuple[MessageCosts, ...] | tuple[PlaceCosts, ...]
+    """What codecs do, by stage or by sender; of a job of a table `job`, all that its places do."""
 
 
 class CalibrationDone(Frozen):
     """A program's answer."""
 
-    subjects: tuple[Timed, ...] | tuple[TimedMessages, ...] | tuple[TimedPlaces, ...]
-    maths: dict[str, tuple[StageMaths, ...] | tuple[WorkerMaths, ...]]
-    """What subjects share, by its name: by stage, or by worker; what was known is left out."""
+    subjects: tuple[Timed, ...]
+    maths: dict[str, Maths]
+    """What subjects share, by its name; what was known is left out."""
     seconds: float
     rounds: int
 
@@ -97,26 +88,25 @@ class TimedNode:
 
     def work(self, what: str, key: Key, value: Any) -> Any:
         """Compute, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        result = self._node.work(what, key, value)
-        self.samples["work", what].append(time.thread_time_ns() - began_ns)
-        return result
+        return self._watch("work", what, lambda: self._node.work(what, key, value))
 
     def encode(self, key: Key, value: Any) -> Encoded:
         """Encode, and note how long it took."""
-        began_ns = time.thread_time_ns()
-        encoded = self._node.encode(key, value)
-        self.samples["encode", key.what].append(time.thread_time_ns() - began_ns)
+        encoded: Encoded = self._watch("encode", key.what, lambda: self._node.encode(key, value))
         return encoded
 
     def decode(self, messages: Sequence[Message]) -> Sequence[Any]:
         """Decode, and note how long it took."""
         if self.rest_s:
             time.sleep(self.rest_s)
-        began_ns = time.thread_time_ns()
-        values = self._node.decode(messages)
-        self.samples["decode", messages[0].key.what].append(time.thread_time_ns() - began_ns)
+        values: Sequence[Any] = self._watch("decode", messages[0].key.what, lambda: self._node.decode(messages))
         return values
+
+    def _watch(self, does: str, what: str, call: Callable[[], Any]) -> Any:
+        began_ns = time.thread_time_ns()
+        result = call()
+        self.samples[does, what].append(time.thread_time_ns() - began_ns)
+        return result
 
 
 def timed(recipe: Recipe) -> Recipe:

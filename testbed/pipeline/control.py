@@ -22,7 +22,7 @@ from testbed.errors import StageError
 from testbed.frozen import Frozen
 from testbed.jobs.pipeline import Ended as Ended
 from testbed.message_key import Phase
-from testbed.pipeline.job import Job
+from testbed.pipeline.job import PlaceJob
 from testbed.pipeline.pacing import prefer
 from testbed.process import start_program
 
@@ -36,7 +36,7 @@ class Start(Frozen):
     """Run a job; the sockets of its `Gather` come with the message."""
 
     kind: Literal["start"] = "start"
-    job: Job
+    job: PlaceJob
 
 
 class Finish(Frozen):
@@ -161,7 +161,7 @@ class Host(Closing):
             raise StageError(f"{self.name}: not ready within {timeout_s:g} s: found {message}; {self._words()}")
         return message
 
-    def start(self, job: Job, sockets: Sequence[socket.socket]) -> None:
+    def start(self, job: PlaceJob, sockets: Sequence[socket.socket]) -> None:
         """Start a job; its sockets of `gather.make_sockets` are handed over and closed here. StageError when the host
         is gone.
         """

@@ -13,11 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from testbed.counters import DeviceCounters
 from testbed.errors import SpecError, TransportError
 from testbed.jobs.actions import (
     Begin,
@@ -37,31 +35,11 @@ from testbed.jobs.actions import (
     Work,
 )
 from testbed.jobs.loop import MAIN, Began, Ended, Lane, Observer
-from testbed.jobs.recorder import Named
-from testbed.message_key import Phase, Side
 from testbed.pipeline.carried import least_round_trip_ns
-from testbed.pipeline.control import EvaluationDone, StepDone
+from testbed.pipeline.ending import Ending
 from testbed.pipeline.gather import Gather
-from testbed.pipeline.job import LinkedWork
 from testbed.pipeline.pacing import Line, Takes
-from testbed.pipeline.step_log import StepLog
 from testbed.pipeline.transport import Arrival, Connection
-
-
-class Ending(Protocol):
-    """Decides with the other places when the job ends."""
-
-    def tell(self) -> Any:
-        """Return what the others are to be told when all meet: None, numbers, lists of these."""
-        ...
-
-    def met(self, line_ns: int, told: Sequence[Any]) -> None:
-        """Hear where the lines of all are, and what each has told."""
-        ...
-
-    def goes_on(self, number: int, phase: Phase, end_ns: int) -> Any:
-        """Return what an `EndStep` returns that ended then."""
-        ...
 
 
 class _Forked(NamedTuple):
@@ -329,50 +307,6 @@ class Live:
         lane.step = action.number + 1
         lane.line.came(lane.line.at_ns)
         return self._ending.goes_on(action.number, action.phase, lane.line.recorded_ns)
-
-
-def run_place(
-    job: LinkedWork,
-    node: Node,
-    program: Program,
-    *,
-    connections: MutableMapping[int, Connection],
-    gather: Gather,
-    counters: DeviceCounters | None,
-    ending: Ending,
-    takes: Takes | None,
-    named: Callable[[Key], Named],
-    sides: Mapping[int, Side | int],
-    report: Callable[[StepDone | EvaluationDone], None],
-) -> Any:
-    """Run a place's program and write its records into the job's folder; returns what the program returns. Connections
-    to places that it goes on without are taken out.
-    """
-    with (Path(job.folder) / f"steps-{job.stage}.jsonl").open("x", encoding="utf8") as steps:
-        log = StepLog(
-            node,
-            steps,
-            named=named,
-            warmup_steps=job.training.warmup_steps,
-            connections=connections,
-            sides=sides,
-            counters=counters,
-            report=report,
-        )
-        live = Live(
-            job.stage,
-            node,
-            connections,
-            gather=gather,
-            ending=ending,
-            takes=takes,
-            dilation=job.compute.dilation,
-            timeout_s=job.limits.message_s,
-            observers=[log],
-        )
-        value = live.run(program)
-        log.finish(job.limits.message_s)
-    return value
 
 
 def _lost(peer: int, error: TransportError) -> TransportError:

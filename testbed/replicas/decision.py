@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from testbed.codecs.catalogue.placement import parse_placement
-from testbed.jobs.data_parallel import DataParallelJob
 from testbed.jobs.decision import Decision
 from testbed.spec import Recipe
 
@@ -18,19 +17,4 @@ def as_stated(recipe: Recipe) -> Decision:
         staleness=tuple(map(data.staleness_of, workers)),
         local_steps=tuple(map(data.local_steps_of, workers)),
         codecs=tuple(placement.at(worker, "backward").text for worker in workers),
-    )
-
-
-def training_job(recipe: Recipe) -> DataParallelJob:
-    """Return the job that trains and evaluates as a recipe says."""
-    assert recipe.data is not None
-    first, training = as_stated(recipe), recipe.training
-    return DataParallelJob(
-        recipe.data.workers,
-        recipe.data.exchange,
-        first.staleness,
-        first.local_steps,
-        training.steps,
-        evaluate_every=training.evaluate_every,
-        target_loss=training.target_loss,
     )

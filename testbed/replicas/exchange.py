@@ -30,26 +30,6 @@ def weighted_sum(values: Sequence[Tensors], weights: Sequence[float]) -> Tensors
     return total
 
 
-class Sums:
-    """A node that has all workers' messages: decodes and sums them."""
-
-    def __init__(
-        self, shapes: Sequence[Sequence[int]], codecs: Sequence[str], weights: Sequence[float], seed: int
-    ) -> None:
-        self._buckets = [Bucket(shapes, codec, seed=seed, sender=sender) for sender, codec in enumerate(codecs)]
-        self._weights = weights
-
-    def change(self, codecs: Sequence[str]) -> None:
-        """Go on with other codecs, one per worker."""
-        for bucket, codec in zip(self._buckets, codecs, strict=True):
-            bucket.change(codec)
-
-    def of(self, payloads: Sequence[Payload], step: int) -> Tensors:
-        """Return the weighted sum, which begins with the first worker's tensors."""
-        decoded = [bucket.decode(payload, step) for bucket, payload in zip(self._buckets, payloads, strict=True)]
-        return weighted_sum(decoded, self._weights)
-
-
 class RingParts:
     """The parts of a worker's tensors that go round a ring, one per worker, as even as can be; and their codecs."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from testbed.codecs.contract import Payload
 from testbed.jobs.actions import Encoded, Key, Message
 from testbed.jobs.decision import Decision, Decisions
-from testbed.jobs.recorder import Named, Said
+from testbed.jobs.recorder import Said
 from testbed.message_key import Phase
 from testbed.pipeline import faults
 from testbed.pipeline.optimise import learning_rate
@@ -238,8 +238,3 @@ class WorkerNode(ExchangeNode):
         if not math.isfinite(found.loss):
             raise faults.diverged(self.replica.name, "validation loss", found.loss, f"after {step} steps")
         return found
-
-
-def named(key: Key) -> Named:
-    """Return how records name a message: all go the same way, and belong to a step."""
-    return Named("backward", key.step)

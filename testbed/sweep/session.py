@@ -19,7 +19,7 @@ from testbed.net.lab import Lab, LabSpec
 from testbed.net.sampler import Sampler
 from testbed.pipeline.control import Ended, EvaluationDone, Host, JobDone, JobFailed, StepDone
 from testbed.pipeline.gather import make_sockets
-from testbed.pipeline.job import Job, Limits, jobs
+from testbed.pipeline.job import Endpoint, Limits, PlaceJob, jobs
 from testbed.play.job import seeded
 from testbed.profiles import Pipe
 from testbed.profiles.timeline import timeline
@@ -113,8 +113,7 @@ class Session(Closing):
         patience_s = _UNKNOWN_S if cell.job else _PATIENCE_S + 10 * (_transfer_s(cell) + _computing_s(cell))
         work = jobs(
             cell,
-            addresses=tuple(node.address for node in self.lab.nodes),
-            port=_DATA_PORT,
+            endpoints=tuple(Endpoint(address=node.address, port=_DATA_PORT) for node in self.lab.nodes),
             token=secrets.token_hex(16),
             vocabulary=tokens.vocabulary,
             tokens=str(tokens.path),
@@ -136,7 +135,7 @@ class Session(Closing):
 
     def _follow(
         self,
-        work: tuple[Job, ...],
+        work: tuple[PlaceJob, ...],
         sampler: Sampler,
         observer: Observer,
         interrupt: Interrupt,

@@ -91,7 +91,7 @@ def both(job: Job) -> tuple[list[Hashing], list[Hashing]]:
     places = range(len(job.places))
     together, live = ([Hashing(place) for place in places] for _ in range(2))
     loop.Loop([job.program(place) for place in places], together).run()
-    ran = over_loopback(job, lambda place, peers: live[place], names=NAMES)
+    ran = over_loopback(job, live, names=NAMES)
     assert ran.errors == [None] * len(places)
     return together, live
 
@@ -119,9 +119,9 @@ def run(*programs: Callable[[], Program], **options: Any) -> tuple[Ran, list[Rec
     recordings = [Recording() for _ in programs]
     ran = over_loopback(
         Jobs(*programs),
-        lambda place, peers: Hashing(place),
+        [Hashing(place) for place in range(len(programs))],
         names=NAMES,
-        observers=lambda place, peers, node: [recordings[place]],
+        observers=recordings,
         **options,
     )
     return ran, recordings
@@ -223,7 +223,7 @@ def test_a_place_computes_beside_what_it_has_forked() -> None:
         yield Wait(Key("fork", 0))
         return came
 
-    ran = over_loopback(Jobs(forking), lambda place, peers: Waiting(place), names=NAMES)
+    ran = over_loopback(Jobs(forking), [Waiting(0)], names=NAMES)
     assert ran.returned == [True]
 
 
@@ -309,7 +309,7 @@ def test_messages_of_one_moment_leave_in_the_order_of_the_program() -> None:
 
     began_ns = time.monotonic_ns()
     ran = over_loopback(
-        Jobs(sends, receives, receives), lambda place, peers: Hashing(place), names=NAMES, takes=held(300 * MS)
+        Jobs(sends, receives, receives), [Hashing(place) for place in range(3)], names=NAMES, takes=held(300 * MS)
     )
     assert ran.errors == [None] * 3
     first_ns, second_ns = handed_over

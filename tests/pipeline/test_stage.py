@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,22 +18,17 @@ from testbed.codecs.catalogue.row import CodecRow
 from testbed.codecs.contract import Codec, Context, MessageKey
 from testbed.codecs.make import make as make_codec
 from testbed.errors import StageError, TransportError
-from testbed.jobs.actions import Node
-from testbed.jobs.pipeline import MESSAGES, training_job
+from testbed.jobs.kind import Setting
 from testbed.pipeline.control import Ended, EvaluationDone, StepDone
 from testbed.pipeline.frame import HEADER_BYTES
-from testbed.pipeline.gather import Stops
-from testbed.pipeline.job import Limits, StageJob, jobs
-from testbed.pipeline.node import StageNode, make_node
 from testbed.pipeline.optimise import learning_rate
-from testbed.pipeline.pacing import Takes
-from testbed.pipeline.step_log import StepLog
-from testbed.pipeline.train import named, sides_of, stage_takes
-from testbed.pipeline.transport import Connection
+from testbed.pipeline.stages import PipelineTraining
 from testbed.profiles import load_profile
 from testbed.records import StepRecord
-from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec
-from tests.over_loopback import over_loopback
+from testbed.spec import Cell, Measured, OptimiserSpec, Paced, PipelineSpec, TextSpec, TrainingSpec, recipe_of
+from tests.over_loopback import run_places
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOKENS, WIDTH, LENGTH, BATCH, MICROBATCHES = 17, 8, 5, 8, 4
 
@@ -123,80 +117,42 @@ class Result(NamedTuple):
         return [r.loss for r in self.records[-1] if r.phase == phase]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+class ToyTraining(PipelineTraining):
+    """Stages of a toy, or of what `model` makes of a stage, of how many."""
+
+    most_bytes = 1 << 20
+
+    def __init__(
+        self,
+        setting: Setting,
+        make: Callable[[Context], Codec] = Plain,
+        data: Callable[[int], Any] = lambda stage: ToyData(),
+        model: Callable[[int, int], Any] = Toy,
+    ) -> None:
+        super().__init__(setting)
+        stages = setting.recipe.pipeline.stages
+        self.models = [model(stage, stages) for stage in range(stages)]
+        self._make, self._data = make, data
+
+    def model(self, place: int) -> Any:
+        return self.models[place]
+
+    def data(self, place: int) -> Any:
+        return self._data(place)
+
+    def codec(self, context: Context) -> Codec:
+        return self._make(context)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [p for model in self.models for p in model.parameters()]
 
 
-def train(
-    cell: Cell,
-    make: Callable[[Context], Codec] = Plain,
-    data: Callable[[int], Any] = lambda stage: ToyData(),
-    asked: Callable[[int], bool] = lambda stage: False,
-    model: Callable[[int, int], Any] = Toy,
-) -> Result:
-    """Run every stage of a cell in a thread, connected over loopback; `model` makes a stage's, of how many."""
-    stages = cell.pipeline.stages
-    told: list[StepDone | EvaluationDone] = []
-    models = [model(stage, stages) for stage in range(stages)]
-    outputs = [io.StringIO() for _ in range(stages)]
-    all_jobs = jobs(
-        cell,
-        addresses=("127.0.0.1",) * stages,
-        port=7000,
-        token="0" * 32,
-        vocabulary=TOKENS,
-        tokens="",
-        folder="",
-        devices=((),) * stages,
-        overhead_bytes=0,
-        limits=Limits(connect_s=20, message_s=20),
-    )
-
-    def node(stage: int, peers: Mapping[int, Connection]) -> StageNode:
-        torch.set_num_threads(1)  # the BLAS keeps a number for each thread, and starts with all cores
-        job, sides = all_jobs[stage], sides_of(stage, stages)
-        assert isinstance(job, StageJob)
-        measure = {sides[peer]: connection.measure for peer, connection in peers.items()}
-        return make_node(job, measure=measure, model=models[stage], data=data(stage), codec=make)
-
-    def log(stage: int, peers: Mapping[int, Connection], node: Node) -> list[StepLog]:
-        job = all_jobs[stage]
-        assert isinstance(job, StageJob)
-        return [
-            StepLog(
-                node,
-                outputs[stage],
-                named=lambda key: named(job, key),
-                warmup_steps=cell.training.warmup_steps,
-                connections=peers,
-                sides=sides_of(stage, stages),
-                counters=None,
-                report=told.append,
-            )
-        ]
-
-    def takes(stage: int) -> Takes | None:
-        job = all_jobs[stage]
-        assert isinstance(job, StageJob)
-        return stage_takes(job)
-
-    ran = over_loopback(
-        training_job(cell.pipeline, cell.training, cell.workload.validation_batches),
-        node,
-        names=tuple(MESSAGES.values()),
-        pairs=[(stage, stage + 1) for stage in range(stages - 1)],
-        observers=log,
-        ending=lambda stage, gather: Stops(cell.training.budget_s, cell.compute.dilation, lambda: asked(stage)),
-        takes=takes,
-        dilation=cell.compute.dilation,
-    )
-    records = [[StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()] for output in outputs]
-    parameters = [p for model in models for p in model.parameters()]
-    return Result(records, told, parameters, ran.errors, ran.returned, models)
+def train(cell: Cell, *of: Any, asked: Callable[[int], bool] = lambda stage: False, **named: Any) -> Result:
+    """Run every stage of a cell in a thread, connected over loopback; the rest as for `ToyTraining`."""
+    toy = ToyTraining(Setting(recipe_of(cell), TOKENS, ""), *of, **named)
+    ran = run_places(cell, lambda setting: toy, asked=asked)
+    return Result(ran.records, ran.told, toy.parameters, ran.errors, ran.ended, toy.models)
 
 
 def reference(cell: Cell) -> tuple[list[float], list[Tensor]]:

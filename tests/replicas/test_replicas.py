@@ -15,17 +15,16 @@ from torch import Tensor
 from testbed.errors import CodecError, SpecError, StageError
 from testbed.jobs.actions import Message
 from testbed.jobs.decision import Decision, note_of, read_note
+from testbed.jobs.kind import Setting
 from testbed.jobs.loop import Loop, MayGoOn
 from testbed.message_key import MessageKey
-from testbed.pipeline.alone import train_stages, works_of
-from testbed.pipeline.node import make_node
+from testbed.pipeline.alone import train_together
+from testbed.pipeline.stages import PipelineTraining
 from testbed.records import StepRecord
 from testbed.replicas.bucket import Bucket
-from testbed.replicas.decision import training_job
 from testbed.replicas.fragments import divide_tensors
 from testbed.replicas.learners import ImagesLearner, learner_of
 from testbed.replicas.worker import Worker
-from testbed.replicas.worker_node import ExchangeNode, WorkerNode
 from testbed.spec import Exchange, ImagesSpec, OptimiserSpec, OuterSpec, PipelineSpec, Recipe, StreamingSpec, TextSpec
 from testbed.workloads.images import build_network, images, score
 from testbed.workloads.shards import ShardBatches, divide
@@ -38,9 +37,9 @@ from tests.small_replicas import (
     Examples,
     Learner,
     Net,
+    SmallTraining,
     Trained,
     a_recipe,
-    learner_for,
     same,
     trained,
 )
@@ -64,6 +63,19 @@ class ShardedData(Data):
         return Examples(chosen.images, chosen.labels)
 
 
+class OneStage(PipelineTraining):
+    """The whole model as one stage."""
+
+    net: Net
+    read: Data
+
+    def model(self, place: int) -> Any:
+        return self.net
+
+    def data(self, place: int) -> Any:
+        return self.read
+
+
 @pytest.mark.parametrize("workload", [TEXT, DIGITS])
 @pytest.mark.parametrize("exchange", EXCHANGES[:3])
 def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_bit(
@@ -77,8 +89,9 @@ def test_synchronous_and_uncoded_it_is_one_worker_with_the_whole_batch_bit_for_b
     if isinstance(workload, ImagesSpec):
         seed = recipe.training.seed
         nets, data = [Net(build_network(workload.model, images("digits"), seed))], ShardedData(workload, seed)
-    works = works_of(alone, vocabulary=2, tokens="", folder="")
-    train_stages(works, [output], make=lambda work: make_node(work, model=nets[0], data=data))
+    one_stage = OneStage(Setting(alone, 2, ""))
+    one_stage.net, one_stage.read = nets[0], data
+    train_together(one_stage, [output])
     theirs = [StepRecord.model_validate_json(line) for line in output.getvalue().splitlines()]
     ours = trained(recipe)
     train = [(record.step, record.loss, record.learning_rate) for record in theirs if record.phase == "train"]
@@ -413,13 +426,11 @@ class Told:
 
 
 def run_job(recipe: Recipe, goes_on: MayGoOn = lambda place, step: True, **changes: Any) -> tuple[list[Any], Trained]:
-    workers = [WorkerNode(recipe, number, learner_for(recipe, number)) for number in range(recipe.data.workers)]
-    servers = range(len(workers), recipe.nodes)
-    nodes = [*workers, *(ExchangeNode(recipe, place, workers[0].shapes) for place in servers)]
-    job = replace(training_job(recipe), **changes)
+    training = SmallTraining(recipe)
+    nodes = [training.node(place) for place in range(recipe.nodes)]
+    job = replace(training.job, **changes)
     programs = [job.program(place) for place in range(recipe.nodes)]
-    ended = Loop(programs, nodes, goes_on=goes_on).run()
-    return ended, Trained([worker.replica for worker in workers], [])
+    return Loop(programs, nodes, goes_on=goes_on).run(), Trained(training.workers, [])
 
 
 @pytest.mark.parametrize(("exchange", "leader"), [("star", 2), ("all-to-all", 0)])
