@@ -23,14 +23,13 @@ from testbed.errors import GuestKernelError, StageError, TestbedError
 from testbed.metrics import summarise
 from testbed.net.lab import LabSpec
 from testbed.paths import as_invoking_user
-from testbed.play import pipelines, replica_times
+from testbed.play import pipelines
 from testbed.play.certify import certify_virtual, network_certificate
 from testbed.play.guests import Progress, play_jobs
 from testbed.play.job import Outcome, PlayJob
 from testbed.play.kinds import played_job
 from testbed.play.played import Played, read_played
 from testbed.play.recorded import records_of
-from testbed.play.replica_times import NodeTimes
 from testbed.play.steady import extended
 from testbed.play.trace import Trace
 from testbed.play.tracing import TracedJob
@@ -246,9 +245,6 @@ class _Player:
 
     def _job(self, cell: Cell) -> TracedJob:
         return played_job(cell, self._steps(cell), self._costs)
-
-    def _node_times(self, cell: Cell) -> list[NodeTimes] | None:
-        return replica_times.worked_times(cell, self._costs)
 
     def has_played(self, progress: Progress) -> None:
         """Make the run's records when its job is done."""

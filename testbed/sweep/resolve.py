@@ -16,7 +16,7 @@ from testbed.frozen import explain
 from testbed.jobs.kind import JobKind
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
-from testbed.play import pipelines, replica_times
+from testbed.play import pipelines, replicas
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import (
     RINGS,
@@ -219,9 +219,9 @@ def _check_codec_costs(cell: Cell, where: str) -> None:
         return
     try:
         if isinstance(cell.parallelism, DataParallelSpec):
-            replica_times.node_times(cell)
+            replicas.node_times(cell)
         else:
-            pipelines.stage_times(cell, None)
+            pipelines.stage_cost(cell, None)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
 
