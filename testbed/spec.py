@@ -476,6 +476,12 @@ class Paced(Frozen):
     smaller, and reported times are divided by it. What it cannot stretch are TCP's constants (the 200 ms floor of its
     retransmission timer, 40 ms of delayed acknowledgements) and the kernel's clock tick."""
 
+    def takes_ns(self, place: int) -> dict[str, int]:
+        """Return how long a stage or worker takes in the lab, by what its program works on."""
+        forward_ns, backward_ns = (ns[min(place, len(ns) - 1)] for ns in (self.forward_ns, self.backward_ns))
+        durations = {"forward": forward_ns, "backward": backward_ns, "update": self.update_ns}
+        return {what: ns * self.dilation for what, ns in durations.items()}
+
 
 class Stated(Frozen):
     """Each kind of work lasts as long as is stated, at every node alike: for jobs of a table `job`."""
@@ -562,7 +568,7 @@ class Cell(Trained):
     """How long a played cell encodes and decodes. host: as this machine does, timed alone; device: as long as the
     emulated device would, by what codecs move and compute; zero: not at all. A live cell has the host's on the real
     clock, while it runs, and on the virtual one zero; in data parallel training on the real clock either. (See
-    `play.replica_times` for what codecs do there in a played cell.)"""
+    `play.replicas` for what codecs do there in a played cell.)"""
     codec_rates: CodecRates | None = None
     """Of the device, where codec_cost is `device`."""
 

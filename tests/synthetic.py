@@ -22,6 +22,7 @@ from testbed.metrics import summarise
 from testbed.profiles import LinkProfile, Pipe, Schedule
 from testbed.profiles.timeline import timeline
 from testbed.records import (
+    FRAME_HEADER_BYTES,
     ActionRecord,
     Certificate,
     CountersRecord,
@@ -51,7 +52,6 @@ from testbed.spec import (
     route,
 )
 
-FRAME_HEADER = 64
 MEASURED = Measured()
 
 
@@ -212,7 +212,7 @@ class Pipeline:
 
         def send(stage: int, direction: str, microbatch: int, now: int) -> None:
             target = stage + 1 if direction == "forward" else stage - 1
-            frame = self.payload_bytes + FRAME_HEADER
+            frame = self.payload_bytes + FRAME_HEADER_BYTES
             left, peer = frame, "downstream" if target > stage else "upstream"
             self.tcp_bytes[stage, peer] = self.tcp_bytes.get((stage, peer), 0) + frame
             hops = route(self.cell, stage, target)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import ValidationError
@@ -77,10 +77,10 @@ class JobKind(Parallelism):
 class RecordedNode:
     """A place without maths: it makes messages as long as those of a run, and decides what was decided there."""
 
-    def __init__(self, kind: JobKind, place: int, records: Sequence[StepRecord]) -> None:
-        """`records`: of the place's training steps."""
-        self._kind, self._name = kind, kind.places[place]
-        self._bytes = [{(one.direction, one.microbatch): one.payload_bytes for one in each.sent} for each in records]
+    def __init__(self, name: str, records: Sequence[StepRecord], named: Callable[[Key], Named]) -> None:
+        """`records`: of the place's training steps; `named`: how they call its messages."""
+        self._name, self._named, self._records = name, named, records
+        self._sent = [{(one.direction, one.microbatch): one for one in each.sent} for each in records]
         self._decided = [{(one.what, one.part, one.origin): one.value for one in each.decided} for each in records]
 
     def work(self, what: str, key: Key, value: None) -> int | None:
@@ -88,14 +88,14 @@ class RecordedNode:
         return self._decided[key.step].get((what, key.part, key.origin))
 
     def encode(self, key: Key, value: None) -> Encoded:
-        """Return something as long as the message was. ResultsError where there was none."""
-        named = self._kind.named(key)
-        if (found := self._bytes[key.step].get((named.direction, named.number))) is None:
+        """Return something as long as the message was, without its note. ResultsError where there was none."""
+        named = self._named(key)
+        if (found := self._sent[key.step].get((named.direction, named.number))) is None:
             raise ResultsError(
-                f"{self._name}: the training has no {named.direction} message {named.number} ({key.what}) in step "
-                f"{key.step}; remove its folder, and the sweep trains it again"
+                f"{self._name}: the records have no {named.direction} message {named.number} ({key.what}) in step "
+                f"{self._records[key.step].step}; remove the folder of the training or run, and it is made again"
             )
-        return Encoded(range(found + FRAME_HEADER_BYTES))
+        return Encoded(range(found.payload_bytes + FRAME_HEADER_BYTES))
 
     def decode(self, messages: Sequence[Message]) -> Sequence[None]:
         """Return no values."""

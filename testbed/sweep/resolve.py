@@ -16,7 +16,7 @@ from testbed.frozen import explain
 from testbed.jobs.kind import JobKind
 from testbed.net.relay.client import refuse_unsupported
 from testbed.net.topology import plan_lab
-from testbed.play import pipelines, replica_times
+from testbed.play import pipelines, replicas
 from testbed.profiles import LinkProfile, load_profile
 from testbed.spec import (
     RINGS,
@@ -113,9 +113,9 @@ def resolve_cell(
     if cell.codec_rates is not None:
         try:  # before anything is trained: nobody can say what some codecs cost on a device
             if isinstance(cell.parallelism, DataParallelSpec):
-                replica_times.node_times(cell)
+                replicas.node_times(cell)
             else:
-                pipelines.stage_times(cell, None)
+                pipelines.stage_cost(cell, None)
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
     if isinstance(cell.parallelism, JobKind) and cell.codec_cost == "device":

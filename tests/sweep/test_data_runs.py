@@ -13,7 +13,7 @@ from testbed import results
 from testbed.metrics.steps import align
 from testbed.metrics.wires import HEADER_BYTES
 from testbed.play.replica_steps import replica_step
-from testbed.play.replica_times import node_times, worker_coding_ns
+from testbed.play.replicas import node_times, worker_coding_ns
 from testbed.records import Calibration, StepRecord, Summary
 from testbed.results import Run
 from tests.commands import Command

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from testbed.records import FRAME_HEADER_BYTES
 from testbed.sweep.bounded_steps import expected_messages, sent_messages
-from tests.synthetic import FRAME_HEADER, Pipeline, cell
+from tests.synthetic import Pipeline, cell
 
 VALUES = 4 * 64 * 256  # sequences of a micro-batch, tokens, width of gpt2-mini
 
@@ -33,7 +34,7 @@ def test_before_a_run_they_are_the_tensor_and_what_the_codec_nominally_makes_of_
 def test_after_a_run_they_are_what_it_sent_alike_sizes_once(sizes: tuple[int, ...], chosen: tuple[int, ...]) -> None:
     nodes = []
     for size in sizes:
-        pipeline = Pipeline(cell().profiles, payload_bytes=size - FRAME_HEADER)
+        pipeline = Pipeline(cell().profiles, payload_bytes=size - FRAME_HEADER_BYTES)
         pipeline.run(0)
         nodes += pipeline.records
     assert sent_messages(nodes) == chosen
