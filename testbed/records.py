@@ -329,26 +329,30 @@ CONTENDED = 0.05
 """A run whose own durations lie further from the calibration than this did not have the machine to itself."""
 
 
+Quantity = Literal[
+    "rtt",
+    "delay",
+    "rate",
+    "message",
+    "goodput",
+    "queue",
+    "loss",
+    "burst",
+    "jitter",
+    "reordered",
+    "duplicated",
+    "schedule",
+    "lateness",
+]
+"""What is measured of a link."""
+
+
 class Measurement(Frozen):
     """One quantity of one link, asked against found."""
 
     link: str
     direction: EitherOrBoth
-    quantity: Literal[
-        "rtt",
-        "delay",
-        "rate",
-        "message",
-        "goodput",
-        "queue",
-        "loss",
-        "burst",
-        "jitter",
-        "reordered",
-        "duplicated",
-        "schedule",
-        "lateness",
-    ]
+    quantity: Quantity
     detail: str
     """For example the message size."""
     unit: str
