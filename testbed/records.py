@@ -317,10 +317,21 @@ CONTENDED = 0.05
 
 
 Quantity = Literal[
-    "rtt", "delay", "rate", "message", "goodput", "queue", "loss", "burst", "jitter", "reordered", "duplicated",
+    "rtt",
+    "delay",
+    "rate",
+    "message",
+    "goodput",
+    "queue",
+    "loss",
+    "burst",
+    "jitter",
+    "reordered",
+    "duplicated",
     "schedule",
-]  # fmt: skip
-"""What a probe measures of a link."""
+    "lateness",
+]
+"""What is measured of a link."""
 
 
 class Measurement(Frozen):
@@ -328,7 +339,7 @@ class Measurement(Frozen):
 
     link: str
     direction: EitherOrBoth
-    quantity: Quantity | Literal["lateness"]
+    quantity: Quantity
     detail: str
     """For example the message size."""
     unit: str

@@ -141,6 +141,8 @@ def _become(arguments: list[str], folder: Path, env: dict[str, str], files: list
 class _Server(forks.Forked):
     """A forked server of `testbed.forks`, as the Popen that it is elsewhere."""
 
+    _handle: int
+
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._handle = os.pidfd_open(pid)

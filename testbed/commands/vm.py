@@ -58,11 +58,10 @@ def vm(
         say(f"{export}: {export.stat().st_size / 1e6:.2f} MB")
     if not command:
         return
-    raise typer.Exit(
-        guest.run_in_guest(
-            _clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
-        )
-    )
+    with guest.start_guest(
+        _clock_kernel(), command, memory=memory, time_limit_s=time_limit, share=share, virtual_clock=virtual_clock
+    ) as running:
+        raise typer.Exit(running.wait())
 
 
 def _build() -> None:
