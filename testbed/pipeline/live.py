@@ -38,7 +38,7 @@ from testbed.jobs.loop import MAIN, Began, Ended, Lane, Observer
 from testbed.pipeline.carried import least_round_trip_ns
 from testbed.pipeline.ending import Ending
 from testbed.pipeline.gather import Gather
-from testbed.pipeline.pacing import Line, Takes
+from testbed.pipeline.pacing import Line
 from testbed.pipeline.transport import Arrival, Connection
 
 
@@ -73,18 +73,17 @@ class Live:
         *,
         gather: Gather,
         ending: Ending,
-        takes: Takes | None,
-        dilation: int = 1,
+        line: Callable[[], Line],
         timeout_s: float,
         observers: Sequence[Observer] = (),
     ) -> None:
-        """`peers`: connections, by place; those of places that the program goes on without are taken out. `takes` and
-        `dilation` as a `Line` has them. `timeout_s`: the longest wait for one message.
+        """`peers`: connections, by place; those of places that the program goes on without are taken out. `line` makes
+        a lane's time. `timeout_s`: the longest wait for one message.
         """
         self._place, self._node, self._peers = place, node, peers
         self._gather, self._ending, self._timeout_s, self._observers = gather, ending, timeout_s, observers
-        self._takes, self._dilation = takes, dilation
-        self._main = _Lane(place, MAIN, 0, Line(takes, dilation))
+        self._line = line
+        self._main = _Lane(place, MAIN, 0, line())
         self._lanes: dict[str, tuple[_Lane, threading.Thread]] = {}
         self._forked: dict[Key, Future[tuple[Any, int]]] = {}
         """What has been forked and not waited for: what it returned, and where its line was then."""
@@ -263,7 +262,7 @@ class Live:
     # ------------------------------------------------------------------ lanes and other places
     def _fork(self, lane: _Lane, action: Fork) -> None:
         if action.lane not in self._lanes:
-            new = _Lane(self._place, action.lane, 1 + len(self._lanes), Line(self._takes, self._dilation))
+            new = _Lane(self._place, action.lane, 1 + len(self._lanes), self._line())
             thread = threading.Thread(target=self._run_lane, args=(new,), name=action.lane, daemon=True)
             self._lanes[action.lane] = new, thread
             thread.start()

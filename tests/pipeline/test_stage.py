@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -155,44 +156,7 @@ def train(cell: Cell, *of: Any, asked: Callable[[int], bool] = lambda stage: Fal
     return Result(ran.records, ran.told, toy.parameters, ran.errors, ran.ended, toy.models)
 
 
-def reference(cell: Cell) -> tuple[list[float], list[Tensor]]:
-    """The same training in twenty lines, of the whole model at once."""
-    model, data, spec = Toy(0, 1), ToyData(), cell.optimiser
-    adamw = torch.optim.AdamW(
-        model.parameters(),
-        lr=spec.learning_rate,
-        betas=(spec.beta1, spec.beta2),
-        weight_decay=spec.weight_decay,
-        foreach=False,
-    )
-    losses = []
-    for step in range(cell.training.steps):
-        total = 0.0
-        for microbatch in range(MICROBATCHES):
-            batch = data.train(step, microbatch, MICROBATCHES)
-            loss = model.loss(model(batch.inputs), batch.targets)
-            total += loss.item()
-            (loss / MICROBATCHES).backward()
-        norm = sum(p.grad.double().square().sum().item() for p in model.parameters() if p.grad is not None) ** 0.5
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad *= min(1.0, spec.clip_norm / (norm + 1e-6))
-        adamw.step()
-        adamw.zero_grad()
-        losses.append(total / MICROBATCHES)
-    return losses, list(model.parameters())
-
-
 # ------------------------------------------------------------------ the maths
-def test_one_stage_is_the_whole_model() -> None:
-    cell = a_cell(1)
-    result = train(cell)
-    losses, parameters = reference(cell)
-    assert result.losses() == pytest.approx(losses, rel=1e-7)
-    for found, expected in zip(result.parameters, parameters, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("stages", "schedule", "in_flight"),
     [
@@ -523,22 +487,22 @@ def test_when_one_stage_fails_the_others_are_told_by_their_connections(broken: i
     assert [len([r for r in records if r.phase == "train"]) for records in result.records] == [2, 2, 2]
 
 
-def test_a_loss_that_is_no_number_names_the_step() -> None:
+@pytest.mark.parametrize(
+    ("value", "direction", "named"),
+    [
+        ("nan", "forward", "the loss is nan at train step 3, micro-batch 0: .* lower optimiser.learning_rate"),
+        ("inf", "backward", "the gradient norm is .* at train step 3: .* lower optimiser.learning_rate"),
+    ],
+)
+def test_what_is_no_number_names_the_step(value: str, direction: str, named: str) -> None:
+    """A loss stops the last stage, and a gradient's norm, which all know, every one."""
+
     class Poison(Plain):
         def decode(self, payload: Any, key: MessageKey) -> Tensor:
             tensor = super().decode(payload, key)
-            return tensor * float("nan") if key.step == 3 and self.context.direction == "forward" else tensor
+            return tensor * float(value) if key.step == 3 and self.context.direction == direction else tensor
 
     result = train(a_cell(2, evaluate_every=0), Poison)
-    assert isinstance(result.errors[1], StageError)
-    assert "the loss is nan at train step 3, micro-batch 0" in str(result.errors[1])
-
-
-def test_a_gradient_that_is_no_number_stops_every_stage() -> None:
-    class Poison(Plain):
-        def decode(self, payload: Any, key: MessageKey) -> Tensor:
-            tensor = super().decode(payload, key)
-            return tensor * float("inf") if key.step == 3 and self.context.direction == "backward" else tensor
-
-    result = train(a_cell(2, evaluate_every=0), Poison)
-    assert all(isinstance(error, StageError) and "at train step 3" in str(error) for error in result.errors)
+    for error in result.errors if direction == "backward" else result.errors[1:]:
+        assert isinstance(error, StageError)
+        assert re.search(named, str(error))
