@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,28 +27,8 @@ from testbed.spec import Recipe
 from testbed.workloads.models import validation_tokens
 
 
-class _Messages(Protocol):
-    """The messages of one fragment, at one place."""
-
-    def encode(self, key: Key, value: Any) -> Encoded:
-        """Return a message's payload."""
-        ...
-
-    def decode(self, key: Key, payload: Payload) -> Any:
-        """Return what was encoded."""
-        ...
-
-    def change(self, codecs: Sequence[str], *, own: bool) -> None:
-        """Go on with other codecs, of what this place sends or of what it takes; one per worker."""
-        ...
-
-    def aggregate(self, values: Sequence[Any]) -> Tensors:
-        """Return what the decoded messages of a step come to."""
-        ...
-
-
 class _Whole:
-    """Messages that have all tensors."""
+    """The messages of one fragment at one place, which have all tensors."""
 
     def __init__(self, own: Bucket, senders: Mapping[int, Bucket], sender: int, weights: Sequence[float]) -> None:
         """`own`: of what this place, `sender`, sends; `senders`: of what it takes, by place."""
@@ -113,6 +93,9 @@ class _Parts:
     def end(self, step: int) -> None:
         """Forget a step's parts, which have all gone round."""
         del self._own[step]
+
+
+_Messages = _Whole | _Parts
 
 
 class ExchangeNode:

@@ -26,19 +26,7 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
-
-
-class Recording:
-    """Keeps what ended: (node, lane, action, value, begin, end)."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[int, str, Any, Any, int, int]] = []
-
-    def did(self, lane: loop.Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        self.done.append((lane.node, lane.name, action, value, begin_ns, end_ns))
-
-    def of(self, kind: type) -> list[tuple[int, str, Any, Any, int, int]]:
-        return [each for each in self.done if isinstance(each[2], kind)]
+from tests.jobs.recording import Recording
 
 
 class DelayedLinks(loop.NoLinks):

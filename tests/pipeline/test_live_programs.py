@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from testbed.errors import TestbedError, TransportError
-from testbed.jobs import loop
 from testbed.jobs.actions import (
     Begin,
     Collect,
@@ -28,6 +27,7 @@ from testbed.jobs.actions import (
     Work,
 )
 from testbed.pipeline.pacing import Takes
+from tests.jobs.recording import Recording
 from tests.over_loopback import PATIENCE_S, Ran, over_loopback
 
 NAMES = ("activation", "gradient", "aggregate", "data")
@@ -65,19 +65,6 @@ class Jobs:
 
     def program(self, place: int, first_step: int = 0) -> Program:
         return self._programs[place]()
-
-
-class Recording:
-    """Keeps what ended: (lane, action, value, begin, end)."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[str, Any, Any, int, int]] = []
-
-    def did(self, lane: loop.Lane, action: Any, value: Any, begin_ns: int, end_ns: int) -> None:
-        self.done.append((lane.name, action, value, begin_ns, end_ns))
-
-    def of(self, kind: type) -> list[tuple[str, Any, Any, int, int]]:
-        return [each for each in self.done if isinstance(each[1], kind)]
 
 
 def run(*programs: Callable[[], Program], **options: Any) -> tuple[Ran, list[Recording]]:
