@@ -26,17 +26,7 @@ from testbed.jobs.actions import (
     Wait,
     Work,
 )
-from tests.jobs.recording import Recording
-
-
-class DelayedLinks(loop.NoLinks):
-    """Every message takes as long."""
-
-    def __init__(self, delay_ns: int) -> None:
-        self.delay_ns = delay_ns
-
-    def carry(self, clock: loop.Clock, source: int, target: int, size: int, deliver: Any) -> None:
-        clock.at(clock.now_ns + self.delay_ns, deliver)
+from tests.jobs.recording import DelayedLinks, Recording
 
 
 def works_for(ns: int) -> loop.Cost:

@@ -235,15 +235,6 @@ def test_clipping_is_active_in_these_tests() -> None:
 
 
 # ------------------------------------------------------------------ the records
-def test_evaluations_come_when_asked_and_at_the_end() -> None:
-    def phases(every: int, steps: int) -> list[tuple[str, int]]:
-        return [(r.phase, r.step) for r in train(a_cell(2, evaluate_every=every, steps=steps)).records[0]]
-
-    assert phases(0, 2) == [("train", 0), ("train", 1), ("evaluation", 2)]
-    assert phases(2, 3) == [("train", 0), ("train", 1), ("evaluation", 2), ("train", 2), ("evaluation", 3)]
-    assert phases(1, 2) == [("train", 0), ("evaluation", 1), ("train", 1), ("evaluation", 2)]
-
-
 class Coarse(Plain):
     """A codec that loses much, and is told of every message key."""
 
@@ -278,16 +269,6 @@ def phases_of(result: Result) -> list[list[tuple[str, int]]]:
     return [[(record.phase, record.step) for record in records] for records in result.records]
 
 
-def test_a_target_ends_training_with_the_first_evaluation_that_reaches_it() -> None:
-    losses = [loss for loss in train(a_cell(2, evaluate_every=1)).losses("evaluation") if loss is not None]
-    target = losses[2]
-    assert target < min(losses[:2]), "the toy is expected to learn"
-    result = train(a_cell(2, evaluate_every=1, target_loss=target))
-    assert result.ended == ["target"] * 2
-    assert result.losses("evaluation") == losses[:3]
-    assert train(a_cell(2, evaluate_every=1, target_loss=losses[-1] / 2)).ended == ["steps"] * 2
-
-
 def test_a_budget_ends_training_and_is_followed_by_an_evaluation() -> None:
     result = train(a_cell(3, steps=100_000, evaluate_every=0, budget_s=0.2))
     assert result.ended == ["budget"] * 3
@@ -319,14 +300,6 @@ def test_one_stage_that_is_asked_to_finish_is_enough(told: int) -> None:
     result = train(a_cell(3, steps=100_000, evaluate_every=0), asked=lambda stage: stage == told and next(count) == 3)
     assert result.ended == ["asked"] * 3
     assert phases_of(result) == [[("train", step) for step in range(4)]] * 3
-
-
-def test_finishing_in_an_evaluation_ends_with_it() -> None:
-    count = itertools.count()
-    cell = a_cell(2, evaluate_every=2, evaluate_uncompressed=True)
-    result = train(cell, asked=lambda stage: stage == 0 and next(count) == 2)
-    assert result.ended == ["asked"] * 2
-    assert phases_of(result) == [[("train", 0), ("train", 1), ("evaluation", 2)]] * 2
 
 
 def test_records_hold_together() -> None:
@@ -369,12 +342,6 @@ def test_records_hold_together() -> None:
 
 def trained(result: Result, stage: int, step: int) -> StepRecord:
     return next(r for r in result.records[stage] if r.phase == "train" and r.step == step)
-
-
-def test_only_the_last_stage_reports() -> None:
-    result = train(a_cell(3, steps=3, evaluate_every=0))
-    assert [(m.kind, m.step) for m in result.told] == [("step", 0), ("step", 1), ("step", 2), ("evaluated", 3)]
-    assert [m.loss for m in result.told] == result.losses() + result.losses("evaluation")
 
 
 def test_a_codec_s_two_ends_get_the_same_context_and_keys() -> None:
